@@ -1,0 +1,40 @@
+"""The errors that a user can cause: one line that says what, where, and what to do."""
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+
+class UserError(Exception):
+    """Bad input or a failed run: the command line prints the message alone and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+class UsageError(UserError):
+    """A command or a configuration that was written wrongly."""
+
+    exit_code = 2
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns "; did you mean 'x'?" for the known name nearest to `name`, or an empty string."""
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{nearest[0]}'?" if nearest else ""
+
+
+def import_extra(module: str, extra: str) -> ModuleType:
+    """Imports an optional package.
+
+    Args:
+      module: dotted name of the module, for instance "scann".
+      extra: the extra of this package that installs it.
+
+    Raises:
+      UserError: the package is not installed; the message names the extra.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"{module} is not installed ({error}); run: pip install 'jaxretr[{extra}]'") from error
