@@ -1,0 +1,121 @@
+"""The BERT encoder (Devlin et al. 2019), and Megatron's pre-LayerNorm variant of it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxretr.models.layers import (
+    ACTIVATIONS,
+    Dense,
+    Dropout,
+    Embedding,
+    LayerNorm,
+    attend,
+    mask_bias,
+    scan_layers,
+    stack_layers,
+)
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """The shape of a BERT encoder; the field names are Hugging Face's, but for `pre_layer_norm`."""
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    hidden_act: str = "gelu"
+    layer_norm_eps: float = 1e-12
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    initializer_range: float = 0.02
+    pre_layer_norm: bool = False
+    """Megatron's order: LayerNorm before each block and after the last one, none on the embeddings."""
+
+
+class BertLayer(nnx.Module):
+    """Self-attention and feed-forward, each with a residual connection."""
+
+    def __init__(self, config: BertConfig, *, dtype: Any, rngs: nnx.Rngs):
+        size, inner, std = config.hidden_size, config.intermediate_size, config.initializer_range
+        self.query = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs)
+        self.key = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs)
+        self.value = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs)
+        self.attention_out = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs)
+        self.attention_norm = LayerNorm(size, config.layer_norm_eps)
+        self.ffn_in = Dense(size, inner, bias=True, std=std, dtype=dtype, rngs=rngs)
+        self.ffn_out = Dense(inner, size, bias=True, std=std, dtype=dtype, rngs=rngs)
+        self.ffn_norm = LayerNorm(size, config.layer_norm_eps)
+        self.config = config
+        self.dtype = dtype
+
+    def __call__(self, x: jax.Array, bias: jax.Array, keys: jax.Array | None) -> jax.Array:
+        """One layer: x float32 [B, L, D], bias [B, 1, L, 1] -> float32 [B, L, D]."""
+        drop_hidden = Dropout(keys, self.config.hidden_dropout_prob)
+        drop_attention = Dropout(
+            None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, 1 << 16))(keys),
+            self.config.attention_probs_dropout_prob,
+        )
+        if self.config.pre_layer_norm:
+            x = x + drop_hidden(self.attention(self.attention_norm(x), bias, drop_attention))
+            return x + drop_hidden(self.feed_forward(self.ffn_norm(x)))
+        x = self.attention_norm(x + drop_hidden(self.attention(x, bias, drop_attention)))
+        return self.ffn_norm(x + drop_hidden(self.feed_forward(x)))
+
+    def attention(self, x: jax.Array, bias: jax.Array, drop: Dropout) -> jax.Array:
+        batch, length, size = x.shape
+        heads = self.config.num_attention_heads
+        split = (batch, length, heads, size // heads)
+        q = self.query(x) * (size // heads) ** -0.5
+        mixed = attend(
+            q.reshape(split), self.key(x).reshape(split), self.value(x).reshape(split), bias, self.dtype, drop
+        )
+        return self.attention_out(mixed)
+
+    def feed_forward(self, x: jax.Array) -> jax.Array:
+        return self.ffn_out(ACTIVATIONS[self.config.hidden_act](self.ffn_in(x)))
+
+
+class BertEncoder(nnx.Module):
+    """Token ids to contextual vectors; no pooler: DPR and ART use the last layer's state itself."""
+
+    def __init__(self, config: BertConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs):
+        size, std = config.hidden_size, config.initializer_range
+        self.word_embedding = Embedding(config.vocab_size, size, std=std, rngs=rngs)
+        self.position_embedding = Embedding(config.max_position_embeddings, size, std=std, rngs=rngs)
+        self.type_embedding = Embedding(config.type_vocab_size, size, std=std, rngs=rngs)
+        self.layers = stack_layers(
+            lambda rngs: BertLayer(config, dtype=dtype, rngs=rngs), config.num_hidden_layers, rngs
+        )
+        # Post-LN normalises the embeddings, Megatron's pre-LN the last layer's output instead.
+        self.norm = LayerNorm(size, config.layer_norm_eps)
+        self.config = config
+
+    def __call__(self, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None = None) -> jax.Array:
+        """Encodes a batch.
+
+        Args:
+          tokens: token ids, any integer type [B, L], padded on the right.
+          lengths: number of real tokens of each row, int32 [B].
+          keys: one PRNG key a row [B] switches dropout on.
+
+        Returns:
+          float32 [B, L, D]. All tokens have type 0, also the second segment of a pair, as in DPR and ART.
+        """
+        length = tokens.shape[1]
+        x = self.word_embedding(tokens.astype(jnp.int32))
+        x = x + self.position_embedding(jnp.arange(length)) + self.type_embedding(jnp.zeros((), jnp.int32))
+        if not self.config.pre_layer_norm:
+            x = self.norm(x)
+        embedding_keys = None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, 1 << 17))(keys)
+        x = Dropout(embedding_keys, self.config.hidden_dropout_prob)(x)
+        bias = mask_bias(lengths, length)
+        x = scan_layers(self.layers, x, lambda layer, x, keys: layer(x, bias, keys), keys)
+        return self.norm(x) if self.config.pre_layer_norm else x

@@ -1,0 +1,195 @@
+"""The few layers that BERT and T5 are made of, and the scan over stacked layers.
+
+Numbers: parameters and the residual stream are float32; a matmul's operands are cast to the model's compute dtype
+and its result is accumulated in float32, so that bfloat16 costs rounding of operands only.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+Params = dict[str, Any]
+
+
+class Dense(nnx.Module):
+    """x @ kernel + bias, with the operands in `dtype` and a float32 result."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool, std: float, dtype: Any, rngs: nnx.Rngs):
+        self.kernel = nnx.Param(std * jax.random.normal(rngs.params(), (inputs, outputs), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((outputs,), jnp.float32)) if bias else None
+        self.dtype = dtype
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        # One flat matmul of all tokens: XLA on CPUs is much faster at it than at a batched one.
+        flat = x.reshape(-1, x.shape[-1]).astype(self.dtype)
+        y = jnp.matmul(flat, self.kernel[...].astype(self.dtype), preferred_element_type=jnp.float32)
+        if self.bias is not None:
+            y = y + self.bias[...]
+        return y.reshape(*x.shape[:-1], -1)
+
+
+class LayerNorm(nnx.Module):
+    """Layer normalisation over the last axis, in float32."""
+
+    def __init__(self, size: int, eps: float):
+        self.scale = nnx.Param(jnp.ones((size,), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((size,), jnp.float32))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x.astype(jnp.float32)
+        centred = x - x.mean(axis=-1, keepdims=True)
+        variance = jnp.square(centred).mean(axis=-1, keepdims=True)
+        return centred * jax.lax.rsqrt(variance + self.eps) * self.scale[...] + self.bias[...]
+
+
+class RMSNorm(nnx.Module):
+    """T5's layer norm: no mean, no bias; in float32."""
+
+    def __init__(self, size: int, eps: float):
+        self.scale = nnx.Param(jnp.ones((size,), jnp.float32))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x.astype(jnp.float32)
+        variance = jnp.square(x).mean(axis=-1, keepdims=True)
+        return x * jax.lax.rsqrt(variance + self.eps) * self.scale[...]
+
+
+class Embedding(nnx.Module):
+    """A table of rows, looked up by id."""
+
+    def __init__(self, rows: int, size: int, *, std: float, rngs: nnx.Rngs):
+        self.table = nnx.Param(std * jax.random.normal(rngs.params(), (rows, size), jnp.float32))
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        return self.table[...][ids]
+
+
+ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+}
+
+
+def attend(
+    q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: jax.Array, dtype: Any, drop: "Dropout"
+) -> jax.Array:
+    """Attention of every query position over all key positions.
+
+    The scores are laid out keys x queries: with the heads moved forward first, this is the fastest form that XLA
+    compiles for CPUs, and no slower elsewhere.
+
+    Args:
+      q_blhd: queries, already scaled, with shape [B, L, H, d].
+      k_bmhd: keys, with shape [B, M, H, d].
+      v_bmhd: values, with shape [B, M, H, d].
+      bias: added to the scores, broadcastable to [B, H, M, L]; a very negative number masks.
+      dtype: of the matmuls' operands.
+      drop: dropout of the attention probabilities.
+
+    Returns:
+      float32 [B, L, H * d].
+    """
+    q, k, v = (x.astype(dtype).transpose(0, 2, 1, 3) for x in (q_blhd, k_bmhd, v_bmhd))
+    scores = jnp.einsum("bhmd,bhld->bhml", k, q, preferred_element_type=jnp.float32) + bias
+    probabilities = drop(jax.nn.softmax(scores, axis=-2))
+    out = jnp.einsum("bhml,bhmd->bhld", probabilities.astype(dtype), v, preferred_element_type=jnp.float32)
+    batch, heads, length, size = out.shape
+    return out.transpose(0, 2, 1, 3).reshape(batch, length, heads * size)
+
+
+def mask_bias(lengths: jax.Array, positions: int) -> jax.Array:
+    """The score bias that hides padding keys.
+
+    Args:
+      lengths: number of real tokens of each row, int32 [B].
+      positions: M, the padded length.
+
+    Returns:
+      float32 [B, 1, M, 1]: 0 where a key is real, -1e9 where it is padding. (Not -inf: a row of length 0 would
+      become NaN, and NaN spreads through the gradient even where the row is masked.)
+    """
+    real = jnp.arange(positions) < lengths[:, None]
+    return jnp.where(real, 0.0, -1e9)[:, None, :, None]
+
+
+class Dropout:
+    """Dropout whose mask depends on the row's own key only, so that any number of devices draws the same masks.
+
+    Args:
+      keys: one PRNG key a row, [B], or None outside training.
+      rate: the share of elements set to zero; the others are scaled by 1 / (1 - rate).
+    """
+
+    def __init__(self, keys: jax.Array | None, rate: float):
+        self.keys = keys if rate > 0 else None
+        self.rate = rate
+        self.calls = 0
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if self.keys is None:
+            return x
+        self.calls += 1
+        site = self.calls
+        # 16 random bits an element: half the cost of a float, and the rate is still met to 1e-5.
+        bits = jax.vmap(lambda key: jax.random.bits(jax.random.fold_in(key, site), x.shape[1:], jnp.uint16))(self.keys)
+        keep = bits >= jnp.uint16(round(self.rate * 65536))
+        return jnp.where(keep, x / (1.0 - self.rate), 0.0)
+
+
+def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs) -> nnx.Module:
+    """Creates `count` layers of the same kind as one module whose parameters have a leading [count] axis."""
+
+    @nnx.split_rngs(splits=count)
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def create(rngs: nnx.Rngs) -> nnx.Module:
+        return make(rngs)
+
+    return create(rngs)
+
+
+def scan_layers(
+    layers: nnx.Module, x: Any, apply: Callable[[Any, Any, jax.Array | None], Any], keys: jax.Array | None
+) -> Any:
+    """Runs stacked layers one after the other, keeping only each layer's input for the backward pass.
+
+    Args:
+      layers: what `stack_layers` made.
+      x: the first layer's input, any tree of arrays.
+      apply: (layer, x, keys of this layer's dropout or None) -> the next x.
+      keys: one PRNG key a row [B], or None.
+
+    Returns:
+      The last layer's output.
+    """
+    graph, params = nnx.split(layers)
+    count = jax.tree.leaves(params)[0].shape[0]
+
+    @jax.checkpoint
+    def body(x: Any, slice_: Any) -> tuple[Any, None]:
+        params, number = slice_
+        layer_keys = None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
+        return apply(nnx.merge(graph, params), x, layer_keys), None
+
+    return jax.lax.scan(body, x, (params, jnp.arange(count)))[0]
+
+
+def define(make: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Params]:
+    """Returns a model's graph and its abstract parameters (ShapeDtypeStructs in a plain dict), allocating nothing."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+    return graph, nnx.to_pure_dict(state)
+
+
+def initialise(make: Callable[[nnx.Rngs], nnx.Module], seed: int) -> Params:
+    """Returns freshly drawn parameters in a plain dict of float32 arrays."""
+
+    @jax.jit
+    def draw() -> Params:
+        return nnx.to_pure_dict(nnx.state(make(nnx.Rngs(seed))))
+
+    return draw()
