@@ -1,0 +1,30 @@
+"""jaxretr: train, evaluate and serve dense passage retrievers in JAX."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Imported on first use, so that `import jaxretr` and `jaxretr --help` are instant.
+_HOME = {
+    "DualEncoder": "jaxretr.models.dual_encoder",
+    "QuestionScorer": "jaxretr.models.question_scorer",
+    "ExactIndex": "jaxretr.search.exact",
+    "Bm25Index": "jaxretr.search.bm25",
+    "UserError": "jaxretr.errors",
+}
+
+__all__ = ["Bm25Index", "DualEncoder", "ExactIndex", "QuestionScorer", "UserError"]
+
+if TYPE_CHECKING:
+    from jaxretr.errors import UserError
+    from jaxretr.models.dual_encoder import DualEncoder
+    from jaxretr.models.question_scorer import QuestionScorer
+    from jaxretr.search.bm25 import Bm25Index
+    from jaxretr.search.exact import ExactIndex
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'jaxretr' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -1,0 +1,5 @@
+"""How good a run is: `answers` (Acc@k), `metrics` (trec_eval's measures), `runs` (files), `significance` (tests)."""
+
+from jaxretr.evaluate import answers, metrics, runs, significance
+
+__all__ = ["answers", "metrics", "runs", "significance"]

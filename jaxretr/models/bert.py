@@ -86,14 +86,17 @@ class BertLayer(nnx.Module):
 class BertEncoder(nnx.Module):
     """Token ids to contextual vectors; no pooler: DPR and ART use the last layer's state itself."""
 
-    def __init__(self, config: BertConfig, *, dtype: Any = jnp.float32, rngs: nnx.Rngs):
+    def __init__(self, config: BertConfig, *, dtype: Any = jnp.float32, stacked: bool = True, rngs: nnx.Rngs):
+        """Makes an encoder; `stacked=False` keeps the layers apart, for programs without a backward pass."""
         size, std = config.hidden_size, config.initializer_range
         self.word_embedding = Embedding(config.vocab_size, size, std=std, rngs=rngs)
         self.position_embedding = Embedding(config.max_position_embeddings, size, std=std, rngs=rngs)
         self.type_embedding = Embedding(config.type_vocab_size, size, std=std, rngs=rngs)
-        self.layers = stack_layers(
-            lambda rngs: BertLayer(config, dtype=dtype, rngs=rngs), config.num_hidden_layers, rngs
-        )
+        count = config.num_hidden_layers
+        if stacked:
+            self.layers = stack_layers(lambda rngs: BertLayer(config, dtype=dtype, rngs=rngs), count, rngs)
+        else:
+            self.layers = nnx.List([BertLayer(config, dtype=dtype, rngs=rngs) for _ in range(count)])
         # Post-LN normalises the embeddings, Megatron's pre-LN the last layer's output instead.
         self.norm = LayerNorm(size, config.layer_norm_eps)
         self.config = config

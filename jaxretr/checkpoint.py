@@ -1,0 +1,109 @@
+"""Checkpoints of a run; the only file that knows Orbax."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from jaxretr.config import Config, to_json
+from jaxretr.errors import UserError
+from jaxretr.parallel.sharding import dotted
+
+
+class Checkpoints:
+    """The checkpoints of one run: written in the background, the last `keep` and the best one stay.
+
+    A checkpoint appears under its final name only when it is complete, so a run that is killed at any moment
+    resumes from the one before.
+
+    Args:
+      folder: where they lie.
+      config: stored beside each checkpoint; `train.keep` and `train.best_metric` rule what is kept.
+    """
+
+    def __init__(self, folder: Path, config: Config):
+        policies = ocp.training.preservation_policies
+        metric = config.train.best_metric
+        best = policies.BestN(
+            get_metric_fn=lambda metrics: metrics[metric],
+            reverse=metric == "loss",
+            n=1,
+            keep_checkpoints_without_metrics=False,
+        )
+        self.config = config
+        self._checkpointer = ocp.training.Checkpointer(
+            folder.absolute(),
+            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(config.train.keep), best]),
+            cleanup_tmp_directories=True,
+        )
+
+    @property
+    def latest(self) -> int | None:
+        """The newest complete checkpoint's step, None if there is none."""
+        latest = self._checkpointer.latest
+        return None if latest is None else latest.step
+
+    def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
+        """Starts writing; returns as soon as the arrays are copied off the devices."""
+        if step == self.latest:
+            return
+        try:
+            self._checkpointer.save_async(
+                step, state, force=True, metrics=metrics, custom_metadata={"config": to_json(self.config)}
+            )
+        except OSError as error:
+            raise UserError(
+                f"{self._checkpointer.directory}: {error}; free disk space or pass another --workdir"
+            ) from error
+
+    def restore(self, like: Any) -> Any:
+        """Reads the newest checkpoint onto the devices.
+
+        Args:
+          like: the state's tree with ShapeDtypeStructs that carry shardings; any number of devices will do.
+
+        Raises:
+          UserError: the checkpoint holds other arrays than `like` (another model, corpus or optimizer).
+        """
+        step = self.latest
+        saved = self._checkpointer.metadata(step).metadata
+        differences = _differences(saved, like)
+        if differences:
+            raise UserError(
+                f"{self._checkpointer.directory}/{step}: the checkpoint does not fit this config: {differences[0]}"
+                f"{f' and {len(differences) - 1} more' if len(differences) > 1 else ''}; "
+                "use the config it was made with, or another --workdir"
+            )
+        return self._checkpointer.load(step, like)
+
+    def wait(self) -> None:
+        """Waits until everything is on disk."""
+        try:
+            self._checkpointer.wait()
+        except OSError as error:
+            raise UserError(f"{self._checkpointer.directory}: {error}; free disk space and run again") from error
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._checkpointer.close()
+
+
+def _differences(saved: Any, like: Any) -> list[str]:
+    """What is missing, superfluous or of another shape in a saved tree, one line each."""
+    have, want = (
+        {dotted(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)} for tree in (saved, like)
+    )
+    lines = [f"{name} is not in it" for name in want if name not in have]
+    lines += [f"{name} is not in the config's model" for name in have if name not in want]
+    lines += [
+        f"{name} has shape {list(have[name].shape)}, the config needs {list(want[name].shape)}"
+        for name in want
+        if name in have and tuple(have[name].shape) != tuple(want[name].shape)
+    ]
+    return lines

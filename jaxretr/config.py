@@ -1,0 +1,343 @@
+"""Every setting of every run, as frozen dataclasses: one class a kind of run, one section a concern.
+
+An experiment is a Python file with `def config() -> Config`; command-line overrides and the JSON beside each
+checkpoint go through this file, and both refuse a name that does not exist.
+"""
+
+import dataclasses
+import json
+import runpy
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxretr.errors import UsageError, did_you_mean
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """AdamW with decoupled weight decay, global-norm clipping, linear warm-up and linear decay."""
+
+    learning_rate: float = 2e-5
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    """None is applied to biases and LayerNorms."""
+    clip: float = 1.0
+    """Largest global norm of the gradient."""
+    warmup: float = 0.01
+    """Share of all steps that the learning rate rises for."""
+    final: float = 0.02
+    """The last step's learning rate, as a share of the peak."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """The course of a run. The batch is the global one: what the loss sees, over all devices and hosts."""
+
+    steps: int = 1000
+    batch_size: int = 64
+    seed: int = 0
+    log_every: int = 10
+    save_every: int = 500
+    eval_every: int = 500
+    keep: int = 2
+    """How many of the latest checkpoints stay; the best one stays as well."""
+    best_metric: str = "recall@20"
+    """Which figure of the evaluation picks the best checkpoint; higher is better but for `loss`."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """How the devices are arranged; all that `model` leaves over share the batch and the corpus's rows."""
+
+    model: int = 1
+    """Devices that one copy of each large matrix is split over (for a scorer that does not fit on one)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What all runs have in common."""
+
+    name: str
+    train: Train = field(default_factory=Train)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    mesh: Mesh = field(default_factory=Mesh)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """The dual encoder that is trained: where it starts from, and how it pools."""
+
+    path: str
+    """A folder or hub name: Hugging Face, DPR, sentence-transformers or our own."""
+    passage_path: str | None = None
+    """The second tower's folder, where it comes apart (DPR's context encoder)."""
+    shared: bool = False
+    """One tower for questions and passages instead of two."""
+    pooling: Literal["cls", "mean"] = "cls"
+    normalise: bool = False
+    max_question_length: int = 64
+    max_passage_length: int = 256
+    dropout: float = 0.1
+    dtype: Dtype = "float32"
+    """Of the matmuls' operands; parameters, loss and optimizer state are float32."""
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """The frozen T5 of ART."""
+
+    path: str
+    max_length: int = 512
+    """Tokens of the encoder's input, instruction included; only the passage is cut."""
+    max_question_length: int = 128
+    chunk: int = 64
+    """Pairs of question and passage that go through the T5 at once on each device: memory, not mathematics."""
+    dtype: Dtype = "float32"
+
+
+@dataclass(frozen=True)
+class ArtData:
+    """Input of an ART run. The training questions need neither answers nor judgements."""
+
+    corpus: str
+    questions: str
+    questions_split: str | None = None
+    """Train only on the questions that this split of a BEIR folder's qrels names (the judgements stay unread)."""
+    dev_questions: str | None = None
+    dev_qrels: str | None = None
+    """Judgements of the dev questions; without them the dev questions' answers are matched."""
+    token_cache: str | None = None
+    """Folder of the token store; the run's own by default, a common one where several runs share a corpus."""
+
+
+@dataclass(frozen=True)
+class Art:
+    """ART's objective (Sachan et al. 2023, section 2.4)."""
+
+    top_k: int = 32
+    """K, the passages retrieved and scored for each question."""
+    temperature: float | None = None
+    """tau, which divides the student's scores; None is the square root of the embedding's size."""
+    teacher_temperature: float = 1.0
+    refresh_every: int = 500
+    """R: the whole corpus is encoded anew every R steps."""
+    write_back: bool = True
+    """Put the retrieved passages' fresh embeddings into the index in the same step (with dropout's noise, if on)."""
+    shuffle_teacher: bool = False
+    """The control: the teacher's scores of each question are dealt out to its passages at random."""
+    index_dtype: Dtype = "bfloat16"
+    block_rows: int = 16384
+    """Corpus rows that the search scores at once on each device."""
+    encode_rows: int = 512
+    """Corpus rows that the refresh encodes at once on each device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtConfig(Config):
+    """Training from questions alone."""
+
+    data: ArtData
+    encoder: Encoder
+    scorer: Scorer
+    art: Art = field(default_factory=Art)
+
+
+@dataclass(frozen=True)
+class PretrainData:
+    """Text that a small model learns from."""
+
+    corpora: tuple[str, ...]
+    pairs: str | None = None
+    """A BEIR folder whose train judgements give question-passage pairs (scorer only)."""
+    exclude_pairs: str | None = None
+    """Leave out the questions whose id begins with this."""
+    pair_share: float = 0.0
+    """Share of each batch that is such pairs."""
+    vocab_size: int = 8192
+    vocabulary_every: int = 5
+    """The vocabulary is learnt from every n-th passage."""
+    max_length: int = 128
+    """Tokens of a passage."""
+    held_out: int = 1000
+    """Passages kept out of training, for the held-out loss."""
+
+
+@dataclass(frozen=True)
+class BertShape:
+    """A BERT to be trained from scratch."""
+
+    hidden_size: int = 128
+    layers: int = 4
+    heads: int = 4
+    intermediate_size: int = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlmConfig(Config):
+    """Pretraining of an encoder by masked language modelling."""
+
+    data: PretrainData
+    bert: BertShape = field(default_factory=BertShape)
+    mask_rate: float = 0.15
+    dtype: Dtype = "float32"
+
+
+@dataclass(frozen=True)
+class T5Shape:
+    """A T5 (v1.0: relu, tied) to be trained from scratch."""
+
+    d_model: int = 192
+    d_kv: int = 32
+    d_ff: int = 768
+    heads: int = 6
+    encoder_layers: int = 2
+    decoder_layers: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassageLmConfig(Config):
+    """Pretraining of a scorer as a passage-conditioned language model."""
+
+    data: PretrainData
+    t5: T5Shape = field(default_factory=T5Shape)
+    window: int = 48
+    """The longest window of a passage that a target is drawn from, in tokens."""
+    target_length: int = 24
+    window_held_out: float = 0.25
+    """Share of the examples whose window is removed from the passage."""
+    dtype: Dtype = "float32"
+
+
+KINDS: dict[str, type[Config]] = {"art": ArtConfig, "mlm": MlmConfig, "passage_lm": PassageLmConfig}
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Runs an experiment file's `config()` and applies command-line overrides.
+
+    Args:
+      path: a Python file that defines `config() -> Config`.
+      overrides: words like "--optimizer.learning-rate" "3e-5".
+
+    Raises:
+      UsageError: the file is missing or broken, or an override's name or value is wrong.
+    """
+    path = Path(path)
+    if not path.is_file():
+        near = [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise UsageError(f"{path}: no such config file{did_you_mean(str(path), near)}")
+    try:
+        config = runpy.run_path(str(path))["config"]()
+    except KeyError:
+        raise UsageError(f"{path}: defines no function config(); add `def config() -> Config`") from None
+    except (SyntaxError, TypeError, NameError, ImportError, AttributeError) as error:
+        line = getattr(error, "lineno", None) or _line_in(error, path)
+        raise UsageError(f"{path}:{line}: {error}; mend the config file") from error
+    if not isinstance(config, Config):
+        raise UsageError(f"{path}: config() returned a {type(config).__name__}; return a jaxretr.config.Config")
+    return override(config, overrides)
+
+
+def override(config: Config, words: Sequence[str]) -> Config:
+    """Applies overrides like "--train.steps" "10"; raises UsageError for a wrong name or value."""
+    if not words:
+        return config
+    known = {name.replace("_", "-") for name in _flat_names(config)}
+    for word in words:
+        name = word.split("=", 1)[0].removeprefix("--").replace("_", "-")
+        # "--no-x" is how a switch that is on by default is put out.
+        plain = ".".join([*name.split(".")[:-1], name.split(".")[-1].removeprefix("no-")])
+        if word.startswith("--") and not {name, plain} & {*known, "help"}:
+            raise UsageError(f"{word}: no such setting{did_you_mean(name, known)}")
+    import contextlib
+    import io
+
+    import tyro
+
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            return tyro.cli(type(config), args=list(words), default=config, config=(tyro.conf.AvoidSubcommands,))
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        text = " ".join(printed.getvalue().translate(str.maketrans("│╭╮╰╯─", "      ")).split())
+        raise UsageError(f"overrides {' '.join(words)}: {text}") from None
+
+
+def _line_in(error: BaseException, path: Path) -> int:
+    """The last line of `path` in the error's traceback, 0 if none."""
+    line, frame = 0, error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == str(path):
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    return line
+
+
+def _flat_names(value: Any, prefix: str = "") -> list[str]:
+    names = []
+    for item in fields(value):
+        inner = getattr(value, item.name)
+        if is_dataclass(inner):
+            names += _flat_names(inner, f"{prefix}{item.name}.")
+        else:
+            names.append(f"{prefix}{item.name}")
+    return names
+
+
+def to_json(config: Config) -> dict[str, Any]:
+    """Returns the config as plain JSON values, with its kind."""
+    kind = next(name for name, cls in KINDS.items() if type(config) is cls)
+    # Through json once, so that tuples become lists and a reader gets what a file would give.
+    return {"kind": kind, **json.loads(json.dumps(dataclasses.asdict(config)))}
+
+
+def from_json(values: dict[str, Any], where: str = "config") -> Config:
+    """Rebuilds a config from `to_json`'s values; an unknown key is a UsageError with a suggestion."""
+    values = dict(values)
+    kind = values.pop("kind", None)
+    if kind not in KINDS:
+        raise UsageError(f"{where}: unknown kind {kind!r}{did_you_mean(str(kind), KINDS)}")
+    return dataclass_from(KINDS[kind], values, where)
+
+
+def dataclass_from(cls: type, values: dict[str, Any], where: str) -> Any:
+    """Builds a (nested) dataclass from JSON values, refusing unknown and missing keys.
+
+    Args:
+      cls: the dataclass.
+      values: its fields' values.
+      where: named in errors, for instance the file that the values came from.
+
+    Raises:
+      UsageError: a key is unknown (with a suggestion) or missing.
+    """
+    hints = typing.get_type_hints(cls)
+    names = {item.name for item in fields(cls)}
+    for key in values:
+        if key not in names:
+            raise UsageError(f"{where}: unknown key '{key}'{did_you_mean(key, names)}")
+    converted = {key: _convert(hints[key], value, f"{where}.{key}") for key, value in values.items()}
+    try:
+        return cls(**converted)
+    except TypeError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
+        return dataclass_from(hint, value, where)
+    if isinstance(hint, types.UnionType) and isinstance(value, dict):
+        inner = next((part for part in hint.__args__ if is_dataclass(part)), None)
+        return value if inner is None else _convert(inner, value, where)
+    if typing.get_origin(hint) is tuple and isinstance(value, list):
+        return tuple(value)
+    return value

@@ -1,0 +1,51 @@
+"""Which examples a training step sees: a function of the seed and the step, and of nothing else."""
+
+from typing import Any
+
+import numpy as np
+
+
+class QuestionBatches:
+    """Shuffled batches without state: a resumed run needs the step counter alone, on any number of hosts.
+
+    The examples come as one endless stream of epochs, each a permutation of its own, in which every example stands
+    exactly once. Batches are cut from that stream, so that a batch may span two epochs (and more, when it is larger
+    than an epoch), and no example is left out at an epoch's end. Any step is found in the same time.
+
+    Attributes:
+      num_examples: examples in an epoch.
+      batch_size: examples in a batch, over all hosts and devices.
+      seed: of the permutations.
+      steps_per_epoch: batches that begin in an epoch, rounded up.
+    """
+
+    def __init__(self, num_examples: int, batch_size: int, seed: int):
+        """Sets up the stream.
+
+        Args:
+          num_examples: at least 1.
+          batch_size: at least 1; may exceed `num_examples`.
+          seed: any integer from 0.
+        """
+        if num_examples < 1 or batch_size < 1 or seed < 0:
+            raise ValueError(f"{num_examples} examples, batches of {batch_size}, seed {seed}: too small")
+        import grain
+
+        self.num_examples = num_examples
+        self.batch_size = batch_size
+        self.seed = seed
+        self.steps_per_epoch = -(-num_examples // batch_size)
+        # Grain adds the epoch to its 32-bit seed: neighbouring seeds would share epochs (seed 1's second = seed 2's
+        # first) unless they are spread out before.
+        spread = int(np.random.SeedSequence(seed).generate_state(1, np.uint32)[0])
+        self._stream: Any = grain.MapDataset.range(num_examples).shuffle(seed=spread).repeat().batch(batch_size)
+
+    def indices(self, step: int) -> np.ndarray:
+        """Returns the examples of a step, counted from 0: int64 [batch_size], each in [0, num_examples)."""
+        if step < 0:
+            raise ValueError(f"step {step}: steps count from 0")
+        return np.asarray(self._stream[int(step)], np.int64)
+
+    def epoch(self, step: int) -> int:
+        """Returns the epoch, counted from 0, of the first example of a step."""
+        return int(step) * self.batch_size // self.num_examples

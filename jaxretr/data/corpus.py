@@ -1,0 +1,253 @@
+"""Passages: one, a corpus of them in memory, and the readers of the public corpus formats."""
+
+import hashlib
+import struct
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxretr.data.text_rows import (
+    BadRows,
+    RowError,
+    bare_suffix,
+    check_utf8,
+    find_input,
+    first_line,
+    json_object,
+    missing_field,
+    numbered_lines,
+    string_field,
+    tsv_rows,
+)
+from jaxretr.errors import UserError
+
+_ID_FIELDS = ("_id", "id", "docid")
+_TEXT_FIELDS = ("text", "contents")
+_TITLE_FIELDS = ("title",)
+_HEADER_IDS = (*_ID_FIELDS, "pid", "passage_id")
+_HEADER_TEXTS = (*_TEXT_FIELDS, "passage")
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One row of a corpus; title and text may be empty, the id may not."""
+
+    id: str
+    title: str
+    text: str
+
+
+class Corpus:
+    """The passages of a corpus as three columns in memory; row numbers are positions in them.
+
+    Attributes:
+      ids: the passages' ids, all different.
+      titles: their titles.
+      texts: their texts.
+    """
+
+    def __init__(self, ids: list[str], titles: list[str], texts: list[str]):
+        if not len(ids) == len(titles) == len(texts):
+            raise ValueError(f"columns of different lengths: {len(ids)} ids, {len(titles)} titles, {len(texts)} texts")
+        self.ids = ids
+        self.titles = titles
+        self.texts = texts
+        self._rows: dict[str, int] | None = None
+        self._fingerprint: str | None = None
+
+    @classmethod
+    def from_passages(cls, passages: Iterable[Passage]) -> "Corpus":
+        """Returns the corpus of `passages`, in their order.
+
+        Raises:
+          UserError: two passages have the same id.
+        """
+        rows = list(passages)
+        corpus = cls([row.id for row in rows], [row.title for row in rows], [row.text for row in rows])
+        if len(corpus._row_of_id()) != len(rows):
+            seen: set[str] = set()
+            twice = next(row.id for row in rows if row.id in seen or seen.add(row.id))
+            raise UserError(f"two passages have the id '{twice}'; give every passage an id of its own")
+        return corpus
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, i: int) -> Passage:
+        return Passage(self.ids[i], self.titles[i], self.texts[i])
+
+    def __iter__(self) -> Iterator[Passage]:
+        return map(Passage, self.ids, self.titles, self.texts)
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._row_of_id()
+
+    def row(self, id: str) -> int:
+        """Returns the row of the passage with this id; KeyError when there is none."""
+        return self._row_of_id()[id]
+
+    def fingerprint(self) -> str:
+        """Returns a sha256 (hexadecimal) over all ids, titles and texts in their order."""
+        if self._fingerprint is None:
+            self._fingerprint = content_fingerprint(self.ids, self.titles, self.texts)
+        return self._fingerprint
+
+    def _row_of_id(self) -> dict[str, int]:
+        if self._rows is None:
+            self._rows = {id: row for row, id in enumerate(self.ids)}
+        return self._rows
+
+
+def content_fingerprint(*columns: Sequence[str]) -> str:
+    """Returns a sha256 (hexadecimal) over columns of strings, all of one length.
+
+    Every string is preceded by its length in bytes, so that no two contents hash the same bytes.
+    """
+    digest = hashlib.sha256(struct.pack("<QQ", len(columns), len(columns[0])))
+    lengths = struct.Struct(f"<{len(columns)}Q")
+    for row in zip(*columns, strict=True):
+        fields = [field.encode() for field in row]
+        digest.update(lengths.pack(*map(len, fields)) + b"".join(fields))
+    return digest.hexdigest()
+
+
+def iter_passages(path: str | Path, *, skip_bad: bool = False) -> Iterator[tuple[int, Passage]]:
+    """Yields (line number, passage) from a corpus file or a BEIR folder, without checking for duplicate ids.
+
+    Formats, each also gzipped: JSON lines (id under "_id", "id" or "docid"; "text" or "contents"; "title" may be
+    missing or null), DPR's tab-separated `id text title` with a header in any order and csv quoting, and MS MARCO's
+    `pid<TAB>text` without header or quoting. The name's suffix and the first line tell which.
+
+    Args:
+      path: a file, or a folder with corpus.jsonl or corpus.jsonl.gz.
+      skip_bad: whether bad rows are skipped, with one warning that counts them, instead of stopping.
+
+    Raises:
+      UserError: a bad row (as `path:line: what; remedy`), or a file that cannot be read.
+    """
+    bad = BadRows(find_input(path, "corpus.jsonl"), skip_bad)
+    kept = 0
+    for numbered in _passages(bad):
+        kept += 1
+        yield numbered
+    bad.report(kept)
+
+
+def read_corpus(path: str | Path, *, skip_bad: bool = False) -> Corpus:
+    """Reads a whole corpus; for the formats see `iter_passages`.
+
+    Args:
+      path: a file, or a folder with corpus.jsonl or corpus.jsonl.gz.
+      skip_bad: whether bad rows and repeated ids are skipped, with one warning that counts them.
+
+    Raises:
+      UserError: a bad row or a repeated id (as `path:line: what; remedy`), no passages, or no such file.
+    """
+    bad = BadRows(find_input(path, "corpus.jsonl"), skip_bad)
+    ids: list[str] = []
+    titles: list[str] = []
+    texts: list[str] = []
+    lines = array("q")
+    seen: set[str] = set()
+    for line, passage in _passages(bad):
+        if passage.id in seen:
+            first = lines[ids.index(passage.id)]
+            bad.add(line, f"duplicate id '{passage.id}' (first on line {first}); give every passage an id of its own")
+            continue
+        seen.add(passage.id)
+        ids.append(passage.id)
+        titles.append(passage.title)
+        texts.append(passage.text)
+        lines.append(line)
+    bad.report(len(ids))
+    if not ids:
+        after = f" besides {bad.count} bad rows (the first: {bad.first})" if bad.count else ""
+        raise UserError(f"{bad.path}: no passages{after}; give a corpus with at least one row")
+    return Corpus(ids, titles, texts)
+
+
+def _passages(bad: BadRows) -> Iterator[tuple[int, Passage]]:
+    path = bad.path
+    head = first_line(path)
+    suffix = bare_suffix(path)
+    if not head:
+        return
+    if head.lstrip().startswith("[") and suffix != ".tsv":
+        raise UserError(f"{path}:1: a JSON array where a corpus was expected; write one JSON object a line")
+    if suffix in (".jsonl", ".ndjson", ".json") or (suffix != ".tsv" and head.lstrip().startswith("{")):
+        return (yield from _json_passages(bad))
+    if "\t" not in head:
+        raise UserError(
+            f"{path}:1: no corpus format (neither a JSON object nor tab-separated columns); "
+            f"give BEIR jsonl, a tsv with the header id, text, title, or pid<TAB>text"
+        )
+    names = [name.strip().strip('"').lower() for name in head.split("\t")]
+    if any(name in names for name in _HEADER_IDS) and any(name in names for name in _HEADER_TEXTS):
+        yield from _dpr_passages(bad, names)
+    else:
+        yield from _marco_passages(bad)
+
+
+def _json_passages(bad: BadRows) -> Iterator[tuple[int, Passage]]:
+    for number, line in numbered_lines(bad.path):
+        if not line.strip():
+            continue
+        try:
+            row = json_object(line)
+            id = string_field(row, _ID_FIELDS, allow_int=True)
+            text = string_field(row, _TEXT_FIELDS)
+            title = string_field(row, _TITLE_FIELDS)
+            if text is None:
+                raise missing_field(row, _TEXT_FIELDS)
+            if id is None:
+                raise missing_field(row, _ID_FIELDS)
+            passage = _passage(id, title or "", text)
+        except RowError as error:
+            bad.add(number, error)
+            continue
+        yield number, passage
+
+
+def _dpr_passages(bad: BadRows, names: list[str]) -> Iterator[tuple[int, Passage]]:
+    id_column = next(names.index(name) for name in _HEADER_IDS if name in names)
+    text_column = next(names.index(name) for name in _HEADER_TEXTS if name in names)
+    title_column = names.index("title") if "title" in names else None
+    rows = tsv_rows(numbered_lines(bad.path), len(names))
+    next(rows)  # the header
+    for number, fields in rows:
+        try:
+            if len(fields) != len(names):
+                raise RowError(f"{len(fields)} columns, the header has {len(names)}; check its tabs and quotes")
+            title = "" if title_column is None else fields[title_column]
+            passage = _passage(fields[id_column], title, fields[text_column])
+        except RowError as error:
+            bad.add(number, error)
+            continue
+        yield number, passage
+
+
+def _marco_passages(bad: BadRows) -> Iterator[tuple[int, Passage]]:
+    for number, line in numbered_lines(bad.path):
+        if not line.strip(" \r"):
+            continue
+        try:
+            fields = line.split("\t")
+            if len(fields) != 2:
+                raise RowError(
+                    f"{len(fields)} columns where id<TAB>text was expected; for more columns begin the file with a "
+                    f"header such as id<TAB>text<TAB>title"
+                )
+            passage = _passage(fields[0], "", fields[1])
+        except RowError as error:
+            bad.add(number, error)
+            continue
+        yield number, passage
+
+
+def _passage(id: str, title: str, text: str) -> Passage:
+    if not id.strip():
+        raise RowError("the id is empty; give every passage an id")
+    for field in (id, title, text):
+        check_utf8(field)
+    return Passage(id, title, text)

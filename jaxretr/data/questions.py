@@ -1,0 +1,214 @@
+"""Questions with optional answers, and the readers of their public formats."""
+
+import ast
+import csv
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxretr.data.text_rows import (
+    BadRows,
+    RowError,
+    bare_suffix,
+    check_utf8,
+    find_input,
+    first_line,
+    json_array,
+    json_object,
+    missing_field,
+    numbered_lines,
+    string_field,
+    tsv_rows,
+)
+from jaxretr.errors import UserError
+
+_log = logging.getLogger(__name__)
+
+_ID_FIELDS = ("_id", "id", "qId", "qid", "query_id")
+_TEXT_FIELDS = ("text", "question", "query", "qText")
+_ANSWER_FIELDS = ("answers", "answer")
+_HEADER_IDS = ("_id", "id", "qid", "query_id", "query-id")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question; `answers` is empty where none are known."""
+
+    id: str
+    text: str
+    answers: tuple[str, ...] = ()
+
+
+# A parsed row before its id is settled: (id or None, text, answers), or what is wrong with it.
+_Row = tuple[str | None, str, tuple[str, ...]] | RowError
+
+
+def read_questions(path: str | Path, *, skip_bad: bool = False) -> list[Question]:
+    """Reads questions, in the file's order.
+
+    Formats, each also gzipped:
+      JSON lines: BEIR's {_id, text, metadata.answers?}; "question" or "query" for the text, "answers" or "answer"
+        at the top level (a list of strings, or one string).
+      One JSON array of such objects: DPR's training files, WebQuestions ({qId, qText, answers}).
+      DPR's `question<TAB>['answer', ...]` with csv quoting; the second column is a Python literal, a list or one
+        string (CuratedTREC's patterns), read with ast.literal_eval.
+      `id<TAB>text` without quoting (MS MARCO; leading spaces of the text are removed), with or without a header.
+      Plain text, one question a line (.txt).
+    A question without an id gets its row number, counted from 0 (blank lines are no rows, bad rows are). A question
+    whose text is empty keeps its row, since published sets judge such questions too; a warning counts them.
+
+    Args:
+      path: a file, or a folder with queries.jsonl or queries.jsonl.gz.
+      skip_bad: whether bad rows and repeated ids are skipped, with one warning that counts them.
+
+    Raises:
+      UserError: a bad row or a repeated id (as `path:line: what; remedy`), no questions, or no such file.
+    """
+    bad = BadRows(find_input(path, "queries.jsonl"), skip_bad)
+    questions: list[Question] = []
+    line_of_id: dict[str, int] = {}
+    empty: list[int] = []
+    for row_number, (line, row) in enumerate(_rows(bad.path)):
+        if isinstance(row, RowError):
+            bad.add(line, row)
+            continue
+        id, text, answers = row
+        id = str(row_number) if id is None else id
+        if id in line_of_id:
+            bad.add(line, f"duplicate id '{id}' (first on line {line_of_id[id]}); give every question an id of its own")
+            continue
+        line_of_id[id] = line
+        questions.append(Question(id, text, answers))
+        if not text.strip():
+            empty.append(line)
+    bad.report(len(questions))
+    if empty:
+        _log.warning("%s:%d: the question is empty, the first of %d; kept", bad.path, empty[0], len(empty))
+    if not questions:
+        after = f" besides {bad.count} bad rows (the first: {bad.first})" if bad.count else ""
+        raise UserError(f"{bad.path}: no questions{after}; give a file with at least one question")
+    return questions
+
+
+def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
+    head = first_line(path)
+    suffix = bare_suffix(path)
+    named_text = suffix in (".txt", ".tsv", ".csv")
+    if suffix in (".jsonl", ".ndjson", ".json") or (not named_text and head.lstrip()[:1] in ("{", "[")):
+        return _json_rows(path, is_array=head.lstrip().startswith("["))
+    if "\t" in head:
+        return _answer_rows(path) if _has_answers(head) else _id_rows(path, head)
+    if suffix == ".txt" or not head:
+        return _plain_rows(path)
+    raise UserError(
+        f"{path}:1: no question format (neither JSON nor tab-separated columns); give BEIR jsonl, id<TAB>text, "
+        f"question<TAB>['answer'], or name it .txt when every line is a question"
+    )
+
+
+def _json_rows(path: Path, is_array: bool) -> Iterator[tuple[int, _Row]]:
+    if is_array:
+        for number, element in json_array(path):
+            yield number, element if isinstance(element, RowError) else _json_row(element)
+        return
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            continue
+        try:
+            yield number, _json_row(json_object(line))
+        except RowError as error:
+            yield number, error
+
+
+def _json_row(row: dict[str, Any]) -> _Row:
+    try:
+        text = string_field(row, _TEXT_FIELDS)
+        if text is None:
+            raise missing_field(row, _TEXT_FIELDS)
+        id = string_field(row, _ID_FIELDS, allow_int=True)
+        if id is not None and not id.strip():
+            raise RowError("the id is empty; give it a value or leave the field out")
+        metadata = row.get("metadata")
+        places = (row, metadata) if isinstance(metadata, dict) else (row,)
+        found = (place[name] for place in places for name in _ANSWER_FIELDS if place.get(name) is not None)
+        return id, text, _answers(next(found, []))
+    except RowError as error:
+        return error
+
+
+def _has_answers(head: str) -> bool:
+    """Whether a file's first line is DPR's `question<TAB>answers` rather than `id<TAB>text`."""
+    fields = next(csv.reader([head], "excel-tab"), [])
+    if len(fields) != 2:
+        return False
+    try:
+        value = _literal(fields[1])
+    except RowError:
+        # A list that does not parse is a broken list, to be reported as one, and no question text.
+        return fields[1].strip().startswith("[") and " " in fields[0].strip()
+    # A text in quotes or brackets is a literal too: only a first column of several words makes it an answer.
+    return isinstance(value, list) or (isinstance(value, str | tuple) and " " in fields[0].strip())
+
+
+def _literal(text: str) -> Any:
+    with warnings.catch_warnings():
+        # Patterns hold escapes such as \d that Python's literals do not know, and keeps as they are.
+        warnings.simplefilter("ignore")
+        try:
+            return ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            raise RowError("the answers are no Python list of strings; write them as ['a', 'b']") from None
+
+
+def _answer_rows(path: Path) -> Iterator[tuple[int, _Row]]:
+    for number, fields in tsv_rows(numbered_lines(path), 2):
+        try:
+            if len(fields) != 2:
+                raise RowError(f"{len(fields)} columns where question<TAB>['answer'] was expected; check its tabs")
+            check_utf8(fields[0] + fields[1])
+            yield number, (None, fields[0], _answers(_literal(fields[1])))
+        except RowError as error:
+            yield number, error
+
+
+def _id_rows(path: Path, head: str) -> Iterator[tuple[int, _Row]]:
+    names = [name.strip().lower() for name in head.split("\t")]
+    has_header = len(names) == 2 and names[0] in _HEADER_IDS and names[1] in _TEXT_FIELDS
+    for number, line in numbered_lines(path):
+        if not line.strip(" \r"):
+            continue
+        if has_header:
+            has_header = False
+            continue
+        try:
+            fields = line.split("\t")
+            if len(fields) != 2:
+                raise RowError(f"{len(fields)} columns where id<TAB>text was expected; check its tabs")
+            check_utf8(line)
+            if not fields[0].strip():
+                raise RowError("the id is empty; give every question an id")
+            yield number, (fields[0], fields[1].lstrip(), ())
+        except RowError as error:
+            yield number, error
+
+
+def _plain_rows(path: Path) -> Iterator[tuple[int, _Row]]:
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            continue
+        try:
+            check_utf8(line)
+            yield number, (None, line.strip(), ())
+        except RowError as error:
+            yield number, error
+
+
+def _answers(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list | tuple) and all(isinstance(answer, str) for answer in value):
+        return tuple(value)
+    raise RowError("the answers are no list of strings; write them as strings in a list")

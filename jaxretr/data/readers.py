@@ -1,0 +1,155 @@
+"""Readers of the public formats: corpora, questions, judgements, and BEIR folders that hold all three."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxretr.data.corpus import Corpus, Passage, iter_passages, read_corpus
+from jaxretr.data.questions import Question, read_questions
+from jaxretr.data.text_rows import RowError, check_utf8, find_input, numbered_lines
+from jaxretr.errors import UserError, did_you_mean
+
+__all__ = [
+    "BeirSet",
+    "Corpus",
+    "Passage",
+    "Question",
+    "iter_passages",
+    "read_beir",
+    "read_corpus",
+    "read_qrels",
+    "read_questions",
+]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BeirSet:
+    """A BEIR folder in memory.
+
+    Attributes:
+      corpus: all passages.
+      questions: the questions that the split judges, in the order of the queries file.
+      qrels: question id -> passage id -> grade; also the judgements whose ids are not in corpus or questions.
+    """
+
+    corpus: Corpus
+    questions: list[Question]
+    qrels: dict[str, dict[str, int]]
+
+
+def read_qrels(path: str | Path) -> dict[str, dict[str, int]]:
+    """Reads judgements: BEIR's `query-id corpus-id score` by tabs, or TREC's `query 0 passage grade`.
+
+    Args:
+      path: a file, gzipped or not; a BEIR header is recognised by its names, and one without is read too.
+
+    Returns:
+      question id -> passage id -> grade, in the file's order. A line repeated word for word counts once.
+
+    Raises:
+      UserError: a bad row or two grades for one pair (as `path:line: what; remedy`), no judgements, no such file.
+    """
+    path = find_input(path)
+    qrels: dict[str, dict[str, int]] = {}
+    line_of_pair: dict[tuple[str, str], int] = {}
+    columns = 0
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            continue
+        separator = "\t" if "\t" in line else " "
+        # Not str.split(): an id may hold a no-break space. TREC files align their columns with several spaces.
+        fields = [field.strip(" ") for field in line.split(separator) if field or separator == "\t"]
+        try:
+            check_utf8(line)
+            if not columns:
+                columns = len(fields)
+                if columns not in (3, 4):
+                    raise RowError(f"{columns} columns; judgements are query-id, corpus-id, score or query 0 id grade")
+                if columns == 3 and not _is_grade(fields[2]) and "id" in fields[0].lower():
+                    continue
+            if len(fields) != columns:
+                raise RowError(f"{len(fields)} columns, the first row has {columns}; check its tabs")
+            query, passage, grade = fields[0], fields[-2], fields[-1]
+            if not query or not passage:
+                raise RowError("an id is empty; name the question and the passage")
+            if not _is_grade(grade):
+                raise RowError(f"the grade '{grade}' is no whole number; write 0, 1, 2, ...")
+            value = int(float(grade))
+            judged = qrels.setdefault(query, {})
+            if judged.get(passage, value) != value:
+                first = line_of_pair[query, passage]
+                raise RowError(f"'{query}' and '{passage}' have another grade on line {first}; keep one")
+        except RowError as error:
+            raise UserError(f"{path}:{number}: {error}") from None
+        judged[passage] = value
+        line_of_pair.setdefault((query, passage), number)
+    if not qrels:
+        raise UserError(f"{path}: no judgements; give a file with at least one row")
+    return qrels
+
+
+def _is_grade(text: str) -> bool:
+    try:
+        return float(text).is_integer()
+    except ValueError:
+        return False
+
+
+def read_beir(folder: str | Path, split: str | None) -> BeirSet:
+    """Reads a BEIR folder: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, each also as .gz.
+
+    Args:
+      folder: the folder.
+      split: the judgements to read, for instance "test"; None for all questions and no judgements.
+
+    Raises:
+      UserError: the folder or a file is missing or bad (a missing split names those that exist), or the split
+        judges no question of the queries file.
+    """
+    folder = Path(folder).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give a BEIR folder with corpus.jsonl, queries.jsonl and qrels/")
+    qrels: dict[str, dict[str, int]] = {}
+    if split is not None:
+        # Before the corpus: a misspelt split should not cost the minutes that a large corpus takes.
+        qrels_path = _qrels_path(folder, split)
+        qrels = read_qrels(qrels_path)
+    questions = read_questions(folder)
+    corpus = read_corpus(folder)
+    if split is not None:
+        known = {question.id for question in questions}
+        questions = [question for question in questions if question.id in qrels]
+        if not questions:
+            raise UserError(f"{qrels_path}: judges no question of the queries file; check that the ids agree")
+        unknown = [query for query in qrels if query not in known]
+        _warn_unknown(qrels_path, "questions", unknown, len(qrels))
+        passages = [passage for judged in qrels.values() for passage in judged]
+        _warn_unknown(qrels_path, "passages", [passage for passage in passages if passage not in corpus], len(passages))
+    return BeirSet(corpus, questions, qrels)
+
+
+def _qrels_path(folder: Path, split: str) -> Path:
+    for name in (f"{split}.tsv", f"{split}.tsv.gz"):
+        if (folder / "qrels" / name).is_file():
+            return folder / "qrels" / name
+    files = folder.glob("qrels/*.tsv*")
+    splits = sorted({file.name.removesuffix(".gz").removesuffix(".tsv") for file in files})
+    if not splits:
+        raise UserError(f"{folder / 'qrels'}: no judgements (SPLIT.tsv) in it; add them or ask for no split")
+    raise UserError(
+        f"{folder / 'qrels'}: no split '{split}', it has {', '.join(splits)}{did_you_mean(split, splits) or '; name one'}"
+    )
+
+
+def _warn_unknown(path: Path, what: str, unknown: list[str], total: int) -> None:
+    if unknown:
+        _log.warning(
+            "%s: %d of %d judged %s are unknown (the first: '%s'); kept, so that metrics count them as missed",
+            path,
+            len(unknown),
+            total,
+            what,
+            unknown[0],
+        )

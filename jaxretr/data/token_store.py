@@ -1,0 +1,347 @@
+"""Token ids on disk: tokenised once, then memory-mapped, keyed by all that decides their content."""
+
+import hashlib
+import io
+import json
+import logging
+import os
+import random
+import secrets
+import shutil
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxretr.data.corpus import Corpus, content_fingerprint
+from jaxretr.data.tokens import Template, template_rows, tokenizer_fingerprint, vocabulary_size
+from jaxretr.errors import UsageError, UserError
+from jaxretr.files import atomic_write
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_log = logging.getLogger(__name__)
+
+_FORMAT_VERSION = 1
+
+
+class DamagedStoreError(UserError):
+    """A store that is absent or not whole: `TokenStore.build` makes it anew."""
+
+
+class TokenStore:
+    """Rows of token ids of different lengths in a folder, mapped into memory.
+
+    The folder holds ids.bin (all rows, one behind the other), offsets.npy (int64 [N+1], where each row begins) and
+    meta.json. Make one with `build`, which opens the store when it exists.
+
+    Attributes:
+      folder: where it lies.
+      num_rows: N.
+      max_row_length: ids of the longest row.
+      lengths: ids of every row, int32 [N].
+      truncated: rows that lost ids to the length limit when the store was built.
+      dtype: uint16 where the vocabulary has at most 65,535 entries, otherwise int32.
+    """
+
+    def __init__(self, folder: str | Path):
+        """Opens a store.
+
+        Raises:
+          DamagedStoreError: there is none, or a file of it is missing or damaged.
+          UserError: it cannot be read.
+        """
+        self.folder = Path(folder)
+        try:
+            meta = json.loads((self.folder / "meta.json").read_text())
+            self.dtype = np.dtype(meta["dtype"])
+            self.truncated = int(meta["truncated"])
+            self._offsets = np.load(self.folder / "offsets.npy", allow_pickle=False)
+            stored = (self.folder / "ids.bin").stat().st_size
+            if meta["format"] != _FORMAT_VERSION or self.dtype not in (np.uint16, np.int32):
+                raise ValueError("meta.json is of another format")
+            if self._offsets.shape != (meta["num_rows"] + 1,) or self._offsets.dtype != np.int64:
+                raise ValueError("offsets.npy has a wrong size")
+            steps = np.diff(self._offsets)
+            if self._offsets[0] != 0 or self._offsets[-1] != meta["num_ids"] or (steps < 0).any():
+                raise ValueError("offsets.npy has wrong values")
+            if stored != meta["num_ids"] * self.dtype.itemsize:
+                raise ValueError(f"ids.bin has {stored} bytes, not {meta['num_ids'] * self.dtype.itemsize}")
+            # An empty file cannot be mapped.
+            self._ids = np.memmap(self.folder / "ids.bin", self.dtype, "r") if stored else np.empty(0, self.dtype)
+        # Whatever bytes a damaged file holds, they end in one of these.
+        except (FileNotFoundError, NotADirectoryError, EOFError, ValueError, KeyError, TypeError) as error:
+            what = getattr(error, "strerror", None) or str(error)
+            raise DamagedStoreError(f"{self.folder}: no whole token store ({what}); build it again") from error
+        # No right to read, a network disk away: that says nothing about the store, which must not be thrown away.
+        except OSError as error:
+            raise UserError(
+                f"{self.folder}: cannot be read ({error.strerror}); check the disk and the rights"
+            ) from error
+        self.lengths = steps.astype(np.int32)
+        self.num_rows = len(self.lengths)
+        self.max_row_length = int(self.lengths.max(initial=0))
+
+    @classmethod
+    def build(
+        cls,
+        folder_root: str | Path,
+        content: Corpus | Sequence[str],
+        tokenizer: "PreTrainedTokenizerBase",
+        template: Template,
+        max_length: int,
+        *,
+        workers: int | None = None,
+        chunk_rows: int = 50_000,
+        progress: bool = True,
+    ) -> "TokenStore":
+        """Tokenises a corpus or questions, or opens the store where that has been done.
+
+        The store's folder is named by a sha256 of content, tokenizer, template, length and format, so a change of
+        any of them makes another store. Finished chunks are kept beside it until it is whole: a killed build goes
+        on behind them. Several processes may build the same store at once, and share the chunks between them.
+
+        Args:
+          folder_root: the folder of all stores; made when missing.
+          content: a corpus for the passage templates, texts for the question templates.
+          tokenizer: as `load_tokenizer` gives it.
+          template: how a row is built.
+          max_length: most ids a row.
+          workers: chunks in work at once. The Rust library spreads each chunk over all cores by itself; a second
+            worker (the default) keeps it busy while the first turns its ids into arrays.
+          chunk_rows: rows a chunk; at most these are lost by a kill.
+          progress: whether progress is shown for a build of over two seconds: a bar on a terminal, otherwise lines
+            in the log.
+
+        Raises:
+          UserError: the folder cannot be written; finished chunks stay, nothing half-written does.
+          UsageError: `chunk_rows` or `workers` below 1.
+        """
+        template = Template(template)
+        columns, fingerprint = _columns(content, template)
+        if chunk_rows < 1 or (workers is not None and workers < 1):
+            raise UsageError(f"{chunk_rows} rows a chunk, {workers} workers; use at least 1 of each")
+        what = {
+            "format": _FORMAT_VERSION,
+            "content": fingerprint,
+            "tokenizer": tokenizer_fingerprint(tokenizer),
+            "template": str(template),
+            "max_length": max_length,
+        }
+        key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+        target = Path(folder_root).expanduser() / key
+        if (store := _open_if_whole(target)) is not None:
+            return store
+        build = _Build(target, columns, tokenizer, template, max_length, chunk_rows, what)
+        return build.run(workers or 2, progress)
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def row(self, i: int) -> np.ndarray:
+        """Returns the ids of row i, in the store's dtype; the array is a read-only view of the file."""
+        if not 0 <= i < self.num_rows:
+            raise IndexError(f"row {i} of {self.num_rows}")
+        return self._ids[self._offsets[i] : self._offsets[i + 1]]
+
+    def padded(self, start: int, stop: int, width: int, pad_id: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """Returns rows start to stop as a rectangle; rows behind the last are padding of length 0.
+
+        Args:
+          start: the first row.
+          stop: one behind the last row; may exceed `num_rows`.
+          width: columns L; at least the longest of these rows.
+          pad_id: fills the rest of every row.
+
+        Returns:
+          tokens [stop - start, width] in the store's dtype, lengths int32 [stop - start].
+        """
+        if not 0 <= start <= stop:
+            raise ValueError(f"rows {start} to {stop}: not a range")
+        first, last = min(start, self.num_rows), min(stop, self.num_rows)
+        lengths = np.zeros(stop - start, np.int32)
+        lengths[: last - first] = self.lengths[first:last]
+        if lengths.max(initial=0) > width:
+            longest = start + int(lengths.argmax())
+            raise ValueError(f"row {longest} has {lengths.max()} ids, more than the width {width}")
+        tokens = np.full((stop - start, width), pad_id, self.dtype)
+        # Row-major order on both sides: the ids fall into their places without a loop.
+        filled = np.arange(width) < lengths[:, None]
+        tokens[filled] = self._ids[self._offsets[first] : self._offsets[last]]
+        return tokens, lengths
+
+
+class _Build:
+    """One build of one store: chunks into `<key>.parts`, then all of them into `<key>`."""
+
+    def __init__(self, target, columns, tokenizer, template, max_length, chunk_rows, what):
+        self.target: Path = target
+        self.parts: Path = target.with_name(f"{target.name}.parts")
+        self.columns: tuple[Sequence[str], ...] = columns
+        self.tokenizer = tokenizer
+        self.template: Template = template
+        self.max_length: int = max_length
+        self.what: dict = what
+        self.dtype = np.dtype(np.uint16 if vocabulary_size(tokenizer) <= 65535 else np.int32)
+        num_rows = len(columns[0])
+        self.chunks = [(start, min(start + chunk_rows, num_rows)) for start in range(0, num_rows, chunk_rows)]
+
+    def run(self, workers: int, progress: bool) -> TokenStore:
+        for _ in range(3):
+            try:
+                self._tokenise(workers, progress)
+                self._assemble()
+            except UserError:
+                # Another process may have finished the store and taken the chunks away while this one was at them.
+                if not os.path.exists(self.target):
+                    raise
+            if (store := _open_if_whole(self.target)) is not None:
+                shutil.rmtree(self.parts, ignore_errors=True)
+                return store
+        raise UserError(f"{self.target}: is damaged as soon as it is built; let no other program write into it")
+
+    def _part(self, start: int, stop: int) -> Path:
+        return self.parts / f"{start:012d}-{stop:012d}.npys"
+
+    def _tokenise(self, workers: int, progress: bool) -> None:
+        # No rows yet: a tokenizer or a length that cannot do it says so before anything is written, and the
+        # tokenizer is set up before several threads use it.
+        template_rows(self.template, self.tokenizer, [column[:0] for column in self.columns], self.max_length)
+        missing = [chunk for chunk in self.chunks if _read_part(self._part(*chunk), self.dtype, *chunk) is None]
+        # In another order in every process, so that several of them meet only at the end.
+        random.SystemRandom().shuffle(missing)
+        shown = _Progress(len(self.columns[0]), sum(stop - start for start, stop in missing), progress)
+        pool = ThreadPoolExecutor(workers)
+        try:
+            for done in as_completed([pool.submit(self._tokenise_chunk, *chunk) for chunk in missing]):
+                shown.add(done.result())
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            shown.close()
+
+    def _tokenise_chunk(self, start: int, stop: int) -> int:
+        part = self._part(start, stop)
+        if _read_part(part, self.dtype, start, stop) is None:
+            columns = [column[start:stop] for column in self.columns]
+            rows = template_rows(self.template, self.tokenizer, columns, self.max_length)
+            lengths = np.fromiter(map(len, rows.ids), np.int32, len(rows.ids))
+            ids = np.fromiter(chain.from_iterable(rows.ids), self.dtype, int(lengths.sum()))
+            with atomic_write(part, "wb") as file:
+                for array in (lengths, np.array([rows.truncated], np.int64), ids):
+                    file.write(_npy(array))
+        return stop - start
+
+    def _assemble(self) -> None:
+        # Inside the folder of the chunks, so that what a kill leaves of it goes away with them.
+        assembled = self.parts / f"assembled-{secrets.token_hex(4)}"
+        lengths = []
+        truncated = 0
+        with atomic_write(assembled / "ids.bin", "wb") as file:
+            for start, stop in self.chunks:
+                part = _read_part(self._part(start, stop), self.dtype, start, stop)
+                if part is None:
+                    raise UserError(f"{self._part(start, stop)}: was taken away or damaged; build the store again")
+                lengths.append(part[0])
+                truncated += part[1]
+                file.write(part[2].tobytes())
+        offsets = np.zeros(len(self.columns[0]) + 1, np.int64)
+        np.cumsum(np.concatenate([np.empty(0, np.int32), *lengths]), dtype=np.int64, out=offsets[1:])
+        with atomic_write(assembled / "offsets.npy", "wb") as file:
+            file.write(_npy(offsets))
+        meta = self.what | {
+            "dtype": self.dtype.name,
+            "num_rows": len(offsets) - 1,
+            "num_ids": int(offsets[-1]),
+            "truncated": truncated,
+        }
+        with atomic_write(assembled / "meta.json") as file:
+            json.dump(meta, file, indent=2)
+        try:
+            os.rename(assembled, self.target)
+        except OSError as error:
+            # A folder of that name: another process was first. If it is not whole, the next round moves it away.
+            if not self.target.is_dir():
+                raise UserError(f"{self.target}: cannot be made ({error.strerror}); choose another folder") from error
+
+
+def _open_if_whole(target: Path) -> TokenStore | None:
+    """Opens the store at `target`; a damaged one is moved away, with a line in the log, and None returned."""
+    if not os.path.exists(target):
+        return None
+    try:
+        return TokenStore(target)
+    except DamagedStoreError as error:
+        _log.warning("%s", str(error).replace("build it again", "building it again"))
+    # Renamed first: another process never sees it half gone.
+    aside = target.with_name(f"{target.name}.damaged-{secrets.token_hex(4)}")
+    try:
+        os.rename(target, aside)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{target}: damaged, and cannot be moved ({error.strerror}); remove it by hand") from error
+    if aside.is_dir():
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        aside.unlink(missing_ok=True)
+    return None
+
+
+def _columns(content: Corpus | Sequence[str], template: Template) -> tuple[tuple[Sequence[str], ...], str]:
+    if isinstance(content, Corpus) != template.reads_passages or isinstance(content, str):
+        needed = "a Corpus" if template.reads_passages else "a list of texts"
+        raise TypeError(f"the template {template} is made of {needed}, not of a {type(content).__name__}")
+    if isinstance(content, Corpus):
+        return (content.titles, content.texts), content.fingerprint()
+    return (content,), content_fingerprint(content)
+
+
+def _npy(array: np.ndarray) -> bytes:
+    # Not np.save into the file: on a full disk it raises an OSError that does not say so.
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _read_part(path: Path, dtype: np.dtype, start: int, stop: int) -> tuple[np.ndarray, int, np.ndarray] | None:
+    """Returns (lengths, truncated, ids) of a finished chunk, or None when it is missing or damaged."""
+    try:
+        with open(path, "rb") as file:
+            lengths, truncated, ids = (np.load(file, allow_pickle=False) for _ in range(3))
+    except (OSError, EOFError, ValueError):
+        return None
+    if lengths.shape != (stop - start,) or ids.dtype != dtype or lengths.sum() != len(ids):
+        return None
+    return lengths, int(truncated[0]), ids
+
+
+class _Progress:
+    """Rows done so far: a bar on a terminal, lines in the log elsewhere, neither in the first two seconds."""
+
+    def __init__(self, total: int, missing: int, shown: bool):
+        from tqdm import tqdm
+
+        if 0 < missing < total:
+            _log.info("token store: %d of %d rows are there from an earlier run", total - missing, total)
+        self._total = total
+        self._done = total - missing
+        self._next_line = time.monotonic() + 2 if shown else float("inf")
+        # disable=None: no bar where there is no terminal.
+        self._bar = tqdm(
+            total=total, initial=self._done, desc="tokenising", unit="row", delay=2, disable=None if shown else True
+        )
+
+    def add(self, rows: int) -> None:
+        self._done += rows
+        self._bar.update(rows)
+        if self._bar.disable and time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + 10
+            _log.info("token store: %d of %d rows tokenised", self._done, self._total)
+
+    def close(self) -> None:
+        self._bar.close()

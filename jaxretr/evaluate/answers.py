@@ -1,0 +1,212 @@
+"""Does a passage contain an answer? DPR's matching, and Acc@k from it.
+
+Two modes. "string": passage and answer are NFD-normalised, cut into tokens (runs of letters, numbers and marks; every
+other visible character alone) and lower-cased; an answer hits where its tokens stand contiguously in the passage's
+TEXT (the title is not searched). Nothing is stripped: "US" is not "U.S.", "cafe" is not "café", "a b" is not "a-b".
+"regex" (CuratedTREC): each answer is a regular expression searched in the NFD text.
+
+Unlike the original, an answer without any token matches nothing (there it matches every passage).
+"""
+
+import unicodedata
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import regex
+
+from jaxretr.errors import UsageError, UserError, did_you_mean
+
+Match = Literal["string", "regex"]
+
+_FLAGS = regex.IGNORECASE | regex.UNICODE | regex.MULTILINE
+_TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]", flags=_FLAGS)
+
+# Tokens are compared as one string with this between them: a control character is part of no token, so a contiguous
+# sublist of tokens is exactly a substring, and finding it is one C call.
+_BETWEEN = "\x00"
+
+
+def has_answer(text: str, answers: Sequence[str], match: Match = "string") -> bool:
+    """Tells whether a passage contains at least one of the answers.
+
+    Args:
+      text: the passage's text, without its title.
+      answers: the accepted answers, or regular expressions.
+      match: "string" or "regex".
+
+    Raises:
+      UsageError: an unknown `match`.
+
+    Warns:
+      UserWarning: an answer has no token or is an invalid regular expression; it matches nothing.
+    """
+    return AnswerMatcher(match, cached_passages=0).has_answer(text, answers)
+
+
+class AnswerMatcher:
+    """`has_answer` for many questions over the same passages, with the same results.
+
+    Every answer is compiled (and, where it can match nothing, warned about) once; the tokens of passages are kept, so
+    that a passage found for many questions is cut once.
+    """
+
+    def __init__(self, match: Match = "string", cached_passages: int = 100_000):
+        """Makes a matcher.
+
+        Args:
+          match: "string" or "regex".
+          cached_passages: how many passages to keep in their tokenised form, about 1 KB each for 100 words. The
+            oldest goes first.
+        """
+        if match not in ("string", "regex"):
+            raise UsageError(
+                f"unknown answer matching '{match}'{did_you_mean(match, ('string', 'regex'))} (string or regex)"
+            )
+        self._regex = match == "regex"
+        self._cached_passages = cached_passages
+        self._passages: dict[str, str] = {}
+        self._answers: dict[str, Any] = {}
+
+    def has_answer(self, text: str, answers: Sequence[str]) -> bool:
+        """Tells whether a passage contains at least one of the answers; see the function of the same name."""
+        if isinstance(answers, str):
+            raise TypeError("answers must be a sequence of strings, not one string (its letters would be the answers)")
+        compiled = [compiled for answer in answers if (compiled := self._compiled(answer)) is not None]
+        normalised = unicodedata.normalize("NFD", text)
+        if self._regex:
+            return any(pattern.search(normalised) is not None for pattern in compiled)
+        # Cutting a passage costs far more than this look, which rules out nearly every pair.
+        folded = _fold(normalised)
+        possible = [tokens for tokens in compiled if tokens.longest in folded]
+        return bool(possible) and any(tokens.joined in self._joined(text, normalised) for tokens in possible)
+
+    def first_hit(self, texts: Iterable[str], answers: Sequence[str]) -> int | None:
+        """Returns the index of the first text that contains an answer, or None."""
+        return next((index for index, text in enumerate(texts) if self.has_answer(text, answers)), None)
+
+    def _compiled(self, answer: str) -> Any:
+        if answer not in self._answers:
+            self._answers[answer] = _compile_regex(answer) if self._regex else _compile_string(answer)
+        return self._answers[answer]
+
+    def _joined(self, text: str, normalised: str) -> str:
+        joined = self._passages.get(text)
+        if joined is None:
+            joined = _join(_tokens(normalised))
+            if self._cached_passages > 0:
+                if len(self._passages) >= self._cached_passages:
+                    del self._passages[next(iter(self._passages))]
+                self._passages[text] = joined
+        return joined
+
+
+def first_hit(texts: Iterable[str], answers: Sequence[str], match: Match = "string") -> int | None:
+    """Returns the index (from 0) of the first of the ranked passages that contains an answer, or None.
+
+    Args:
+      texts: the ranked passages' texts, best first; read no further than the first hit.
+      answers: the accepted answers, or regular expressions.
+      match: "string" or "regex".
+    """
+    return AnswerMatcher(match, cached_passages=0).first_hit(texts, answers)
+
+
+def first_hits(
+    answers: Sequence[Sequence[str]], passages: Iterable[Iterable[str]], match: Match = "string"
+) -> list[int | None]:
+    """Returns `first_hit` for each of B questions.
+
+    Args:
+      answers: the accepted answers of each question, [B][any number].
+      passages: the ranked passage texts of each question, [B][K], best first.
+      match: "string" or "regex".
+
+    Raises:
+      ValueError: not as many rankings as questions.
+    """
+    matcher = AnswerMatcher(match)
+    return [matcher.first_hit(texts, accepted) for accepted, texts in zip(answers, passages, strict=True)]
+
+
+def accuracy(
+    answers: Sequence[Sequence[str]],
+    passages: Iterable[Iterable[str]],
+    ks: Sequence[int],
+    match: Match = "string",
+) -> dict[str, float]:
+    """Computes Acc@k: the share of ALL questions with an answer among the first k passages.
+
+    A question without answers, or without passages, counts as missed.
+
+    Args:
+      answers: the accepted answers of each question, [B][any number].
+      passages: the ranked passage texts of each question, [B][K], best first.
+      ks: the cuts, each at least 1.
+      match: "string" or "regex".
+
+    Returns:
+      {"acc@20": share in [0, 1], ...} in the order of `ks`.
+
+    Raises:
+      UserError: there is no question.
+      UsageError: a cut below 1.
+      ValueError: not as many rankings as questions.
+    """
+    return accuracy_of_first_hits(first_hits(answers, passages, match), ks)
+
+
+def accuracy_of_first_hits(hits: Sequence[int | None], ks: Sequence[int]) -> dict[str, float]:
+    """Computes Acc@k from what `first_hits` returned; see `accuracy`."""
+    if not hits:
+        raise UserError("Acc@k needs at least one question; the list of questions is empty")
+    for k in ks:
+        if k < 1:
+            raise UsageError(f"acc@{k}: the cut must be at least 1")
+    return {f"acc@{k}": sum(hit is not None and hit < k for hit in hits) / len(hits) for k in ks}
+
+
+@dataclass(frozen=True)
+class _AnswerTokens:
+    """A string answer: its tokens joined as a passage's are, and the longest of them, folded."""
+
+    joined: str
+    longest: str
+
+
+def _tokens(normalised: str) -> list[str]:
+    # Each token by itself, after the cut: the lower case of a Greek sigma depends on what stands around it.
+    return [token.lower() for token in _TOKEN.findall(normalised)]
+
+
+def _join(tokens: list[str]) -> str:
+    return f"{_BETWEEN}{_BETWEEN.join(tokens)}{_BETWEEN}"
+
+
+def _fold(text: str) -> str:
+    """Lower-cases character by character: whatever holds a token holds that token folded."""
+    return text.lower().replace("\N{GREEK SMALL LETTER FINAL SIGMA}", "\N{GREEK SMALL LETTER SIGMA}")
+
+
+def _compile_string(answer: str) -> _AnswerTokens | None:
+    tokens = _tokens(unicodedata.normalize("NFD", answer))
+    if not tokens:
+        _warn(f"the answer {answer!r} has no letter, number or visible character: it matches nothing")
+        return None
+    return _AnswerTokens(_join(tokens), _fold(max(tokens, key=len)))
+
+
+def _compile_regex(answer: str) -> Any:
+    if not answer.strip():
+        _warn(f"the regular expression {answer!r} is empty: it matches nothing")
+        return None
+    try:
+        return regex.compile(unicodedata.normalize("NFD", answer), flags=_FLAGS)
+    except Exception as error:  # a pattern can fail in more ways than regex.error, deep nesting for one
+        _warn(f"the answer {answer!r} is no valid regular expression ({error}): it matches nothing")
+        return None
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, UserWarning, stacklevel=2)

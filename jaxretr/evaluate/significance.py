@@ -1,0 +1,151 @@
+"""Is one run better than another, or lucky? Paired tests on the values of the same questions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxretr.errors import UserError
+
+# Resamples are drawn in blocks of about this many numbers, so that 22,000 questions need no 1.8 GB.
+_BLOCK = 4_000_000
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found; "a" is the run, "b" the baseline.
+
+    Attributes:
+      mean_a: mean of a.
+      mean_b: mean of b.
+      difference: mean_a - mean_b; positive when a is better.
+      p_value: of the paired randomisation test, two-sided.
+      low: lower end of the 95% bootstrap interval of the difference.
+      high: upper end of it.
+      wins: questions on which a is better.
+      ties: questions on which they are equal.
+      losses: questions on which a is worse.
+      t_test_p_value: of the paired t-test, two-sided; nan with a single question.
+    """
+
+    mean_a: float
+    mean_b: float
+    difference: float
+    p_value: float
+    low: float
+    high: float
+    wins: int
+    ties: int
+    losses: int
+    t_test_p_value: float
+
+
+def compare(a: Mapping[str, float], b: Mapping[str, float], seed: int = 0) -> Comparison:
+    """Compares the per-question values of two runs.
+
+    Args:
+      a: {question id: value} of the run, for instance from `metrics.evaluate(..., per_query=True)`.
+      b: the same questions' values of the baseline.
+      seed: of the resampling; the same seed and values give the same numbers, whatever the order of the questions.
+
+    Raises:
+      UserError: no question, or not the same questions in both.
+    """
+    if a.keys() != b.keys():
+        odd = sorted(a.keys() ^ b.keys())
+        where = "the baseline" if odd[0] in a else "the run"
+        raise UserError(
+            f"paired tests need the same questions in both runs: {len(odd)} are in one only, "
+            f"for instance '{odd[0]}', which {where} lacks"
+        )
+    if not a:
+        raise UserError("paired tests need at least one question; both runs are empty")
+    question_ids = sorted(a)
+    of_a = np.array([a[question_id] for question_id in question_ids], np.float64)
+    of_b = np.array([b[question_id] for question_id in question_ids], np.float64)
+    differences = of_a - of_b
+    low, high = bootstrap_interval(differences, seed=seed)
+    # Values that should be equal may differ in the last bit when they were summed in another order.
+    tied = np.isclose(of_a, of_b, rtol=1e-12, atol=1e-12)
+    return Comparison(
+        mean_a=float(of_a.mean()),
+        mean_b=float(of_b.mean()),
+        difference=float(differences.mean()),
+        p_value=randomisation_test(differences, seed=seed),
+        low=low,
+        high=high,
+        wins=int((~tied & (differences > 0)).sum()),
+        ties=int(tied.sum()),
+        losses=int((~tied & (differences < 0)).sum()),
+        t_test_p_value=paired_t_test(differences),
+    )
+
+
+def randomisation_test(differences: NDArray[np.float64], *, resamples: int = 10_000, seed: int = 0) -> float:
+    """The paired (Fisher) randomisation test, two-sided.
+
+    Under the null hypothesis the two systems are exchangeable on each question, so the sign of each difference is a
+    coin toss. The p-value is the share of tosses whose mean is at least as far from 0 as the observed one, the
+    observed one counted in ((1 + hits) / (1 + resamples)), which keeps it above 0.
+
+    Args:
+      differences: value of a minus value of b on each question, float64 [B].
+      resamples: number of tosses.
+      seed: of the tosses.
+
+    Returns:
+      The p-value, in (0, 1].
+    """
+    rng = np.random.default_rng(seed)
+    # A difference of 0 has no sign: leaving it out changes no sum.
+    differences = differences[differences != 0]
+    observed = abs(differences.sum())
+    # Sums of the same numbers in another order are equal only up to rounding.
+    reached = observed - 1e-12 * np.abs(differences).sum()
+    hits = 0
+    for size in _blocks(resamples, len(differences)):
+        tossed = rng.integers(0, 2, (size, len(differences)), dtype=np.int8) * 2 - 1
+        hits += int((np.abs(tossed @ differences) >= reached).sum())
+    return (1 + hits) / (1 + resamples)
+
+
+def bootstrap_interval(
+    differences: NDArray[np.float64], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
+    """The percentile bootstrap interval of the mean difference: questions are drawn with replacement.
+
+    Args:
+      differences: value of a minus value of b on each question, float64 [B], B at least 1.
+      confidence: coverage, in (0, 1).
+      resamples: number of draws of B questions.
+      seed: of the draws.
+
+    Returns:
+      The lower and the upper end.
+    """
+    rng = np.random.default_rng(seed)
+    means = [
+        differences[rng.integers(0, len(differences), (size, len(differences)), dtype=np.int32)].mean(axis=1)
+        for size in _blocks(resamples, len(differences))
+    ]
+    low, high = np.quantile(np.concatenate(means), [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+def paired_t_test(differences: NDArray[np.float64]) -> float:
+    """The two-sided p-value of the paired t-test of differences, float64 [B]; nan for a single one."""
+    from scipy import stats  # slow to import, and only `jaxretr evaluate --baseline` needs it
+
+    if len(differences) < 2:
+        return float("nan")
+    error = differences.std(ddof=1) / np.sqrt(len(differences))
+    if error == 0:
+        return 1.0 if differences[0] == 0 else 0.0
+    return float(2 * stats.t.sf(abs(differences.mean() / error), df=len(differences) - 1))
+
+
+def _blocks(resamples: int, questions: int) -> list[int]:
+    """Cuts the number of resamples into blocks of at most `_BLOCK` numbers."""
+    size = max(1, _BLOCK // max(1, questions))
+    return [min(size, resamples - start) for start in range(0, resamples, size)]

@@ -1,0 +1,92 @@
+"""Files that are whole or absent: every writer of this package goes through `atomic_write`."""
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from jaxretr.errors import UserError
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space there or choose another place",
+    errno.EDQUOT: "free some of your quota or choose another place",
+    errno.EFBIG: "choose a file system that takes a file of this size",
+    errno.EIO: "check the disk or choose another place",
+    errno.EACCES: "choose a folder that you may write to",
+    errno.EPERM: "choose a folder that you may write to",
+    errno.ENOENT: "choose a folder in which files can be made",
+    errno.EROFS: "choose a folder that you may write to",
+    errno.ENOTDIR: "a part of the path is a file: choose another path",
+    errno.EEXIST: "a part of the path is a file: choose another path",
+    errno.EISDIR: "it is a folder: name a file",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
+    """Opens a file for writing that appears under its name only when it is complete.
+
+    The bytes go to a hidden file beside `path`, which is renamed when the block ends. When the block fails, or the
+    process is killed, an older file under that name is as it was. Missing folders are made. Something that is no
+    regular file (`/dev/stdout`, a named pipe) is written to directly.
+
+    Args:
+      path: where the file shall be; a symbolic link is followed.
+      mode: "w" for text (UTF-8, "\\n" line ends) or "wb" for bytes.
+
+    Yields:
+      The open file.
+
+    Raises:
+      UserError: the file cannot be written (no space, no permission, a folder of that name); one line that names
+        `path` and what to do. Errors of the block itself pass through unchanged.
+    """
+    if mode not in ("w", "wb"):
+        raise ValueError(f"mode must be 'w' or 'wb', not {mode!r}")
+    target = Path(os.path.realpath(path))
+    encoding, newline = (None, None) if mode == "wb" else ("utf-8", "\n")
+    partial = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+        if target.exists() and not target.is_file():
+            with open(target, mode, encoding=encoding, newline=newline) as file:
+                yield file
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # "x" and not tempfile: the file gets the permissions of the user's umask, not 0600.
+            with open(partial, mode.replace("w", "x"), encoding=encoding, newline=newline) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, target)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        _sync_folder(target.parent)
+    except OSError as error:
+        # An error that names another file is the block's own (say, its input is missing): not ours to explain.
+        # A failed write names no file at all.
+        ours = error.filename is None or _is_or_holds(Path(os.fsdecode(error.filename)), target, partial)
+        if not ours or error.errno not in _REMEDIES:
+            raise
+        raise UserError(f"{path}: cannot be written ({error.strerror}); {_REMEDIES[error.errno]}") from error
+
+
+def _is_or_holds(named: Path, target: Path, partial: Path) -> bool:
+    return named in (target, partial) or named in target.parents
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename last through a power cut, where the file system can do that."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

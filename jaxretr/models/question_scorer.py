@@ -1,0 +1,161 @@
+"""The question scorer for users: texts in, scores out. The mathematics is in scorer.py."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxretr.config import Dtype
+from jaxretr.data.tokens import load_tokenizer, scorer_passage, scorer_target, vocabulary_size
+from jaxretr.errors import UsageError, UserError
+from jaxretr.models import t5_params
+from jaxretr.models.hf_files import resolve
+from jaxretr.models.layers import Params
+from jaxretr.models.scorer import Prompt, encoder_input, graph, mean_log_prob
+from jaxretr.models.t5 import T5Config
+
+
+class QuestionScorer:
+    """Scores passages by how well they explain a question, with a T5.
+
+    Args:
+      config: the T5's shape.
+      params: its parameters.
+      tokenizer: its tokenizer.
+      max_length: tokens of the encoder's input, instruction included; only the passage is cut.
+      max_question_length: tokens of "Question: {q}</s>".
+      dtype: of the matmuls' operands.
+    """
+
+    def __init__(
+        self,
+        config: T5Config,
+        params: Params,
+        tokenizer: Any,
+        *,
+        max_length: int = 512,
+        max_question_length: int = 128,
+        dtype: Dtype = "float32",
+    ):
+        self.config, self.params, self.tokenizer = config, params, tokenizer
+        self.prompt = Prompt.of(tokenizer)
+        self.max_length, self.max_question_length, self.dtype = max_length, max_question_length, dtype
+        if max_length <= self.prompt.size:
+            raise UsageError(
+                f"scorer.max_length={max_length}: the instruction alone takes {self.prompt.size} tokens; "
+                "leave room for the passage"
+            )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_name: str | Path,
+        *,
+        max_length: int = 512,
+        max_question_length: int = 128,
+        dtype: Dtype = "float32",
+    ) -> "QuestionScorer":
+        """Loads a Hugging Face T5 (v1.0, v1.1, flan, T0); its weights are kept in `dtype`.
+
+        Raises:
+          UserError: no such model, or not a T5.
+        """
+        folder = resolve(path_or_name)
+        config, params = t5_params.read(folder, np.dtype(dtype))
+        tokenizer = load_tokenizer(folder)
+        if vocabulary_size(tokenizer) > config.vocab_size:
+            raise UserError(f"{folder}: the tokenizer has more entries than the model; use the model's own tokenizer")
+        return cls(
+            config,
+            params,
+            tokenizer,
+            max_length=max_length,
+            max_question_length=max_question_length,
+            dtype=dtype,
+        )
+
+    def score(
+        self, questions: Sequence[str], passages: Sequence[Mapping[str, str]], *, batch_size: int = 32
+    ) -> np.ndarray:
+        """Scores question i against passage i.
+
+        A passage that occurs several times goes through the encoder once.
+
+        Args:
+          questions: n questions.
+          passages: n mappings with "title" and "text".
+          batch_size: pairs at once.
+
+        Returns:
+          float32 [n]: mean log p(question token | passage), in nats; higher is better.
+
+        Raises:
+          UsageError: the two have different lengths.
+        """
+        if len(questions) != len(passages):
+            raise UsageError(f"{len(questions)} questions and {len(passages)} passages; give one passage a question")
+        if not questions:
+            return np.zeros(0, np.float32)
+        titles = [passage.get("title", "") for passage in passages]
+        texts = [passage["text"] for passage in passages]
+        rows = scorer_passage(self.tokenizer, titles, texts, self.max_length - self.prompt.size).ids
+        targets = scorer_target(self.tokenizer, list(questions), self.max_question_length).ids
+        # Pairs of one passage stand together and share its encoding; similar lengths share a batch.
+        order = sorted(range(len(rows)), key=lambda n: (len(rows[n]), rows[n], len(targets[n])))
+        scores = np.zeros(len(rows), np.float32)
+        params = jax.device_put(self.params)
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            scores[batch] = self._score_batch(params, [rows[n] for n in batch], [targets[n] for n in batch], batch_size)
+        return scores
+
+    def _score_batch(
+        self, params: Params, rows: list[list[int]], targets: list[list[int]], batch_size: int
+    ) -> np.ndarray:
+        distinct = {tuple(row): None for row in rows}
+        number = {row: n for n, row in enumerate(distinct)}
+        # Powers of two, so that few shapes are ever compiled.
+        encoded = min(batch_size, 1 << (len(distinct) - 1).bit_length())
+        of_pair = np.zeros(batch_size, np.int32)
+        of_pair[: len(rows)] = [number[tuple(row)] for row in rows]
+        passages, lengths = rectangle(list(distinct), encoded, 32)
+        target_tokens, target_lengths = rectangle(targets, batch_size, 8)
+        scores = _score_shared(
+            self.config, self.prompt, self.dtype, params, passages, lengths, of_pair, target_tokens, target_lengths
+        )
+        return np.asarray(scores)[: len(rows)]
+
+
+def rectangle(rows: Sequence[Sequence[int]], count: int, multiple: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pads rows to [count, width] with width a multiple of `multiple`; returns (tokens int32, lengths int32)."""
+    width = max(multiple, -(-max(len(row) for row in rows) // multiple) * multiple)
+    tokens, lengths = np.zeros((count, width), np.int32), np.zeros(count, np.int32)
+    for n, row in enumerate(rows):
+        tokens[n, : len(row)] = row
+        lengths[n] = len(row)
+    return tokens, lengths
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _score_shared(
+    config: T5Config,
+    prompt: Prompt,
+    dtype: str,
+    params: Params,
+    passages: jax.Array,
+    lengths: jax.Array,
+    of_pair: jax.Array,
+    targets: jax.Array,
+    target_lengths: jax.Array,
+) -> jax.Array:
+    """Scores pairs whose passages are given once each: pair i uses passage `of_pair[i]`."""
+    model = nnx.merge(graph(config, jnp.dtype(dtype)), params)
+    tokens, lengths = encoder_input(prompt, passages, lengths)
+    memory = model.encode(tokens, lengths)
+    log_probs = model.target_log_probs(targets, memory[of_pair], lengths[of_pair])
+    return mean_log_prob(log_probs, target_lengths)

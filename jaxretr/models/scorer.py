@@ -1,0 +1,103 @@
+"""The question scorer: how well a passage explains a question, by a frozen T5 (ART, Sachan et al. 2023, section 2.3).
+
+The passage's score is mean_t log p(question_t | question_<t, passage), over all tokens of "Question: {q}</s>" given
+"Passage: {title} {text} . Please write a question based on this passage.</s>".
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxretr.models.layers import Params, define
+from jaxretr.models.t5 import T5Config, T5Model
+
+PREFIX = "Passage: "
+SUFFIX = " . Please write a question based on this passage."
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The token ids around a passage in the scorer's encoder input."""
+
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    """Ends with </s>."""
+
+    @staticmethod
+    def of(tokenizer: Any) -> "Prompt":
+        """Tokenises the instruction's two segments, each by itself as ART does."""
+        prefix, suffix = tokenizer([PREFIX, SUFFIX], add_special_tokens=False)["input_ids"]
+        return Prompt(tuple(prefix), (*suffix, tokenizer.eos_token_id))
+
+    @property
+    def size(self) -> int:
+        """Number of tokens that the instruction takes from the encoder's length."""
+        return len(self.prefix) + len(self.suffix)
+
+
+def encoder_input(prompt: Prompt, passages: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Puts the instruction around passages of different lengths.
+
+    Args:
+      prompt: the instruction's token ids.
+      passages: token ids without special tokens, any integer type [..., M], padded on the right.
+      lengths: number of real tokens of each, int32 [...].
+
+    Returns:
+      (tokens int32 [..., M + prompt.size], lengths int32 [...]).
+    """
+    width = passages.shape[-1]
+    prefix, suffix = jnp.array(prompt.prefix, jnp.int32), jnp.array(prompt.suffix, jnp.int32)
+    place = jnp.arange(width + prompt.size)
+    in_passage = place - len(prompt.prefix)
+    in_suffix = in_passage - lengths[..., None]  # [..., M + P]
+    passage = passages.astype(jnp.int32)[..., jnp.clip(in_passage, 0, width - 1)]
+    tokens = jnp.where(in_suffix < 0, passage, suffix[jnp.clip(in_suffix, 0, len(suffix) - 1)])
+    tokens = jnp.where(place < len(prompt.prefix), prefix[jnp.minimum(place, len(prefix) - 1)], tokens)
+    return jnp.where(in_suffix < len(suffix), tokens, 0), (lengths + prompt.size).astype(jnp.int32)
+
+
+def graph(config: T5Config, dtype: Any) -> Any:
+    """The scorer's NNX graph; `nnx.merge(graph, params)` is the model."""
+    return define(lambda rngs: T5Model(config, dtype=dtype, rngs=rngs))[0]
+
+
+def mean_log_prob(log_probs: jax.Array, lengths: jax.Array) -> jax.Array:
+    """The mean over the real target tokens: log_probs float32 [..., T], lengths int32 [...] -> float32 [...]."""
+    real = jnp.arange(log_probs.shape[-1]) < lengths[..., None]
+    return jnp.where(real, log_probs, 0.0).sum(axis=-1) / jnp.maximum(lengths, 1)
+
+
+def score_pairs(
+    config: T5Config,
+    prompt: Prompt,
+    params: Params,
+    passages: jax.Array,
+    passage_lengths: jax.Array,
+    targets: jax.Array,
+    target_lengths: jax.Array,
+    *,
+    dtype: Any = jnp.float32,
+) -> jax.Array:
+    """Scores n questions, each against a passage of its own.
+
+    Args:
+      config: the T5's shape.
+      prompt: the instruction.
+      params: the T5's parameters.
+      passages: token ids of the passages alone, [n, M].
+      passage_lengths: int32 [n].
+      targets: token ids of "Question: {q}</s>", [n, T].
+      target_lengths: int32 [n].
+      dtype: of the matmuls' operands.
+
+    Returns:
+      float32 [n]: mean log p(question token | passage), in nats.
+    """
+    model = nnx.merge(graph(config, dtype), params)
+    tokens, lengths = encoder_input(prompt, passages, passage_lengths)
+    log_probs = model.target_log_probs(targets, model.encode(tokens, lengths), lengths)
+    return mean_log_prob(log_probs, target_lengths)

@@ -1,0 +1,56 @@
+"""Masked language modelling (Devlin et al. 2019): 15% of the tokens, of these 80% masked, 10% random, 10% kept."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class MaskedBatch(NamedTuple):
+    """Rows with masks, and what stood under them."""
+
+    tokens: np.ndarray  # [B, L]
+    lengths: np.ndarray  # int32 [B]
+    positions: np.ndarray  # int32 [B, P]: where to predict; unused places are 0
+    labels: np.ndarray  # int32 [B, P]
+    weights: np.ndarray  # float32 [B, P]: 1 for a prediction, 0 for an unused place
+
+
+def mask(
+    rng: np.random.Generator,
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    *,
+    rate: float,
+    mask_id: int,
+    special: np.ndarray,
+    vocab_size: int,
+) -> MaskedBatch:
+    """Draws the predictions of a batch.
+
+    Args:
+      rng: source of all randomness; another draw masks other tokens.
+      tokens: ids, [B, L].
+      lengths: int [B].
+      rate: share of the ordinary tokens to predict.
+      mask_id: the id of [MASK].
+      special: ids that are never predicted nor drawn as random tokens ([CLS], [SEP], ...).
+      vocab_size: V.
+
+    Returns:
+      The masked batch; P = ceil(1.5 * rate * L) places a row, surplus draws of a row are dropped at random.
+    """
+    batch, width = tokens.shape
+    ordinary = (np.arange(width) < lengths[:, None]) & ~np.isin(tokens, special)
+    places = int(np.ceil(1.5 * rate * width))
+    # Each chosen token gets a random rank; the first P of a row are predicted.
+    rank = np.where(ordinary & (rng.random((batch, width)) < rate), rng.random((batch, width)), 2.0)
+    positions = np.argsort(rank, axis=1)[:, :places]
+    weights = (np.take_along_axis(rank, positions, axis=1) < 2.0).astype(np.float32)
+    labels = np.take_along_axis(tokens, positions, axis=1).astype(np.int32)
+    kind = rng.random((batch, places))
+    words = np.setdiff1d(np.arange(vocab_size), special)
+    shown = np.where(kind < 0.8, mask_id, np.where(kind < 0.9, rng.choice(words, (batch, places)), labels))
+    masked = tokens.copy()
+    # An unused place keeps its token.
+    np.put_along_axis(masked, positions, np.where(weights > 0, shown, labels).astype(tokens.dtype), axis=1)
+    return MaskedBatch(masked, lengths.astype(np.int32), positions.astype(np.int32), labels, weights)

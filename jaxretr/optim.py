@@ -1,0 +1,57 @@
+"""The optimizer: AdamW, its learning-rate schedule, and which parameters decay."""
+
+from typing import Any
+
+import jax
+import optax
+
+from jaxretr.config import Optimizer
+from jaxretr.models.layers import Params
+
+
+def schedule(config: Optimizer, steps: int) -> optax.Schedule:
+    """Linear warm-up to the peak, then linear decay to `final` of it at the last step.
+
+    Args:
+      config: peak, warm-up share and final share.
+      steps: length of the run.
+
+    Returns:
+      A function from the number of finished steps to the next step's learning rate. The first step already moves:
+      with W warm-up steps its rate is peak / W.
+    """
+    warmup = max(1, round(config.warmup * steps))
+    end = config.final * config.learning_rate
+
+    def rate(count: Any) -> Any:
+        number = count + 1
+        rising = config.learning_rate * number / warmup
+        left = (steps - number) / max(1, steps - warmup)
+        falling = end + (config.learning_rate - end) * jax.numpy.clip(left, 0.0, 1.0)
+        return jax.numpy.where(number <= warmup, rising, falling)
+
+    return rate
+
+
+def decays(params: Params) -> Params:
+    """True for each parameter that weight decay applies to: all but biases and LayerNorms."""
+
+    def one(path: tuple[Any, ...], _: Any) -> bool:
+        return path[-1].key not in ("bias", "scale")
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
+def build(config: Optimizer, steps: int) -> optax.GradientTransformation:
+    """Clipping by the global norm, then AdamW with decoupled weight decay."""
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip),
+        optax.adamw(
+            schedule(config, steps),
+            b1=config.b1,
+            b2=config.b2,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            mask=decays,
+        ),
+    )

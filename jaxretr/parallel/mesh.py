@@ -1,0 +1,129 @@
+"""Devices and hosts: the mesh, arrays sharded by row over it, and values fetched back to the host."""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
+
+from jaxretr.errors import UsageError, UserError
+
+DATA = "data"
+MODEL = "model"
+
+# A checkpoint of a row-sharded array is readable on any power-of-two number of devices up to this one.
+ROW_MULTIPLE = 1024
+
+# What a launcher sets when the process is one of several; without one of these a single process is assumed.
+_COORDINATOR_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "COORDINATOR_ADDRESS")
+
+
+def init_distributed() -> bool:
+    """Joins the other processes when the environment asks for it; further calls do nothing.
+
+    JAXRETR_DISTRIBUTED=1 leaves the detection of the cluster (TPU pod, Slurm, Open MPI, Kubernetes) to JAX.
+    Elsewhere set JAX_COORDINATOR_ADDRESS (or COORDINATOR_ADDRESS) to host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    Must be called before anything asks JAX for its devices.
+
+    Returns:
+      True when this process is (now) part of a distributed run.
+
+    Raises:
+      UserError: the other processes could not be joined, or a variable is not a number.
+    """
+    if jax.distributed.is_initialized():
+        return True
+    address = next((os.environ[name] for name in _COORDINATOR_VARIABLES if os.environ.get(name)), None)
+    if address is None and os.environ.get("JAXRETR_DISTRIBUTED", "0") != "1":
+        return False
+    try:
+        processes, process = (
+            int(os.environ[name]) if name in os.environ else None for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+        )
+        jax.distributed.initialize(coordinator_address=address, num_processes=processes, process_id=process)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"joining the distributed run failed ({reason}); check JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES"
+            " and JAX_PROCESS_ID, or unset them and JAXRETR_DISTRIBUTED to run on this machine alone"
+        ) from error
+    return True
+
+
+def make_mesh(
+    devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
+    *,
+    model: int = 1,
+) -> Mesh:
+    """Arranges devices in a mesh with the axes ("data", "model").
+
+    Args:
+      devices: the devices to use; all devices of all hosts by default.
+      model: devices that share one copy of the model; the rest of the factor is the "data" axis.
+
+    Raises:
+      UsageError: `model` does not divide the number of devices.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    if model < 1 or not devices or len(devices) % model:
+        raise UsageError(
+            f"model={model} does not divide the {len(devices)} devices; choose a divisor of {len(devices)} (1 is always one)"
+        )
+    # make_mesh makes Explicit axes unless told otherwise; the models leave their shardings to the compiler.
+    axis_types = (AxisType.Auto, AxisType.Auto)
+    return jax.make_mesh((len(devices) // model, model), (DATA, MODEL), axis_types=axis_types, devices=devices)
+
+
+def padded_rows(n: int, mesh: Mesh) -> int:
+    """Returns the smallest positive multiple of 1024 and of the data axis that holds `n` rows."""
+    unit = math.lcm(ROW_MULTIPLE, mesh.shape[DATA])
+    return max(1, -(-n // unit)) * unit
+
+
+def put_rows(
+    mesh: Mesh,
+    rows: np.ndarray | Callable[[int, int], np.ndarray],
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+) -> jax.Array:
+    """Puts host rows on the devices, sharded over the data axis; each host reads only the rows of its devices.
+
+    Args:
+      rows: an array [n, ...] (a memory map is read one shard at a time), or a function that returns the rows
+        [start, stop) of one and may return fewer at the end. Rows up to `shape[0]` are filled with zeros.
+      shape: shape of the global array; `shape[0]` must be a multiple of the data axis (see `padded_rows`).
+      dtype: dtype of the global array.
+
+    Returns:
+      A global array of the given shape, sharded by row over DATA and replicated over MODEL.
+    """
+    read = rows if callable(rows) else lambda start, stop: rows[start:stop]
+
+    def shard(index: tuple[slice, ...] | None) -> np.ndarray:
+        start, stop, _ = (index[0] if index else slice(None)).indices(shape[0])
+        values = np.asarray(read(start, stop))
+        missing = stop - start - len(values)
+        if not missing:
+            return values.astype(dtype, copy=False)
+        padded = np.zeros((stop - start, *shape[1:]), dtype)
+        padded[: len(values)] = values
+        return padded
+
+    return jax.make_array_from_callback(shape, NamedSharding(mesh, PartitionSpec(DATA)), shard, dtype=dtype)
+
+
+def replicate(mesh: Mesh, tree: Any) -> Any:
+    """Copies every array of a tree to every device of the mesh; all hosts must hold the same values."""
+    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+
+
+def to_host(x: Any) -> np.ndarray:
+    """Fetches a whole array, also one whose shards are on other hosts (then every host must call this)."""
+    if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+    return np.asarray(x)

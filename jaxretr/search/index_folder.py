@@ -1,0 +1,154 @@
+"""The folder of an exact index: embeddings.npy (bfloat16 as its uint16 bits), ids.jsonl and meta.json."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxretr.errors import UserError
+
+DTYPES = ("float32", "bfloat16")
+EMBEDDINGS = "embeddings.npy"
+IDS = "ids.jsonl"
+META = "meta.json"
+
+_FORMAT = "jaxretr-exact-index"
+_VERSION = 1
+
+
+def write(
+    directory: str | os.PathLike,
+    shape: tuple[int, int],
+    dtype: np.dtype,
+    ids: list[str] | None,
+    pieces: Iterable[tuple[int, np.ndarray]],
+) -> None:
+    """Writes an index beside the folder and then renames it into place, replacing an older index.
+
+    Args:
+      directory: the folder; its parents are made.
+      shape: (N, D) of the embeddings.
+      dtype: float32 or bfloat16.
+      ids: N ids, or None when the rows have none.
+      pieces: (first row, rows [n, D]) that cover the embeddings; rows beyond N are padding and left out.
+
+    Raises:
+      UserError: the folder holds something else, or cannot be written.
+    """
+    target = Path(os.path.abspath(directory))
+    temporary, old = (target.parent / f".{target.name}.{os.getpid()}.{kind}" for kind in ("new", "old"))
+    try:
+        if target.exists() and not (target.is_dir() and ((target / META).is_file() or not os.listdir(target))):
+            raise UserError(f"{target}: is not an index and would be replaced; choose another folder")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.mkdir()
+            _write_files(temporary, shape, dtype, ids, pieces)
+            if target.exists():
+                target.rename(old)
+            temporary.rename(target)
+        finally:
+            if old.exists() and not target.exists():
+                old.rename(target)
+            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise UserError(
+            f"{target}: writing the index failed ({error.strerror}); free space or choose another folder"
+        ) from error
+
+
+def _write_files(
+    folder: Path,
+    shape: tuple[int, int],
+    dtype: np.dtype,
+    ids: list[str] | None,
+    pieces: Iterable[tuple[int, np.ndarray]],
+) -> None:
+    bits = _bits(dtype)
+    n, dim = shape
+    # A sparse file that outgrows the disk kills the process when its memory map is touched; ask for the space first.
+    if (free := shutil.disk_usage(folder).free) < n * dim * bits.itemsize:
+        raise UserError(f"{folder.parent}: {n * dim * bits.itemsize} bytes are needed and {free} are free; free space")
+    out = np.lib.format.open_memmap(folder / EMBEDDINGS, mode="w+", dtype=bits, shape=shape)
+    for start, piece in pieces:
+        count = max(0, min(len(piece), n - start))
+        out[start : start + count] = piece[:count].view(bits)
+    out.flush()
+    if ids is not None:
+        with open(folder / IDS, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(name) + "\n" for name in ids)
+    meta = {"format": _FORMAT, "version": _VERSION, "rows": n, "dim": dim, "dtype": dtype.name, "ids": ids is not None}
+    (folder / META).write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+
+
+def read(directory: str | os.PathLike) -> tuple[np.ndarray, list[str] | None]:
+    """Returns the embeddings [N, D] as a memory map in their dtype, and the ids if the index has them.
+
+    Raises:
+      UserError: the folder is missing, incomplete, damaged or of another format.
+    """
+    folder = Path(directory)
+    meta = _read_meta(folder / META)
+    path = folder / EMBEDDINGS
+    dtype = np.dtype(jnp.dtype(meta["dtype"]))
+    try:
+        stored = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read ({_first_line(error)}); save the index again") from error
+    shape = (meta["rows"], meta["dim"])
+    if stored.shape != shape or stored.dtype != _bits(dtype):
+        raise UserError(
+            f"{path}: holds {stored.dtype} {list(stored.shape)}, but {META} says {dtype.name} {list(shape)};"
+            " save the index again"
+        )
+    return stored.view(dtype), _read_ids(folder / IDS, meta["rows"]) if meta["ids"] else None
+
+
+def _bits(dtype: np.dtype) -> np.dtype:
+    """Returns the dtype that stands for `dtype` in a .npy file, whose format has no bfloat16."""
+    return np.dtype(np.uint16) if dtype.itemsize == 2 else dtype
+
+
+def _read_meta(path: Path) -> dict:
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: no readable index ({_first_line(error)}); give the folder that save wrote") from error
+    types = {"rows": int, "dim": int, "dtype": str, "ids": bool}
+    if (
+        not isinstance(meta, dict)
+        or meta.get("format") != _FORMAT
+        or meta.get("version") != _VERSION
+        or any(type(meta.get(key)) is not expected for key, expected in types.items())
+        or meta["dtype"] not in DTYPES
+    ):
+        raise UserError(f"{path}: not the description of a {_FORMAT} version {_VERSION}; save the index again")
+    return meta
+
+
+def _read_ids(path: Path, n: int) -> list[str]:
+    ids = []
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    name = json.loads(line)
+                except ValueError:
+                    name = None
+                if not isinstance(name, str):
+                    raise UserError(f"{path}:{number}: not a JSON string; save the index again")
+                ids.append(name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({_first_line(error)}); save the index again") from error
+    if len(ids) != n:
+        raise UserError(f"{path}: {len(ids)} ids for {n} embeddings; save the index again")
+    return ids
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,222 @@
+"""The training program: any objective, on one device or a pod, from a config file to a model folder.
+
+Read it from top to bottom. What differs from one objective to the other (data, model, compiled step, evaluation) is
+in jaxretr/recipes/; what one step does is in jaxretr/objectives/.
+"""
+
+import json
+import logging
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import jax
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from jaxretr.checkpoint import Checkpoints
+from jaxretr.config import ArtConfig, Config, MlmConfig, PassageLmConfig, from_json, to_json
+from jaxretr.errors import UsageError, UserError
+from jaxretr.files import atomic_write
+from jaxretr.metrics_log import MetricsLog
+from jaxretr.parallel.mesh import DATA, init_distributed, make_mesh
+
+log = logging.getLogger(__name__)
+
+
+class Run(Protocol):
+    """One objective with its data and model, as this program drives it. A state is a tree of sharded arrays."""
+
+    config: Config
+
+    def init(self) -> Any:
+        """The state before the first step."""
+        ...
+
+    def abstract_state(self) -> Any:
+        """ShapeDtypeStructs with shardings, for reading a checkpoint."""
+        ...
+
+    def step(self, state: Any, number: int) -> tuple[Any, dict[str, jax.Array]]:
+        """Step `number` (from 0) -> (state, metrics). A function of its arguments alone; `state` is used up."""
+        ...
+
+    def evaluate(self, state: Any) -> dict[str, float]:
+        """Figures on the dev set; empty where there is none."""
+        ...
+
+    def save_model(self, state: Any, folder: Path) -> None:
+        """Writes the model in the form that users load."""
+        ...
+
+
+def build(config: Config, mesh: Mesh, workdir: Path) -> Run:
+    """Reads a run's data and models and compiles nothing yet."""
+    # Imported here: each recipe pulls in its own models.
+    if isinstance(config, ArtConfig):
+        from jaxretr.recipes.art import ArtRun
+
+        return ArtRun(config, mesh, workdir)
+    if isinstance(config, MlmConfig):
+        from jaxretr.recipes.mlm import MlmRun
+
+        return MlmRun(config, mesh, workdir)
+    if isinstance(config, PassageLmConfig):
+        from jaxretr.recipes.passage_lm import PassageLmRun
+
+        return PassageLmRun(config, mesh, workdir)
+    raise UsageError(f"{type(config).__name__}: no recipe for this kind of config")
+
+
+def train(config: Config, workdir: Path) -> dict[str, float]:
+    """Runs a config to its end, or from the newest checkpoint in `workdir` on.
+
+    The folder holds config.json, checkpoints/, metrics.jsonl, tensorboard/, and at the end model/: the best model by
+    `train.best_metric`, or the last one where there is no dev set.
+
+    Args:
+      config: the settings; a folder that was begun with others is refused.
+      workdir: the run's folder, created when missing.
+
+    Returns:
+      The best evaluation's figures; the last step's metrics where there is no dev set.
+
+    Raises:
+      UserError: bad input, a folder that cannot be written, or a checkpoint of another shape.
+    """
+    # ---- devices, data, model ------------------------------------------------------------------------------------
+    init_distributed()
+    mesh = make_mesh(model=config.mesh.model)
+    if config.train.batch_size % mesh.shape[DATA]:
+        raise UsageError(
+            f"train.batch_size={config.train.batch_size} does not divide over {mesh.shape[DATA]} devices; "
+            f"set --train.batch-size to a multiple of {mesh.shape[DATA]}"
+        )
+    writes = jax.process_index() == 0
+    claim(workdir, config, writes)
+    run = build(config, mesh, workdir)
+
+    with Checkpoints(workdir / "checkpoints", config) as checkpoints, Interruption() as interruption:
+        # ---- begin or resume -------------------------------------------------------------------------------------
+        start = checkpoints.latest or 0
+        state = run.init() if checkpoints.latest is None else checkpoints.restore(run.abstract_state())
+        if start:
+            log.info("resuming from step %d", start)
+        best = read_best(workdir)
+
+        # ---- steps -----------------------------------------------------------------------------------------------
+        with MetricsLog(workdir, start=start, total=config.train.steps, writes=writes) as metrics_log:
+            values: dict[str, float] = {}
+            if checkpoints.latest is None:
+                best = evaluate(run, state, 0, best, workdir, metrics_log, writes)
+                checkpoints.save(0, state, best["figures"] if best else None)
+            for number in range(start, config.train.steps):
+                state, metrics = run.step(state, number)
+                step = number + 1
+                last = step == config.train.steps
+                if step % config.train.log_every == 0 or last:
+                    values = {name: float(value) for name, value in metrics.items()}
+                    metrics_log.write(step, values, examples=config.train.batch_size)
+                figures = None
+                if step % config.train.eval_every == 0 or last:
+                    best = evaluate(run, state, step, best, workdir, metrics_log, writes)
+                    figures = best and best["latest"]
+                stopping = interruption.reached(step)
+                if figures or step % config.train.save_every == 0 or last or stopping:
+                    checkpoints.save(step, state, figures)
+                if stopping:
+                    checkpoints.wait()
+                    log.warning("interrupted: saved step %d; run the same command again to go on", step)
+                    raise SystemExit(0)
+            checkpoints.wait()
+
+    # ---- the model -----------------------------------------------------------------------------------------------
+    if best is None and writes:
+        run.save_model(state, workdir / "model")
+    return best["figures"] if best else values
+
+
+def evaluate(
+    run: Run,
+    state: Any,
+    step: int,
+    best: dict[str, Any] | None,
+    workdir: Path,
+    metrics_log: MetricsLog,
+    writes: bool,
+) -> dict[str, Any] | None:
+    """Evaluates; saves the model if it is the best so far. Returns the best so far, None without a dev set."""
+    figures = run.evaluate(state)
+    if not figures:
+        return None
+    metrics_log.write(step, figures)
+    metric = run.config.train.best_metric
+    if metric not in figures:
+        raise UsageError(f"train.best_metric={metric}: the evaluation gives {', '.join(figures)}; choose one of these")
+    sign = -1 if metric == "loss" else 1
+    if best is None or sign * figures[metric] > sign * best["figures"][metric]:
+        best = {"step": step, "figures": figures}
+        run.save_model(state, workdir / "model")
+        if writes:
+            with atomic_write(workdir / "best.json") as file:
+                json.dump(best, file)
+    return {**best, "latest": figures}
+
+
+def read_best(workdir: Path) -> dict[str, Any] | None:
+    """The best evaluation of an earlier part of the run."""
+    path = workdir / "best.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def claim(workdir: Path, config: Config, writes: bool) -> None:
+    """Creates the run's folder and notes its config; refuses a folder that another config was begun in."""
+    path = workdir / "config.json"
+    try:
+        if path.exists():
+            begun = from_json(json.loads(path.read_text()), str(path))
+            if begun != config:
+                changed = [name for name, value in to_json(config).items() if to_json(begun).get(name) != value]
+                raise UsageError(
+                    f"{path}: this folder was begun with other settings ({', '.join(changed)}); "
+                    "use the same ones to resume, or another --workdir"
+                )
+        elif writes:
+            workdir.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as file:
+                json.dump(to_json(config), file, indent=2)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}: {error.msg}; restore the file or use another --workdir") from error
+    except OSError as error:
+        raise UserError(f"{workdir}: {error.strerror}; pass another --workdir") from error
+
+
+class Interruption:
+    """Notices SIGTERM and SIGINT, so that a run ends between two steps with everything saved.
+
+    On several hosts the cluster's own agreement on a common step is asked instead of this host's signal alone.
+    """
+
+    def __enter__(self) -> "Interruption":
+        self.signalled = False
+        self.earlier = {}
+        # With several processes JAX's own preemption service listens for SIGTERM.
+        if jax.process_count() == 1 and threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self.earlier[number] = signal.signal(number, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signalled = True
+        # A second signal ends the process at once.
+        signal.signal(number, self.earlier[number])
+
+    def reached(self, step: int) -> bool:
+        """Whether the run is to stop after this step."""
+        return self.signalled if jax.process_count() == 1 else multihost_utils.reached_preemption_sync_point(step)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.earlier.items():
+            signal.signal(number, handler)

@@ -1,0 +1,29 @@
+"""Every test sees eight CPU devices, and compiled programs are kept between runs."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import pytest
+
+# Before anything asks for a device: the backend reads the number once.
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".jax_cache"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+@pytest.fixture(scope="session")
+def mesh8() -> jax.sharding.Mesh:
+    from jaxretr.parallel.mesh import make_mesh
+
+    assert jax.device_count() == 8, "the backend started before tests/conftest.py"
+    return make_mesh()
+
+
+@pytest.fixture(scope="session")
+def mesh1() -> jax.sharding.Mesh:
+    from jaxretr.parallel.mesh import make_mesh
+
+    return make_mesh(jax.devices()[:1])
