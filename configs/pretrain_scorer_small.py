@@ -23,6 +23,6 @@ def config() -> PassageLmConfig:
             max_length=112,
         ),
         t5=T5Shape(),
-        optimizer=Optimizer(learning_rate=2e-3, b2=0.98, weight_decay=0.0, warmup=0.03),
-        train=Train(steps=6000, batch_size=32, log_every=50, save_every=500, eval_every=1000, best_metric="loss"),
+        optimizer=Optimizer(learning_rate=1e-3, b2=0.98, weight_decay=0.0, warmup=0.03),
+        train=Train(steps=3000, batch_size=32, log_every=50, save_every=500, eval_every=500, best_metric="loss"),
     )

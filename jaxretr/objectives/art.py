@@ -154,7 +154,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
                 found.lengths.reshape(-1),
                 dtype=program.encoder_dtype,
                 keys=None if keys.passages is None else keys.passages.reshape(-1),
-            ).reshape(*rows.shape[:0], len(q), program.top_k, -1)  # [b, K, D]
+            ).reshape(len(q), program.top_k, -1)  # [b, K, D]
             student = jnp.einsum("bd,bkd->bk", q, p, precision=lax.Precision.HIGHEST)
             loss = art_loss(
                 student,
@@ -303,7 +303,7 @@ def make_refresh(program: ArtProgram, mesh: Mesh) -> Callable[..., CorpusState]:
         def block(number: jax.Array, embeddings: jax.Array) -> jax.Array:
             rows = order[number]
             lengths = passages.lengths[rows]
-            bucket = jnp.searchsorted(jnp.array(widths), lengths.max())
+            bucket = (lengths.max() > jnp.array(widths[:-1], jnp.int32)).sum()  # the first width that is enough
             branches = [partial(encode, width=width) for width in widths]
             fresh = lax.switch(bucket, branches, passages.tokens[rows], lengths)
             return embeddings.at[rows].set(fresh.astype(embeddings.dtype))

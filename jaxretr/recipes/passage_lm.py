@@ -11,10 +11,11 @@ from jax.sharding import Mesh
 from jaxretr.config import PassageLmConfig
 from jaxretr.data.readers import read_beir
 from jaxretr.data.tokens import Template, scorer_target
+from jaxretr.models.copying_start import copying_start
 from jaxretr.models.hf_folder import write_folder
-from jaxretr.models.layers import Params, initialise
+from jaxretr.models.layers import Params
 from jaxretr.models.scorer import Prompt, encoder_input, graph
-from jaxretr.models.t5 import T5Config, T5Model
+from jaxretr.models.t5 import T5Config
 from jaxretr.models.t5_params import export_t5
 from jaxretr.objectives.passage_lm import Example, thinned_windows
 from jaxretr.objectives.token_step import masked_sum
@@ -56,22 +57,6 @@ class PassageLmRun(LanguageModelRun):
         """Writes a Hugging Face folder (T5ForConditionalGeneration)."""
         params: Any = jax.device_get(state.params)
         write_folder(folder, *export_t5(self.t5, params), self.data.tokenizer)
-
-
-def copying_start(config: T5Config, seed: int) -> Params:
-    """Fresh T5 parameters, with the decoder's attention to the passage starting as an identity.
-
-    What it attends to then raises, through the tied embedding, the probability of just those tokens. A small model
-    learns to copy from the passage within a few hundred steps this way, and hardly at all from a random start.
-    """
-    params = initialise(lambda rngs: T5Model(config, rngs=rngs), seed)
-    if config.num_heads * config.d_kv == config.d_model:
-        identity = np.broadcast_to(
-            np.eye(config.d_model, dtype=np.float32), (config.num_decoder_layers, *2 * [config.d_model])
-        )
-        for name in ("value", "out"):
-            params["decoder"]["cross"][name]["kernel"] = jax.numpy.asarray(identity)
-    return params
 
 
 class Examples:

@@ -1,0 +1,14 @@
+"""What ships with the package: a small corpus with questions, a small encoder and a small scorer."""
+
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+
+QUICKSTART = _HERE / "quickstart"
+"""BEIR folder of 5,000 passages and the questions they answer; see its NOTICE.txt."""
+
+ENCODER_SMALL = _HERE / "encoder_small"
+"""BERT, 4 layers of 128, masked language modelling only; see its model card."""
+
+SCORER_SMALL = _HERE / "scorer_small"
+"""T5 scorer, 2 + 3 layers of 192; see its model card."""

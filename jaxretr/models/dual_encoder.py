@@ -1,0 +1,351 @@
+"""The dual encoder: its configuration, its mathematics as pure functions, and `DualEncoder` for users."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxretr.config import Dtype, dataclass_from
+from jaxretr.data.tokens import passage_joined, passage_pair, question_rows, vocabulary_size
+from jaxretr.errors import UserError, did_you_mean
+from jaxretr.models.bert import BertConfig, BertEncoder
+from jaxretr.models.encode import Engine
+from jaxretr.models.layers import Params, define, initialise
+
+Side = Literal["question", "passage"]
+
+
+@dataclass(frozen=True)
+class DualEncoderConfig:
+    """What a dual encoder is, beside its weights and its tokenizer."""
+
+    bert: BertConfig
+    shared: bool = False
+    """One tower for questions and passages, or two of the same shape."""
+    pooling: Literal["cls", "mean"] = "cls"
+    projection_size: int | None = None
+    """D of a linear layer after the pooling; None: there is none, and D is the encoder's."""
+    normalise: bool = False
+    """Divide the embedding by its length."""
+    passage_template: Literal["pair", "joined"] = "pair"
+    """[CLS] title [SEP] text [SEP] (ART, DPR), or [CLS] title text [SEP] (sentence-transformers)."""
+    max_question_length: int = 256
+    max_passage_length: int = 256
+    """Tokens, special ones included."""
+
+    @property
+    def embedding_size(self) -> int:
+        """D."""
+        return self.projection_size or self.bert.hidden_size
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], where: str) -> "DualEncoderConfig":
+        """Reads what `dataclasses.asdict` gave.
+
+        Args:
+          values: the parsed JSON object.
+          where: the file it comes from, for errors.
+
+        Raises:
+          UserError: a key is unknown (with a suggestion) or missing, or a choice is none of those above.
+        """
+        config = dataclass_from(cls, dict(values), where)
+        for name, choices in (("pooling", ("cls", "mean")), ("passage_template", ("pair", "joined"))):
+            if (value := getattr(config, name)) not in choices:
+                raise UserError(f"{where}: '{name}' is {value!r}; it must be one of {', '.join(choices)}")
+        return config
+
+
+# ---- pure functions --------------------------------------------------------------------------------------------------
+
+
+@cache
+def _graph(bert: BertConfig, dtype: str, stacked: bool) -> Any:
+    return define(lambda rngs: BertEncoder(bert, dtype=jnp.dtype(dtype), stacked=stacked, rngs=rngs))[0]
+
+
+def init_params(config: DualEncoderConfig, seed: int) -> Params:
+    """Draws fresh parameters.
+
+    Returns:
+      {"shared": tower} or {"question": tower, "passage": tower}, where a tower is {"bert": parameters of BertEncoder}
+      and, if there is a projection, {"projection": {"kernel": [D_bert, D], "bias": [D]}}; float32. Two towers start
+      equal, as they do from one pretrained encoder: a text's embeddings on both sides are then near each other.
+    """
+
+    def draw() -> Params:
+        params: Params = {"bert": initialise(lambda rngs: BertEncoder(config.bert, rngs=rngs), seed)}
+        if config.projection_size:
+            shape = (config.bert.hidden_size, config.projection_size)
+            key = jax.random.fold_in(jax.random.key(seed), 1)
+            kernel = config.bert.initializer_range * jax.random.normal(key, shape, jnp.float32)
+            params["projection"] = {"kernel": kernel, "bias": jnp.zeros(shape[1:], jnp.float32)}
+        return params
+
+    return {name: draw() for name in _towers(config)}
+
+
+def abstract_params(config: DualEncoderConfig) -> Params:
+    """The shapes of the parameters (ShapeDtypeStructs), laid out as by `init_params`; allocates nothing."""
+    tower: Params = {"bert": define(lambda rngs: BertEncoder(config.bert, rngs=rngs))[1]}
+    if config.projection_size:
+        shape = (config.bert.hidden_size, config.projection_size)
+        tower["projection"] = {
+            "kernel": jax.ShapeDtypeStruct(shape, jnp.float32),
+            "bias": jax.ShapeDtypeStruct(shape[1:], jnp.float32),
+        }
+    return dict.fromkeys(_towers(config), tower)
+
+
+def _towers(config: DualEncoderConfig) -> tuple[str, ...]:
+    return ("shared",) if config.shared else ("question", "passage")
+
+
+def tower(params: Params, side: Side) -> Params:
+    """The parameters of the tower that reads questions or passages."""
+    return params["shared"] if "shared" in params else params[side]
+
+
+def embed(
+    config: DualEncoderConfig,
+    tower_params: Params,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    *,
+    dtype: Any,
+    keys: jax.Array | None = None,
+) -> jax.Array:
+    """Embeds rows of token ids; part of the compiled programs.
+
+    Args:
+      config: of the dual encoder.
+      tower_params: as `tower` gives them; for a program without a backward pass also with unstacked layers.
+      tokens: token ids, any integer type [B, L], padded on the right.
+      lengths: number of real tokens of each row, int32 [B]; a row of length 0 gives some finite vector.
+      dtype: of the encoder's matmul operands, float32 or bfloat16.
+      keys: one PRNG key a row [B] switches dropout on.
+
+    Returns:
+      float32 [B, D].
+    """
+    stacked = 0 not in tower_params["bert"]["layers"]
+    encoder = nnx.merge(_graph(config.bert, jnp.dtype(dtype).name, stacked), tower_params["bert"])
+    states = encoder(tokens, lengths, keys)
+    if config.pooling == "cls":
+        pooled = states[:, 0]
+    else:
+        real = (jnp.arange(states.shape[1]) < lengths[:, None]).astype(states.dtype)
+        # sentence-transformers' smallest divisor: what a row of length 0 is divided by.
+        pooled = jnp.einsum("bld,bl->bd", states, real) / jnp.maximum(lengths, 1e-9)[:, None]
+    if config.projection_size:
+        projection = tower_params["projection"]
+        # One small matmul: float32 costs nothing here, and accelerators would round its operands unasked.
+        pooled = jnp.matmul(pooled, projection["kernel"], precision=jax.lax.Precision.HIGHEST) + projection["bias"]
+    if config.normalise:
+        # x / max(|x|, 1e-12) as torch has it, but with a gradient of 0 where x is 0, not NaN.
+        pooled = pooled * jax.lax.rsqrt(jnp.maximum(jnp.square(pooled).sum(axis=-1, keepdims=True), 1e-24))
+    return pooled
+
+
+# ---- for users -------------------------------------------------------------------------------------------------------
+
+
+class DualEncoder:
+    """Turns questions and passages into vectors whose dot product ranks passages.
+
+    Args:
+      config: what it is.
+      params: parameters laid out as by `init_params`, numpy or JAX arrays.
+      tokenizer: as `jaxretr.data.tokens.load_tokenizer` gives it.
+      dtype: of the matmuls' operands when encoding; results are float32 always.
+
+    Attributes:
+      truncated: how many texts the last call cut at their maximum length.
+
+    Raises:
+      UserError: the tokenizer has ids that the model does not know, or a maximum length exceeds its positions.
+    """
+
+    def __init__(self, config: DualEncoderConfig, params: Params, tokenizer: Any, *, dtype: Dtype = "float32"):
+        if dtype not in ("float32", "bfloat16"):
+            raise UserError(f"dtype {dtype!r} is not supported; use 'float32' or 'bfloat16'")
+        if (size := vocabulary_size(tokenizer)) > config.bert.vocab_size:
+            raise UserError(
+                f"the tokenizer has {size} entries, the model {config.bert.vocab_size}; use the model's own tokenizer"
+            )
+        for name in ("max_question_length", "max_passage_length"):
+            if (length := getattr(config, name)) > config.bert.max_position_embeddings:
+                raise UserError(
+                    f"{name} is {length}, but the model has {config.bert.max_position_embeddings} positions; lower it"
+                )
+        self.config, self.params, self.tokenizer, self.dtype = config, params, tokenizer, dtype
+        self.truncated = 0
+        self._engines: dict[str, Engine] = {}
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_name: str | Path,
+        *,
+        passage_path: str | Path | None = None,
+        tokenizer: str | Path | None = None,
+        dtype: Dtype = "float32",
+        shared: bool | None = None,
+        pooling: Literal["cls", "mean"] | None = None,
+        passage_template: Literal["pair", "joined"] | None = None,
+        max_question_length: int | None = None,
+        max_passage_length: int | None = None,
+    ) -> "DualEncoder":
+        """Loads a dual encoder.
+
+        Args:
+          path_or_name: a folder that `save` wrote, or a run directory that holds one; a sentence-transformers folder;
+            a Hugging Face folder of BERT, Megatron-BERT or a DPR question encoder; a .cp file of the original DPR; or
+            the hub's name of such a folder.
+          passage_path: the second tower's folder, where it comes apart (DPR's context encoder).
+          tokenizer: a folder or hub name of the tokenizer; by default the model's. A .cp file has none.
+          dtype: "float32", or "bfloat16" for faster encoding.
+          shared: one tower for both sides or two; by default what the folder says, and one for a plain BERT. With
+            False a single set of weights is copied into both towers.
+          pooling: of a folder that does not state one (default there: "cls").
+          passage_template: "pair" or "joined"; by default "joined" for sentence-transformers, else "pair".
+          max_question_length: tokens; by default what the folder says, else 256.
+          max_passage_length: the same.
+
+        Raises:
+          UserError: no such folder, an unsupported model, swapped towers, or a file that is missing or broken.
+        """
+        from jaxretr.models import dual_encoder_folder
+
+        config, params, loaded = dual_encoder_folder.load(
+            path_or_name, passage_path=passage_path, tokenizer=tokenizer, shared=shared, pooling=pooling
+        )
+        stated = {
+            "passage_template": passage_template,
+            "max_question_length": max_question_length,
+            "max_passage_length": max_passage_length,
+        }
+        config = dataclasses.replace(config, **{name: value for name, value in stated.items() if value is not None})
+        return cls(config, params, loaded, dtype=dtype)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes jaxretr.json, model.safetensors (float32) and the tokenizer; all of it appears at once.
+
+        Args:
+          folder: new, empty, or an older model of this kind, which is replaced.
+
+        Raises:
+          UserError: the folder holds something else, or cannot be written.
+        """
+        from jaxretr.models import dual_encoder_folder
+
+        dual_encoder_folder.save(Path(folder), self.config, self.params, self.tokenizer)
+
+    def encode_queries(
+        self, queries: Sequence[str], *, batch_size: int | None = None, progress: bool | None = None
+    ) -> np.ndarray:
+        """Embeds questions.
+
+        Args:
+          queries: n texts.
+          batch_size: rows a batch; by default what suits the device and the texts' lengths.
+          progress: a progress bar; by default on a terminal, when it takes more than two seconds.
+
+        Returns:
+          float32 [n, D], in the order of the texts.
+
+        Raises:
+          UserError: something that is no text; the message names its index.
+        """
+        texts = [_text(query, f"queries[{index}]") for index, query in enumerate(_list(queries, "queries"))]
+        length = self.config.max_question_length
+
+        def rows(start: int, stop: int) -> tuple[list[list[int]], int]:
+            return question_rows(self.tokenizer, texts[start:stop], length)
+
+        return self._encode("question", rows, len(texts), length, batch_size, progress)
+
+    def encode_passages(
+        self,
+        passages: Sequence[Mapping[str, str] | str | Any],
+        *,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> np.ndarray:
+        """Embeds passages.
+
+        Args:
+          passages: n of {"title": ..., "text": ...} (other keys are ignored, and a missing title is an empty one),
+            objects with `.title` and `.text`, or plain texts.
+          batch_size: as in `encode_queries`.
+          progress: as in `encode_queries`.
+
+        Returns:
+          float32 [n, D], in the order of the passages.
+
+        Raises:
+          UserError: something that is no passage; the message names its index.
+        """
+        pairs = [_passage(passage, index) for index, passage in enumerate(_list(passages, "passages"))]
+        template = passage_pair if self.config.passage_template == "pair" else passage_joined
+        length = self.config.max_passage_length
+
+        def rows(start: int, stop: int) -> tuple[list[list[int]], int]:
+            titles, texts = zip(*pairs[start:stop], strict=True)
+            return template(self.tokenizer, titles, texts, length)
+
+        return self._encode("passage", rows, len(pairs), length, batch_size, progress)
+
+    def _encode(self, side: Side, rows: Any, n: int, length: int, batch_size: int | None, progress: bool | None):
+        name = "shared" if self.config.shared else side
+        if name not in self._engines:
+            self._engines[name] = Engine(_embed_rows(self.config, self.dtype), self.params[name], self.dtype)
+        embeddings, self.truncated = self._engines[name].encode(
+            rows, n, self.config.embedding_size, max_length=length, batch_size=batch_size, progress=progress, what=side
+        )
+        return embeddings
+
+
+@cache
+def _embed_rows(config: DualEncoderConfig, dtype: str) -> Any:
+    """The compiled `embed`; one for all encoders of the same shape, so that none is compiled twice."""
+    return jax.jit(lambda tower_params, tokens, lengths: embed(config, tower_params, tokens, lengths, dtype=dtype))
+
+
+def _list(values: Any, name: str) -> Sequence[Any]:
+    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
+        raise UserError(f"{name}: a list is expected, not {type(values).__name__}; put a single one into a list")
+    return list(values)
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"{where}: a text is expected, not {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # The tokenizer would stop at it, without saying where.
+        raise UserError(f"{where}: half of a surrogate pair at character {error.start}; remove it") from error
+    return value
+
+
+def _passage(value: Any, index: int) -> tuple[str, str]:
+    where = f"passages[{index}]"
+    if isinstance(value, str):
+        return "", _text(value, where)
+    if isinstance(value, Mapping):
+        if "text" not in value:
+            hint = did_you_mean("text", map(str, value)) or "; give {'title': ..., 'text': ...}"
+            raise UserError(f"{where}: has no 'text'{hint}")
+        title, text = value.get("title", ""), value["text"]
+    elif hasattr(value, "title") and hasattr(value, "text"):
+        title, text = value.title, value.text
+    else:
+        raise UserError(f"{where}: a passage is expected, not {type(value).__name__}; give {{'title', 'text'}}")
+    return _text(title, f"{where}.title"), _text(text, f"{where}.text")

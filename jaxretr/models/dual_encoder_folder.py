@@ -1,0 +1,280 @@
+"""Where dual encoders come from and go to: our own folder, and the folders of others that can be read."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import shutil
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from jaxretr.data.tokens import load_tokenizer
+from jaxretr.errors import UserError
+from jaxretr.files import atomic_write
+from jaxretr.models import sentence_transformers
+from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_params import BertCheckpoint, read_checkpoint, read_dpr_cp
+from jaxretr.models.dual_encoder import DualEncoderConfig, abstract_params
+from jaxretr.models.hf_files import TensorFiles, read_json, resolve, some_names, write_safetensors
+from jaxretr.models.layers import Params
+from jaxretr.parallel.mesh import to_host
+
+_CONFIG = "jaxretr.json"
+_WEIGHTS = "model.safetensors"
+_FORMAT = "jaxretr-dual-encoder"
+_VERSION = 1
+
+# All that a folder of ours may hold, whatever the kind of tokenizer: a folder with anything else is never replaced.
+_OURS = (
+    *(_CONFIG, _WEIGHTS, "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.*", "merges.txt", "*.model", "chat_template*"),
+)
+
+_MAX_LENGTH = 256
+
+Loaded = tuple[DualEncoderConfig, Params, Any]
+
+
+def load(
+    path_or_name: str | Path,
+    *,
+    passage_path: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+    shared: bool | None = None,
+    pooling: Literal["cls", "mean"] | None = None,
+) -> Loaded:
+    """Reads any of the supported folders; `DualEncoder.from_pretrained` documents the arguments.
+
+    Returns:
+      The configuration, the parameters laid out as by `init_params` (numpy arrays), and the tokenizer.
+    """
+    file = Path(path_or_name).expanduser()
+    if file.is_file():
+        loaded = _load_cp(file, passage_path, tokenizer)
+    else:
+        folder = resolve(path_or_name)
+        if (folder / "model" / _CONFIG).exists():  # A run directory.
+            folder = folder / "model"
+        ours, theirs = (folder / _CONFIG).exists(), (folder / sentence_transformers.MODULES).exists()
+        if (ours or theirs) and passage_path is not None:
+            raise UserError(f"{folder}: holds a whole dual encoder; leave passage_path out")
+        if ours:
+            loaded = _load_ours(folder, tokenizer)
+        elif theirs:
+            loaded = _load_sentence_transformers(folder, tokenizer)
+        else:
+            loaded = _load_hugging_face(folder, passage_path, tokenizer, pooling or "cls")
+    return _with_towers(_with_pooling(loaded, pooling, path_or_name), shared, path_or_name)
+
+
+def _with_pooling(loaded: Loaded, pooling: str | None, where: Any) -> Loaded:
+    if pooling not in (None, "cls", "mean"):
+        raise UserError(f"pooling {pooling!r} is not supported; use 'cls' or 'mean'")
+    stated = loaded[0].pooling
+    if pooling not in (None, stated):
+        raise UserError(
+            f"{where}: was trained with pooling '{stated}', not '{pooling}'; leave pooling out or correct it"
+        )
+    return loaded
+
+
+def _with_towers(loaded: Loaded, shared: bool | None, where: Any) -> Loaded:
+    config, params, tokenizer = loaded
+    if shared is None or shared == config.shared:
+        return loaded
+    if shared:
+        raise UserError(f"{where}: has two towers of different weights; leave shared out or set it to False")
+    # A copy: two towers are trained apart, and donated buffers must not be the same.
+    params = {"question": params["shared"], "passage": jax.tree.map(np.copy, params["shared"])}
+    return dataclasses.replace(config, shared=False), params, tokenizer
+
+
+# ---- the folders of others -------------------------------------------------------------------------------------------
+
+
+def _load_hugging_face(folder: Path, passage_path: Any, tokenizer: Any, pooling: Literal["cls", "mean"]) -> Loaded:
+    question = read_checkpoint(folder, expect="dpr-question")
+    if passage_path is None:
+        if question.kind == "dpr-question":
+            raise UserError(
+                f"{folder}: is DPR's question encoder alone; give passage_path, the context encoder's folder"
+            )
+        params = {"shared": _tower(question)}
+    else:
+        second = resolve(passage_path)
+        passage = read_checkpoint(second, expect="dpr-context")
+        params = _two_towers(question, passage, f"{folder} and {second}")
+    config = _config(question.config, params, pooling=pooling)
+    return config, params, load_tokenizer(tokenizer or folder)
+
+
+def _load_cp(file: Path, passage_path: Any, tokenizer: Any) -> Loaded:
+    if passage_path is not None:
+        raise UserError(f"{file}: holds both towers; leave passage_path out")
+    if tokenizer is None:
+        raise UserError(f"{file}: a .cp file has no tokenizer; give the folder of bert-base-uncased's as tokenizer")
+    question, passage = read_dpr_cp(file)
+    params = _two_towers(question, passage, str(file))
+    return _config(question.config, params), params, load_tokenizer(tokenizer)
+
+
+def _load_sentence_transformers(folder: Path, tokenizer: Any) -> Loaded:
+    modules = sentence_transformers.read(folder)
+    checkpoint = read_checkpoint(modules.transformer)
+    loaded = load_tokenizer(tokenizer or modules.transformer)
+    if modules.lower_case:
+        loaded = _lower_casing(loaded)
+    tower: Params = {"bert": checkpoint.params}
+    if modules.projection is not None:
+        tower["projection"] = modules.projection
+        if (inputs := len(modules.projection["kernel"])) != checkpoint.config.hidden_size:
+            raise UserError(
+                f"{folder}: its Dense module takes {inputs} numbers, but the encoder gives "
+                f"{checkpoint.config.hidden_size}; the folder is a mixture of two models"
+            )
+    limit = modules.max_length or min(loaded.model_max_length, checkpoint.config.max_position_embeddings)
+    config = _config(
+        checkpoint.config,
+        {"shared": tower},
+        pooling=modules.pooling,
+        normalise=modules.normalise,
+        passage_template="joined",
+        max_question_length=limit,
+        max_passage_length=limit,
+    )
+    return config, {"shared": tower}, loaded
+
+
+def _lower_casing(tokenizer: Any) -> Any:
+    from tokenizers import normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = tokenizer.backend_tokenizer
+    rest = [] if backend.normalizer is None else [backend.normalizer]
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
+    # A BertTokenizer would be saved with its own do_lower_case, and be loaded again without our normaliser.
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, model_max_length=tokenizer.model_max_length, **tokenizer.special_tokens_map
+    )
+
+
+def _config(bert: BertConfig, params: Params, **settings: Any) -> DualEncoderConfig:
+    projection = next(iter(params.values())).get("projection")
+    length = min(_MAX_LENGTH, bert.max_position_embeddings)
+    defaults = {
+        "shared": "shared" in params,
+        "projection_size": None if projection is None else projection["kernel"].shape[1],
+        "max_question_length": length,
+        "max_passage_length": length,
+    }
+    return DualEncoderConfig(bert, **{**defaults, **settings})
+
+
+def _tower(checkpoint: BertCheckpoint) -> Params:
+    tower: Params = {"bert": checkpoint.params}
+    return tower if checkpoint.projection is None else {**tower, "projection": checkpoint.projection}
+
+
+def _two_towers(question: BertCheckpoint, passage: BertCheckpoint, where: str) -> Params:
+    shapes = [
+        {
+            **dataclasses.asdict(checkpoint.config),
+            "projection": None if checkpoint.projection is None else checkpoint.projection["kernel"].shape[1],
+        }
+        for checkpoint in (question, passage)
+    ]
+    # Only training heeds these.
+    differing = shapes[0].keys() - {"hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"}
+    for name in sorted(differing):
+        one, other = (shape[name] for shape in shapes)
+        if one != other:
+            raise UserError(f"{where}: the towers must be of one shape, but {name} is {one} and {other}")
+    return {"question": _tower(question), "passage": _tower(passage)}
+
+
+# ---- our own folder --------------------------------------------------------------------------------------------------
+
+
+def _load_ours(folder: Path, tokenizer: Any) -> Loaded:
+    where = str(folder / _CONFIG)
+    content = read_json(folder, _CONFIG)
+    if content.get("format") != _FORMAT or not isinstance(content.get("config"), dict):
+        raise UserError(f"{where}: is no dual encoder's; give a folder that DualEncoder.save wrote")
+    if content.get("version") != _VERSION:
+        raise UserError(f"{where}: is of version {content.get('version')}, not {_VERSION}; install a newer jaxretr")
+    config = DualEncoderConfig.from_json(content["config"], where)
+    tensors = TensorFiles.open(folder)
+    leaves: dict[str, Any] = flatten_dict(abstract_params(config), sep=".")  # pyright: ignore[reportAssignmentType]
+    wanted = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+    other = f"{folder}: the weights are a checkpoint of another shape than {_CONFIG} says:"
+    if missing := sorted(wanted.keys() - set(tensors.names)):
+        raise UserError(f"{other} {len(missing)} tensors are missing ({some_names(missing)}); copy the folder again")
+    if extra := sorted(set(tensors.names) - wanted.keys()):
+        raise UserError(f"{other} {len(extra)} tensors are left over ({some_names(extra)}); copy the folder again")
+    for name, shape in wanted.items():
+        if tensors.shape(name) != shape:
+            raise UserError(f"{other} {name} is {list(tensors.shape(name))}, not {list(shape)}; copy the folder again")
+    params = unflatten_dict({name: tensors.read(name) for name in wanted}, sep=".")
+    return config, params, load_tokenizer(tokenizer or folder)
+
+
+def save(folder: Path, config: DualEncoderConfig, params: Params, tokenizer: Any) -> None:
+    """Writes our own folder beside its place and renames it; `DualEncoder.save` documents it.
+
+    Raises:
+      UserError: the folder holds anything but an older model of this kind, or cannot be written.
+    """
+    folder = Path(os.path.realpath(folder))
+    _check_replaceable(folder)
+    tensors = {name: to_host(array) for name, array in flatten_dict(params, sep=".").items()}
+    content = {"format": _FORMAT, "version": _VERSION, "config": dataclasses.asdict(config)}
+    partial = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.part"
+    try:
+        partial.mkdir(parents=True)
+        with atomic_write(partial / _CONFIG) as file:
+            json.dump(content, file, indent=2)
+        write_safetensors(partial / _WEIGHTS, tensors, {"format": _FORMAT})
+        try:
+            tokenizer.save_pretrained(partial)
+        except Exception as error:  # The Rust library raises bare Exceptions, also for a full disk.
+            raise UserError(f"{folder}: the tokenizer cannot be written ({error}); free some space there") from error
+        _put_in_place(partial, folder)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another place") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    if not folder.exists():
+        os.rename(partial, folder)
+        return
+    old = partial.with_suffix(".old")
+    os.rename(folder, old)
+    try:
+        os.rename(partial, folder)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.rename(old, folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _check_replaceable(folder: Path) -> None:
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is a file; choose another name for the model's folder")
+    names = sorted(entry.name for entry in folder.iterdir())
+    foreign = [name for name in names if not any(fnmatch(name, pattern) for pattern in _OURS)]
+    if foreign or (names and _CONFIG not in names):
+        raise UserError(
+            f"{folder}: holds something else than a model of jaxretr ({some_names(foreign or names)}); "
+            "choose another folder, or empty it"
+        )

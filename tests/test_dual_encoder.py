@@ -1,0 +1,498 @@
+"""The dual encoder: what users put in and get out, the folders it reads and writes, and the batches in between."""
+
+import dataclasses
+import json
+import logging
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import BERT, DATA
+
+from jaxretr.data.readers import read_corpus
+from jaxretr.data.tokenizer_training import train_tokenizer
+from jaxretr.data.tokens import load_tokenizer, passage_pair, question_rows
+from jaxretr.errors import UserError
+from jaxretr.models.bert_params import export_bert
+from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params, embed, init_params, tower
+from jaxretr.models.encode import Shapes, make_batches
+from jaxretr.models.hf_files import write_safetensors
+
+CONFIG = DualEncoderConfig(BERT, max_question_length=16, max_passage_length=48)
+RNG = np.random.default_rng(5)
+
+# float32 sums in another order, of vectors whose coordinates are about 1.
+CLOSE: dict[str, Any] = {"rtol": 0, "atol": 2e-5}
+
+
+@pytest.fixture(scope="module")
+def passages() -> list[dict[str, str]]:
+    """Real passages, the number of whose words is 0, 2, 4, ... 38, then all over again, in no order of length."""
+    words = RNG.permutation(np.arange(20) * 2)
+    return [
+        {"title": passage.title, "text": " ".join(passage.text.split()[: words[number % 20]])}
+        for number, passage in enumerate(read_corpus(DATA))
+    ]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory, passages: Any) -> Any:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer("bert", [f"{p['title']} {p['text']}" for p in passages], BERT.vocab_size, folder)
+    return load_tokenizer(folder)
+
+
+def draw(config: DualEncoderConfig, seed: int) -> Any:
+    """Random parameters, biases and scales too; by numpy, because `init_params` compiles a program each time."""
+    rng = np.random.default_rng(seed)
+
+    def leaf(path: Any, leaf: Any) -> np.ndarray:
+        return rng.normal(path[-1].key == "scale", 0.2, leaf.shape).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(leaf, abstract_params(config))
+
+
+def make(tokenizer: Any, seed: int = 1, **changes: Any) -> DualEncoder:
+    config = dataclasses.replace(CONFIG, **changes)
+    return DualEncoder(config, draw(config, seed), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def encoder(tokenizer: Any) -> DualEncoder:
+    return make(tokenizer)
+
+
+@partial(jax.jit, static_argnums=0)
+def _embed(config: DualEncoderConfig, params: Any, tokens: Any, lengths: Any) -> jax.Array:
+    return embed(config, params, tokens, lengths, dtype="float32")
+
+
+def reference(encoder: DualEncoder, side: Any, rows: list[list[int]], width: int = 48) -> np.ndarray:
+    """Embeddings by the function of the training step: stacked layers, all rows in one batch of one width."""
+    tokens = np.zeros((len(rows), width), np.int32)
+    for place, ids in zip(tokens, rows, strict=True):
+        place[: len(ids)] = ids
+    lengths = np.array([len(ids) for ids in rows], np.int32)
+    return np.asarray(_embed(encoder.config, tower(encoder.params, side), tokens, lengths))
+
+
+# ---- the mathematics -------------------------------------------------------------------------------------------------
+
+
+def test_pooling_reads_real_tokens_only() -> None:
+    config = dataclasses.replace(CONFIG, pooling="mean", projection_size=6, normalise=True)
+    weights = tower(draw(config, 3), "question")
+    tokens = RNG.integers(1, BERT.vocab_size, (3, 12))
+    lengths = np.array([12, 5, 0], np.int32)
+    other = np.where(np.arange(12) < lengths[:, None], tokens, RNG.integers(1, BERT.vocab_size, (3, 12)))
+    plain = dataclasses.replace(config, pooling="cls", projection_size=None, normalise=False)
+    found = np.asarray(_embed(config, weights, tokens, lengths))
+    np.testing.assert_array_equal(found, _embed(config, weights, other, lengths))
+    # By hand from the states, which cls pooling shows one position at a time.
+    from flax import nnx
+
+    from jaxretr.models.bert import BertEncoder
+    from jaxretr.models.layers import define
+
+    graph, _ = define(lambda rngs: BertEncoder(BERT, rngs=rngs))
+    states = np.asarray(jax.jit(lambda p: nnx.merge(graph, p)(tokens, lengths))(weights["bert"]))
+    np.testing.assert_allclose(_embed(plain, weights, tokens, lengths), states[:, 0], **CLOSE)
+    for row, length in ((0, 12), (1, 5)):
+        vector = states[row, :length].mean(axis=0) @ weights["projection"]["kernel"] + weights["projection"]["bias"]
+        np.testing.assert_allclose(found[row], vector / np.linalg.norm(vector), **CLOSE)
+
+
+def test_a_row_of_length_zero_spoils_neither_value_nor_gradient() -> None:
+    config = dataclasses.replace(CONFIG, pooling="mean", normalise=True)
+    weights = tower(draw(config, 0), "passage")
+    tokens, lengths = np.ones((2, 12), np.int32), np.array([3, 0], np.int32)
+
+    @jax.jit
+    def run(weights: Any) -> Any:
+        vectors = embed(config, weights, tokens, lengths, dtype="float32")
+        return (vectors[:, 0]).sum(), vectors
+
+    gradient, vectors = jax.grad(run, has_aux=True)(weights)
+    assert np.isfinite(vectors).all()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+    np.testing.assert_array_equal(vectors[1], 0.0)
+
+
+def test_parameters_are_as_announced() -> None:
+    for changes in ({}, {"shared": True, "projection_size": 6}):
+        config = dataclasses.replace(CONFIG, **changes)
+        params, announced = init_params(config, 0), abstract_params(config)
+        jax.tree.map(lambda a, b: np.testing.assert_equal((a.shape, a.dtype), (b.shape, b.dtype)), params, announced)
+    two = init_params(CONFIG, 0)
+    jax.tree.map(np.testing.assert_array_equal, two["question"], two["passage"])
+    assert tower(two, "passage") is two["passage"] and tower(params, "question") is params["shared"]
+
+
+# ---- encoding --------------------------------------------------------------------------------------------------------
+
+
+def test_passages_come_back_in_order_on_all_devices(encoder: DualEncoder, passages: Any) -> None:
+    rows = passage_pair(encoder.tokenizer, *zip(*((p["title"], p["text"]) for p in passages), strict=True), 48).ids
+    assert len({len(row) for row in rows}) > 1, "rows of one length would hide a wrong order"
+    found = encoder.encode_passages(passages)
+    assert found.dtype == np.float32 and found.shape == (len(passages), 16)
+    np.testing.assert_allclose(found, reference(encoder, "passage", rows), **CLOSE)
+    objects = [SimpleNamespace(**p) for p in passages]
+    np.testing.assert_array_equal(encoder.encode_passages(objects), found)
+    np.testing.assert_allclose(encoder.encode_passages(passages, batch_size=8), found, **CLOSE)
+
+
+def test_queries_use_the_other_tower(tokenizer: Any, encoder: DualEncoder) -> None:
+    texts = ["who founded it ?", "", "where", " \n"]
+    rows = question_rows(tokenizer, texts, 16).ids
+    found = encoder.encode_queries(texts)
+    np.testing.assert_allclose(found, reference(encoder, "question", rows, 16), **CLOSE)
+    assert np.abs(found - reference(encoder, "passage", rows, 16)).max() > 0.1
+
+
+def test_bfloat16_rounds_operands_only(tokenizer: Any, encoder: DualEncoder) -> None:
+    texts = ["who founded it ?"]
+    rounded = DualEncoder(encoder.config, encoder.params, tokenizer, dtype="bfloat16").encode_queries(texts)
+    difference = np.abs(rounded - encoder.encode_queries(texts)).max()
+    assert rounded.dtype == np.float32 and 1e-5 < difference < 0.1  # 8 bits of operands of about 1, some 30 products
+
+
+def test_a_job_of_several_chunks(encoder: DualEncoder) -> None:
+    texts = ["who", "when was it founded ?", "word " * 100, "where is the city"]
+    many = [texts[number % 4] for number in range(4103)]  # More than one chunk, and an incomplete last batch.
+    found = encoder.encode_queries(many)
+    assert encoder.truncated == 1026  # Numbers 2, 6, ... 4102.
+    np.testing.assert_allclose(found, encoder.encode_queries(texts)[np.arange(4103) % 4], **CLOSE)
+
+
+def test_no_texts_give_no_rows(encoder: DualEncoder) -> None:
+    assert encoder.encode_queries([]).shape == (0, 16)
+    assert encoder.encode_passages([]).shape == (0, 16)
+
+
+def test_cut_texts_are_counted(encoder: DualEncoder, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        encoder.encode_queries(["short", "word " * 100, "long " * 50])
+    assert encoder.truncated == 2
+    assert [record.getMessage() for record in caplog.records] == ["2 of 3 questions were cut at 16 tokens"]
+    encoder.encode_queries(["short"])
+    assert encoder.truncated == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda e: e.encode_queries("who?"), "queries: a list is expected, not str"),
+        (lambda e: e.encode_queries(["a", None]), r"queries\[1\]: a text is expected, not NoneType"),
+        (lambda e: e.encode_queries(["a", "b", "\ud800"]), r"queries\[2\]: half of a surrogate pair at character 0"),
+        (lambda e: e.encode_passages({"text": "a"}), "passages: a list is expected, not dict"),
+        (lambda e: e.encode_passages(["a", 3]), r"passages\[1\]: a passage is expected, not int"),
+        (
+            lambda e: e.encode_passages([{"title": "a", "txt": "b"}]),
+            r"passages\[0\]: has no 'text'; did you mean 'txt'",
+        ),
+        (lambda e: e.encode_passages([{"title": None, "text": "b"}]), r"passages\[0\].title: a text is expected"),
+        (lambda e: e.encode_queries(["a"], batch_size=0), "batch_size is 0"),
+    ],
+)
+def test_wrong_input_is_named(encoder: DualEncoder, call: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        call(encoder)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 100), max_size=200),
+    devices=st.sampled_from([1, 3, 8]),
+    batch_rows=st.sampled_from([None, 1, 7]),
+    few=st.booleans(),
+    start=st.integers(0, 9),
+)
+def test_batches_hold_every_row_once(
+    lengths: list[int], devices: int, batch_rows: int | None, few: bool, start: int
+) -> None:
+    shapes = Shapes(100, devices, 512, batch_rows, few)
+    ids = [[number + 1] * length for number, length in enumerate(lengths)]
+    seen = []
+    for batch in make_batches(ids, start, shapes):
+        rows, width = batch.tokens.shape
+        assert rows % devices == 0 and width <= 100
+        assert batch_rows is None or rows < batch_rows + devices
+        assert rows * width <= max(512 * devices, devices * width) or batch_rows is not None
+        for position, tokens, length in zip(batch.positions, batch.tokens, batch.lengths, strict=False):
+            assert [*tokens[:length]] == ids[position - start] and not tokens[length:].any()
+        assert not batch.lengths[len(batch.positions) :].any()
+        seen.extend(batch.positions - start)
+    assert sorted(seen) == list(range(len(lengths)))
+
+
+def test_short_texts_do_not_pay_for_long_ones() -> None:
+    ids = [[1] * length for length in RNG.integers(20, 251, 256)]
+    fine, few = (make_batches(ids, 0, Shapes(256, 1, 1024, None, few)) for few in (False, True))
+    real = sum(map(len, ids))
+    # 16 tokens a bucket waste 8 a row, 6% here; sorting by length and 1,000 tokens a batch add little to it.
+    assert sum(batch.tokens.size for batch in fine) < 1.12 * real
+    assert len({batch.tokens.shape for batch in few}) <= 6 < len({batch.tokens.shape for batch in fine})
+
+
+# ---- our own folder --------------------------------------------------------------------------------------------------
+
+
+def test_saved_and_loaded_bit_for_bit(tokenizer: Any, tmp_path: Path) -> None:
+    saved = make(tokenizer, projection_size=6, pooling="mean", normalise=True, passage_template="joined")
+    (tmp_path / "run").mkdir()
+    saved.save(tmp_path / "run" / "model")
+    for path in (tmp_path / "run" / "model", tmp_path / "run"):  # The folder itself, and a run directory.
+        loaded = DualEncoder.from_pretrained(path)
+        assert loaded.config == saved.config
+        jax.tree.map(np.testing.assert_array_equal, loaded.params, saved.params)
+    texts = ["who founded it ?"]
+    np.testing.assert_array_equal(loaded.encode_queries(texts), saved.encode_queries(texts))
+    changed = DualEncoder.from_pretrained(tmp_path / "run", max_question_length=9, passage_template="pair").config
+    assert (changed.max_question_length, changed.max_passage_length, changed.passage_template) == (9, 48, "pair")
+    with pytest.raises(UserError, match="was trained with pooling 'mean'"):
+        DualEncoder.from_pretrained(tmp_path / "run", pooling="cls")
+    with pytest.raises(UserError, match="two towers of different weights"):
+        DualEncoder.from_pretrained(tmp_path / "run", shared=True)
+
+
+def test_only_a_model_is_replaced(tokenizer: Any, encoder: DualEncoder, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    encoder.save(folder)
+    other = make(tokenizer, seed=2)
+    other.save(folder)
+    loaded = DualEncoder.from_pretrained(folder)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, other.params)
+    (folder / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"holds something else than a model of jaxretr \(thesis.tex\)"):
+        encoder.save(folder)
+    with pytest.raises(UserError, match="is a file"):
+        encoder.save(folder / "thesis.tex")
+    assert (folder / "thesis.tex").read_text() == "years of work"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"], "a half-written folder was left behind"
+
+
+def test_a_failed_save_leaves_the_old_model(encoder: DualEncoder, tmp_path: Path) -> None:
+    encoder.save(tmp_path / "model")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()}
+
+    class Full(type(encoder.tokenizer)):
+        def save_pretrained(self, folder: Any) -> None:
+            raise Exception("No space left on device")
+
+    broken = make(encoder.tokenizer, seed=2)
+    broken.tokenizer = Full(tokenizer_object=encoder.tokenizer.backend_tokenizer)
+    with pytest.raises(UserError, match="the tokenizer cannot be written"):
+        broken.save(tmp_path / "model")
+    assert {file.name: file.read_bytes() for file in (tmp_path / "model").iterdir()} == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_checkpoint_of_another_shape_is_named(encoder: DualEncoder, tmp_path: Path) -> None:
+    encoder.save(tmp_path)
+    path = tmp_path / "jaxretr.json"
+    good = json.loads(path.read_text())
+
+    def load(bert: Any = (), **changes: Any) -> None:
+        config = {**good["config"], **changes}
+        path.write_text(json.dumps({**good, "config": {**config, "bert": {**config["bert"], **dict(bert)}}}))
+        DualEncoder.from_pretrained(tmp_path)
+
+    with pytest.raises(UserError, match=r"another shape.*question.bert.word_embedding.table is \[400, 16\], not \[500"):
+        load(bert={"vocab_size": 500})
+    with pytest.raises(UserError, match=r"another shape.*4 tensors are missing \(passage.projection.bias"):
+        load(projection_size=6)
+    with pytest.raises(UserError, match=r"another shape.*missing \(shared.bert"):
+        load(shared=True)
+    with pytest.raises(UserError, match=r"jaxretr.json: unknown key 'poling'; did you mean 'pooling'"):
+        load(poling="cls")
+    with pytest.raises(UserError, match="'pooling' is 'max'; it must be one of cls, mean"):
+        load(pooling="max")
+    path.write_text(json.dumps({**good, "version": 2}))
+    with pytest.raises(UserError, match="is of version 2, not 1"):
+        DualEncoder.from_pretrained(tmp_path)
+    path.write_text(json.dumps(good))
+    tensors = {"question.extra": np.zeros(1, np.float32)}
+    flat = jax.tree_util.tree_flatten_with_path(encoder.params)[0]
+    tensors |= {".".join(part.key for part in names): leaf for names, leaf in flat}
+    write_safetensors(tmp_path / "model.safetensors", tensors, {})
+    with pytest.raises(UserError, match=r"another shape.*1 tensors are left over \(question.extra\)"):
+        DualEncoder.from_pretrained(tmp_path)
+
+
+def test_a_tokenizer_or_length_that_does_not_fit_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(UserError, match="the tokenizer has 400 entries, the model 100"):
+        make(tokenizer, bert=dataclasses.replace(BERT, vocab_size=100))
+    with pytest.raises(UserError, match="max_passage_length is 65, but the model has 64 positions"):
+        make(tokenizer, max_passage_length=65)
+
+
+# ---- the folders of others -------------------------------------------------------------------------------------------
+
+
+def hugging_face(folder: Path, tokenizer: Any, params: Any, prefix: str = "", config: Any = BERT) -> Path:
+    content, tensors = export_bert(config, params["bert"], prefix=prefix, projection=params.get("projection"))
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(content))
+    write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_plain_bert_gives_one_tower_or_two_copies(tokenizer: Any, encoder: DualEncoder, tmp_path: Path) -> None:
+    weights = tower(encoder.params, "question")
+    folder = hugging_face(tmp_path / "bert", tokenizer, weights)
+    one, two = (DualEncoder.from_pretrained(folder, shared=shared) for shared in (None, False))
+    assert one.config == DualEncoderConfig(BERT, shared=True, max_question_length=64, max_passage_length=64)
+    jax.tree.map(np.testing.assert_array_equal, one.params["shared"], weights)
+    assert not two.config.shared
+    jax.tree.map(np.testing.assert_array_equal, two.params["question"], two.params["passage"])
+    assert not any(jax.tree.leaves(jax.tree.map(np.shares_memory, two.params["question"], two.params["passage"])))
+    assert DualEncoder.from_pretrained(folder, pooling="mean").config.pooling == "mean"
+    with pytest.raises(UserError, match="pooling 'max' is not supported"):
+        DualEncoder.from_pretrained(folder, pooling="max")  # pyright: ignore[reportArgumentType]
+
+
+QUESTION, CONTEXT = "question_encoder.bert_model.", "ctx_encoder.bert_model."
+
+
+def test_dpr_folders_are_not_swapped(tokenizer: Any, tmp_path: Path) -> None:
+    saved = make(tokenizer, projection_size=6)
+    question = hugging_face(tmp_path / "question", tokenizer, saved.params["question"], QUESTION)
+    context = hugging_face(tmp_path / "context", tokenizer, saved.params["passage"], CONTEXT)
+    loaded = DualEncoder.from_pretrained(question, passage_path=context)
+    assert loaded.config == dataclasses.replace(saved.config, max_question_length=64, max_passage_length=64)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, saved.params)
+    for first, second in ((context, question), (context, context), (question, question)):
+        with pytest.raises(UserError, match="swapped"):
+            DualEncoder.from_pretrained(first, passage_path=second)
+    with pytest.raises(UserError, match="question encoder alone; give passage_path"):
+        DualEncoder.from_pretrained(question)
+    plain = hugging_face(tmp_path / "plain", tokenizer, {"bert": saved.params["passage"]["bert"]}, CONTEXT)
+    with pytest.raises(UserError, match="of one shape, but projection is 6 and None"):
+        DualEncoder.from_pretrained(question, passage_path=plain)
+
+
+def test_an_original_dpr_checkpoint(tokenizer: Any, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="a .cp file is read and written with torch")
+    bert = dataclasses.replace(BERT, num_attention_heads=1)  # Heads of up to 64: what is assumed of a .cp file.
+    saved = make(tokenizer, bert=bert, max_question_length=64, max_passage_length=64)
+    state = {}
+    for side, prefix in (("question", "question_model."), ("passage", "ctx_model.")):
+        tensors = export_bert(bert, saved.params[side]["bert"])[1]
+        state |= {prefix + name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
+    torch.save({"model_dict": state, "epoch": 3}, tmp_path / "dpr.cp")
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    loaded = DualEncoder.from_pretrained(tmp_path / "dpr.cp", tokenizer=tmp_path / "tokenizer")
+    assert loaded.config == saved.config
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, saved.params)
+    with pytest.raises(UserError, match="has no tokenizer"):
+        DualEncoder.from_pretrained(tmp_path / "dpr.cp")
+
+
+LEGACY_MEAN = {"word_embedding_dimension": 16, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+
+
+@pytest.fixture
+def modules(tmp_path: Path, tokenizer: Any, encoder: DualEncoder) -> Any:
+    """Writes a sentence-transformers folder of the given modules, each (type, content of its config.json)."""
+
+    def write(*modules: tuple[str, dict[str, Any]], settings: Any = None, prompts: Any = None) -> Path:
+        folder = tmp_path / f"folder{len(list(tmp_path.iterdir()))}"
+        hugging_face(folder, tokenizer, tower(encoder.params, "question"))
+        entries = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+        for number, (kind, config) in enumerate(modules, 1):
+            path = f"{number}_{kind.rsplit('.', 1)[-1]}"
+            entries.append({"idx": number, "name": str(number), "path": path, "type": kind})
+            (folder / path).mkdir()
+            (folder / path / "config.json").write_text(json.dumps(config))
+        (folder / "modules.json").write_text(json.dumps(entries))
+        (folder / "sentence_bert_config.json").write_text(json.dumps(settings or {"max_seq_length": 32}))
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts or {}))
+        return folder
+
+    return write
+
+
+def test_a_sentence_transformers_folder(modules: Any, encoder: DualEncoder) -> None:
+    folder = modules(("sentence_transformers.models.Pooling", LEGACY_MEAN))
+    loaded = DualEncoder.from_pretrained(folder)
+    assert loaded.config == DualEncoderConfig(BERT, True, "mean", None, False, "joined", 32, 32)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params["shared"], tower(encoder.params, "question"))
+    # The schema of sentence-transformers 6, and a Dense module.
+    projected = modules(
+        ("sentence_transformers.sentence_transformer.modules.pooling.Pooling", {"pooling_mode": "cls"}),
+        ("x.Dense", {"activation_function": "torch.nn.modules.linear.Identity", "bias": False}),
+        ("x.Normalize", {}),
+    )
+    kernel = RNG.normal(size=(16, 6)).astype(np.float32)
+    write_safetensors(projected / "2_Dense" / "model.safetensors", {"linear.weight": kernel.T}, {"format": "pt"})
+    loaded = DualEncoder.from_pretrained(projected)
+    assert loaded.config == DualEncoderConfig(BERT, True, "cls", 6, True, "joined", 32, 32)
+    np.testing.assert_array_equal(loaded.params["shared"]["projection"]["kernel"], kernel)
+    assert not loaded.params["shared"]["projection"]["bias"].any()
+    with pytest.raises(UserError, match="was trained with pooling 'cls'"):
+        DualEncoder.from_pretrained(projected, pooling="mean")
+    with pytest.raises(UserError, match="leave passage_path out"):
+        DualEncoder.from_pretrained(projected, passage_path=folder)
+
+
+def test_lower_casing_survives_saving(modules: Any, tmp_path: Path) -> None:
+    def rows(encoder: DualEncoder) -> list[list[int]]:
+        return question_rows(encoder.tokenizer, ["THE Nation", "the nation"], 16).ids
+
+    folder = modules(("x.Pooling", LEGACY_MEAN))
+    # As the folders of cased models have it.
+    cased = (folder / "tokenizer.json").read_text().replace('"lowercase": true', '"lowercase": false')
+    (folder / "tokenizer.json").write_text(cased)
+    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    plain = rows(DualEncoder.from_pretrained(folder))
+    assert plain[0] != plain[1], "a tokenizer that lower-cases by itself would hide everything"
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 32, "do_lower_case": true}')
+    loaded = DualEncoder.from_pretrained(folder)
+    loaded.save(tmp_path / "saved")
+    for encoder in (loaded, DualEncoder.from_pretrained(tmp_path / "saved")):
+        assert rows(encoder) == [plain[1], plain[1]]
+
+
+@pytest.mark.parametrize(
+    ("parts", "prompts", "message"),
+    [
+        ([("x.Pooling", {"pooling_mode": "max"})], None, "pooling max is not supported; supported: cls or mean"),
+        (
+            [("x.Pooling", {**LEGACY_MEAN, "pooling_mode_cls_token": True})],
+            None,
+            r"pooling cls \+ mean is not supported",
+        ),
+        ([("x.Pooling", LEGACY_MEAN), ("x.Dense", {})], None, "has activation Tanh; only Identity is supported"),
+        (
+            [("x.Pooling", LEGACY_MEAN), ("x.Normalise", {})],
+            None,
+            "Normalise is not supported; did you mean 'Normalize'",
+        ),
+        ([("x.Normalize", {}), ("x.Pooling", LEGACY_MEAN)], None, "Normalize, Pooling are not supported together"),
+        ([], None, "a Transformer and a Pooling are needed"),
+        (
+            [("x.Pooling", LEGACY_MEAN)],
+            {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
+            r"a default prompt \('query'\) is not supported",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_said(modules: Any, parts: Any, prompts: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        DualEncoder.from_pretrained(modules(*parts, prompts=prompts))
+
+
+def test_prompts_that_are_not_applied_are_said(modules: Any, caplog: pytest.LogCaptureFixture) -> None:
+    folder = modules(("x.Pooling", LEGACY_MEAN), prompts={"prompts": {"query": "query: ", "document": ""}})
+    with caplog.at_level(logging.WARNING):
+        DualEncoder.from_pretrained(folder)
+    assert "its prompts are not applied (query: 'query: ')" in caplog.text
