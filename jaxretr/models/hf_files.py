@@ -344,9 +344,11 @@ def write_safetensors(path: str | Path, tensors: Mapping[str, np.ndarray], metad
 
     contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     with atomic_write(path, "wb") as file:
+        mode = os.stat(file.name).st_mode
         try:
             # By name: safetensors then streams to the disk, where its `save` would double the memory.
             save_file(contiguous, os.fspath(file.name), metadata=dict(metadata))
+            os.chmod(file.name, mode)  # safetensors makes files that only their owner reads
         except SafetensorError as error:
             raise UserError(
                 f"{path}: cannot be written ({_first_line(error)}); free some space there or choose another place"

@@ -211,6 +211,11 @@ def define(make: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Params]:
     return graph, nnx.to_pure_dict(state)
 
 
+def bind(graph: Any, params: Params) -> Any:
+    """A model ready to be called: its graph with these parameters."""
+    return nnx.merge(graph, params)
+
+
 def initialise(make: Callable[[nnx.Rngs], nnx.Module], seed: int) -> Params:
     """Returns freshly drawn parameters in a plain dict of float32 arrays."""
 

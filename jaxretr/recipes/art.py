@@ -20,8 +20,7 @@ from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questi
 from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokens import Template, vocabulary_size
 from jaxretr.errors import UsageError, UserError
-from jaxretr.evaluate import metrics
-from jaxretr.evaluate.answers import accuracy
+from jaxretr.evaluate.retrieval import retrieval_figures
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.objectives.art import ArtProgram, QuestionBatch, make_refresh, make_search, make_step
@@ -277,17 +276,4 @@ class DevSet:
 
     def figures(self, scores: np.ndarray, rows: np.ndarray, corpus: Corpus) -> dict[str, float]:
         """Metrics of retrieved rows, scores float32 [n, k] and rows int32 [n, k], best first."""
-        values: dict[str, float] = {}
-        if self.qrels is not None:
-            run = {
-                question.id: {corpus.ids[row]: float(score) for row, score in zip(*pair, strict=True)}
-                for question, pair in zip(self.questions, zip(rows, scores, strict=True), strict=True)
-            }
-            judged = {question.id: self.qrels[question.id] for question in self.questions}
-            values |= metrics.evaluate(judged, run, ["recall@5", "recall@20", "recall@100", "mrr@10", "ndcg@10"])
-        if any(question.answers for question in self.questions):
-            answered = [n for n, question in enumerate(self.questions) if question.answers]
-            passages = [[corpus.texts[row] for row in rows[n]] for n in answered]
-            answers = [self.questions[n].answers for n in answered]
-            values |= accuracy(answers, passages, ks=(1, 5, 20, 100))
-        return values
+        return retrieval_figures(corpus, self.questions, self.qrels, scores, rows)

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 
 from jaxretr.config import MlmConfig
@@ -14,7 +13,7 @@ from jaxretr.data.tokens import Template
 from jaxretr.models.bert import BertConfig
 from jaxretr.models.bert_params import export_bert
 from jaxretr.models.hf_folder import write_folder
-from jaxretr.models.layers import Params, define, initialise
+from jaxretr.models.layers import Params, bind, define, initialise
 from jaxretr.models.mlm import BertMaskedLm
 from jaxretr.objectives.mlm import MaskedBatch, mask
 from jaxretr.objectives.token_step import masked_sum
@@ -41,7 +40,7 @@ class MlmRun(LanguageModelRun):
         special = np.array(data.tokenizer.all_special_ids)
 
         def loss(params: Params, batch: MaskedBatch) -> tuple[jax.Array, jax.Array]:
-            logits = nnx.merge(graph, params)(batch.tokens, batch.lengths, batch.positions)
+            logits = bind(graph, params)(batch.tokens, batch.lengths, batch.positions)
             chosen = jnp.take_along_axis(logits, batch.labels[..., None], axis=-1)[..., 0]
             return masked_sum(jax.nn.logsumexp(logits, axis=-1) - chosen, batch.weights)
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 
 from jaxretr.config import PassageLmConfig
@@ -13,7 +12,7 @@ from jaxretr.data.readers import read_beir
 from jaxretr.data.tokens import Template, scorer_target
 from jaxretr.models.copying_start import copying_start
 from jaxretr.models.hf_folder import write_folder
-from jaxretr.models.layers import Params
+from jaxretr.models.layers import Params, bind
 from jaxretr.models.scorer import Prompt, encoder_input, graph
 from jaxretr.models.t5 import T5Config
 from jaxretr.models.t5_params import export_t5
@@ -44,7 +43,7 @@ class PassageLmRun(LanguageModelRun):
         model = graph(self.t5, config.dtype)
 
         def loss(params: Params, batch: Example) -> tuple[jax.Array, jax.Array]:
-            t5 = nnx.merge(model, params)
+            t5 = bind(model, params)
             tokens, lengths = encoder_input(prompt, batch.passages, batch.passage_lengths)
             log_probs = t5.target_log_probs(batch.targets, t5.encode(tokens, lengths), lengths)
             real = jax.numpy.arange(log_probs.shape[1]) < batch.target_lengths[:, None]

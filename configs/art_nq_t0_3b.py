@@ -1,0 +1,49 @@
+"""ART as published, for a pod: Natural Questions, 21 million passages, BERT-base towers, the T0-3B scorer.
+
+Every hyper-parameter is the paper's (Sachan et al. 2023) or, where the paper is silent, the authors' code's. Put
+psgs_w100.tsv, the NQ questions and the dev questions with answers into the folder that JAXRETR_DATA names, and convert
+T0-3B's weights to a folder of their own (any T5 v1.1 will do).
+"""
+
+import os
+
+from jaxretr.config import Art, ArtConfig, ArtData, Encoder, Optimizer, Scorer, Train
+
+DATA = os.environ.get("JAXRETR_DATA", "data")
+QUESTIONS = 79_168
+BATCH = 64
+
+
+def config() -> ArtConfig:
+    return ArtConfig(
+        name="art_nq_t0_3b",
+        data=ArtData(
+            corpus=f"{DATA}/psgs_w100.tsv.gz",
+            questions=f"{DATA}/nq-train.tsv",
+            dev_questions=f"{DATA}/nq-dev.tsv",
+        ),
+        encoder=Encoder(
+            path="bert-base-uncased",
+            pooling="cls",
+            max_question_length=64,
+            max_passage_length=256,
+            dropout=0.1,
+            dtype="bfloat16",
+        ),
+        scorer=Scorer(path="bigscience/T0_3B", max_length=512, max_question_length=128, chunk=16, dtype="bfloat16"),
+        art=Art(
+            top_k=32,
+            temperature=None,  # sqrt(768)
+            refresh_every=500,
+            write_back=False,  # the paper's index is stale between two refreshes
+            index_dtype="bfloat16",
+        ),
+        optimizer=Optimizer(learning_rate=2e-5, weight_decay=0.1, clip=1.0, warmup=0.01, final=0.02),
+        train=Train(
+            steps=10 * QUESTIONS // BATCH,
+            batch_size=BATCH,
+            save_every=500,
+            eval_every=500,
+            best_metric="acc@20",
+        ),
+    )

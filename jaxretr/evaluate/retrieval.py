@@ -1,0 +1,62 @@
+"""Evaluation of a model over a whole corpus, from texts to figures."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.questions import Question
+from jaxretr.evaluate import metrics
+from jaxretr.evaluate.answers import accuracy
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.search.exact import ExactIndex
+
+
+class Retriever(Protocol):
+    """Anything that finds corpus rows for questions."""
+
+    def __call__(self, questions: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns scores float32 [B, k] and corpus rows int [B, k], best first."""
+        ...
+
+
+def dense_retriever(model: DualEncoder, corpus: Corpus) -> Retriever:
+    """Encodes the corpus; the returned function searches it exactly."""
+    index = ExactIndex(model.encode_passages(list(corpus)), ids=corpus.ids)
+    return lambda questions, k: index.search_rows(model.encode_queries(questions), k)
+
+
+def retrieval_figures(
+    corpus: Corpus,
+    questions: Sequence[Question],
+    qrels: Mapping[str, Mapping[str, int]] | None,
+    scores: np.ndarray,
+    rows: np.ndarray,
+    measures: Sequence[str] = ("recall@5", "recall@20", "recall@100", "mrr@10", "ndcg@10"),
+) -> dict[str, float]:
+    """Computes metrics of retrieved rows.
+
+    Args:
+      corpus: what was searched.
+      questions: B questions, in the order of the results' rows.
+      qrels: the judgements of these questions; None to match answers only.
+      scores: float32 [B, k], descending.
+      rows: corpus rows, int [B, k].
+      measures: computed from the judgements.
+
+    Returns:
+      The measures, and acc@1, acc@5, acc@20 and acc@100 over all questions where any of them has answers.
+    """
+    values: dict[str, float] = {}
+    if qrels is not None:
+        run = {
+            question.id: {corpus.ids[row]: float(score) for row, score in zip(*pair, strict=True)}
+            for question, pair in zip(questions, zip(rows, scores, strict=True), strict=True)
+        }
+        judged = {question.id: dict(qrels[question.id]) for question in questions}
+        values |= metrics.evaluate(judged, run, list(measures))
+    if any(question.answers for question in questions):
+        passages = ([corpus.texts[row] for row in found] for found in rows)
+        values |= accuracy([question.answers for question in questions], passages, ks=(1, 5, 20, 100))
+    return values
