@@ -24,5 +24,5 @@ def config() -> PassageLmConfig:
         ),
         t5=T5Shape(),
         optimizer=Optimizer(learning_rate=1e-3, b2=0.98, weight_decay=0.0, warmup=0.03),
-        train=Train(steps=3000, batch_size=32, log_every=50, save_every=500, eval_every=500, best_metric="loss"),
+        train=Train(steps=2000, batch_size=32, log_every=50, save_every=500, eval_every=500, best_metric="loss"),
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxretr.errors import UsageError, did_you_mean
+from jaxretr.errors import UsageError, UserError, did_you_mean
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -230,16 +230,23 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
       UsageError: the file is missing or broken, or an override's name or value is wrong.
     """
     path = Path(path)
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder; give the config file itself")
     if not path.is_file():
         near = [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise UsageError(f"{path}: no such config file{did_you_mean(str(path), near)}")
+        raise UsageError(f"{path}: no such config file{did_you_mean(str(path), near) or '; check the path'}")
     try:
-        config = runpy.run_path(str(path))["config"]()
-    except KeyError:
-        raise UsageError(f"{path}: defines no function config(); add `def config() -> Config`") from None
-    except (SyntaxError, TypeError, NameError, ImportError, AttributeError) as error:
-        line = getattr(error, "lineno", None) or _line_in(error, path)
-        raise UsageError(f"{path}:{line}: {error}; mend the config file") from error
+        names = runpy.run_path(str(path))
+        if not callable(names.get("config")):
+            raise UsageError(f"{path}: defines no function config(); add `def config() -> Config`")
+        config = names["config"]()
+    except UserError:
+        raise
+    except Exception as error:  # The file is the user's program: whatever it raises is in it to be mended.
+        line, what = _line_in(error, path), f"{type(error).__name__}: {error}"
+        if isinstance(error, SyntaxError) and error.filename == str(path):
+            line, what = error.lineno, error.msg
+        raise UsageError(f"{path}:{line}: {what}; mend the config file") from error
     if not isinstance(config, Config):
         raise UsageError(f"{path}: config() returned a {type(config).__name__}; return a jaxretr.config.Config")
     return override(config, overrides)
@@ -255,7 +262,8 @@ def override(config: Config, words: Sequence[str]) -> Config:
         # "--no-x" is how a switch that is on by default is put out.
         plain = ".".join([*name.split(".")[:-1], name.split(".")[-1].removeprefix("no-")])
         if word.startswith("--") and not {name, plain} & {*known, "help"}:
-            raise UsageError(f"{word}: no such setting{did_you_mean(name, known)}")
+            hint = did_you_mean(f"--{name}", [f"--{other}" for other in known])
+            raise UsageError(f"{word.split('=', 1)[0]}: no such setting{hint}")
     import contextlib
     import io
 
@@ -269,7 +277,9 @@ def override(config: Config, words: Sequence[str]) -> Config:
         if not stop.code:
             raise
         text = " ".join(printed.getvalue().translate(str.maketrans("│╭╮╰╯─", "      ")).split())
-        raise UsageError(f"overrides {' '.join(words)}: {text}") from None
+        # What follows is tyro's own advice, on a --help that is not this program's.
+        text = text.split("Argument helptext:")[0].split("For full helptext")[0].strip(" .")
+        raise UsageError(f"{' '.join(words)}: {text}; correct these settings of the config") from None
 
 
 def _line_in(error: BaseException, path: Path) -> int:
@@ -302,6 +312,8 @@ def to_json(config: Config) -> dict[str, Any]:
 
 def from_json(values: dict[str, Any], where: str = "config") -> Config:
     """Rebuilds a config from `to_json`'s values; an unknown key is a UsageError with a suggestion."""
+    if not isinstance(values, dict):
+        raise UsageError(f"{where}: a JSON object is expected, not {type(values).__name__}; restore the file")
     values = dict(values)
     kind = values.pop("kind", None)
     if kind not in KINDS:
@@ -310,7 +322,7 @@ def from_json(values: dict[str, Any], where: str = "config") -> Config:
 
 
 def dataclass_from(cls: type, values: dict[str, Any], where: str) -> Any:
-    """Builds a (nested) dataclass from JSON values, refusing unknown and missing keys.
+    """Builds a (nested) dataclass from JSON values, refusing unknown and missing keys and values of another type.
 
     Args:
       cls: the dataclass.
@@ -318,7 +330,7 @@ def dataclass_from(cls: type, values: dict[str, Any], where: str) -> Any:
       where: named in errors, for instance the file that the values came from.
 
     Raises:
-      UsageError: a key is unknown (with a suggestion) or missing.
+      UsageError: a key is unknown (with a suggestion) or missing, or a value is of another type.
     """
     hints = typing.get_type_hints(cls)
     names = {item.name for item in fields(cls)}
@@ -326,6 +338,9 @@ def dataclass_from(cls: type, values: dict[str, Any], where: str) -> Any:
         if key not in names:
             raise UsageError(f"{where}: unknown key '{key}'{did_you_mean(key, names)}")
     converted = {key: _convert(hints[key], value, f"{where}.{key}") for key, value in values.items()}
+    for key, value in converted.items():
+        if not _fits(hints[key], value):
+            raise UsageError(f"{where}: '{key}' is {value!r}; it must be {_described(hints[key])}")
     try:
         return cls(**converted)
     except TypeError as error:
@@ -341,3 +356,30 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if typing.get_origin(hint) is tuple and isinstance(value, list):
         return tuple(value)
     return value
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return value in parts
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(part, value) for part in parts)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(parts[0], item) for item in value)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _described(hint: Any) -> str:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_described, parts))
+    if origin is tuple:
+        return f"a list, each {_described(parts[0])}"
+    names = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
+    return names.get(hint, "an object")

@@ -1,13 +1,16 @@
 """What a run reports while it goes: JSON lines, TensorBoard, and a progress line."""
 
+import contextlib
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from jaxretr.errors import UserError
+from jaxretr.files import atomic_write
 
 
 class MetricsLog:
@@ -28,16 +31,13 @@ class MetricsLog:
         self.interactive = sys.stderr.isatty()
         if not writes:
             return
-        from tensorboardX import SummaryWriter
-
-        path = folder / "metrics.jsonl"
-        try:
-            kept = _lines_before(path, start)
-            path.write_text("".join(kept))
-            self.file = path.open("a")
-            self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=start)
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}; free disk space or pass another --workdir") from error
+        self.path = folder / "metrics.jsonl"
+        with self._explained():
+            kept = _lines_before(self.path, start)
+            with atomic_write(self.path) as file:
+                file.writelines(kept)
+            self.file = self.path.open("a")
+            self.board = _TensorBoard(folder / "tensorboard", start)
 
     def write(self, step: int, values: dict[str, float], *, examples: int = 0) -> None:
         """Reports the figures of a step.
@@ -53,16 +53,26 @@ class MetricsLog:
         if examples and step > self.last_step:
             values = {**values, "examples_per_s": examples * (step - self.last_step) / (now - self.last_time)}
             self.last_step, self.last_time = step, now
-        self.file.write(json.dumps({"step": step, **values}) + "\n")
-        self.file.flush()
-        for name, value in values.items():
-            self.board.add_scalar(name, value, step)
+        with self._explained():
+            self.file.write(json.dumps({"step": step, **values}) + "\n")
+            self.file.flush()
+            self.board.write(step, values)
         self._show(step, values, now)
 
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            remedy = "free disk space and run the same command again"
+            raise UserError(f"{self.path}: cannot be written ({error.strerror}); {remedy}") from error
+
     def _show(self, step: int, values: dict[str, float], now: float) -> None:
-        left = (now - self.began) / max(1, step - self.start) * (self.total - step)
         figures = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        line = f"step {step}/{self.total}  {figures}  {int(left // 60)}:{int(left % 60):02d} left"
+        line = f"step {step}/{self.total}  {figures}"
+        if step > self.start:  # Before a step was done, nobody knows how long one takes.
+            left = int((now - self.began) / (step - self.start) * (self.total - step))
+            line += f"  {left // 60}:{left % 60:02d} left"
         # A terminal keeps one line that changes, and a line of its own for each evaluation.
         changing = self.interactive and "examples_per_s" in values
         print(
@@ -78,8 +88,34 @@ class MetricsLog:
         if self.writes:
             if self.interactive:
                 print(file=sys.stderr)
-            self.file.close()
-            self.board.close()
+            # Everything was flushed line by line: what fails here has failed and been reported before.
+            for file in (self.file, self.board):
+                with contextlib.suppress(OSError):
+                    file.close()
+
+
+class _TensorBoard:
+    """Event files, written at once: tensorboardX's SummaryWriter does it in a thread, which dies on a full disk."""
+
+    def __init__(self, folder: Path, start: int):
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self.event, self.summary = Event, Summary
+        self.writer: Any = EventsWriter(str(folder / "events"))
+        # TensorBoard drops what an interrupted run wrote from this step on.
+        self.writer.write_event(Event(step=start + 1, session_log=SessionLog(status=SessionLog.START)))
+        self.writer.flush()
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        scalars = [self.summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self.writer.write_event(self.event(step=step, wall_time=time.time(), summary=self.summary(value=scalars)))
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

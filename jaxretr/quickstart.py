@@ -51,14 +51,15 @@ def config(workdir: str = "runs") -> ArtConfig:
         ),
         encoder=Encoder(
             path=str(ENCODER_SMALL),
+            shared=True,
             pooling="mean",
             max_question_length=32,
-            max_passage_length=112,
+            max_passage_length=96,
             dropout=0.0,
         ),
-        scorer=Scorer(path=str(SCORER_SMALL), max_length=112, max_question_length=32),
-        art=Art(top_k=8, refresh_every=50, index_dtype="float32"),
-        optimizer=Optimizer(learning_rate=3e-4, weight_decay=0.01, warmup=0.05),
+        scorer=Scorer(path=str(SCORER_SMALL), max_length=96, max_question_length=32, dtype="bfloat16"),
+        art=Art(top_k=8, teacher_temperature=0.15, refresh_every=50, index_dtype="float32"),
+        optimizer=Optimizer(learning_rate=1e-3, weight_decay=0.01, warmup=0.05),
         train=Train(steps=200, batch_size=16, log_every=10, save_every=50, eval_every=50),
     )
 

@@ -20,7 +20,7 @@ from jaxretr.checkpoint import Checkpoints
 from jaxretr.config import ArtConfig, Config, MlmConfig, PassageLmConfig, from_json, to_json
 from jaxretr.errors import UsageError, UserError
 from jaxretr.files import atomic_write
-from jaxretr.metrics_log import MetricsLog
+from jaxretr.metrics_log import MetricsLog, read_metrics
 from jaxretr.parallel.mesh import DATA, init_distributed, make_mesh
 
 log = logging.getLogger(__name__)
@@ -86,6 +86,7 @@ def train(config: Config, workdir: Path) -> dict[str, float]:
     Raises:
       UserError: bad input, a folder that cannot be written, or a checkpoint of another shape.
     """
+    check_numbers(config)
     # ---- devices, data, model ------------------------------------------------------------------------------------
     init_distributed()
     mesh = make_mesh(model=config.mesh.model)
@@ -102,13 +103,21 @@ def train(config: Config, workdir: Path) -> dict[str, float]:
         # ---- begin or resume -------------------------------------------------------------------------------------
         start = checkpoints.latest or 0
         state = run.init() if checkpoints.latest is None else checkpoints.restore(run.abstract_state())
-        if start:
+        if writes:
+            # Only now: bad input, or a checkpoint that does not fit, must not bind the folder to this config.
+            write_config(workdir, config)
+        if start == config.train.steps:
+            log.info("%s: all %d steps are done; nothing is left to train", workdir, start)
+        elif start:
             log.info("resuming from step %d", start)
         best = read_best(workdir)
 
+        if start < config.train.steps:
+            log.info("%d steps to go; compiling the first takes a while", config.train.steps - start)
+
         # ---- steps -----------------------------------------------------------------------------------------------
         with MetricsLog(workdir, start=start, total=config.train.steps, writes=writes) as metrics_log:
-            values: dict[str, float] = {}
+            values = last_values(workdir) if start else {}
             if checkpoints.latest is None:
                 best = evaluate(run, state, 0, best, workdir, metrics_log, writes)
                 checkpoints.save(0, state, best["figures"] if best else None)
@@ -165,6 +174,12 @@ def evaluate(
     return {**best, "latest": figures}
 
 
+def last_values(workdir: Path) -> dict[str, float]:
+    """The metrics of the last step that an earlier part of the run reported."""
+    lines = read_metrics(workdir)
+    return {name: value for name, value in lines[-1].items() if name != "step"} if lines else {}
+
+
 def read_best(workdir: Path) -> dict[str, Any] | None:
     """The best evaluation of an earlier part of the run."""
     path = workdir / "best.json"
@@ -172,7 +187,7 @@ def read_best(workdir: Path) -> dict[str, Any] | None:
 
 
 def claim(workdir: Path, config: Config, writes: bool) -> None:
-    """Creates the run's folder and notes its config; refuses a folder that another config was begun in."""
+    """Creates the run's folder; refuses one that another config was begun in."""
     path = workdir / "config.json"
     try:
         if path.exists():
@@ -185,12 +200,25 @@ def claim(workdir: Path, config: Config, writes: bool) -> None:
                 )
         elif writes:
             workdir.mkdir(parents=True, exist_ok=True)
-            with atomic_write(path) as file:
-                json.dump(to_json(config), file, indent=2)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: {error.msg}; restore the file or use another --workdir") from error
     except OSError as error:
         raise UserError(f"{workdir}: {error.strerror}; pass another --workdir") from error
+
+
+def write_config(workdir: Path, config: Config) -> None:
+    """Notes the config that the folder was begun with."""
+    with atomic_write(workdir / "config.json") as file:
+        json.dump(to_json(config), file, indent=2)
+
+
+def check_numbers(config: Config) -> None:
+    """Refuses counts that no run can have."""
+    for name in ("steps", "batch_size", "log_every", "save_every", "eval_every", "keep"):
+        if (value := getattr(config.train, name)) < 1:
+            raise UsageError(f"train.{name}={value}: must be at least 1; set --train.{name.replace('_', '-')}")
+    if config.train.seed < 0:
+        raise UsageError(f"train.seed={config.train.seed}: must be at least 0; set --train.seed")
 
 
 class Interruption:

@@ -27,3 +27,13 @@ def mesh1() -> jax.sharding.Mesh:
     from jaxretr.parallel.mesh import make_mesh
 
     return make_mesh(jax.devices()[:1])
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `encoder` and `scorer`, tiny random Hugging Face models."""
+    from tiny import write_models
+
+    folder = tmp_path_factory.mktemp("tiny")
+    write_models(folder)
+    return folder

@@ -1,10 +1,16 @@
 """Tiny random models, tokenizers and ART runs for tests."""
 
 import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import jax
 import numpy as np
+import pytest
 
 from jaxretr.config import Art, ArtConfig, ArtData, Encoder, Optimizer, Scorer, Train
 from jaxretr.data.readers import read_corpus
@@ -30,18 +36,42 @@ BERT = BertConfig(
 T5 = T5Config(vocab_size=400, d_model=16, d_kv=8, d_ff=24, num_heads=2, num_layers=2, num_decoder_layers=2)
 
 
-def lively(params: Params, seed: int) -> Params:
+def lively(params: Params, seed: int, noise: float = 0.1) -> Params:
     """Parameters with every bias and scale drawn at random too, so that none can be dropped unnoticed."""
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: np.asarray(x) + 0.1 * rng.normal(size=x.shape).astype(np.float32), params)
+    return jax.tree.map(lambda x: np.asarray(x) + noise * rng.normal(size=x.shape).astype(np.float32), params)
 
 
-def write_models(folder: Path) -> None:
-    """Writes `encoder` and `scorer`, Hugging Face folders with vocabularies learnt from the test passages."""
+def write_tokenizer(kind: Literal["bert", "t5"], texts: Sequence[str], folder: Path, size: int = 400) -> None:
+    """Writes a tokenizer whose vocabulary is the same in every run: all letters, and the most frequent words.
+
+    The one that `train_tokenizer` learns is not: the library breaks ties by the order of a randomly seeded hash map.
+    """
+    train_tokenizer(kind, texts, size, folder)
+    backend = load_tokenizer(folder).backend_tokenizer
+    words = Counter(
+        word
+        for text in texts
+        for word, _ in backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(text))
+    )
+    content = json.loads((folder / "tokenizer.json").read_text())
+    special = [token["content"] for token in content["added_tokens"]]
+    letters = sorted({letter for word in words for letter in word})
+    frequent = sorted(words.keys() - set(letters), key=lambda word: (-words[word], word))
+    vocabulary = [*special, *letters, *(f"##{letter}" for letter in letters), *frequent][:size]
+    content["model"]["vocab"] = {token: number for number, token in enumerate(vocabulary)}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+def write_models(folder: Path, noise: float = 0.1) -> None:
+    """Writes `encoder` and `scorer`, Hugging Face folders with vocabularies learnt from the test passages.
+
+    The larger the noise in the encoder's weights, the further apart are the passages' scores.
+    """
     texts = [f"{passage.title} {passage.text}" for passage in read_corpus(DATA)]
     for kind, name in (("bert", "encoder"), ("t5", "scorer")):
-        train_tokenizer(kind, texts, 400, folder / f"{name}_tokenizer")
-    bert = lively(initialise(lambda rngs: BertEncoder(BERT, rngs=rngs), 0), 1)
+        write_tokenizer(kind, texts, folder / f"{name}_tokenizer")
+    bert = lively(initialise(lambda rngs: BertEncoder(BERT, rngs=rngs), 0), 1, noise)
     write_folder(folder / "encoder", *export_bert(BERT, bert), load_tokenizer(folder / "encoder_tokenizer"))
     t5 = lively(initialise(lambda rngs: T5Model(T5, rngs=rngs), 0), 2)
     write_folder(folder / "scorer", *export_t5(T5, t5), load_tokenizer(folder / "scorer_tokenizer"))
@@ -66,3 +96,11 @@ def art_config(folder: Path, **changes: object) -> ArtConfig:
     return dataclasses.replace(
         config, **{name: dataclasses.replace(getattr(config, name), **fields) for name, fields in changes.items()}
     )
+
+
+@contextmanager
+def few_padding_rows() -> Iterator[None]:
+    """Runs built inside pad the corpus to a multiple of 8 rows, not 1024: the 20 passages lie on 7 of 8 devices."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxretr.parallel.mesh.ROW_MULTIPLE", 8)
+        yield

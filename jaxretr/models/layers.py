@@ -61,13 +61,13 @@ class RMSNorm(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """A table of rows, looked up by id."""
+    """A table of rows, looked up by id; the result is float32 also where the table is stored as bfloat16."""
 
     def __init__(self, rows: int, size: int, *, std: float, rngs: nnx.Rngs):
         self.table = nnx.Param(std * jax.random.normal(rngs.params(), (rows, size), jnp.float32))
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        return self.table[...][ids]
+        return self.table[...][ids].astype(jnp.float32)
 
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {

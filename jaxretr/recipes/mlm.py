@@ -12,8 +12,9 @@ from jaxretr.config import MlmConfig
 from jaxretr.data.tokens import Template
 from jaxretr.models.bert import BertConfig
 from jaxretr.models.bert_params import export_bert
+from jaxretr.models.context_start import context_start
 from jaxretr.models.hf_folder import write_folder
-from jaxretr.models.layers import Params, bind, define, initialise
+from jaxretr.models.layers import Params, bind, define
 from jaxretr.models.mlm import BertMaskedLm
 from jaxretr.objectives.mlm import MaskedBatch, mask
 from jaxretr.objectives.token_step import masked_sum
@@ -55,7 +56,7 @@ class MlmRun(LanguageModelRun):
                 vocab_size=self.bert.vocab_size,
             )
 
-        super().__init__(config, mesh, lambda seed: initialise(make, seed), loss, batch, data)
+        super().__init__(config, mesh, lambda seed: context_start(self.bert, seed), loss, batch, data)
 
     def save_model(self, state: TrainState, folder: Path) -> None:
         """Writes a Hugging Face folder (BertForMaskedLM)."""

@@ -84,8 +84,9 @@ class LanguageModelRun:
 
     def abstract_state(self) -> TrainState:
         """The shapes and shardings of the state, for reading a checkpoint."""
-        make = lambda: TrainState.create(self.parameters(self.config.train.seed), self.optimizer)  # noqa: E731
-        return sharding.abstract(jax.eval_shape(make), self.mesh)
+        params = self.parameters(self.config.train.seed)
+        state = jax.eval_shape(lambda params: TrainState.create(params, self.optimizer), params)
+        return sharding.abstract(state, self.mesh)
 
     def step(self, state: TrainState, number: int) -> tuple[TrainState, dict[str, jax.Array]]:
         """Training step `number`; the batch is a function of (seed, number) alone."""

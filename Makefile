@@ -1,0 +1,64 @@
+# `make quickstart`, `make test`, `make lint` and `make bench` need Python 3.11 or newer and nothing else: each makes
+# .venv and installs what it needs when that is missing or out of date. Another Python: make PYTHON=python3.12 test
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.PHONY: help quickstart test lint format bench clean
+
+BIN := .venv/bin
+PYTHON ?= python3.11 python3.12 python3.13 python3
+TESTS ?= tests
+# Two workers and not one a core: XLA compiles with several threads. A file's tests share fixtures and compiled programs.
+WORKERS ?= 2
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):[^#]*## /  make \1 \t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+
+quickstart: .venv/.installed ## train and evaluate a retriever from questions alone, on the embedded data
+	$(BIN)/jaxretr quickstart
+
+test: .venv/.installed-dev ## all tests, or TESTS="tests/test_metrics.py ..."
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+
+lint: .venv/.installed-dev ## format, lint, types, shell scripts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/shellcheck -x -P tpu tpu/*.sh tpu/slurm.sbatch .ci/run
+
+format: .venv/.installed-dev ## let ruff format the code and order the imports
+	$(BIN)/ruff check --fix --quiet .
+	$(BIN)/ruff format .
+
+bench: .venv/.installed-dev ## encoding and exact search against their peers, at a small size
+	JAX_PLATFORMS=cpu $(BIN)/python benchmarks/encode.py --count 64 --rounds 3
+	JAX_PLATFORMS=cpu $(BIN)/python benchmarks/search.py --rows 20000 --queries 1 64 --repeats 3
+
+clean: ## remove .venv and all that was built
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .jax_cache build dist *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# uv installs in a tenth of pip's time; it reads no pip.conf, so where only a mirror is reachable pip takes over.
+INSTALL = install() { $(BIN)/uv pip install --quiet --python $(BIN)/python "$$@" || $(BIN)/pip install --quiet "$$@"; }; install
+
+# A name on the path may be a broken shim or too old, hence the trial.
+$(BIN)/uv:
+	@for python in $(PYTHON); do \
+	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "$$python -m venv .venv"; \
+	    "$$python" -m venv .venv && exit; \
+	    echo "$$python cannot make a virtual environment; install its venv module (Debian: apt install python3-venv)" >&2; exit 1; \
+	  fi; \
+	done; \
+	echo "no Python 3.11 or newer on the path; install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1
+	$(BIN)/pip install --quiet uv==0.13.8
+
+.venv/.installed: pyproject.toml requirements.txt | $(BIN)/uv
+	$(INSTALL) -e .
+	touch $@
+
+# torch first and with pip: from PyPI Linux gets gigabytes of CUDA, from PyTorch's own index, or from a wheel that
+# pip.conf names, the CPU's build. Where that index is out of reach pip warns and goes on without it.
+.venv/.installed-dev: .venv/.installed requirements-torch.txt requirements-dev.txt
+	$(BIN)/pip install --quiet --no-deps --timeout 15 --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu -r requirements-torch.txt
+	$(INSTALL) -e '.[dev]'
+	touch $@

@@ -1,0 +1,290 @@
+"""The command line: what can be typed, how errors look, and how the process is set up.
+
+What the commands do is in jaxretr/commands/. Nothing here imports JAX or numpy, so that --help answers at once.
+"""
+
+import argparse
+import dataclasses
+import errno
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from jaxretr import __version__
+from jaxretr.errors import UsageError, UserError, did_you_mean
+
+_MODEL = "a run directory, an exported folder, a Hugging Face, sentence-transformers or DPR folder, or a hub name"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+      argv: the words after `jaxretr`; those of the process by default.
+
+    Returns:
+      The exit code: 0 done, 1 failed, 2 wrong use, 130 interrupted.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    try:
+        args = parse(words)
+        from jaxretr.commands import process
+
+        process.set_up()
+        importlib.import_module(f"jaxretr.commands.{args.command}").run(args)
+        sys.stdout.flush()  # Here, where a reader that has gone is dealt with.
+        return 0
+    except SystemExit as stop:  # --help, --version, and a training run that was asked to stop
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
+        return _report("interrupted", 130, debug)
+    except BrokenPipeError:
+        # The reader of our output (`| head`) has gone. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except UserError as error:
+        return _report(f"error: {error}", error.exit_code, debug)
+    except OSError as error:
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        reason = error.strerror or str(error) or type(error).__name__
+        remedy = "check the path, its rights and the free space there"
+        return _report(f"error: {where}{reason}; {remedy}", 1, debug)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        if os.strerror(errno.ENOSPC) in what:  # As the libraries for tensors and tokenizers report it.
+            return _report(f"error: the disk is full ({what}); free some space and run it again", 1, debug)
+        return _report(f"error: {what}; run again with --debug for the traceback", 1, debug)
+
+
+def _report(message: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print("jaxretr:", " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+# ---- parsing ---------------------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a mistake as one line; argparse would print the usage before it and end the process."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, exit_on_error=True, **settings
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see: {self.prog} --help")
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Parses the words after `jaxretr`.
+
+    Returns:
+      The arguments, with `command` and, for train, the overrides of the configuration in `overrides`.
+
+    Raises:
+      UsageError: anything misspelt, missing or superfluous.
+      SystemExit: --help or --version was asked for and printed.
+    """
+    parser, commands = build_parser()
+    if not words:
+        raise UsageError("no command; see: jaxretr --help")
+    if not words[0].startswith("-") and words[0] not in commands:
+        hint = did_you_mean(words[0], commands)
+        raise UsageError(f"{words[0]}: no such command{hint or ' (there are ' + ', '.join(commands) + ')'}")
+    if words[0].startswith("--") and words[0] not in parser._option_string_actions:
+        hint = did_you_mean(words[0], parser._option_string_actions)
+        raise UsageError(f"{words[0]}: no such option{hint or '; see: jaxretr --help'}")
+    if words[0] in commands:
+        # Before argparse looks: it would report the option that is missing, not the one that is misspelt.
+        _check_options(words[0], commands[words[0]], words[1:])
+    args, rest = parser.parse_known_args(words)
+    if args.command == "train":
+        args.overrides = rest
+    elif rest:
+        raise UsageError(f"{rest[0]}: not expected here; see: jaxretr {args.command} --help")
+    return args
+
+
+def _check_options(command: str, parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    known = [name for name in parser._option_string_actions if name.startswith("--")]
+    sections: list[str] = []
+    if command == "train":
+        from jaxretr.config import KINDS
+
+        sections = [f"--{field.name}" for kind in KINDS.values() for field in dataclasses.fields(kind)]
+    for word in words:
+        if not word.startswith("--") or word == "--":
+            continue
+        name = word.split("=", 1)[0]
+        # train's settings, --section.key, are looked at when the config is there.
+        setting = "." in name or name.replace("-", "_").replace("__", "--", 1) in sections
+        if name not in known and not (command == "train" and setting):
+            hint = did_you_mean(name, [*known, *sections])
+            raise UsageError(f"{name}: no such option of {command}{hint or f'; see: jaxretr {command} --help'}")
+
+
+def _at_least_one(text: str) -> int:
+    value = int(text) if text.lstrip("+-").isdigit() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number from 1")
+    return value
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise argparse.ArgumentTypeError("no metric is named; give for instance ndcg@10,recall@100")
+    return names
+
+
+def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Returns the parser, and each command's."""
+    parser = _Parser(
+        prog="jaxretr",
+        description="Train, evaluate and serve dense passage retrievers in JAX.",
+        epilog="First steps: jaxretr quickstart. Help on a command: jaxretr COMMAND --help.",
+    )
+    parser.add_argument("--version", action="version", version=f"jaxretr {__version__}")
+    _add_debug(parser)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, title="commands")
+    commands: dict[str, argparse.ArgumentParser] = {}
+
+    def command(name: str, what: str, example: str) -> argparse.ArgumentParser:
+        commands[name] = subparsers.add_parser(
+            name, help=what.split(";")[0], description=what, epilog=f"example:\n  {example}"
+        )
+        _add_debug(commands[name])
+        return commands[name]
+
+    add = command(
+        "quickstart",
+        "ART from questions alone on the embedded data: before, after, control, an index, three searches.",
+        "jaxretr quickstart --workdir runs/quickstart",
+    ).add_argument
+    add("--workdir", metavar="DIR", default="runs/quickstart", help="where everything goes (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of the questions' order and of the control (default: %(default)s)")
+    add("--steps", type=_at_least_one, help="training steps of each run (default: the config's)")
+
+    parser_of = command(
+        "train",
+        "Train by a config file; goes on by itself where DIR holds a checkpoint. Any setting of the config can be\n"
+        "overridden as --section.key VALUE; jaxretr/config.py lists them.",
+        "jaxretr train configs/art_small.py --workdir runs/art --optimizer.learning-rate 1e-4 --train.steps 400",
+    )
+    parser_of.usage = "%(prog)s CONFIG.py --workdir DIR [--section.key VALUE ...]"
+    add = parser_of.add_argument
+    add("config", metavar="CONFIG.py", help="a file that defines config() -> jaxretr.config.Config")
+    add("--workdir", metavar="DIR", required=True, help="the run's folder: checkpoints, metrics, the best model")
+
+    parser_of = command(
+        "encode",
+        "Encode a corpus into a folder of shards; an interrupted run goes on where it was.",
+        "jaxretr encode runs/art --corpus corpus.jsonl --out runs/art/embeddings",
+    )
+    _add_model(parser_of)
+    add = parser_of.add_argument
+    add("--corpus", metavar="FILE", required=True, help="BEIR jsonl or folder, DPR tsv, MS MARCO tsv; also .gz")
+    add("--out", metavar="DIR", required=True, help="new, empty, or the folder of an interrupted run")
+    add(
+        "--side",
+        choices=("passage", "question"),
+        default="passage",
+        help="which tower; with question FILE holds questions (default: %(default)s)",
+    )
+    add(
+        "--dtype",
+        choices=("float32", "float16"),
+        default="float32",
+        help="of the stored numbers (default: %(default)s)",
+    )
+    add("--shard-rows", type=_at_least_one, default=50_000, metavar="N", help="rows a file (default: %(default)s)")
+
+    parser_of = command(
+        "search",
+        "Exact search over what encode wrote, or over a saved exact index.",
+        "jaxretr search runs/art --index runs/art/embeddings --queries queries.jsonl -k 100 --out run.trec",
+    )
+    _add_model(parser_of)
+    parser_of.add_argument("--index", metavar="DIR", required=True, help="the folder of encode or of ExactIndex.save")
+    _add_run(parser_of)
+    parser_of.add_argument(
+        "--corpus", metavar="FILE", help="for --format dpr and jsonl: the passages' titles and texts"
+    )
+
+    parser_of = command(
+        "evaluate",
+        "Measure a run (recall, MRR, nDCG or Acc@k), or a model on a BEIR folder; paired tests with --baseline.",
+        "jaxretr evaluate --run run.trec --qrels qrels/test.tsv --baseline bm25.trec\n"
+        "  jaxretr evaluate --run run.trec --answers questions.tsv --corpus corpus.tsv\n"
+        "  jaxretr evaluate runs/art --beir scifact --split test",
+    )
+    _add_model(parser_of, optional=True)
+    add = parser_of.add_argument
+    add("--run", metavar="RUN", help="a TREC run, as search and bm25 write it")
+    add("--qrels", metavar="FILE", help="judgements, BEIR's or TREC's")
+    add("--answers", metavar="FILE", help="questions with answers: Acc@k by DPR's matching, in the texts of --corpus")
+    add("--corpus", metavar="FILE", help="the passages of the run, for --answers")
+    add("--match", choices=("string", "regex"), default="string", help="of answers (default: %(default)s)")
+    add("--beir", metavar="DIR", help="a folder with corpus, queries and qrels, for MODEL")
+    add("--split", default="test", help="of the BEIR folder's qrels (default: %(default)s)")
+    add("--baseline", metavar="RUN2", help="a TREC run to compare with, question by question")
+    add(
+        "--metrics",
+        type=_names,
+        metavar="NAMES",
+        help="by commas (default: ndcg@10,mrr@10,recall@100, or acc@1,acc@5,acc@20,acc@100 with --answers)",
+    )
+    add("--per-query", metavar="FILE", help="write the values of every question there, separated by tabs")
+    add("--json", action="store_true", help="print JSON instead of a table")
+
+    parser_of = command(
+        "bm25",
+        "Search a corpus with BM25, the lexical baseline.",
+        "jaxretr bm25 --corpus corpus.jsonl --queries queries.jsonl -k 100 --out bm25.trec",
+    )
+    parser_of.add_argument("--corpus", metavar="FILE", required=True, help="passages, as for encode")
+    _add_run(parser_of)
+    add = parser_of.add_argument
+    add("--k1", type=float, default=0.9, help="how fast repeated words saturate (default: %(default)s)")
+    add("--b", type=float, default=0.4, help="how much long passages are held back (default: %(default)s)")
+    add("--stemmer", choices=("english", "none"), default="english", help="(default: %(default)s)")
+    return parser, commands
+
+
+def _add_debug(parser: argparse.ArgumentParser) -> None:
+    # Read by `main` wherever it stands; here for the help.
+    parser.add_argument(
+        "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+    )
+
+
+def _add_model(parser: argparse.ArgumentParser, optional: bool = False) -> None:
+    parser.add_argument("model", metavar="MODEL", nargs="?" if optional else None, help=_MODEL)
+    group = parser.add_argument_group("of MODEL")
+    add = group.add_argument
+    add("--passage-model", metavar="MODEL2", help="the second tower, where it comes apart (DPR's context encoder)")
+    add("--tokenizer", metavar="DIR", help="a folder or hub name, where MODEL has none")
+    add("--pooling", choices=("cls", "mean"), help="of a folder that does not state it (default there: cls)")
+    add(
+        "--compute",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of the matmuls; bfloat16 is faster (default: %(default)s)",
+    )
+    add("--batch-size", type=_at_least_one, metavar="N", help="texts a batch (default: what suits the device)")
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--queries", metavar="FILE", required=True, help="BEIR jsonl or folder, DPR tsv, id<TAB>text, or .txt lines")
+    add("-k", type=_at_least_one, default=100, help="passages a question (default: %(default)s)")
+    add("--out", metavar="RUN", required=True, help="the run to write")
+    add("--format", choices=("trec", "dpr", "jsonl"), default="trec", help="of the run (default: %(default)s)")

@@ -1,0 +1,165 @@
+"""Configurations: overrides, JSON, and errors that name the setting and the place."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxretr import config as configuration
+from jaxretr.config import (
+    ArtConfig,
+    ArtData,
+    Config,
+    Encoder,
+    MlmConfig,
+    PassageLmConfig,
+    PretrainData,
+    Scorer,
+    from_json,
+    load,
+    override,
+    to_json,
+)
+from jaxretr.errors import UsageError
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
+
+ART = ArtConfig(name="art", data=ArtData(corpus="c", questions="q"), encoder=Encoder(path="e"), scorer=Scorer(path="s"))
+MLM = MlmConfig(name="mlm", data=PretrainData(corpora=("a", "b")))
+PASSAGE_LM = PassageLmConfig(name="lm", data=PretrainData(corpora=("a",), pairs="p"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_config_loads_and_survives_json(path: Path):
+    config = load(path)
+    assert from_json(json.loads(json.dumps(to_json(config)))) == config
+
+
+@pytest.mark.parametrize("config", [ART, MLM, PASSAGE_LM], ids=lambda config: config.name)
+def test_json_gives_back_the_same_config(config: Config):
+    values = json.loads(json.dumps(to_json(config)))
+    assert from_json(values) == config
+    assert type(from_json(values)) is type(config)
+
+
+# ---- overrides -------------------------------------------------------------------------------------------------------
+
+
+def test_overrides_replace_values_of_every_type():
+    words = "--train.steps 7 --optimizer.learning-rate 3e-5 --encoder.pooling mean --art.temperature 2.5"
+    changed = override(ART, words.split())
+    assert changed.train.steps == 7
+    assert changed.optimizer.learning_rate == 3e-5
+    assert isinstance(changed, ArtConfig)
+    assert (changed.encoder.pooling, changed.art.temperature) == ("mean", 2.5)
+    # Everything else is as it was.
+    sections = {name: getattr(ART, name) for name in ("train", "optimizer", "encoder", "art")}
+    assert dataclasses.replace(changed, **sections) == ART
+
+
+@pytest.mark.parametrize(
+    "words, section, name, value",
+    [
+        (["--train.steps=7"], "train", "steps", 7),
+        (["--train.batch_size", "4"], "train", "batch_size", 4),
+        (["--art.no-write-back"], "art", "write_back", False),
+        (["--art.shuffle-teacher"], "art", "shuffle_teacher", True),
+        (["--data.dev-qrels", "f.tsv"], "data", "dev_qrels", "f.tsv"),
+    ],
+)
+def test_ways_to_write_an_override(words: list[str], section: str, name: str, value: object):
+    assert getattr(getattr(override(ART, words), section), name) == value
+
+
+def test_a_list_is_overridden_as_a_whole():
+    changed = override(MLM, ["--data.corpora", "x", "y", "z"])
+    assert isinstance(changed, MlmConfig)
+    assert changed.data.corpora == ("x", "y", "z")
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--optimzer.learning-rate", "1"], "--optimzer.learning-rate: no such setting; did you mean '--optimizer.l"),
+        (["--train.batchsize=4"], "--train.batchsize: no such setting; did you mean '--train.batch-size'"),
+        (["--train.steps", "ten"], "--train.steps ten: .*'ten'"),
+        (["--train.steps"], "Missing value for argument '--train.steps'"),
+        (["--encoder.dtype", "float16"], "'float16'.*'float32', 'bfloat16'"),
+        (["--train.steps", "3", "extra"], "Unrecognized options: extra"),
+    ],
+)
+def test_a_wrong_override_is_one_line(words: list[str], message: str):
+    with pytest.raises(UsageError, match=message) as error:
+        override(ART, words)
+    assert "\n" not in str(error.value)
+
+
+# ---- JSON ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"kind": "arts"}, "c.json: unknown kind 'arts'; did you mean 'art'"),
+        ({"trian": {}}, "c.json: unknown key 'trian'; did you mean 'train'"),
+        ({"train": {"stps": 3}}, "c.json.train: unknown key 'stps'; did you mean 'steps'"),
+        ({"train": 5}, "c.json: 'train' is 5; it must be an object"),
+        ({"train": {"steps": "ten"}}, "c.json.train: 'steps' is 'ten'; it must be a whole number"),
+        ({"train": {"steps": True}}, "'steps' is True; it must be a whole number"),
+        ({"optimizer": {"clip": "1"}}, "c.json.optimizer: 'clip' is '1'; it must be a number"),
+        ({"encoder": {"path": "e", "pooling": "max"}}, "'pooling' is 'max'; it must be one of cls, mean"),
+        ({"encoder": {"path": "e", "passage_path": 3}}, "'passage_path' is 3; it must be a string or null"),
+        ({"art": {"write_back": 1}}, "'write_back' is 1; it must be true or false"),
+        ({"encoder": {}}, "c.json.encoder: .*path"),
+    ],
+)
+def test_json_with_an_unknown_key_or_a_wrong_value_names_it(change: dict, message: str):
+    with pytest.raises(UsageError, match=message):
+        from_json({**to_json(ART), **change}, "c.json")
+
+
+def test_json_that_is_no_object_or_lists_what_it_should_not():
+    with pytest.raises(UsageError, match=r"c\.json: a JSON object is expected, not list"):
+        from_json([], "c.json")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UsageError, match=r"'corpora' is .*; it must be a list, each a string"):
+        from_json({**to_json(MLM), "data": {"corpora": ["a", 1]}}, "c.json")
+
+
+def test_a_whole_number_serves_as_a_number():
+    config = from_json({**to_json(ART), "optimizer": {"clip": 2}})
+    assert config.optimizer.clip == 2
+
+
+# ---- config files ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("x = 1\n", r"c\.py: defines no function config"),
+        ("x = 1\ny = = 2\n", r"c\.py:2: invalid syntax"),
+        ("import json\nimport no_such_module\n", r"c\.py:2: ModuleNotFoundError: .*no_such_module"),
+        ("def config():\n    values = {}\n    return values['x']\n", r"c\.py:3: KeyError: 'x'"),
+        ("def config():\n    raise ValueError('two\\nlines')\n", r"c\.py:2: ValueError: two"),
+        ("def config():\n    return 3\n", r"c\.py: config\(\) returned a int"),
+    ],
+)
+def test_a_broken_config_file_is_named_with_its_line(tmp_path: Path, content: str, message: str):
+    path = tmp_path / "c.py"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=message):
+        load(path)
+
+
+def test_a_missing_config_file_or_a_folder(tmp_path: Path):
+    (tmp_path / "art_small.py").write_text("")
+    with pytest.raises(UsageError, match=r"did you mean '.*art_small\.py'"):
+        load(tmp_path / "art_smal.py")
+    with pytest.raises(UsageError, match="is a folder"):
+        load(tmp_path)
+
+
+def test_every_kind_of_config_has_a_name_in_json():
+    kinds = {cls for cls in vars(configuration).values() if isinstance(cls, type) and issubclass(cls, Config)}
+    assert kinds - {Config} == set(configuration.KINDS.values())
