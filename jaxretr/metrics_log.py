@@ -99,19 +99,23 @@ class _TensorBoard:
 
     def __init__(self, folder: Path, start: int):
         from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.proto import event_pb2, summary_pb2
 
         folder.mkdir(parents=True, exist_ok=True)
-        self.event, self.summary = Event, Summary
+        # Made by protobuf when it is imported: no type checker sees what is in them.
+        self.events: Any = event_pb2
+        self.summaries: Any = summary_pb2
         self.writer: Any = EventsWriter(str(folder / "events"))
         # TensorBoard drops what an interrupted run wrote from this step on.
-        self.writer.write_event(Event(step=start + 1, session_log=SessionLog(status=SessionLog.START)))
+        started = self.events.SessionLog(status=self.events.SessionLog.START)
+        self.writer.write_event(self.events.Event(step=start + 1, session_log=started))
         self.writer.flush()
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        scalars = [self.summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self.writer.write_event(self.event(step=step, wall_time=time.time(), summary=self.summary(value=scalars)))
+        scalars = [self.summaries.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self.writer.write_event(
+            self.events.Event(step=step, wall_time=time.time(), summary=self.summaries.Summary(value=scalars))
+        )
         self.writer.flush()
 
     def close(self) -> None:

@@ -29,7 +29,10 @@ log = logging.getLogger(__name__)
 class Run(Protocol):
     """One objective with its data and model, as this program drives it. A state is a tree of sharded arrays."""
 
-    config: Config
+    @property
+    def config(self) -> Config:
+        """The settings."""
+        ...
 
     def init(self) -> Any:
         """The state before the first step."""

@@ -1,11 +1,10 @@
 """A whole ART run against a plain PyTorch loop that is written from the paper: dropout off, the same batches.
 
-Tolerance: losses to 1e-4 relative, for both sides are float32 and sum in another order; over 50 updates of Adam that
-grows to about 1e-5. The retrieved passages must be the very same, which rounding cannot change as long as the scores
+Tolerance: losses to 1e-4 relative, for both sides are float32 and sum in another order: over 50 updates that grows to
+some 1e-5. The retrieved passages must be the very same, which rounding cannot change as long as the scores
 of neighbouring ranks are further apart than it: `test_ranks_are_apart` makes sure of that.
 """
 
-import ast
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,7 +23,11 @@ torch = pytest.importorskip("torch", reason="parity is measured against PyTorch:
 transformers = pytest.importorskip("transformers", reason="parity is measured against transformers")
 
 STEPS, REFRESH_EVERY, TOP_K = 50, 20, 4
+SEED = 6  # Of the batches: one that keeps the ranks of all steps apart.
 RATE, WARMUP, FINAL = 2e-3, 0.1, 0.02
+# Some parameters have a gradient of rounding errors alone: the keys' biases, and the passage tower's last bias, for the
+# loss sees only differences between passages. Adam makes full steps of these, unless eps is above them (about 1e-9). It also makes the gradient's size count.
+EPS = 1e-5
 
 
 @dataclass
@@ -43,7 +46,7 @@ class History:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parity")
-    write_models(folder)
+    write_models(folder, noise=0.3)
     return folder
 
 
@@ -51,8 +54,8 @@ def ours(models: Path, workdir: Path, mesh: jax.sharding.Mesh, steps: int, write
     config = art_config(
         models,
         art={"top_k": TOP_K, "refresh_every": REFRESH_EVERY, "write_back": write_back},
-        optimizer={"learning_rate": RATE, "warmup": WARMUP, "final": FINAL},
-        train={"steps": STEPS, "batch_size": 8, "seed": 1},
+        optimizer={"learning_rate": RATE, "warmup": WARMUP, "final": FINAL, "eps": EPS},
+        train={"steps": STEPS, "batch_size": 8, "seed": SEED},
     )
     with few_padding_rows():
         run = ArtRun(config, mesh, workdir)
@@ -139,7 +142,7 @@ def reference(models: Path, batches: list[np.ndarray], write_back: bool) -> Hist
     undecayed = [p for name, p in named if name.endswith("bias") or "LayerNorm" in name]
     decayed = [p for name, p in named if not (name.endswith("bias") or "LayerNorm" in name)]
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.1}, {"params": undecayed, "weight_decay": 0.0}], eps=1e-8
+        [{"params": decayed, "weight_decay": 0.1}, {"params": undecayed, "weight_decay": 0.0}], eps=EPS
     )
     tau = question_tower.config.hidden_size**0.5
 
@@ -202,7 +205,7 @@ def pair(
 
 
 def test_ranks_are_apart(pair: Pair) -> None:
-    """Scores are sums of float32 products of about 10: neighbours further apart than 1e-4 keep their order."""
+    """Both sides' embeddings differ by 2e-5 at most: neighbours further apart than 1e-4 keep their order."""
     assert min(pair.theirs.gaps) > 1e-4
 
 
@@ -218,11 +221,16 @@ def test_every_loss_is_equal(pair: Pair) -> None:
 
 
 def test_the_trained_tower_embeds_alike(pair: Pair) -> None:
-    np.testing.assert_allclose(pair.ours.embeddings, pair.theirs.embeddings, atol=1e-3)
+    np.testing.assert_allclose(pair.ours.embeddings, pair.theirs.embeddings, atol=1e-4)
 
 
+@pytest.mark.parametrize("pair", ["paper"], indirect=True)
+def test_without_a_temperature_scores_are_divided_by_the_root_of_the_size(pair: Pair) -> None:
+    assert pair.run.config.art.temperature is None
+    assert pair.run.program.temperature == 4.0  # of D = 16; the loop above divides by it too
+
+
+@pytest.mark.parametrize("pair", ["paper"], indirect=True)
 def test_the_refreshes_matter(pair: Pair) -> None:
     """With the old index other passages would be found: a run that never refreshes cannot pass."""
-    assert len(pair.theirs.moved_by_refresh) == len(pair.theirs.losses) // REFRESH_EVERY
-    if not pair.run.config.art.write_back:
-        assert all(pair.theirs.moved_by_refresh)
+    assert pair.theirs.moved_by_refresh == [True, True]

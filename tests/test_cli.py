@@ -9,12 +9,14 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tiny
 
 from jaxretr import cli
+from jaxretr.commands import progress
 from jaxretr.commands.process import set_up
 from jaxretr.data.readers import read_corpus, read_qrels, read_questions
 from jaxretr.encoding_store import EmbeddingStore
@@ -233,6 +235,23 @@ def test_logs_are_plain_lines(capsys: pytest.CaptureFixture[str]):
         "jaxretr: warning: shown",
         "jaxretr: warning: An NVIDIA GPU may be present",
         "jaxretr: warning: an answer matches nothing",
+    ]
+
+
+def test_progress_is_lines_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    clock = iter([0.0, 1.0, 4.0, 5.0, 15.0, 16.0])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with caplog.at_level(logging.INFO, "jaxretr"), progress.Progress(1000, "passage", "encoded") as shown:
+        shown.skip(100)
+        for _ in range(5):
+            shown.advance(100)
+    # Nothing in the first two seconds, then a line every ten at most; the rate is of this run's passages alone.
+    assert [record.getMessage() for record in caplog.records] == [
+        "100 of 1000 passages are encoded from an earlier run",
+        "encoded 300 of 1000 passages, 50/s, 0:14 left",
+        "encoded 500 of 1000 passages, 27/s, 0:18 left",
     ]
 
 

@@ -215,7 +215,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path):
         ({"rows": "10"}, r"meta\.json: 'rows' is '10'; it must be a whole number"),
     ],
 )
-def test_meta_that_is_not_ours(tmp_path: Path, content: object, message: str):
+def test_meta_that_is_not_ours(tmp_path: Path, content: str | dict | None, message: str):
     fill(EmbeddingStore.begin(tmp_path, META, IDS))
     path = tmp_path / "meta.json"
     if content is None:
@@ -224,7 +224,7 @@ def test_meta_that_is_not_ours(tmp_path: Path, content: object, message: str):
         path.write_text(content)
         assert not is_store(tmp_path)
     else:
-        path.write_text(json.dumps(json.loads(path.read_text()) | dict(content)))  # pyright: ignore[reportArgumentType]
+        path.write_text(json.dumps(json.loads(path.read_text()) | content))
     with pytest.raises(UserError, match=message):
         EmbeddingStore.open(tmp_path)
 

@@ -101,6 +101,8 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
       `passages` and `scorer_passages` are the corpus's CorpusTokens for the encoder and for the scorer, `metrics`
       a dict of float32 scalars and `rows` the retrieved corpus rows, int32 [B, K]. `state` and `index` are donated.
     """
+    # The mesh's platform, not this process's default: a program can be compiled for devices that are not here.
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
 
     @partial(jax.jit, donate_argnums=(0, 1))
     @partial(
@@ -126,7 +128,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
         # 1. Search with the question vectors of this step, dropout and all, as the authors do.
         searched = questions(tower(params, "question"), batch.tokens, batch.lengths, keys=keys.questions)
         _, rows = search_step(
-            searched.astype(index.embeddings.dtype) if jax.default_backend() != "cpu" else searched,
+            searched if on_cpu else searched.astype(index.embeddings.dtype),
             index.embeddings,
             program.top_k,
             num_valid=program.corpus_rows,
