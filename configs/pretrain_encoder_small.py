@@ -16,5 +16,5 @@ def config() -> MlmConfig:
         data=PretrainData(corpora=(f"{DATA}/wiki_qa", f"{DATA}/wiki_passages"), max_length=96),
         bert=BertShape(hidden_size=128, layers=4, heads=4, intermediate_size=512),
         optimizer=Optimizer(learning_rate=1e-3, b2=0.98, weight_decay=0.01, warmup=0.05),
-        train=Train(steps=2000, batch_size=32, log_every=50, save_every=500, eval_every=500, best_metric="loss"),
+        train=Train(steps=800, batch_size=32, log_every=50, save_every=200, eval_every=200, best_metric="loss"),
     )

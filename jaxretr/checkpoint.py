@@ -24,7 +24,7 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, config: Config):
-        policies = ocp.training.preservation_policies
+        policies: Any = ocp.training.preservation_policies
         metric = config.train.best_metric
         best = policies.BestN(
             get_metric_fn=lambda metrics: metrics[metric],
@@ -51,12 +51,14 @@ class Checkpoints:
             return
         try:
             self._checkpointer.save_async(
-                step, state, force=True, metrics=metrics, custom_metadata={"config": to_json(self.config)}
+                step,
+                state,
+                force=True,
+                metrics=None if metrics is None else {**metrics},
+                custom_metadata={"config": to_json(self.config)},
             )
-        except OSError as error:
-            raise UserError(
-                f"{self._checkpointer.directory}: {error}; free disk space or pass another --workdir"
-            ) from error
+        except (OSError, ValueError) as error:
+            raise self._disk_error(error) from error
 
     def restore(self, like: Any) -> Any:
         """Reads the newest checkpoint onto the devices.
@@ -82,8 +84,16 @@ class Checkpoints:
         """Waits until everything is on disk."""
         try:
             self._checkpointer.wait()
-        except OSError as error:
-            raise UserError(f"{self._checkpointer.directory}: {error}; free disk space and run again") from error
+        except (OSError, ValueError) as error:
+            raise self._disk_error(error) from error
+
+    def _disk_error(self, error: Exception) -> UserError:
+        # Orbax reports a full disk as a ValueError of many lines.
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return UserError(
+            f"{self._checkpointer.directory}: the checkpoint cannot be written ({reason}); "
+            "free disk space and run again, or pass another --workdir"
+        )
 
     def __enter__(self) -> "Checkpoints":
         return self

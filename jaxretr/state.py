@@ -28,7 +28,8 @@ class TrainState:
     def apply_gradients(self, gradients: Params, optimizer: optax.GradientTransformation) -> "TrainState":
         """The state after one optimizer update with these gradients."""
         updates, opt_state = optimizer.update(gradients, self.opt_state, self.params)
-        return TrainState(self.step + 1, optax.apply_updates(self.params, updates), opt_state)
+        params: Any = optax.apply_updates(self.params, updates)
+        return TrainState(self.step + 1, params, opt_state)
 
 
 @jax.tree_util.register_dataclass

@@ -125,7 +125,7 @@ class ArtRun:
         params = sharding.put(jax.tree.map(np.array, self.model.params), self.mesh)
         train = TrainState.create(params, self.optimizer)
         train = jax.device_put(train, sharding.shardings(train, self.mesh))
-        return ArtState(train, self.refresh(train.params, self.passages, self._empty_index(), jnp.int32(0)))
+        return ArtState(train, self.refresh(train.params, self.passages, self._empty_index(), train.step))
 
     def abstract_state(self) -> ArtState:
         """The shapes and shardings of the state."""

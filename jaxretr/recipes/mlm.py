@@ -38,12 +38,13 @@ class MlmRun(LanguageModelRun):
         )
         make = lambda rngs: BertMaskedLm(self.bert, dtype=config.dtype, rngs=rngs)  # noqa: E731
         graph, _ = define(make)
+        mask_id: Any = data.tokenizer.mask_token_id
         special = np.array(data.tokenizer.all_special_ids)
 
         def loss(params: Params, batch: MaskedBatch) -> tuple[jax.Array, jax.Array]:
             logits = bind(graph, params)(batch.tokens, batch.lengths, batch.positions)
             chosen = jnp.take_along_axis(logits, batch.labels[..., None], axis=-1)[..., 0]
-            return masked_sum(jax.nn.logsumexp(logits, axis=-1) - chosen, batch.weights)
+            return masked_sum(jax.nn.logsumexp(logits, axis=-1) - chosen, jnp.asarray(batch.weights))
 
         def batch(rows: np.ndarray, rng: np.random.Generator, training: bool) -> MaskedBatch:
             return mask(
@@ -51,7 +52,7 @@ class MlmRun(LanguageModelRun):
                 data.tokens[rows],
                 data.lengths[rows],
                 rate=config.mask_rate,
-                mask_id=data.tokenizer.mask_token_id,
+                mask_id=mask_id,
                 special=special,
                 vocab_size=self.bert.vocab_size,
             )

@@ -42,7 +42,7 @@ class PassageLmRun(LanguageModelRun):
         prompt = Prompt.of(data.tokenizer)
         model = graph(self.t5, config.dtype)
 
-        def loss(params: Params, batch: Example) -> tuple[jax.Array, jax.Array]:
+        def loss(params: Params, batch: Any) -> tuple[jax.Array, jax.Array]:
             t5 = bind(model, params)
             tokens, lengths = encoder_input(prompt, batch.passages, batch.passage_lengths)
             log_probs = t5.target_log_probs(batch.targets, t5.encode(tokens, lengths), lengths)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -25,7 +25,9 @@ from jaxretr.state import TrainState
 class TextData:
     """Passages of some corpora as tokens, with a vocabulary learnt from them; both made once and kept in `folder`."""
 
-    def __init__(self, data: PretrainData, kind: str, template: Template, folder: Path, max_length: int):
+    def __init__(
+        self, data: PretrainData, kind: Literal["bert", "t5"], template: Template, folder: Path, max_length: int
+    ):
         corpora = [read_corpus(path) for path in data.corpora]
         self.corpus = Corpus.from_passages(passage for corpus in corpora for passage in corpus)
         if len(self.corpus) <= data.held_out:

@@ -1,0 +1,95 @@
+"""Reads the text of a compiled program: which collectives it has and where, and how large its arrays are."""
+
+import math
+import re
+from dataclasses import dataclass
+
+_COLLECTIVES = (
+    "all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast"
+)
+_HEAD = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$")
+_CALLED = re.compile(r"(?:condition|body|to_apply|calls|true_computation|false_computation)=%?([\w.-]+)")
+_CALLED_LISTS = re.compile(r"(?:branch_computations|called_computations)=\{([^}]*)\}")
+_LOOP = re.compile(r" while\(.*condition=%?([\w.-]+), body=%?([\w.-]+)")
+# The "-done" half of an asynchronous collective is left out: it is the same one again.
+_COLLECTIVE = re.compile(rf"= (.*?) ({_COLLECTIVES})(?:-start)?\(")
+_ARRAY = re.compile(r"\b(pred|bf16|[fsu]\d+)\[([\d,]*)\]")
+
+
+@dataclass(frozen=True)
+class Array:
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Collective:
+    kind: str
+    results: tuple[Array, ...]
+    in_loop: bool
+
+
+class Program:
+    """A compiled program.
+
+    Attributes:
+      loops: number of while loops.
+      collectives: all of them.
+    """
+
+    def __init__(self, text: str):
+        self.text = text
+        computations: dict[str, list[str]] = {}
+        name = ""
+        for line in text.splitlines():
+            if head := _HEAD.match(line):
+                name = head[1]
+                computations[name] = []
+            elif name:
+                computations[name].append(line)
+        calls = {name: {called for line in lines for called in _called(line)} for name, lines in computations.items()}
+        loops = [loop for lines in computations.values() for line in lines for loop in _LOOP.findall(line)]
+        self.loops = len(loops)
+        inside: set[str] = set()
+        waiting = [name for loop in loops for name in loop]
+        while waiting:
+            name = waiting.pop()
+            if name not in inside:
+                inside.add(name)
+                waiting.extend(calls[name])
+        self.collectives = [
+            Collective(found[2], tuple(arrays(found[1])), name in inside)
+            for name, lines in computations.items()
+            for line in lines
+            if (found := _COLLECTIVE.search(line)) and not _goes_on(line, lines)
+        ]
+
+    def of_kind(self, kind: str) -> list[Collective]:
+        return [collective for collective in self.collectives if collective.kind == kind]
+
+    @property
+    def arrays(self) -> set[Array]:
+        """Every array that the program has, in each shape, also those that live within one fused loop only."""
+        return set(arrays(self.text))
+
+
+def arrays(text: str) -> list[Array]:
+    """The arrays that a type, or a whole program, names."""
+    return [Array(dtype, tuple(map(int, filter(None, dims.split(","))))) for dtype, dims in _ARRAY.findall(text)]
+
+
+def _goes_on(line: str, computation: list[str]) -> bool:
+    """Whether an instruction only carries on a collective that was started elsewhere.
+
+    TPUs can spread a collective over other work: a chain of pieces from AsyncCollectiveStart to AsyncCollectiveDone.
+    """
+    return "chain_id=" in line and not any("AsyncCollectiveStart" in other for other in computation)
+
+
+def _called(line: str) -> list[str]:
+    listed = [name.strip(" %") for names in _CALLED_LISTS.findall(line) for name in names.split(",")]
+    return [*_CALLED.findall(line), *listed]

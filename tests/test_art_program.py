@@ -1,0 +1,147 @@
+"""What the compiled ART step is: memory, communication and compilation, read off the program itself."""
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hlo_text import Program
+from jax.sharding import NamedSharding
+from tiny import art_config, few_padding_rows
+
+from jaxretr.parallel import sharding
+from jaxretr.recipes.art import ArtRun, ArtState
+from jaxretr.state import CorpusState, CorpusTokens
+
+N, DEVICES = 1 << 17, 8
+V5E_GIB = 15.75
+"""What a program can use of the 16 GB of a v5e chip."""
+
+
+@dataclass
+class Compiled:
+    run: ArtRun
+    step: Program
+    refresh: Program
+    search: Program
+
+
+@pytest.fixture(scope="module")
+def run(tiny_models: Path, mesh8: jax.sharding.Mesh, tmp_path_factory: pytest.TempPathFactory) -> ArtRun:
+    with few_padding_rows():
+        return ArtRun(art_config(tiny_models, art={"refresh_every": 2}), mesh8, tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def compiled(run: ArtRun, mesh8: jax.sharding.Mesh) -> Compiled:
+    """The run's programs for a corpus so large that [B, N] scores would be the largest array of all."""
+    rows = NamedSharding(mesh8, sharding.ROWS)
+
+    def array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
+
+    def tokens(few: CorpusTokens) -> CorpusTokens:
+        return CorpusTokens(array(few.tokens.dtype, N, few.tokens.shape[1]), array(jnp.int32, N))
+
+    train = run.abstract_state().train
+    index = CorpusState(array(jnp.float32, N, run.model.config.embedding_size), array(jnp.int32, N))
+    scorer = sharding.abstract(run.scorer_params, mesh8)
+    batch = run.batch(0)
+    step = run.train_step.lower(
+        train, index, tokens(run.passages), tokens(run.scorer_passages), scorer, sharding.abstract(batch, mesh8, rows)
+    )
+    refresh = run.refresh.lower(train.params, tokens(run.passages), index, train.step)
+    search = run.search.lower(train.params, index, *(array(jnp.int32, 64, *more) for more in ((16,), ())))
+    return Compiled(run, *(Program(program.compile().as_text()) for program in (step, refresh, search)))
+
+
+def test_state_and_index_are_donated_and_nothing_is_compiled_twice(run: ArtRun) -> None:
+    """Over three steps with a refresh: the old state's memory is taken over, and each program has one form."""
+    tokens, scorer = jax.tree.leaves((run.passages, run.scorer_passages)), jax.tree.leaves(run.scorer_params)
+    state = run.init()
+    for number in range(3):
+        # A refresh reads nothing of `encoded_at`, so that it is not handed over then.
+        old = jax.tree.leaves((state.train, state.index.embeddings))
+        state, _ = run.step(state, number)
+        assert all(leaf.is_deleted() for leaf in old)
+        assert not any(leaf.is_deleted() for leaf in [*tokens, *scorer, *jax.tree.leaves(state)])
+    assert run.train_step._cache_size() == 1
+    assert run.refresh._cache_size() == 1
+    run.evaluate(state)
+    run.evaluate(ArtState(*state))
+    assert run.refresh._cache_size() == 1 and run.search._cache_size() == 1
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))  # Evaluation takes nothing.
+
+
+def test_every_buffer_of_state_and_index_is_aliased(compiled: Compiled) -> None:
+    train = compiled.run.abstract_state().train
+    leaves = len(jax.tree.leaves(train)) + len(jax.tree.leaves(CorpusState(0, 0)))  # pyright: ignore
+    header = compiled.step.text.splitlines()[0]
+    assert header.count("may-alias") + header.count("must-alias") == leaves
+
+
+def test_no_collective_stands_in_a_loop(compiled: Compiled) -> None:
+    for program in (compiled.step, compiled.refresh, compiled.search):
+        assert program.loops > 1
+        assert [collective for collective in program.collectives if collective.in_loop] == []
+    assert compiled.refresh.collectives == []  # Each device encodes its own rows.
+
+
+def test_gradients_are_reduced_once(compiled: Compiled) -> None:
+    """All reductions of floats together: each parameter once, and a few scalars."""
+    params = jax.tree.leaves(compiled.run.model.params)
+    results = [array for op in compiled.step.of_kind("all-reduce") for array in op.results if array.dtype == "f32"]
+    scalars = [array for array in results if array.shape == ()]
+    expected = sorted(tuple(leaf.shape) for leaf in params)
+    assert sorted(array.shape for array in results if array.shape) == expected
+    assert len(scalars) <= 4
+    moved = [array for op in compiled.step.of_kind("reduce-scatter") for array in op.results]
+    assert moved and all(array.dtype == "s32" for array in moved)  # Token ids, not gradients.
+
+
+def test_no_array_is_larger_than_the_corpus_shard(compiled: Compiled) -> None:
+    """Never scores of all questions and passages: neither [B, N] nor a device's [B, N / devices]."""
+    n = N // DEVICES
+    widths = {1, compiled.run.model.config.embedding_size}
+    widths |= {tokens.tokens.shape[1] for tokens in (compiled.run.passages, compiled.run.scorer_passages)}
+    for program in (compiled.step, compiled.refresh, compiled.search):
+        assert max(array.elements for array in program.arrays) <= n * max(widths)
+        long = {array.shape for array in program.arrays if max(array.shape, default=0) >= n}
+        assert long <= {(n,), *((n, width) for width in widths)}, long
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None,
+    reason="compiling for TPUs needs libtpu: pip install -r requirements-dev.txt",
+)
+def test_the_papers_size_compiles_for_sixteen_v5e_chips(record_property: Any, capsys: pytest.CaptureFixture) -> None:
+    """BERT-base towers, T5-XL, 21M passages on v5e 4x4, ahead of time: it fits, and communicates as it should."""
+    tests = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, str(tests / "aot_tpu.py")], env=environment, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    with capsys.disabled():
+        for name in ("step", "refresh"):
+            print(f"\nv5e 4x4, {name}: {result[name]['peak_gib']:.2f} GiB per chip", end="")
+    assert result["chips"] == 16
+    for name in ("step", "refresh"):
+        program = result[name]
+        assert program["peak_gib"] < V5E_GIB
+        assert program["loops"] > 1 and program["in_loops"] == []
+        assert program["largest_array"] == result["shard_rows"] * 768  # The index's shard, and nothing larger.
+    assert 0 <= result["step"]["reduced"] - result["parameters"] <= 4
+    assert result["refresh"]["reduced"] == 0
+    # Weights and both moments of AdamW, and the index, are overwritten in place.
+    index = result["shard_rows"] * (768 * 2 + 4)
+    assert math.isclose(result["step"]["aliased_gib"], (12 * result["parameters"] + index) / 2**30, rel_tol=0.01)
