@@ -42,7 +42,7 @@ def main() -> None:
     )
     write_lines(
         OUT / "queries.jsonl.gz",
-        [{"_id": q.id, "text": q.text, "metadata": {"answers": list(q.answers)}} for q in kept],
+        [{"_id": q.id, "text": q.text, "metadata": {"answers": [a for a in q.answers if a.strip()]}} for q in kept],
     )
     for name in parts:
         rows = [f"{q.id}\t{gold[q.id]}\t1\n" for q in kept if part_of[gold[q.id]] == name]

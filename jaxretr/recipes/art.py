@@ -94,14 +94,13 @@ class ArtRun:
         top_k = min(config.art.top_k, len(self.corpus))
         if top_k < config.art.top_k:
             log.warning("art.top_k=%d, but the corpus has %d passages: using %d", config.art.top_k, top_k, top_k)
-        bert = self.model.config.bert
         self.program = ArtProgram(
             encoder=self.model.config,
             t5=self.scorer.config,
             prompt=self.scorer.prompt,
             corpus_rows=len(self.corpus),
             top_k=top_k,
-            temperature=config.art.temperature or float(bert.hidden_size) ** 0.5,
+            temperature=config.art.temperature or float(self.model.config.embedding_size) ** 0.5,
             teacher_temperature=config.art.teacher_temperature,
             write_back=config.art.write_back,
             shuffle_teacher=config.art.shuffle_teacher,
