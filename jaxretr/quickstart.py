@@ -70,7 +70,7 @@ def config(workdir: str = "runs") -> ArtConfig:
             index_dtype="float32",
         ),
         optimizer=Optimizer(learning_rate=2e-4, weight_decay=0.01, warmup=0.05),
-        train=Train(steps=60, batch_size=16, log_every=10, save_every=20, eval_every=20),
+        train=Train(steps=40, batch_size=16, log_every=5, save_every=20, eval_every=10),
     )
 
 

@@ -67,7 +67,7 @@ def compile_for(mesh: Mesh) -> dict[str, Any]:
     """Compiles both programs; returns name -> their lowered and compiled forms."""
     rows = NamedSharding(mesh, sharding.ROWS)
 
-    def array(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+    def array(dtype: Any, *shape: int) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
 
     art, optimizer = program(), optim.build(Optimizer(), 1000)
