@@ -1,6 +1,6 @@
 """How well a scorer orders passages: nDCG@10 when it re-orders BM25's top 32, against BM25's own order.
 
-    python benchmarks/scorer_reranking.py SCORER BEIR_FOLDER --split dev --questions 300
+python benchmarks/scorer_reranking.py SCORER BEIR_FOLDER --split dev --questions 300
 """
 
 import argparse
