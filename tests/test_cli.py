@@ -551,7 +551,12 @@ def test_interrupting_a_command_exits_130(tmp_path: Path):
     os.mkfifo(pipe)
     words = ["bm25", "--corpus", str(pipe), "--queries", str(QUERIES), "--out", str(tmp_path / "r")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "jaxretr", *words], stderr=subprocess.PIPE, text=True, cwd=REPOSITORY
+        [sys.executable, "-m", "jaxretr", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        # A shell that runs the tests in the background has its children ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     with open(pipe, "w"):  # Opens once the process reads.
         process.send_signal(signal.SIGINT)

@@ -18,7 +18,7 @@ from jaxretr.objectives.mlm import mask
 from jaxretr.objectives.passage_lm import thinned_windows
 from jaxretr.train import train
 
-TRAIN = Train(steps=12, batch_size=8, log_every=6, save_every=100, eval_every=12, best_metric="loss")
+TRAIN = Train(steps=40, batch_size=8, log_every=20, save_every=100, eval_every=20, best_metric="loss")
 OPTIMIZER = Optimizer(learning_rate=1e-2, warmup=0.1, weight_decay=0.0)
 
 
