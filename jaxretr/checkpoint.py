@@ -34,7 +34,7 @@ class Checkpoints:
         )
         self.config = config
         self._checkpointer = ocp.training.Checkpointer(
-            folder.absolute(),
+            str(folder.absolute()),
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(config.train.keep), best]),
             cleanup_tmp_directories=True,
         )

@@ -550,13 +550,15 @@ def test_interrupting_a_command_exits_130(tmp_path: Path):
     pipe = tmp_path / "corpus.jsonl"
     os.mkfifo(pipe)
     words = ["bm25", "--corpus", str(pipe), "--queries", str(QUERIES), "--out", str(tmp_path / "r")]
+    # A shell that runs the tests in the background has its children ignore Ctrl-C.
+    listening = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    )
     process = subprocess.Popen(
-        [sys.executable, "-m", "jaxretr", *words],
+        [sys.executable, "-c", listening, sys.executable, "-m", "jaxretr", *words],
         stderr=subprocess.PIPE,
         text=True,
         cwd=REPOSITORY,
-        # A shell that runs the tests in the background has its children ignore Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     with open(pipe, "w"):  # Opens once the process reads.
         process.send_signal(signal.SIGINT)
