@@ -122,7 +122,7 @@ def test_no_array_is_larger_than_the_corpus_shard(compiled: Compiled) -> None:
     importlib.util.find_spec("libtpu") is None,
     reason="compiling for TPUs needs libtpu: pip install -r requirements-dev.txt",
 )
-def test_the_papers_size_compiles_for_sixteen_v5e_chips(record_property: Any, capsys: pytest.CaptureFixture) -> None:
+def test_the_papers_size_compiles_for_sixteen_v5e_chips(record_property: Any) -> None:
     """BERT-base towers, T5-XL, 21M passages on v5e 4x4, ahead of time: it fits, and communicates as it should."""
     tests = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), *sys.path])}
@@ -131,9 +131,8 @@ def test_the_papers_size_compiles_for_sixteen_v5e_chips(record_property: Any, ca
     )
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads(done.stdout.splitlines()[-1])
-    with capsys.disabled():
-        for name in ("step", "refresh"):
-            print(f"\nv5e 4x4, {name}: {result[name]['peak_gib']:.2f} GiB per chip", end="")
+    for name in ("step", "refresh"):
+        record_property(f"v5e 4x4, {name}", f"{result[name]['peak_gib']:.2f} GiB per chip")
     assert result["chips"] == 16
     for name in ("step", "refresh"):
         program = result[name]
