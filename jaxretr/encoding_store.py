@@ -23,6 +23,7 @@ from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.errors import UserError
 from jaxretr.files import atomic_write
 from jaxretr.models.dual_encoder import DualEncoder, Side
+from jaxretr.search.index_folder import read_ids
 
 META = "meta.json"
 IDS = "ids.jsonl"
@@ -171,24 +172,7 @@ class EmbeddingStore:
         Raises:
           UserError: the file is missing or damaged.
         """
-        path = self.folder / IDS
-        remedy = "remove it and run `jaxretr encode` again"
-        ids = []
-        try:
-            with open(path, encoding="utf-8") as file:
-                for number, line in enumerate(file, start=1):
-                    try:
-                        name = json.loads(line)
-                    except ValueError:
-                        name = None
-                    if not isinstance(name, str):
-                        raise UserError(f"{path}:{number}: not a JSON string; {remedy}")
-                    ids.append(name)
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}: cannot be read ({error}); {remedy}") from error
-        if len(ids) != self.meta.rows:
-            raise UserError(f"{path}: {len(ids)} ids for {self.meta.rows} embeddings; {remedy}")
-        return ids
+        return read_ids(self.folder / IDS, self.meta.rows, "remove it and run `jaxretr encode` again")
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yields the shards as memory maps [rows, D], in the order of the rows."""

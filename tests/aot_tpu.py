@@ -15,6 +15,8 @@ from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+# No chip is touched, so that other processes may have libtpu loaded too; its lock file is for those that run on chips.
+os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 
 import jax
 import jax.numpy as jnp

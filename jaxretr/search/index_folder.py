@@ -106,7 +106,7 @@ def read(directory: str | os.PathLike) -> tuple[np.ndarray, list[str] | None]:
             f"{path}: holds {stored.dtype} {list(stored.shape)}, but {META} says {dtype.name} {list(shape)};"
             " save the index again"
         )
-    return stored.view(dtype), _read_ids(folder / IDS, meta["rows"]) if meta["ids"] else None
+    return stored.view(dtype), read_ids(folder / IDS, meta["rows"]) if meta["ids"] else None
 
 
 def _bits(dtype: np.dtype) -> np.dtype:
@@ -131,7 +131,8 @@ def _read_meta(path: Path) -> dict:
     return meta
 
 
-def _read_ids(path: Path, n: int) -> list[str]:
+def read_ids(path: Path, n: int, remedy: str = "save the index again") -> list[str]:
+    """Reads n ids, one JSON string a line; raises UserError with `remedy` where the file is not that."""
     ids = []
     try:
         with open(path, encoding="utf-8") as file:
@@ -141,12 +142,12 @@ def _read_ids(path: Path, n: int) -> list[str]:
                 except ValueError:
                     name = None
                 if not isinstance(name, str):
-                    raise UserError(f"{path}:{number}: not a JSON string; save the index again")
+                    raise UserError(f"{path}:{number}: not a JSON string; {remedy}")
                 ids.append(name)
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({_first_line(error)}); save the index again") from error
+        raise UserError(f"{path}: cannot be read ({_first_line(error)}); {remedy}") from error
     if len(ids) != n:
-        raise UserError(f"{path}: {len(ids)} ids for {n} embeddings; save the index again")
+        raise UserError(f"{path}: {len(ids)} ids for {n} embeddings; {remedy}")
     return ids
 
 
