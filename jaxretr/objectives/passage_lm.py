@@ -10,8 +10,6 @@ An example is a passage and a target text; the scorer learns p(target | passage)
 
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 
@@ -67,17 +65,3 @@ def compact(tokens: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarra
     lengths = kept.sum(axis=1).astype(np.int32)
     moved = np.take_along_axis(tokens, order, axis=1)
     return np.where(np.arange(tokens.shape[1]) < lengths[:, None], moved, 0).astype(tokens.dtype), lengths
-
-
-def mean_nll(log_probs: jax.Array, lengths: jax.Array) -> jax.Array:
-    """The mean negative log-probability of all real target tokens of the batch.
-
-    Args:
-      log_probs: of each target token, float32 [B, T].
-      lengths: number of real tokens of each target, int32 [B].
-
-    Returns:
-      float32 scalar, nats per token.
-    """
-    real = jnp.arange(log_probs.shape[1]) < lengths[:, None]
-    return -jnp.where(real, log_probs, 0.0).sum() / real.sum()
