@@ -15,7 +15,7 @@ from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questi
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.answers import first_hits
-from jaxretr.evaluate.runs import read_trec
+from jaxretr.evaluate.runs import read_run
 from jaxretr.evaluate.significance import Comparison, compare
 from jaxretr.files import atomic_write
 
@@ -32,17 +32,17 @@ _OF_ANSWERS = ("acc@1", "acc@5", "acc@20", "acc@100")
 def run(args: argparse.Namespace) -> None:
     """Prints the figures, and writes those of each question if asked to."""
     check_arguments(args)
-    baseline = None if args.baseline is None else read_trec(args.baseline)
+    baseline = None if args.baseline is None else read_run(args.baseline)
     if args.model is not None:
         beir = read_beir(args.beir, args.split)
         names = args.metrics or _OF_QRELS
         found = search_beir(args, beir.corpus, beir.questions, depth(names))
         values, compared = (of_qrels(beir.qrels, each, names) for each in (found, baseline))
     elif args.qrels is not None:
-        found, qrels = read_trec(args.run), read_qrels(args.qrels)
+        found, qrels = read_run(args.run), read_qrels(args.qrels)
         values, compared = (of_qrels(qrels, each, args.metrics or _OF_QRELS) for each in (found, baseline))
     else:
-        found, questions, corpus = read_trec(args.run), read_questions(args.answers), read_corpus(args.corpus)
+        found, questions, corpus = read_run(args.run), read_questions(args.answers), read_corpus(args.corpus)
         if not any(question.answers for question in questions):
             raise UserError(f"{args.answers}: no question has answers; give a file with answers, or --qrels FILE")
         names = args.metrics or _OF_ANSWERS

@@ -128,7 +128,7 @@ def iter_passages(path: str | Path, *, skip_bad: bool = False) -> Iterator[tuple
     """
     bad = BadRows(find_input(path, "corpus.jsonl"), skip_bad)
     kept = 0
-    for numbered in _passages(bad):
+    for numbered in numbered_passages(bad):
         kept += 1
         yield numbered
     bad.report(kept)
@@ -150,7 +150,7 @@ def read_corpus(path: str | Path, *, skip_bad: bool = False) -> Corpus:
     texts: list[str] = []
     lines = array("q")
     seen: set[str] = set()
-    for line, passage in _passages(bad):
+    for line, passage in numbered_passages(bad):
         if passage.id in seen:
             first = lines[ids.index(passage.id)]
             bad.add(line, f"duplicate id '{passage.id}' (first on line {first}); give every passage an id of its own")
@@ -167,7 +167,8 @@ def read_corpus(path: str | Path, *, skip_bad: bool = False) -> Corpus:
     return Corpus(ids, titles, texts)
 
 
-def _passages(bad: BadRows) -> Iterator[tuple[int, Passage]]:
+def numbered_passages(bad: BadRows) -> Iterator[tuple[int, Passage]]:
+    """Yields (line number, passage) from `bad.path`, and gives `bad` the rows that are none; see `iter_passages`."""
     path = bad.path
     head = first_line(path)
     suffix = bare_suffix(path)

@@ -71,7 +71,7 @@ def read_questions(path: str | Path, *, skip_bad: bool = False) -> list[Question
     questions: list[Question] = []
     line_of_id: dict[str, int] = {}
     empty: list[int] = []
-    for row_number, (line, row) in enumerate(_rows(bad.path)):
+    for row_number, (line, row) in enumerate(question_rows(bad.path)):
         if isinstance(row, RowError):
             bad.add(line, row)
             continue
@@ -93,7 +93,8 @@ def read_questions(path: str | Path, *, skip_bad: bool = False) -> list[Question
     return questions
 
 
-def _rows(path: Path) -> Iterator[tuple[int, _Row]]:
+def question_rows(path: Path) -> Iterator[tuple[int, _Row]]:
+    """Yields (line number, (id or None, text, answers) or what is wrong with the row); see `read_questions`."""
     head = first_line(path)
     suffix = bare_suffix(path)
     named_text = suffix in (".txt", ".tsv", ".csv")

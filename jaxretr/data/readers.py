@@ -1,6 +1,7 @@
 """Readers of the public formats: corpora, questions, judgements, and BEIR folders that hold all three."""
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,22 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, int]]:
     path = find_input(path)
     qrels: dict[str, dict[str, int]] = {}
     line_of_pair: dict[tuple[str, str], int] = {}
+    for number, row in qrels_rows(path):
+        if isinstance(row, RowError):
+            raise UserError(f"{path}:{number}: {row}")
+        query, passage, grade = row
+        judged = qrels.setdefault(query, {})
+        if judged.setdefault(passage, grade) != grade:
+            first = line_of_pair[query, passage]
+            raise UserError(f"{path}:{number}: '{query}' and '{passage}' have another grade on line {first}; keep one")
+        line_of_pair.setdefault((query, passage), number)
+    if not qrels:
+        raise UserError(f"{path}: no judgements; give a file with at least one row")
+    return qrels
+
+
+def qrels_rows(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | RowError]]:
+    """Yields (line number, (question id, passage id, grade) or what is wrong with the row) of a file of judgements."""
     columns = 0
     for number, line in numbered_lines(path):
         if not line.strip():
@@ -66,7 +83,10 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, int]]:
             if not columns:
                 columns = len(fields)
                 if columns not in (3, 4):
-                    raise RowError(f"{columns} columns; judgements are query-id, corpus-id, score or query 0 id grade")
+                    columns = 0
+                    raise RowError(
+                        f"{len(fields)} columns; judgements are query-id, corpus-id, score or query 0 id grade"
+                    )
                 if columns == 3 and not _is_grade(fields[2]) and "id" in fields[0].lower():
                     continue
             if len(fields) != columns:
@@ -76,18 +96,10 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, int]]:
                 raise RowError("an id is empty; name the question and the passage")
             if not _is_grade(grade):
                 raise RowError(f"the grade '{grade}' is no whole number; write 0, 1, 2, ...")
-            value = int(float(grade))
-            judged = qrels.setdefault(query, {})
-            if judged.get(passage, value) != value:
-                first = line_of_pair[query, passage]
-                raise RowError(f"'{query}' and '{passage}' have another grade on line {first}; keep one")
         except RowError as error:
-            raise UserError(f"{path}:{number}: {error}") from None
-        judged[passage] = value
-        line_of_pair.setdefault((query, passage), number)
-    if not qrels:
-        raise UserError(f"{path}: no judgements; give a file with at least one row")
-    return qrels
+            yield number, error
+            continue
+        yield number, (query, passage, int(float(grade)))
 
 
 def _is_grade(text: str) -> bool:
@@ -114,23 +126,28 @@ def read_beir(folder: str | Path, split: str | None) -> BeirSet:
     qrels: dict[str, dict[str, int]] = {}
     if split is not None:
         # Before the corpus: a misspelt split should not cost the minutes that a large corpus takes.
-        qrels_path = _qrels_path(folder, split)
-        qrels = read_qrels(qrels_path)
+        judgements = qrels_path(folder, split)
+        qrels = read_qrels(judgements)
     questions = read_questions(folder)
     corpus = read_corpus(folder)
     if split is not None:
         known = {question.id for question in questions}
         questions = [question for question in questions if question.id in qrels]
         if not questions:
-            raise UserError(f"{qrels_path}: judges no question of the queries file; check that the ids agree")
+            raise UserError(f"{judgements}: judges no question of the queries file; check that the ids agree")
         unknown = [query for query in qrels if query not in known]
-        _warn_unknown(qrels_path, "questions", unknown, len(qrels))
+        _warn_unknown(judgements, "questions", unknown, len(qrels))
         passages = [passage for judged in qrels.values() for passage in judged]
-        _warn_unknown(qrels_path, "passages", [passage for passage in passages if passage not in corpus], len(passages))
+        _warn_unknown(judgements, "passages", [passage for passage in passages if passage not in corpus], len(passages))
     return BeirSet(corpus, questions, qrels)
 
 
-def _qrels_path(folder: Path, split: str) -> Path:
+def qrels_path(folder: Path, split: str) -> Path:
+    """Returns the file with a BEIR folder's judgements of `split`.
+
+    Raises:
+      UserError: there is none; the message names the splits that exist.
+    """
     for name in (f"{split}.tsv", f"{split}.tsv.gz"):
         if (folder / "qrels" / name).is_file():
             return folder / "qrels" / name

@@ -1,15 +1,18 @@
 """Numbered rows of text files: gzip, bad bytes, csv quoting, and what happens to a bad row."""
 
+import codecs
 import csv
 import gzip
 import json
 import logging
+import re
 import zlib
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NoReturn, cast
 
 from jaxretr.errors import UserError, did_you_mean
 
@@ -17,6 +20,13 @@ _log = logging.getLogger(__name__)
 
 # A quoted field may span lines, but an opening quote without its partner must not swallow the file.
 _MAX_LINES_OF_A_FIELD = 1000
+
+# Of a JSON array held at once, besides an element; and how far from the end of a text that was cut there JSON's
+# reader may stop: an escape, a word, or a number's sign or exponent.
+_BLOCK_BYTES = 1 << 22
+_LONGEST_TOKEN = 16
+_SPACE = re.compile(r"[ \t\n\r]*")
+_BEHIND = tuple(" \t\n\r,]")
 
 # The csv module refuses fields over 128 KiB; whole documents are longer. (The limit is one for the process.)
 csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
@@ -88,7 +98,16 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
       UserError: the file cannot be read, or its gzip stream is damaged (no later row could be trusted).
     """
-    number = 0
+    for number, raw in _raw_pieces(path):
+        if number == 1:
+            raw = raw.removeprefix(codecs.BOM_UTF8)
+        raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+        yield number, raw.decode("utf-8", errors="surrogateescape")
+
+
+def _raw_pieces(path: Path, size: int | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yields (number of the line that it begins in, bytes) for every line of a file, or every `size` bytes of it."""
+    number = 1
     try:
         with ExitStack() as stack:
             file = stack.enter_context(open(path, "rb"))
@@ -96,15 +115,12 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
             # By content, not by name: a renamed download still reads.
             if file.peek(2)[:2] == b"\x1f\x8b":
                 stream = cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=file)))
-            for raw in stream:
-                number += 1
-                if number == 1:
-                    raw = raw.removeprefix(b"\xef\xbb\xbf")
-                raw = raw.removesuffix(b"\n").removesuffix(b"\r")
-                yield number, raw.decode("utf-8", errors="surrogateescape")
+            for raw in stream if size is None else iter(lambda: stream.read(size), b""):
+                yield number, raw
+                number += raw.count(b"\n")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(
-            f"{path}:{number + 1}: the gzip stream is cut short or damaged ({error}); fetch the file again"
+            f"{path}:{number}: the gzip stream is cut short or damaged ({error}); fetch the file again"
         ) from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error}); check the path and its rights") from error
@@ -113,6 +129,14 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 def first_line(path: Path) -> str:
     """Returns the first line that is not blank, or an empty string."""
     return next((line for _, line in numbered_lines(path) if line.strip()), "")
+
+
+def first_character(path: Path) -> str:
+    """Returns the first character that is no white space, or an empty string: a JSON array may be one long line."""
+    for _, raw in _raw_pieces(path, 4096):
+        if text := raw.removeprefix(codecs.BOM_UTF8).decode("utf-8", errors="replace").lstrip():
+            return text[0]
+    return ""
 
 
 def check_utf8(line: str) -> None:
@@ -138,51 +162,133 @@ def json_object(line: str) -> dict[str, Any]:
     return _checked_object(row, line)
 
 
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+    """Yields (line number, object) for every line that is not blank; a RowError for a line that is no object."""
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            continue
+        try:
+            yield number, json_object(line)
+        except RowError as error:
+            yield number, error
+
+
 def json_array(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
     """Yields (line number, object) for every element of a file that is one JSON array.
 
-    An element that is no object comes as a RowError in its place.
+    An element that is no object comes as a RowError in its place. The file is read as its elements are asked for:
+    DPR's training sets are larger than many a memory.
 
     Raises:
       UserError: the JSON itself is broken, so that the elements behind it cannot be found.
     """
-    lines = []
-    for number, line in numbered_lines(path):
-        try:
-            check_utf8(line)
-        except RowError as error:
-            raise UserError(f"{path}:{number}: {error}") from None
-        lines.append(line)
-    text = "\n".join(lines)
-    del lines
-    decoder = json.JSONDecoder()
-
-    def skip_space(at: int) -> int:
-        while at < len(text) and text[at] in " \t\n\r":
-            at += 1
-        return at
-
-    number, counted = 1, 0
-    at = skip_space(skip_space(0) + 1)
-    if text[at : at + 1] == "]":
+    source = _JsonSource(path)
+    source.next_character()
+    source.advance(source.at + 1)  # the bracket
+    if source.next_character() == "]":
         return
     while True:
-        number += text.count("\n", counted, at)
-        counted = at
+        source.next_character()
+        number = source.line
+        row, text = source.element()
         try:
-            row, end = decoder.raw_decode(text, at)
-            following = skip_space(end)
-            if text[following : following + 1] not in (",", "]"):
-                raise ValueError("expected ',' or ']' after the element that begins here")
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}:{number}: broken JSON array ({error}); repair or fetch the file again") from None
-        try:
-            yield number, _checked_object(row, text[at:end])
+            yield number, _checked_object(row, text)
         except RowError as error:
             yield number, error
-        if text[following] == "]":
+        if source.next_character() == "]":
             return
-        at = skip_space(following + 1)
+        source.advance(source.at + 1)  # the comma
+
+
+class _JsonSource:
+    """A JSON file read as it is needed: no more of it is held than an element and a block."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.blocks = _checked_blocks(path)
+        self.decoder = json.JSONDecoder()
+        # All of `text` before `at` has been taken; `line` is that of `at`.
+        self.text, self.at, self.line = "", 0, 1
+
+    def more(self) -> bool:
+        """Reads on until the text that is left has doubled; False at the end of the file."""
+        left = len(self.text) - self.at
+        blocks = [self.text[self.at :]]
+        for block in self.blocks:
+            blocks.append(block)
+            left -= len(block)
+            if left <= 0:
+                break
+        self.text, self.at = "".join(blocks), 0
+        return len(blocks) > 1
+
+    def advance(self, end: int) -> None:
+        """Takes the text before `end`."""
+        self.line += self.text.count("\n", self.at, end)
+        self.at = end
+
+    def next_character(self) -> str:
+        """Takes white space, and returns the character behind it, which is left; empty at the end of the file."""
+        while True:
+            match = _SPACE.match(self.text, self.at)
+            assert match is not None
+            self.advance(match.end())
+            if self.at < len(self.text):
+                return self.text[self.at]
+            if not self.more():
+                return ""
+
+    def element(self) -> tuple[Any, str]:
+        """Takes the value that begins here; returns it and its source."""
+        while True:
+            try:
+                row, end = self.decoder.raw_decode(self.text, self.at)
+            except json.JSONDecodeError as error:
+                # Either the text ends too early, which is found at its end, or the file is broken.
+                cut = error.msg.startswith("Unterminated") or error.pos > len(self.text.rstrip()) - _LONGEST_TOKEN
+                if cut and self.more():
+                    continue
+                line = self.line + self.text.count("\n", self.at, error.pos)
+                self.fail(f"{error.msg} on line {line}")
+            except RecursionError as error:
+                self.fail(error)
+            else:
+                # A number that the text cuts (2.5e, where 2.5e10 follows) is read as a shorter one.
+                if self.text[end : end + 1] in _BEHIND or len(self.text) - end > _LONGEST_TOKEN or not self.more():
+                    break
+        source = self.text[self.at : end]
+        line = self.line
+        self.advance(end)
+        if self.next_character() not in (",", "]"):
+            self.line = line
+            self.fail("expected ',' or ']' after the element that begins here")
+        return row, source
+
+    def fail(self, problem: object) -> NoReturn:
+        """Raises the error of a broken file."""
+        raise UserError(
+            f"{self.path}:{self.line}: broken JSON array ({problem}); repair or fetch the file again"
+        ) from None
+
+
+def _checked_blocks(path: Path) -> Iterator[str]:
+    """Yields a UTF-8 file in blocks of text; UserError where it is no UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
+    line = 1
+    # The end comes as an empty piece: the file may be cut inside a character.
+    for raw in chain((raw for _, raw in _raw_pieces(path, _BLOCK_BYTES)), [b""]):
+        text = decoder.decode(raw, final=not raw)
+        try:
+            check_utf8(text)
+        except RowError:
+            bad = next(at for at, character in enumerate(text) if "\udc80" <= character <= "\udcff")
+            line += text.count("\n", 0, bad)
+            try:
+                check_utf8(text[text.rfind("\n", 0, bad) + 1 : bad + 1])
+            except RowError as error:
+                raise UserError(f"{path}:{line}: {error}") from None
+        line += text.count("\n")
+        yield text
 
 
 def _checked_object(row: Any, source: str) -> dict[str, Any]:

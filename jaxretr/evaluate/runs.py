@@ -1,8 +1,9 @@
-"""Runs (ranked passages for questions) as files: TREC, DPR's results JSON, and lines of JSON."""
+"""Runs (ranked passages for questions) as files: TREC, DPR's results JSON, lines of JSON, MS MARCO's and Tevatron's."""
 
 import codecs
 import json
 import os
+import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -11,12 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.data.questions import Question
+from jaxretr.data.text_rows import (
+    RowError,
+    check_utf8,
+    first_character,
+    first_line,
+    json_array,
+    json_lines,
+    missing_field,
+    numbered_lines,
+    string_field,
+)
 from jaxretr.errors import UserError
 from jaxretr.evaluate.answers import AnswerMatcher, Match
 from jaxretr.evaluate.metrics import single_precision
 from jaxretr.files import atomic_write
 
 Path = str | os.PathLike[str]
+
+_PASSAGE_IDS = ("id", "passage_id", "psg_id", "docid", "_id")
 
 
 @dataclass(frozen=True)
@@ -47,6 +61,101 @@ class Corpus(Protocol):
     def titles(self) -> Sequence[str]: ...
     @property
     def texts(self) -> Sequence[str]: ...
+
+
+def read_run(path: Path) -> dict[str, dict[str, float]]:
+    """Reads a run in any of the formats, told from the content.
+
+    Formats:
+      TREC, see `read_trec`.
+      DPR's results, a JSON array or lines of {question, answers, ctxs: [{id, score}]}; a question's id is its "id",
+        or its position counted from 0 where it has none. Without scores the order ranks.
+      Lines of {question_id, hits: [{id, score}]}, as `write_jsonl` writes them.
+      MS MARCO's `question-id<TAB>passage-id<TAB>rank` and Tevatron's with a score in place of the rank: whole numbers
+        that for every question are 1 to the number of its passages are ranks.
+
+    Args:
+      path: the file; all but TREC's may be gzipped.
+
+    Returns:
+      {question id: {passage id: score}} in the file's order; a rank r as the score -r.
+
+    Raises:
+      UserError: the file cannot be read or holds no hit, or a row is bad (`path:line: ...`).
+    """
+    file = pathlib.Path(path)
+    if not file.is_file():
+        # What comes through a pipe can be looked at only once.
+        return read_trec(path)
+    first = first_character(file)
+    if first in ("[", "{"):
+        run = _read_json(file, json_array(file) if first == "[" else json_lines(file))
+    elif first_line(file).count("\t") == 2:
+        run = _read_three_columns(file)
+    else:
+        return read_trec(file)
+    if not any(run.values()):
+        raise UserError(f"{path}: the run is empty; give one with at least one passage")
+    return run
+
+
+def _read_json(
+    path: pathlib.Path, rows: Iterator[tuple[int, dict[str, Any] | RowError]]
+) -> dict[str, dict[str, float]]:
+    run: dict[str, dict[str, float]] = {}
+    for position, (line, row) in enumerate(rows):
+        try:
+            if isinstance(row, RowError):
+                raise row
+            name = "hits" if "hits" in row else "ctxs"
+            if not isinstance(row.get(name), list) or not all(isinstance(hit, dict) for hit in row[name]):
+                raise RowError(f'field "{name}" is no list of passages; is it a run?')
+            question_id = string_field(row, ("question_id", "id", "query_id", "_id"), allow_int=True) or str(position)
+            if question_id in run:
+                raise RowError(f"question '{question_id}' occurs twice; remove one row")
+            hits = run[question_id] = {}
+            for rank, hit in enumerate(row[name], start=1):
+                id = string_field(hit, _PASSAGE_IDS, allow_int=True)
+                if id is None:
+                    raise missing_field(hit, _PASSAGE_IDS)
+                if id in hits:
+                    raise RowError(f"passage '{id}' occurs twice for question '{question_id}'; remove one")
+                hits[id] = -float(rank) if hit.get("score") is None else _score(hit["score"])
+        except RowError as error:
+            raise UserError(f"{path}:{line}: {error}") from None
+    return run
+
+
+def _read_three_columns(path: pathlib.Path) -> dict[str, dict[str, float]]:
+    run: dict[str, dict[str, float]] = {}
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            continue
+        try:
+            check_utf8(line)
+            fields = [field.strip(" ") for field in line.split("\t")]
+            if len(fields) != 3 or not all(fields):
+                raise RowError("no question-id<TAB>passage-id<TAB>rank; is it a run?")
+            question_id, id, value = fields
+            hits = run.setdefault(question_id, {})
+            if id in hits:
+                raise RowError(f"passage '{id}' occurs twice for question '{question_id}'; remove one line")
+            hits[id] = _score(value)
+        except RowError as error:
+            raise UserError(f"{path}:{number}: {error}") from None
+    if all(sorted(hits.values()) == list(range(1, len(hits) + 1)) for hits in run.values()):
+        return {question_id: {id: -rank for id, rank in hits.items()} for question_id, hits in run.items()}
+    return run
+
+
+def _score(value: Any) -> float:
+    try:
+        score = float("nan") if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        score = float("nan")
+    if score != score:
+        raise RowError(f"the score {str(value)[:40]!r} is not a number; correct it")
+    return score
 
 
 def read_trec(path: Path) -> dict[str, dict[str, float]]:

@@ -1,0 +1,82 @@
+"""`jaxretr data`: training sets and other data files converted, inspected and validated."""
+
+import argparse
+import importlib
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from tqdm import tqdm
+
+from jaxretr.commands.hits import check_output
+from jaxretr.data.examples import joined
+from jaxretr.data.readers import read_corpus
+from jaxretr.data.training_formats import ROW_FORMATS, examples_file, read_examples, training_format, write_examples
+from jaxretr.errors import UsageError, UserError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FIRST_SECONDS = 2.0
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+def run(args: argparse.Namespace) -> None:
+    """Does what `args.action` says."""
+    if args.action == "convert":
+        convert(args)
+    else:
+        importlib.import_module(f"jaxretr.commands.data_{args.action}").run(args)
+
+
+def convert(args: argparse.Namespace) -> None:
+    """Reads a training set in one format and writes it in another."""
+    path = Path(args.input).expanduser()
+    source = training_format(path, args.source)
+    split = split_of(args, source, args.to)
+    if args.to != "beir":
+        check_output(args.out)
+    elif Path(args.out).expanduser().is_file():
+        raise UserError(f"{args.out}: is a file, and a BEIR folder is to be written; name a folder")
+    place = args.corpus if args.corpus is not None or source != "beir" else path
+    corpus = None if place is None else read_corpus(place, skip_bad=args.skip_bad)
+    examples = read_examples(
+        path, format=source, skip_bad=args.skip_bad, corpus=corpus, queries=args.queries, split=split
+    )
+    examples = counted(examples, "row")
+    if source in ROW_FORMATS and args.to not in ROW_FORMATS:
+        examples = joined(examples)
+    written = write_examples(
+        args.out,
+        examples,
+        args.to,
+        corpus,
+        negatives=args.negatives,
+        split=split,
+        source=examples_file(path, split),
+    )
+    print(f"{args.out}: {written} questions as {args.to}, from {source}")
+
+
+def split_of(args: argparse.Namespace, *formats: str) -> str:
+    """Returns the name of the judgements; UsageError when one is named and none of `formats` is a BEIR folder."""
+    if args.split is not None and "beir" not in formats:
+        raise UsageError(f"--split {args.split} is for BEIR folders, not for {' and '.join(formats)}; leave it out")
+    return args.split or "train"
+
+
+def counted(rows: Iterable[T], unit: str) -> Iterator[T]:
+    """Passes `rows` on and shows how many they are: a bar on a terminal, elsewhere lines in the log."""
+    began = time.monotonic()
+    following = began + _FIRST_SECONDS
+    bar = tqdm(unit=unit, delay=_FIRST_SECONDS, disable=None)
+    for number, row in enumerate(rows, start=1):
+        yield row
+        bar.update()
+        if bar.disable and number % 1000 == 0 and (now := time.monotonic()) >= following:
+            following = now + _SECONDS_BETWEEN_LINES
+            log.info("%d %ss, %.0f/s", number, unit, number / (now - began))
+    bar.close()

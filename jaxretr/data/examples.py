@@ -1,0 +1,108 @@
+"""One example of supervised training: a question with passages that answer it and passages that do not."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxretr.data.text_rows import RowError
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One passage of an example: an id of the corpus, a text, or both.
+
+    Attributes:
+      id: its id, None where the file gives none.
+      title: its title, empty where there is none.
+      text: its text; None: only the id is known.
+      score: what a teacher gave it, None where the file gives none.
+    """
+
+    id: str | None
+    title: str
+    text: str | None
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One question and its passages.
+
+    Attributes:
+      id: the question's id; its row number, counted from 0, where the file gives none.
+      question: the question's text.
+      answers: empty where none are known.
+      positives: passages that answer it.
+      negatives: hard negatives.
+      other_negatives: DPR's negative_ctxs, used where there is no hard negative.
+      line: of the file, counted from 1, for messages.
+    """
+
+    id: str
+    question: str
+    answers: tuple[str, ...]
+    positives: tuple[Candidate, ...]
+    negatives: tuple[Candidate, ...]
+    other_negatives: tuple[Candidate, ...] = ()
+    line: int = 0
+
+
+# A row of a file: its line number, and the example or what is wrong with it.
+Row = tuple[int, Example | RowError]
+
+
+def finite_score(value: Any, name: str) -> float | None:
+    """Returns a score, a number or its decimal digits as a string; None for null and not-a-number.
+
+    Raises:
+      RowError: the value is neither.
+    """
+    if value is None:
+        return None
+    try:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError
+        score = float(value)
+    except (ValueError, OverflowError):
+        raise RowError(f'field "{name}" is {str(value)[:40]!r}, not a number; write a number or null') from None
+    return score if math.isfinite(score) else None
+
+
+def objects_field(row: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Returns the list of objects under `name`, empty where there is none; RowError when it is something else."""
+    value = row.get(name) or []
+    if not isinstance(value, list) or not all(isinstance(element, dict) for element in value):
+        raise RowError(f'field "{name}" is no list of passages; write [{{"title": ..., "text": ...}}, ...]')
+    return value
+
+
+def answers_field(row: dict[str, Any]) -> tuple[str, ...]:
+    """Returns the answers of a row, none where it has none; RowError when they are no strings."""
+    value = row.get("answers", row.get("answer"))
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list) or not all(isinstance(answer, str) for answer in value):
+        raise RowError("the answers are no list of strings; write them as strings in a list")
+    return tuple(value)
+
+
+def joined(examples: Iterable[Example]) -> Iterator[Example]:
+    """Yields one example for every question id, in the order of their first rows, with the passages of all its rows.
+
+    All examples are held in memory. A passage that several rows name stands in the result once.
+    """
+    first: dict[str, Example] = {}
+    kinds: dict[str, tuple[dict[Candidate, None], ...]] = {}
+    for example in examples:
+        first.setdefault(example.id, example)
+        found = kinds.setdefault(example.id, ({}, {}, {}))
+        for of_kind, candidates in zip(
+            found, (example.positives, example.negatives, example.other_negatives), strict=True
+        ):
+            of_kind.update(dict.fromkeys(candidates))
+    for id, example in first.items():
+        positives, negatives, others = (tuple(of_kind) for of_kind in kinds[id])
+        yield replace(example, positives=positives, negatives=negatives, other_negatives=others)
