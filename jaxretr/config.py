@@ -7,16 +7,18 @@ checkpoint go through this file, and both refuse a name that does not exist.
 import dataclasses
 import json
 import runpy
-import types
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from jaxretr.errors import UsageError, UserError, did_you_mean
+from jaxretr.json_dataclass import dataclass_from
 
 Dtype = Literal["float32", "bfloat16"]
+
+# Among the figures of evaluations; of all others more is better.
+LOWER_IS_BETTER = ("loss", "average_rank")
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Train:
     keep: int = 2
     """How many of the latest checkpoints stay; the best one stays as well."""
     best_metric: str = "recall@20"
-    """Which figure of the evaluation picks the best checkpoint; higher is better but for `loss`."""
+    """Which figure of the evaluation picks the best checkpoint; higher is better but for those in LOWER_IS_BETTER."""
 
 
 @dataclass(frozen=True)
@@ -103,19 +105,25 @@ class Scorer:
     dtype: Dtype = "float32"
 
 
-@dataclass(frozen=True)
-class ArtData:
+@dataclass(frozen=True, kw_only=True)
+class DevData:
+    """Questions that a run is evaluated on over its whole corpus."""
+
+    dev_questions: str | None = None
+    dev_qrels: str | None = None
+    """Judgements of the dev questions; without them the dev questions' answers are matched."""
+    token_cache: str | None = None
+    """Folder of the token store; the run's own by default, a common one where several runs share a corpus."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtData(DevData):
     """Input of an ART run. The training questions need neither answers nor judgements."""
 
     corpus: str
     questions: str
     questions_split: str | None = None
     """Train only on the questions that this split of a BEIR folder's qrels names (the judgements stay unread)."""
-    dev_questions: str | None = None
-    dev_qrels: str | None = None
-    """Judgements of the dev questions; without them the dev questions' answers are matched."""
-    token_cache: str | None = None
-    """Folder of the token store; the run's own by default, a common one where several runs share a corpus."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +156,122 @@ class ArtConfig(Config):
     encoder: Encoder
     scorer: Scorer
     art: Art = field(default_factory=Art)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveData(DevData):
+    """Input of a supervised run."""
+
+    train: str
+    """A training file in any format that `jaxretr data convert` reads, or a BEIR folder."""
+    train_format: str | None = None
+    """The file's format, where its content does not tell."""
+    split: str = "train"
+    """Of a BEIR folder's judgements."""
+    corpus: str | None = None
+    """Where passage ids lead, and what is searched; a BEIR folder's own by default. Needed for retrieved negatives, the
+    corpus-wide softmax and retrieval figures."""
+    mined: str | None = None
+    """A second training file: `negatives.mined` are drawn from its negatives, by the question's id."""
+    dev: str | None = None
+    """A training file (or BEIR folder) whose examples give the validation loss and the average rank."""
+    dev_split: str = "dev"
+    skip_bad: bool = False
+    """Leave out and count what cannot be read or resolved, instead of stopping."""
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """Each question's own negatives, beside all the other passages of the batch."""
+
+    static: int = 1
+    """Drawn at each step from the training file's hard negatives; where a question has none, from its others."""
+    mined: int = 0
+    """Drawn at each step from the negatives of `data.mined`."""
+    retrieved: int = 0
+    """Found at each step in the live index, with the current question tower."""
+    first_rank: int = 1
+    last_rank: int = 100
+    """The retrieved ones stand on these ranks."""
+    draw: Literal["random", "top"] = "random"
+    """Which of the ranks: any with equal chance, or the first."""
+    margin: float | None = None
+    """Retrieved passages that score higher than the positive's score less this are left out (the index's scores, before
+    the temperature); a passage that the model finds as good as the positive is often one."""
+    mask_known_positives: bool = True
+    """False negatives: a passage that is judged positive for a question is not its negative, wherever it comes from."""
+    mask_duplicates: bool = True
+    """Nor is a passage with the same title and text as the question's positive in the batch."""
+
+
+@dataclass(frozen=True)
+class Contrastive:
+    """The objective: softmax cross-entropy of each question's positive over the passages of the whole batch."""
+
+    temperature: float = 1.0
+    """Divides the scores. They are dot products, or cosines where `encoder.normalise` is on."""
+    positives: Literal["draw", "all"] = "draw"
+    """A question with several: draw one at each step, or use up to `max_positives`, each against the negatives alone."""
+    max_positives: int = 4
+    symmetric: bool = False
+    """Add the cross-entropy of each passage's question over the batch's questions, and halve the sum."""
+    corpus_softmax: bool = False
+    """Take the denominator over the whole corpus: the batch's passages fresh, all others from the live index."""
+    matryoshka: tuple[int, ...] = ()
+    """Sizes D' of prefixes of the embedding: the losses of all of them and of the whole are summed."""
+    chunk: int = 32
+    """Texts that each device embeds at once: memory, not mathematics. The batch is `train.batch_size`."""
+
+
+@dataclass(frozen=True)
+class LiveIndex:
+    """The corpus's embeddings on the devices, for retrieved negatives and the corpus-wide softmax."""
+
+    refresh_every: int = 500
+    """The whole corpus is encoded anew every so many steps."""
+    write_back: bool = False
+    """Put the batch's fresh passage embeddings into the index in the same step."""
+    dtype: Dtype = "bfloat16"
+    block_rows: int = 16384
+    """Corpus rows that the search scores at once on each device."""
+    encode_rows: int = 512
+    """Corpus rows that the refresh encodes at once on each device."""
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Learning from a teacher's stored scores (the training file's), beside or instead of the contrastive loss."""
+
+    loss: Literal["none", "margin_mse", "kl"] = "none"
+    weight: float = 1.0
+    contrastive_weight: float = 1.0
+    """0 leaves the distillation alone."""
+    teacher_temperature: float = 1.0
+    """Divides the teacher's scores (kl)."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Validation on `data.dev` as DPR does it, in terms that do not depend on the number of devices."""
+
+    batch_size: int = 64
+    """Questions whose passages are each other's negatives in the validation loss, in the file's order."""
+    hard_negatives: int = 30
+    other_negatives: int = 30
+    """Average rank: the pool is the first positive of every dev question and up to so many negatives of each kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveConfig(Config):
+    """Supervised training (DPR, Karpukhin et al. 2020, and what has been added to it since)."""
+
+    data: ContrastiveData
+    encoder: Encoder
+    negatives: Negatives = field(default_factory=Negatives)
+    contrastive: Contrastive = field(default_factory=Contrastive)
+    distillation: Distillation = field(default_factory=Distillation)
+    index: LiveIndex = field(default_factory=LiveIndex)
+    validation: Validation = field(default_factory=Validation)
 
 
 @dataclass(frozen=True)
@@ -216,7 +340,12 @@ class PassageLmConfig(Config):
     dtype: Dtype = "float32"
 
 
-KINDS: dict[str, type[Config]] = {"art": ArtConfig, "mlm": MlmConfig, "passage_lm": PassageLmConfig}
+KINDS: dict[str, type[Config]] = {
+    "art": ArtConfig,
+    "contrastive": ContrastiveConfig,
+    "mlm": MlmConfig,
+    "passage_lm": PassageLmConfig,
+}
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -319,67 +448,3 @@ def from_json(values: dict[str, Any], where: str = "config") -> Config:
     if kind not in KINDS:
         raise UsageError(f"{where}: unknown kind {kind!r}{did_you_mean(str(kind), KINDS)}")
     return dataclass_from(KINDS[kind], values, where)
-
-
-def dataclass_from(cls: type, values: dict[str, Any], where: str) -> Any:
-    """Builds a (nested) dataclass from JSON values, refusing unknown and missing keys and values of another type.
-
-    Args:
-      cls: the dataclass.
-      values: its fields' values.
-      where: named in errors, for instance the file that the values came from.
-
-    Raises:
-      UsageError: a key is unknown (with a suggestion) or missing, or a value is of another type.
-    """
-    hints = typing.get_type_hints(cls)
-    names = {item.name for item in fields(cls)}
-    for key in values:
-        if key not in names:
-            raise UsageError(f"{where}: unknown key '{key}'{did_you_mean(key, names)}")
-    converted = {key: _convert(hints[key], value, f"{where}.{key}") for key, value in values.items()}
-    for key, value in converted.items():
-        if not _fits(hints[key], value):
-            raise UsageError(f"{where}: '{key}' is {value!r}; it must be {_described(hints[key])}")
-    try:
-        return cls(**converted)
-    except TypeError as error:
-        raise UsageError(f"{where}: {error}") from None
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
-        return dataclass_from(hint, value, where)
-    if isinstance(hint, types.UnionType) and isinstance(value, dict):
-        inner = next((part for part in hint.__args__ if is_dataclass(part)), None)
-        return value if inner is None else _convert(inner, value, where)
-    if typing.get_origin(hint) is tuple and isinstance(value, list):
-        return tuple(value)
-    return value
-
-
-def _fits(hint: Any, value: Any) -> bool:
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return value in parts
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(part, value) for part in parts)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(parts[0], item) for item in value)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def _described(hint: Any) -> str:
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return f"one of {', '.join(map(str, parts))}"
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(_described, parts))
-    if origin is tuple:
-        return f"a list, each {_described(parts[0])}"
-    names = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
-    return names.get(hint, "an object")

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxretr.config import dataclass_from
 from jaxretr.data.corpus import Corpus, content_fingerprint
 from jaxretr.data.questions import Question
 from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.errors import UserError
 from jaxretr.files import atomic_write
+from jaxretr.json_dataclass import dataclass_from
 from jaxretr.models.dual_encoder import DualEncoder, Side
 from jaxretr.search.index_folder import read_ids
 
@@ -215,6 +215,8 @@ def model_fingerprint(encoder: DualEncoder) -> str:
     config = dataclasses.asdict(encoder.config)
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"):
         config["bert"].pop(name)  # Only training heeds these.
+    if encoder.config.embedding_size == encoder.config.full_size:
+        config.pop("truncate_dim")  # Nothing is cut; and older stores' fingerprints know nothing of it.
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     digest.update(tokenizer_fingerprint(encoder.tokenizer).encode())
     leaves: dict[str, Any] = flatten_dict(encoder.params, sep=".")  # pyright: ignore[reportAssignmentType]

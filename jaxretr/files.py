@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -76,6 +77,46 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
         if not ours or error.errno not in _REMEDIES:
             raise
         raise UserError(f"{path}: cannot be written ({error.strerror}); {_REMEDIES[error.errno]}") from error
+
+
+@contextlib.contextmanager
+def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Makes a folder that appears under its name only when it is complete, in place of an older one of that name.
+
+    Args:
+      path: where the folder shall be; a symbolic link is followed. Look at what is there first: it will be gone.
+
+    Yields:
+      A hidden folder beside it, to be filled.
+
+    Raises:
+      UserError: it cannot be written; one line that names `path`. Other errors of the block pass through.
+    """
+    target = Path(os.path.realpath(path))
+    partial = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        _put_in_place(partial, target)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    if not folder.exists():
+        os.rename(partial, folder)
+        return
+    old = partial.with_suffix(".old")
+    os.rename(folder, old)
+    try:
+        os.rename(partial, folder)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.rename(old, folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _is_or_holds(named: Path, target: Path, partial: Path) -> bool:

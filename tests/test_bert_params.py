@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,21 @@ def test_dpr_cp_with_objects_of_its_training_program(tmp_path: Path) -> None:
     question, _ = read_dpr_cp(tmp_path / "dpr.cp", num_attention_heads=2)
     _same(question)
     assert not _Evil.ran
+
+
+class _Shell:
+    def __reduce__(self) -> Any:
+        return (os.system, ("touch ran",))
+
+
+def test_dpr_cp_that_tries_to_run_a_program_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Of files of torch < 1.6 every object is refused.
+    for zipped, message in ((True, r"would call (posix|nt)\.system if it were unpickled"), (False, "of tensors only")):
+        _cp(tmp_path / "dpr.cp", zipped, encoder_params={"evil": _Shell()})
+        with _raises(rf"dpr\.cp: .*{message}"):
+            read_dpr_cp(tmp_path / "dpr.cp", num_attention_heads=2)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_dpr_cp_errors(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
 """The MODEL argument of the commands, and encoding with it."""
 
 import argparse
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -14,6 +13,7 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.errors import UserError
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.encode import without_truncation_warnings
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,8 @@ def load_model(args: argparse.Namespace) -> DualEncoder:
         passage_path=args.passage_model,
         tokenizer=args.tokenizer,
         pooling=args.pooling,
-        dtype=args.compute,
+        dtype=getattr(args, "compute", "float32"),  # `export` has no --compute: it writes what is stored.
+        truncate_dim=args.truncate_dim,
     )
 
 
@@ -74,7 +75,7 @@ def encode_rows(
     pieces, cut = [], 0
     for first in range(start, stop, step):
         last = min(first + step, stop)
-        with _without_truncation_warnings():
+        with without_truncation_warnings():  # One a piece would bury the progress; the callers say it once.
             if isinstance(content, Corpus):
                 passages = [content[row] for row in range(first, last)]
                 pieces.append(encoder.encode_passages(passages, batch_size=batch_size, progress=False))
@@ -84,15 +85,3 @@ def encode_rows(
         cut += encoder.truncated
         advance(last - first)
     return np.concatenate(pieces), cut
-
-
-@contextlib.contextmanager
-def _without_truncation_warnings() -> Iterator[None]:
-    """One warning a piece would bury the progress; the callers say it once."""
-    log = logging.getLogger("jaxretr.models.encode")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)

@@ -47,6 +47,13 @@ def run(args: argparse.Namespace) -> None:
 def check_store(store: EmbeddingStore, encoder: DualEncoder, model: Any) -> None:
     """Refuses a store that another model made, or that holds no passages."""
     meta = store.meta
+    if meta.dim != (size := encoder.config.embedding_size):
+        fits = meta.dim <= encoder.config.full_size
+        remedy = f"search with --truncate-dim {meta.dim}" if fits else "search with that one"
+        raise UserError(
+            f"{store.folder}: holds embeddings of {meta.dim} dimensions ({meta.model}), but {model} gives {size}; "
+            f"{remedy}, or encode the corpus again"
+        )
     if meta.model_fingerprint != model_fingerprint(encoder):
         raise UserError(
             f"{store.folder}: was encoded with another model ({meta.model}) than {model}; "

@@ -101,13 +101,16 @@ class BertEncoder(nnx.Module):
         self.norm = LayerNorm(size, config.layer_norm_eps)
         self.config = config
 
-    def __call__(self, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None = None, *, keep_matmuls: bool = False
+    ) -> jax.Array:
         """Encodes a batch.
 
         Args:
           tokens: token ids, any integer type [B, L], padded on the right.
           lengths: number of real tokens of each row, int32 [B].
           keys: one PRNG key a row [B] switches dropout on.
+          keep_matmuls: as in `scan_layers`.
 
         Returns:
           float32 [B, L, D]. All tokens have type 0, also the second segment of a pair, as in DPR and ART.
@@ -120,5 +123,5 @@ class BertEncoder(nnx.Module):
         embedding_keys = None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, 1 << 17))(keys)
         x = Dropout(embedding_keys, self.config.hidden_dropout_prob)(x)
         bias = mask_bias(lengths, length)
-        x = scan_layers(self.layers, x, lambda layer, x, keys: layer(x, bias, keys), keys)
+        x = scan_layers(self.layers, x, lambda layer, x, keys: layer(x, bias, keys), keys, keep_matmuls=keep_matmuls)
         return self.norm(x) if self.config.pre_layer_norm else x

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxretr.config import Dtype, dataclass_from
+from jaxretr.config import Dtype
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows, vocabulary_size
 from jaxretr.errors import UserError, did_you_mean
+from jaxretr.json_dataclass import dataclass_from
 from jaxretr.models.bert import BertConfig, BertEncoder
 from jaxretr.models.encode import Engine
 from jaxretr.models.layers import Params, define, initialise
@@ -39,11 +40,26 @@ class DualEncoderConfig:
     max_question_length: int = 256
     max_passage_length: int = 256
     """Tokens, special ones included."""
+    truncate_dim: int | None = None
+    """Only the first so many dimensions (Matryoshka), cut before the embedding is divided by its length."""
 
     @property
     def embedding_size(self) -> int:
-        """D."""
+        """D: of what comes out, after the projection and after `truncate_dim`."""
+        return self.truncate_dim or self.full_size
+
+    @property
+    def full_size(self) -> int:
+        """D before `truncate_dim`."""
         return self.projection_size or self.bert.hidden_size
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a `truncate_dim` that the embedding does not have."""
+        if self.truncate_dim is not None and not 1 <= self.truncate_dim <= self.full_size:
+            raise UserError(
+                f"truncate_dim is {self.truncate_dim}, but the embeddings have {self.full_size} dimensions; "
+                f"give 1 to {self.full_size}"
+            )
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], where: str) -> "DualEncoderConfig":
@@ -121,6 +137,7 @@ def embed(
     *,
     dtype: Any,
     keys: jax.Array | None = None,
+    keep_matmuls: bool = False,
 ) -> jax.Array:
     """Embeds rows of token ids; part of the compiled programs.
 
@@ -133,11 +150,11 @@ def embed(
       keys: one PRNG key a row [B] switches dropout on.
 
     Returns:
-      float32 [B, D].
+      float32 [B, D], D being `config.embedding_size`.
     """
     stacked = 0 not in tower_params["bert"]["layers"]
     encoder = nnx.merge(_graph(config.bert, jnp.dtype(dtype).name, stacked), tower_params["bert"])
-    states = encoder(tokens, lengths, keys)
+    states = encoder(tokens, lengths, keys, keep_matmuls=keep_matmuls)
     if config.pooling == "cls":
         pooled = states[:, 0]
     else:
@@ -148,10 +165,25 @@ def embed(
         projection = tower_params["projection"]
         # One small matmul: float32 costs nothing here, and accelerators would round its operands unasked.
         pooled = jnp.matmul(pooled, projection["kernel"], precision=jax.lax.Precision.HIGHEST) + projection["bias"]
-    if config.normalise:
-        # x / max(|x|, 1e-12) as torch has it, but with a gradient of 0 where x is 0, not NaN.
-        pooled = pooled * jax.lax.rsqrt(jnp.maximum(jnp.square(pooled).sum(axis=-1, keepdims=True), 1e-24))
-    return pooled
+    return truncated(pooled, config.embedding_size, normalise=config.normalise)
+
+
+def truncated(embeddings: jax.Array, size: int, *, normalise: bool) -> jax.Array:
+    """The prefix of embeddings that a Matryoshka model was trained for (https://arxiv.org/abs/2205.13147).
+
+    Args:
+      embeddings: float [..., D].
+      size: how many of the first dimensions to keep, at most D.
+      normalise: divide what is left by its length, at least 1e-12.
+
+    Returns:
+      [..., size], of the same type.
+    """
+    embeddings = embeddings[..., :size]
+    if not normalise:
+        return embeddings
+    # x / max(|x|, 1e-12) as torch has it, but with a gradient of 0 where x is 0, not NaN.
+    return embeddings * jax.lax.rsqrt(jnp.maximum(jnp.square(embeddings).sum(axis=-1, keepdims=True), 1e-24))
 
 
 # ---- for users -------------------------------------------------------------------------------------------------------
@@ -202,6 +234,7 @@ class DualEncoder:
         passage_template: Literal["pair", "joined"] | None = None,
         max_question_length: int | None = None,
         max_passage_length: int | None = None,
+        truncate_dim: int | None = None,
     ) -> "DualEncoder":
         """Loads a dual encoder.
 
@@ -218,9 +251,12 @@ class DualEncoder:
           passage_template: "pair" or "joined"; by default "joined" for sentence-transformers, else "pair".
           max_question_length: tokens; by default what the folder says, else 256.
           max_passage_length: the same.
+          truncate_dim: keep only the first so many dimensions of the embeddings; by default what the folder says, else
+            all.
 
         Raises:
-          UserError: no such folder, an unsupported model, swapped towers, or a file that is missing or broken.
+          UserError: no such folder, an unsupported model, swapped towers, a file that is missing or broken, or more
+            dimensions asked for than there are.
         """
         from jaxretr.models import dual_encoder_folder
 
@@ -231,6 +267,7 @@ class DualEncoder:
             "passage_template": passage_template,
             "max_question_length": max_question_length,
             "max_passage_length": max_passage_length,
+            "truncate_dim": truncate_dim,
         }
         config = dataclasses.replace(config, **{name: value for name, value in stated.items() if value is not None})
         return cls(config, params, loaded, dtype=dtype)

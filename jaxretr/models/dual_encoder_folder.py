@@ -1,11 +1,9 @@
 """Where dual encoders come from and go to: our own folder, and the folders of others that can be read."""
 
-import contextlib
 import dataclasses
 import json
+import logging
 import os
-import secrets
-import shutil
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
@@ -14,29 +12,32 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxretr.data.tokens import load_tokenizer
+from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint
 from jaxretr.errors import UserError
-from jaxretr.files import atomic_write
+from jaxretr.files import atomic_folder, atomic_write
 from jaxretr.models import sentence_transformers
 from jaxretr.models.bert import BertConfig
 from jaxretr.models.bert_params import BertCheckpoint, read_checkpoint, read_dpr_cp
 from jaxretr.models.dual_encoder import DualEncoderConfig, abstract_params
+from jaxretr.models.export_note import FORMAT as EXPORT_FORMAT
+from jaxretr.models.export_note import NOTE, read_note
 from jaxretr.models.hf_files import TensorFiles, read_json, resolve, some_names, write_safetensors
 from jaxretr.models.layers import Params
 from jaxretr.parallel.mesh import to_host
 
-_CONFIG = "jaxretr.json"
 _WEIGHTS = "model.safetensors"
 _FORMAT = "jaxretr-dual-encoder"
 _VERSION = 1
 
 # All that a folder of ours may hold, whatever the kind of tokenizer: a folder with anything else is never replaced.
 _OURS = (
-    *(_CONFIG, _WEIGHTS, "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
+    *(NOTE, _WEIGHTS, "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.*", "merges.txt", "*.model", "chat_template*"),
 )
 
 _MAX_LENGTH = 256
+
+_log = logging.getLogger(__name__)
 
 Loaded = tuple[DualEncoderConfig, Params, Any]
 
@@ -59,9 +60,9 @@ def load(
         loaded = _load_cp(file, passage_path, tokenizer)
     else:
         folder = resolve(path_or_name)
-        if (folder / "model" / _CONFIG).exists():  # A run directory.
+        if (folder / "model" / NOTE).exists():  # A run directory.
             folder = folder / "model"
-        ours, theirs = (folder / _CONFIG).exists(), (folder / sentence_transformers.MODULES).exists()
+        ours, theirs = (folder / NOTE).exists(), (folder / sentence_transformers.MODULES).exists()
         if (ours or theirs) and passage_path is not None:
             raise UserError(f"{folder}: holds a whole dual encoder; leave passage_path out")
         if ours:
@@ -138,6 +139,14 @@ def _load_sentence_transformers(folder: Path, tokenizer: Any) -> Loaded:
                 f"{folder}: its Dense module takes {inputs} numbers, but the encoder gives "
                 f"{checkpoint.config.hidden_size}; the folder is a mixture of two models"
             )
+    full_size = checkpoint.config.hidden_size if modules.projection is None else len(modules.projection["bias"])
+    cut = modules.truncate_dim is not None and modules.truncate_dim < full_size
+    if cut and modules.normalise and not modules.cut_by_module:
+        _log.warning(
+            "%s: embeddings are cut to %d dimensions and then divided by their length, as sentence-transformers does "
+            "with encode(..., normalize_embeddings=True)",
+            *(folder, modules.truncate_dim),
+        )
     limit = modules.max_length or min(loaded.model_max_length, checkpoint.config.max_position_embeddings)
     config = _config(
         checkpoint.config,
@@ -147,6 +156,7 @@ def _load_sentence_transformers(folder: Path, tokenizer: Any) -> Loaded:
         passage_template="joined",
         max_question_length=limit,
         max_passage_length=limit,
+        truncate_dim=modules.truncate_dim if cut else None,
     )
     return config, {"shared": tower}, loaded
 
@@ -202,8 +212,10 @@ def _two_towers(question: BertCheckpoint, passage: BertCheckpoint, where: str) -
 
 
 def _load_ours(folder: Path, tokenizer: Any) -> Loaded:
-    where = str(folder / _CONFIG)
-    content = read_json(folder, _CONFIG)
+    where = str(folder / NOTE)
+    content = read_json(folder, NOTE)
+    if content.get("format") == EXPORT_FORMAT:
+        return _load_export(folder, content, tokenizer)
     if content.get("format") != _FORMAT or not isinstance(content.get("config"), dict):
         raise UserError(f"{where}: is no dual encoder's; give a folder that DualEncoder.save wrote")
     if content.get("version") != _VERSION:
@@ -212,7 +224,7 @@ def _load_ours(folder: Path, tokenizer: Any) -> Loaded:
     tensors = TensorFiles.open(folder)
     leaves: dict[str, Any] = flatten_dict(abstract_params(config), sep=".")  # pyright: ignore[reportAssignmentType]
     wanted = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
-    other = f"{folder}: the weights are a checkpoint of another shape than {_CONFIG} says:"
+    other = f"{folder}: the weights are a checkpoint of another shape than {NOTE} says:"
     if missing := sorted(wanted.keys() - set(tensors.names)):
         raise UserError(f"{other} {len(missing)} tensors are missing ({some_names(missing)}); copy the folder again")
     if extra := sorted(set(tensors.names) - wanted.keys()):
@@ -222,6 +234,43 @@ def _load_ours(folder: Path, tokenizer: Any) -> Loaded:
             raise UserError(f"{other} {name} is {list(tensors.shape(name))}, not {list(shape)}; copy the folder again")
     params = unflatten_dict({name: tensors.read(name) for name in wanted}, sep=".")
     return config, params, load_tokenizer(tokenizer or folder)
+
+
+def _load_export(folder: Path, content: dict[str, Any], tokenizer: Any) -> Loaded:
+    note = read_note(content, str(folder / NOTE))
+    question, passage = note.folders(folder)
+    if note.layout != "sentence-transformers":
+        # DPR's two kinds of encoder know their side; for a shared tower outside DPR one folder is all there is.
+        second = passage if note.separate else None
+        config, params, loaded = _load_hugging_face(question, second, tokenizer, note.pooling or "cls")
+    else:
+        config, params, loaded = _load_sentence_transformers(question, tokenizer)
+        if note.separate:
+            other, other_params, other_tokenizer = _load_sentence_transformers(passage, tokenizer)
+            _check_same_kind(config, other, folder)
+            if tokenizer_fingerprint(loaded) != tokenizer_fingerprint(other_tokenizer):
+                raise UserError(f"{folder}: question/ and passage/ have different tokenizers; export the model again")
+            config = dataclasses.replace(config, shared=False, max_passage_length=other.max_passage_length)
+            params = {"question": params["shared"], "passage": other_params["shared"]}
+    if note.shared and not config.shared:
+        same = jax.tree.map(np.array_equal, params["question"], params["passage"])
+        if not all(jax.tree.leaves(same)):
+            raise UserError(
+                f"{folder}: {NOTE} says that both towers have the same weights, but question/ and passage/ differ; "
+                "export the model again"
+            )
+        config, params = dataclasses.replace(config, shared=True), {"shared": params["question"]}
+    return dataclasses.replace(config, **note.stated()), params, loaded
+
+
+def _check_same_kind(question: DualEncoderConfig, passage: DualEncoderConfig, folder: Path) -> None:
+    for field in dataclasses.fields(question):
+        one, other = getattr(question, field.name), getattr(passage, field.name)
+        if one != other and field.name not in ("max_question_length", "max_passage_length"):
+            raise UserError(
+                f"{folder}: the towers must be of one kind, but {field.name} is {one} in question/ and {other} in "
+                "passage/; export the model again"
+            )
 
 
 def save(folder: Path, config: DualEncoderConfig, params: Params, tokenizer: Any) -> None:
@@ -234,36 +283,19 @@ def save(folder: Path, config: DualEncoderConfig, params: Params, tokenizer: Any
     _check_replaceable(folder)
     tensors = {name: to_host(array) for name, array in flatten_dict(params, sep=".").items()}
     content = {"format": _FORMAT, "version": _VERSION, "config": dataclasses.asdict(config)}
-    partial = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.part"
-    try:
-        partial.mkdir(parents=True)
-        with atomic_write(partial / _CONFIG) as file:
+    with atomic_folder(folder) as partial:
+        with atomic_write(partial / NOTE) as file:
             json.dump(content, file, indent=2)
         write_safetensors(partial / _WEIGHTS, tensors, {"format": _FORMAT})
-        try:
-            tokenizer.save_pretrained(partial)
-        except Exception as error:  # The Rust library raises bare Exceptions, also for a full disk.
-            raise UserError(f"{folder}: the tokenizer cannot be written ({error}); free some space there") from error
-        _put_in_place(partial, folder)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another place") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        save_tokenizer(tokenizer, partial)
 
 
-def _put_in_place(partial: Path, folder: Path) -> None:
-    if not folder.exists():
-        os.rename(partial, folder)
-        return
-    old = partial.with_suffix(".old")
-    os.rename(folder, old)
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Writes a tokenizer's files; raises UserError where that fails."""
     try:
-        os.rename(partial, folder)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.rename(old, folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # The Rust library raises bare Exceptions, also for a full disk.
+        raise UserError(f"{folder}: the tokenizer cannot be written ({error}); free some space there") from error
 
 
 def _check_replaceable(folder: Path) -> None:
@@ -273,7 +305,7 @@ def _check_replaceable(folder: Path) -> None:
         raise UserError(f"{folder}: is a file; choose another name for the model's folder")
     names = sorted(entry.name for entry in folder.iterdir())
     foreign = [name for name in names if not any(fnmatch(name, pattern) for pattern in _OURS)]
-    if foreign or (names and _CONFIG not in names):
+    if foreign or (names and NOTE not in names):
         raise UserError(
             f"{folder}: holds something else than a model of jaxretr ({some_names(foreign or names)}); "
             "choose another folder, or empty it"

@@ -4,10 +4,11 @@ A background thread tokenises chunk after chunk; each chunk is sorted by length 
 number of tokens, padded to a multiple of 16; one program is compiled for every (rows, length) that occurs.
 """
 
+import contextlib
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -220,6 +221,17 @@ class Engine:
         embeddings = self.embed(self.params, tokens, lengths)
         embeddings.copy_to_host_async()
         return embeddings
+
+
+@contextlib.contextmanager
+def without_truncation_warnings() -> Iterator[None]:
+    """Encoding inside says nothing of texts that were cut: for callers that say it once for many calls, or need not."""
+    level = _log.level
+    _log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        _log.setLevel(level)
 
 
 def _cast_kernels(params: Params, dtype: str) -> Params:

@@ -18,7 +18,10 @@ from jaxretr.files import atomic_write
 
 # Weights come on top, in safetensors if the model has them: a hub repository often holds five other formats as well.
 # fnmatch's star also matches "/", so the first line takes 1_Pooling/config.json too.
-_HUB_FILES = ["*.json", "*.txt", "*.model", "model*.safetensors", "[0-9]_*/*.safetensors", "[0-9]_*/*.bin"]
+_HUB_FILES = [
+    *("*.json", "*.txt", "*.model", "model*.safetensors", "[0-9]_*/*.safetensors", "[0-9]_*/*.bin"),
+    *("question/*.safetensors", "passage/*.safetensors"),  # The towers of `jaxretr export`.
+]
 _HUB_IGNORED = ["onnx/*", "openvino/*", "coreml/*", "*.msgpack", "*.h5"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_TIMEOUT_SECONDS = 10.0
@@ -264,6 +267,14 @@ def _open_safetensors(path: Path) -> dict[str, _Tensor]:
     }
 
 
+# What no training program leaves in a checkpoint. weights_only runs none of it, nor anything that is not listed here;
+# but a file that tries is no checkpoint to be trusted.
+_RUN_CODE = re.compile(
+    r"(os|posix|nt|subprocess|pty|runpy|importlib|shutil|socket|ctypes|webbrowser|code|pip)(\.\w+)+"
+    r"|(__builtin__|builtins)\.(eval|exec|compile|open|breakpoint|__import__)"
+)
+
+
 class _Inert:
     """Stands in for any class that a checkpoint mentions beside its tensors; does nothing with what it is given."""
 
@@ -289,7 +300,8 @@ def load_torch(path: str | Path, *, ignore_objects: bool = False) -> Any:
       What was saved, with torch tensors, memory-mapped where the file's format allows it.
 
     Raises:
-      UserError: torch is not installed, or the file is no checkpoint, truncated, or holds refused objects.
+      UserError: torch is not installed, or the file is no checkpoint, truncated, holds refused objects, or tries to
+        run a program.
     """
     torch = import_extra("torch", "torch")
     path = Path(path)
@@ -299,9 +311,16 @@ def load_torch(path: str | Path, *, ignore_objects: bool = False) -> Any:
         context = nullcontext()
         if ignore_objects and mapped:
             mentioned = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            if runs := [name for name in mentioned if _RUN_CODE.fullmatch(name)]:
+                raise UserError(
+                    f"{path}: would call {some_names(runs)} if it were unpickled (it was not); "
+                    "do not trust this file, and get the checkpoint from its authors"
+                )
             context = torch.serialization.safe_globals([(_Inert, name) for name in mentioned])
         with context:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except UserError:
+        raise
     except Exception as error:  # pickle's, zipfile's and torch's own errors, a dozen kinds: all mean a bad file.
         raise UserError(
             f"{path}: truncated, or no checkpoint of tensors only ({_first_line(error)}); "

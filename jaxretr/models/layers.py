@@ -157,7 +157,12 @@ def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.R
 
 
 def scan_layers(
-    layers: nnx.Module, x: Any, apply: Callable[[Any, Any, jax.Array | None], Any], keys: jax.Array | None
+    layers: nnx.Module,
+    x: Any,
+    apply: Callable[[Any, Any, jax.Array | None], Any],
+    keys: jax.Array | None,
+    *,
+    keep_matmuls: bool = False,
 ) -> Any:
     """Runs layers one after the other; of stacked ones, keeps only each layer's input for the backward pass.
 
@@ -166,6 +171,8 @@ def scan_layers(
       x: the first layer's input, any tree of arrays.
       apply: (layer, x, keys of this layer's dropout or None) -> the next x.
       keys: one PRNG key a row [B], or None.
+      keep_matmuls: keep the results of the dense layers' matmuls as well: less to compute again, for callers that
+        bound the memory in another way.
 
     Returns:
       The last layer's output.
@@ -181,12 +188,14 @@ def scan_layers(
     graph, params = nnx.split(layers)
     count = jax.tree.leaves(params)[0].shape[0]
 
-    @jax.checkpoint
     def body(x: Any, slice_: Any) -> tuple[Any, None]:
         params, number = slice_
         return apply(nnx.merge(graph, params), x, layer_keys(number)), None
 
-    return jax.lax.scan(body, x, (params, jnp.arange(count)))[0]
+    # Attention's products have batch dimensions and are computed again even then: writing them out costs more.
+    policies = jax.checkpoint_policies
+    policy = policies.dots_with_no_batch_dims_saveable if keep_matmuls else policies.nothing_saveable
+    return jax.lax.scan(jax.checkpoint(body, policy=policy), x, (params, jnp.arange(count)))[0]
 
 
 def unstack(params: Params) -> dict[int, Params]:

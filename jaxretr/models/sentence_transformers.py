@@ -13,11 +13,12 @@ from jaxretr.models.hf_files import TensorFiles, read_json, some_names
 from jaxretr.models.layers import Params
 
 MODULES = "modules.json"
+SETTINGS = "config_sentence_transformers.json"
 
 # The order that is supported; the last two may be absent.
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 
-_POOLING_MODES = {
+POOLING_MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -38,6 +39,8 @@ class Modules:
       pooling: how token states become one vector.
       projection: of the Dense module, {"kernel": [D, P], "bias": [P]} float32, or None.
       normalise: whether vectors are divided by their length.
+      truncate_dim: how many dimensions of the result are kept; None: all.
+      cut_by_module: a Dense module that does nothing else makes this cut, before the division by the length.
       max_length: tokens, special ones included; None: the tokenizer's own limit.
       lower_case: whether texts are lower-cased before the tokenizer reads them.
     """
@@ -46,6 +49,8 @@ class Modules:
     pooling: Literal["cls", "mean"]
     projection: Params | None
     normalise: bool
+    truncate_dim: int | None
+    cut_by_module: bool
     max_length: int | None
     lower_case: bool
 
@@ -58,6 +63,9 @@ def read(folder: Path) -> Modules:
     """
     modules = _modules(folder)
     _check_prompts(folder)
+    projection = _dense(modules["Dense"]) if "Dense" in modules else None
+    truncate_dim = _truncate_dim(folder)
+    cut_by_module = projection is not None and truncate_dim is not None and _only_cuts(projection, truncate_dim)
     transformer = modules["Transformer"]
     settings = (
         read_json(transformer, "sentence_bert_config.json")
@@ -73,8 +81,10 @@ def read(folder: Path) -> Modules:
     return Modules(
         transformer=transformer,
         pooling=_pooling(modules["Pooling"]),
-        projection=_dense(modules["Dense"]) if "Dense" in modules else None,
+        projection=None if cut_by_module else projection,
         normalise="Normalize" in modules,
+        truncate_dim=truncate_dim,
+        cut_by_module=cut_by_module,
         max_length=max_length,
         lower_case=bool(settings.get("do_lower_case", False)),
     )
@@ -109,7 +119,7 @@ def _pooling(folder: Path) -> Literal["cls", "mean"]:
     modes: Any = config.get("pooling_mode")
     if modes is None:
         # sentence-transformers before 6.0; there, too, nothing chosen means the mean.
-        modes = [mode for key, mode in _POOLING_MODES.items() if config.get(key)] or ["mean"]
+        modes = [mode for key, mode in POOLING_MODES.items() if config.get(key)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else list(modes)
     if modes not in (["cls"], ["mean"]):
         raise UserError(
@@ -138,12 +148,40 @@ def _dense(folder: Path) -> Params:
     return {"kernel": kernel, "bias": bias}
 
 
+def _truncate_dim(folder: Path) -> int | None:
+    size = _settings(folder).get("truncate_dim")
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise UserError(
+            f"{folder / SETTINGS}: 'truncate_dim' is {size!r}; it must be a number of dimensions, at least 1, or null"
+        )
+    return size
+
+
+def cutting_projection(inputs: int, size: int) -> Params:
+    """The linear layer that keeps the first `size` of `inputs` dimensions: a cut that every reader of Dense makes."""
+    return {"kernel": np.eye(inputs, size, dtype=np.float32), "bias": np.zeros(size, np.float32)}
+
+
+def _only_cuts(projection: Params, size: int) -> bool:
+    kernel, bias = projection["kernel"], projection["bias"]
+    return kernel.shape[1] == size < len(kernel) and not bias.any() and np.array_equal(kernel, np.eye(*kernel.shape))
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    return read_json(folder, SETTINGS) if (folder / SETTINGS).exists() else {}
+
+
+def read_prompts(folder: Path) -> dict[str, str]:
+    """The prompts that a sentence-transformers folder states, empty ones left out."""
+    prompts = _settings(folder).get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(prompt, str | None) for prompt in prompts.values()):
+        raise UserError(f"{folder / SETTINGS}: 'prompts' is no object of texts; correct it")
+    return {key: prompt for key, prompt in prompts.items() if prompt}
+
+
 def _check_prompts(folder: Path) -> None:
-    name = "config_sentence_transformers.json"
-    if not (folder / name).exists():
-        return
-    config = read_json(folder, name)
-    prompts = {key: prompt for key, prompt in (config.get("prompts") or {}).items() if prompt}
+    prompts, name = read_prompts(folder), SETTINGS
+    config = _settings(folder)
     default = config.get("default_prompt_name")
     if default in prompts:
         raise UserError(f"{folder / name}: a default prompt ({default!r}) is not supported; set it to null")

@@ -1,0 +1,211 @@
+"""The model card: README.md of an export, filled from the model and from the run that trained it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jaxretr
+from jaxretr.export.golden import Golden, passage_as_text
+from jaxretr.export.run_record import RunRecord
+from jaxretr.files import atomic_write
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.export_note import ExportNote
+
+CARD = "README.md"
+
+_QUESTION = "who wrote The Magic Flute?"
+_TITLE, _TEXT = "The Magic Flute", "An opera by Wolfgang Amadeus Mozart."
+
+_OBJECTIVES = {
+    "art": "ART: from questions alone, with a frozen T5 as the teacher (https://arxiv.org/abs/2206.10658)",
+    "contrastive": "contrastive, as in DPR (https://arxiv.org/abs/2004.04906)",
+    "mlm": "masked language modelling",
+}
+
+
+def write(
+    folder: Path,
+    name: str,
+    encoder: DualEncoder,
+    note: ExportNote | None,
+    *,
+    source: str,
+    golden: Golden,
+    run: RunRecord | None,
+    license: str | None,
+) -> None:
+    """Writes README.md.
+
+    Args:
+      folder: of the export.
+      name: the model's name, that of the folder it will be.
+      encoder: what was exported.
+      note: of the layout; None: our own.
+      source: the model as the user named it.
+      golden: as it was written.
+      run: of the training, if that is known.
+      license: as the hub writes it; None: unknown.
+    """
+    library = "jaxretr" if note is None else _LIBRARIES[note.layout]
+    parts = [
+        _front_matter(library, license),
+        f"# {name}",
+        f"A dense passage retriever: questions and passages become vectors, whose dot product ranks the passages. "
+        f"Exported by jaxretr {jaxretr.__version__} from `{source}`.",
+        _facts(encoder, note),
+        "## How to load it",
+        "The paths below are this folder's"
+        + ("; of a model on the hub, download the folder first (`hf download`)." if note and note.separate else "."),
+        _passages_as_text(encoder, golden) if note else "",
+        _code(_CODE[library](name, encoder, note)) if note else "",
+        "With jaxretr:" if note else "",
+        _code(_with_jaxretr(name)),
+        _training(run) if run else "",
+        "## Is it intact?",
+        f"`jaxretr verify {name}` recomputes the vectors in golden.npy from the files here, and compares hashes.",
+    ]
+    with atomic_write(folder / CARD) as file:
+        file.write("\n\n".join(part for part in parts if part) + "\n")
+
+
+def _front_matter(library: str, license: str | None) -> str:
+    tags = ["sentence-similarity", "feature-extraction", "dense-retrieval", "passage-retrieval", "jaxretr"]
+    lines = [
+        f"library_name: {library}",
+        "pipeline_tag: sentence-similarity",
+        f"license: {license or 'unknown'}",
+        "tags:",
+    ]
+    return "\n".join(["---", *lines, *(f"- {tag}" for tag in tags), "---"])
+
+
+def _facts(encoder: DualEncoder, note: ExportNote | None) -> str:
+    config, bert = encoder.config, encoder.config.bert
+    kind = "Megatron-BERT" if bert.pre_layer_norm else "BERT"
+    towers = "one for questions and passages" if config.shared else "two, for questions and for passages"
+    if note and note.separate:
+        towers += ", in question/ and passage/" + (" (the same weights twice)" if config.shared else "")
+    rows = {
+        "encoder": f"{kind}, {bert.num_hidden_layers} layers of {bert.hidden_size}, vocabulary {bert.vocab_size}",
+        "towers": towers,
+        "pooling": {"cls": "[CLS]", "mean": "mean of the tokens"}[config.pooling]
+        + (f", then a projection to {config.projection_size}" if config.projection_size else ""),
+        "dimensions": f"{config.embedding_size}"
+        + (f", the first of {config.full_size}" if config.embedding_size < config.full_size else ""),
+        "vectors": "of length 1" if config.normalise else "of any length: compare by dot product, not cosine",
+        "longest question": f"{config.max_question_length} tokens",
+        "longest passage": f"{config.max_passage_length} tokens",
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def _passages_as_text(encoder: DualEncoder, golden: Golden) -> str:
+    sep = encoder.tokenizer.sep_token
+    if encoder.config.passage_template == "pair":
+        how = (
+            f"**Passages are written as `title {sep} text`**, with `{sep}` as it stands here: the tokenizer reads it as "
+            f"the separator that the model was trained with. Where there is no title: `{sep} text`."
+        )
+    else:
+        how = "**Passages are written as `title text`**, joined by a space."
+    if golden.prompts:
+        listed = ", ".join(f"{name}: `{prompt}`" for name, prompt in golden.prompts.items())
+        how += f"\n\nThe model it comes from names prompts ({listed}); they are not applied unless you ask for them."
+    return how
+
+
+# ---- code that works: a test runs it ---------------------------------------------------------------------------------
+
+
+def _code(text: str) -> str:
+    return f"```python\n{text}\n```"
+
+
+def _with_jaxretr(name: str) -> str:
+    return (
+        "import jaxretr\n\n"
+        f'encoder = jaxretr.DualEncoder.from_pretrained("{name}")\n'
+        f'questions = encoder.encode_queries(["{_QUESTION}"])\n'
+        f'passages = encoder.encode_passages([{{"title": "{_TITLE}", "text": "{_TEXT}"}}])\n'
+        "print(questions @ passages.T)"
+    )
+
+
+def _with_sentence_transformers(name: str, encoder: DualEncoder, note: ExportNote) -> str:
+    passage = passage_as_text(encoder, _TITLE, _TEXT)
+    towers = (
+        f'question_encoder = SentenceTransformer("{name}/question")\n'
+        f'passage_encoder = SentenceTransformer("{name}/passage")\n'
+        if note.separate
+        else f'question_encoder = passage_encoder = SentenceTransformer("{name}")\n'
+    )
+    return (
+        "from sentence_transformers import SentenceTransformer\n\n"
+        f"{towers}"
+        f'questions = question_encoder.encode(["{_QUESTION}"])\n'
+        f'passages = passage_encoder.encode(["{passage}"])\n'
+        "print(questions @ passages.T)"
+    )
+
+
+def _with_transformers(name: str, encoder: DualEncoder, note: ExportNote) -> str:
+    config = encoder.config
+    passage = passage_as_text(encoder, _TITLE, _TEXT)
+    question_class, passage_class = (
+        ("DPRQuestionEncoder", "DPRContextEncoder") if note.layout == "dpr" else ("AutoModel", "AutoModel")
+    )
+    pooled = {
+        "dpr": ["vectors = outputs.pooler_output"],
+        "cls": ["vectors = outputs.last_hidden_state[:, 0]"],
+        "mean": [
+            'mask = inputs["attention_mask"].unsqueeze(-1)',
+            "vectors = (outputs.last_hidden_state * mask).sum(1) / mask.sum(1)",
+        ],
+    }["dpr" if note.layout == "dpr" else config.pooling]
+    if config.embedding_size < config.full_size:
+        pooled.append(f"vectors = vectors[:, :{config.embedding_size}]")
+    result = "torch.nn.functional.normalize(vectors, dim=-1)" if config.normalise else "vectors"
+    question_folder, passage_folder = (f"{name}/question", f"{name}/passage") if note.separate else (name, name)
+    names = ", ".join(["AutoTokenizer", *dict.fromkeys([question_class, passage_class])])
+    body = "\n    ".join(
+        [
+            "tokenizer = AutoTokenizer.from_pretrained(folder)",
+            f"model = model_class.from_pretrained(folder{'' if note.layout == 'dpr' else ', add_pooling_layer=False'}).eval()",
+            'inputs = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")',
+            "with torch.inference_mode():",
+            "    outputs = model(**inputs)",
+            *pooled,
+            f"return {result}",
+        ]
+    )
+    return (
+        f"import torch\nfrom transformers import {names}\n\n\n"
+        f"def encode(model_class, folder, texts, length):\n    {body}\n\n\n"
+        f'questions = encode({question_class}, "{question_folder}", ["{_QUESTION}"], {config.max_question_length})\n'
+        f'passages = encode({passage_class}, "{passage_folder}", ["{passage}"], {config.max_passage_length})\n'
+        "print(questions @ passages.T)"
+    )
+
+
+_LIBRARIES = {"bert": "transformers", "dpr": "transformers", "sentence-transformers": "sentence-transformers"}
+_CODE: Mapping[str, Any] = {"transformers": _with_transformers, "sentence-transformers": _with_sentence_transformers}
+
+
+# ---- the run ---------------------------------------------------------------------------------------------------------
+
+
+def _training(run: RunRecord) -> str:
+    config = run.config
+    data = {name: value for name, value in config.get("data", {}).items() if value not in (None, [], False)}
+    parts = ["## Training", f"Objective: {_OBJECTIVES.get(config['kind'], config['kind'])}.", "Data:"]
+    parts.append("\n".join(f"- {name}: `{value}`" for name, value in data.items()))
+    if run.figures:
+        parts.append(f"On the dev set, at step {run.best_step} of {config['train']['steps']}, the best one:")
+        rows = [f"| {name} | {value:.4f} |" for name, value in run.figures.items()]
+        parts.append("\n".join(["| metric | value |", "|---|---|", *rows]))
+    if run.last:
+        parts.append(f"The training loss at step {run.last['step']} was {run.last['loss']:.4f}.")
+    settings = json.dumps(config, indent=2, ensure_ascii=False)
+    parts.append(f"<details><summary>All settings</summary>\n\n```json\n{settings}\n```\n\n</details>")
+    return "\n\n".join(parts)

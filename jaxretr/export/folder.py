@@ -1,0 +1,85 @@
+"""Exporting a model: the layout's files, golden vectors, a model card, and a check of all that before it appears."""
+
+from pathlib import Path
+from typing import Literal
+
+from jaxretr.errors import UsageError, UserError
+from jaxretr.export import card, golden, huggingface, sentence_transformers
+from jaxretr.export.run_record import read_run
+from jaxretr.export.verify import Report, verify
+from jaxretr.files import atomic_folder
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.hf_files import some_names
+from jaxretr.models.sentence_transformers import read_prompts
+
+Target = Literal["huggingface", "sentence-transformers", "jaxretr"]
+
+
+def export(
+    encoder: DualEncoder,
+    out: str | Path,
+    to: Target,
+    *,
+    layout: Literal["bert", "dpr"] | None = None,
+    source: str | Path | None = None,
+    license: str | None = None,
+) -> Report:
+    """Writes a model into a new folder, which appears when it is complete and verified.
+
+    Args:
+      encoder: the model; parameters are written as float32.
+      out: a new or empty folder.
+      to: whose layout.
+      layout: of "huggingface": "bert" or "dpr"; by default what can hold the model.
+      source: where the model was loaded from: a run directory fills the card, prompts of a sentence-transformers
+        folder are kept.
+      license: for the card, as the hub writes it.
+
+    Returns:
+      What was verified.
+
+    Raises:
+      UserError: the folder holds something, cannot be written, or the layout cannot hold the model.
+    """
+    check_arguments(out, to, layout)
+    out = Path(out).expanduser()
+    chosen = huggingface.choose_layout(encoder.config, layout) if to == "huggingface" else None
+    prompts = {} if source is None else source_prompts(Path(source).expanduser())
+    run = None if source is None else read_run(source)
+    with atomic_folder(out) as partial:
+        if chosen is not None:
+            note = huggingface.write(partial, encoder, chosen)
+        elif to == "sentence-transformers":
+            note = sentence_transformers.write(partial, encoder, prompts)
+        else:
+            encoder.save(partial)
+            note = None
+        if note is not None:
+            note.write(partial)
+        written = golden.write(partial, encoder, prompts)
+        name = out.absolute().name
+        card.write(
+            *(partial, name, encoder, note), source=str(source or name), golden=written, run=run, license=license
+        )
+        try:
+            return verify(partial)
+        except UserError as error:
+            raise UserError(f"{out}: the export was given up: its vectors are not the model's ({error})") from error
+
+
+def check_arguments(out: str | Path, to: Target, layout: str | None) -> None:
+    """Refuses, before any work, a layout of another target and a folder that is not free."""
+    if layout is not None and to != "huggingface":
+        raise UsageError(f"--layout {layout} belongs to --to huggingface, not to --to {to}; leave it out")
+    folder = Path(out).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; give a new folder as --out")
+    if folder.exists() and (names := sorted(entry.name for entry in folder.iterdir())):
+        raise UserError(f"{folder}: is not empty ({some_names(names)}); give a new folder as --out, or remove it")
+
+
+def source_prompts(folder: Path) -> dict[str, str]:
+    """The prompts that a model's folder states, in an earlier export's golden.json or as sentence-transformers does."""
+    if (folder / golden.GOLDEN).exists():
+        return golden.read(folder)[0].prompts
+    return read_prompts(folder)

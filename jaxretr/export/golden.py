@@ -1,0 +1,221 @@
+"""Golden vectors: what an export must give, computed by the model it was made from.
+
+golden.json holds a few texts, the settings that decide their vectors, and the sha256 of every file of weights or
+vocabulary; golden.npy holds the vectors. Not a .safetensors file: vLLM would load it as weights.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import jaxretr
+from jaxretr.data.tokens import passage_joined, passage_pair, question_rows
+from jaxretr.errors import UserError
+from jaxretr.files import atomic_write
+from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig
+from jaxretr.models.encode import without_truncation_warnings
+from jaxretr.models.hf_files import read_json
+
+GOLDEN = "golden.json"
+VECTORS = "golden.npy"
+
+_FORMAT = "jaxretr-golden"
+_VERSION = 1
+_HASHED = ("*.safetensors", "tokenizer.json", "vocab.txt", VECTORS)
+
+_QUESTIONS = (
+    "who wrote the opera The Magic Flute?",
+    "When was the telephone invented",
+    "¿Quién pintó «Las Meninas»? — 東京タワーの高さは?",
+    "x",
+)
+_PASSAGES = (
+    (
+        "The Magic Flute",
+        "The Magic Flute is an opera in two acts by Wolfgang Amadeus Mozart to a German libretto by Emanuel "
+        "Schikaneder. It was first performed on 30 September 1791 in Vienna, two months before the composer's death.",
+    ),
+    ("", "Alexander Graham Bell was awarded the first United States patent for the telephone in 1876."),
+    (
+        "Las Meninas (Velázquez)",
+        "Diego Velázquez painted it in 1656; it hangs in the Museo del Prado. Überlieferung, naïveté, Ελλάδα, Москва, "
+        "東京 — a good model's tokenizer survives them all.",
+    ),
+    ("Title alone", ""),
+)
+
+
+@dataclass(frozen=True)
+class Golden:
+    """What golden.json says.
+
+    Attributes:
+      settings: of the model, as `settings_of` gives them.
+      questions: texts.
+      passages: (title, text).
+      passages_as_text: how each passage is given to a library that knows only texts.
+      files: sha256 (hexadecimal) of each file, by its path in the folder.
+      prompts: name -> prompt, of the model that was exported; the vectors are without any.
+      jaxretr: the version that wrote it.
+    """
+
+    settings: dict[str, Any]
+    questions: Sequence[str]
+    passages: Sequence[Sequence[str]]
+    passages_as_text: Sequence[str]
+    files: dict[str, str]
+    prompts: dict[str, str]
+    jaxretr: str
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Embeddings of the golden texts, questions [n, D] and passages [m, D], float32."""
+
+    questions: np.ndarray
+    passages: np.ndarray
+
+
+def settings_of(config: DualEncoderConfig) -> dict[str, Any]:
+    """What decides the vectors beside weights and tokenizer, the same however the layout puts it."""
+    names = ("pooling", "normalise", "passage_template", "max_question_length", "max_passage_length")
+    return {**{name: getattr(config, name) for name in names}, "dimensions": config.embedding_size}
+
+
+def passage_as_text(encoder: DualEncoder, title: str, text: str) -> str:
+    """One text that gives the row of a title and a text, where special tokens in texts are read as such."""
+    if encoder.config.passage_template == "pair":
+        return f"{title} {encoder.tokenizer.sep_token} {text}"
+    return f"{title} {text}".strip()
+
+
+def compute(encoder: DualEncoder, questions: Sequence[str], passages: Sequence[Sequence[str]]) -> Vectors:
+    """Embeds with the model's parameters in float32, whatever it was loaded for, on any device."""
+    exact = DualEncoder(encoder.config, encoder.params, encoder.tokenizer)
+    pairs = [{"title": title, "text": text} for title, text in passages]
+    # Accelerators would otherwise round the operands of float32 matmuls.
+    with jax.default_matmul_precision("highest"), without_truncation_warnings():
+        return Vectors(
+            exact.encode_queries(list(questions), progress=False), exact.encode_passages(pairs, progress=False)
+        )
+
+
+def write(folder: Path, encoder: DualEncoder, prompts: dict[str, str]) -> Golden:
+    """Writes golden.json and golden.npy beside the files of an export.
+
+    Args:
+      folder: holds all other files of the export.
+      encoder: the model that was exported.
+      prompts: its prompts, noted only.
+
+    Raises:
+      UserError: the model's tokenizer gives other libraries other rows of ids than this one.
+    """
+    config = encoder.config
+    # The last of each is longer than any model takes: what is cut must be cut alike.
+    questions = (*_QUESTIONS, _repeated(_QUESTIONS[0], config.max_question_length))
+    long = ("A long passage", _repeated(_PASSAGES[0][1], config.max_passage_length))
+    passages = (*_PASSAGES, long)
+    as_text = tuple(passage_as_text(encoder, title, text) for title, text in passages)
+    _check_tokenizer(encoder, questions, passages, as_text)
+    vectors = compute(encoder, questions, passages)
+    with atomic_write(folder / VECTORS, "wb") as file:
+        np.save(file, np.concatenate([vectors.questions, vectors.passages]), allow_pickle=False)
+    golden = Golden(
+        settings_of(config), questions, passages, as_text, hashes(folder), dict(prompts), jaxretr.__version__
+    )
+    with atomic_write(folder / GOLDEN) as file:
+        json.dump(
+            {"format": _FORMAT, "version": _VERSION, **dataclasses.asdict(golden)}, file, indent=2, ensure_ascii=False
+        )
+    return golden
+
+
+def read(folder: Path) -> tuple[Golden, Vectors]:
+    """Reads golden.json and golden.npy.
+
+    Raises:
+      UserError: they are missing, broken, or do not belong together.
+    """
+    path = folder / GOLDEN
+    if not path.exists():
+        raise UserError(f"{folder}: has no {GOLDEN}, so there is nothing to verify; give a folder of `jaxretr export`")
+    content = read_json(folder, GOLDEN)
+    if (content.pop("format", None), content.pop("version", None)) != (_FORMAT, _VERSION):
+        raise UserError(f"{path}: not of {_FORMAT} version {_VERSION}; export the model again")
+    if not _is_golden(content):
+        raise UserError(f"{path}: was changed, and is no longer what an export writes; export the model again")
+    golden = Golden(**content)
+    try:
+        vectors = np.load(folder / VECTORS, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{folder / VECTORS}: cannot be read ({error}); export the model again") from error
+    n = len(golden.questions)
+    if vectors.ndim != 2 or len(vectors) != n + len(golden.passages):
+        raise UserError(f"{folder / VECTORS}: holds {list(vectors.shape)}, not a row a text; export the model again")
+    return golden, Vectors(vectors[:n], vectors[n:])
+
+
+def _is_golden(content: dict[str, Any]) -> bool:
+    def all_texts(values: Any) -> bool:
+        return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+    def named_texts(values: Any) -> bool:
+        return isinstance(values, dict) and all_texts(list(values.values()))
+
+    return (
+        content.keys() == {field.name for field in dataclasses.fields(Golden)}
+        and isinstance(content["settings"], dict)
+        and all(isinstance(content["settings"].get(f"max_{side}_length"), int) for side in ("question", "passage"))
+        and all_texts(content["questions"])
+        and all_texts(content["passages_as_text"])
+        and isinstance(content["passages"], list)
+        and all(all_texts(pair) and len(pair) == 2 for pair in content["passages"])
+        and len(content["passages"]) == len(content["passages_as_text"])
+        and named_texts(content["files"])
+        and named_texts(content["prompts"])
+    )
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """The sha256 of each file of weights, vocabulary or golden vectors, by its path in the folder."""
+    found = sorted({path for pattern in _HASHED for path in folder.rglob(pattern)})
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in found}
+
+
+def sha256(path: Path) -> str:
+    """Of a file, read in pieces."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _repeated(text: str, words: int) -> str:
+    return " ".join([text] * (words // len(text.split()) + 1))
+
+
+def _check_tokenizer(
+    encoder: DualEncoder, questions: Sequence[str], passages: Sequence[Sequence[str]], as_text: Sequence[str]
+) -> None:
+    """Refuses a tokenizer that other libraries get other ids from: these build no rows, but call it."""
+    config, tokenizer = encoder.config, encoder.tokenizer
+    template = passage_pair if config.passage_template == "pair" else passage_joined
+    titles, texts = zip(*passages, strict=True)
+    for length, own, given in (
+        (config.max_question_length, question_rows(tokenizer, questions, config.max_question_length), questions),
+        (config.max_passage_length, template(tokenizer, titles, texts, config.max_passage_length), as_text),
+    ):
+        theirs: Any = tokenizer(list(given), truncation=True, max_length=length)
+        for text, row, expected in zip(given, theirs["input_ids"], own.ids, strict=True):
+            if list(row) != expected:
+                raise UserError(
+                    f"the tokenizer turns {text[:40]!r} into other ids when other libraries call it "
+                    f"({tokenizer.convert_ids_to_tokens(row[:6])}) than the model was trained with "
+                    f"({tokenizer.convert_ids_to_tokens(expected[:6])}); give the model's post-processor [CLS] and [SEP]"
+                )

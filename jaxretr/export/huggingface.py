@@ -1,0 +1,91 @@
+"""Writing Hugging Face folders: BertModel (or MegatronBertModel), and DPR's two encoders."""
+
+import copy
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from jaxretr.errors import UserError
+from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_params import export_bert
+from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, Side, tower
+from jaxretr.models.export_note import ExportNote
+from jaxretr.models.hf_folder import write_folder
+from jaxretr.models.layers import Params
+from jaxretr.parallel.mesh import to_host
+
+_DPR_PREFIXES = {"question": "question_encoder.bert_model.", "passage": "ctx_encoder.bert_model."}
+
+
+def choose_layout(config: DualEncoderConfig, asked: Literal["bert", "dpr"] | None) -> Literal["bert", "dpr"]:
+    """The layout that can hold a model.
+
+    Args:
+      config: of the model.
+      asked: what the user wants; None: dpr for a model with a projection, else bert.
+
+    Raises:
+      UserError: the layout has no place for the projection, or is of another architecture or pooling.
+    """
+    layout = asked or ("dpr" if config.projection_size else "bert")
+    if layout == "bert" and config.projection_size:
+        raise UserError(
+            "BertModel has no projection, but this model ends in one; use --layout dpr, or --to sentence-transformers"
+        )
+    if layout == "dpr" and config.pooling != "cls":
+        raise UserError(
+            f"DPR's encoders pool [CLS], but this model pools the {config.pooling}; use --to sentence-transformers"
+        )
+    if layout == "dpr" and config.bert.pre_layer_norm:
+        raise UserError("DPR's encoders are BERT, but this model is Megatron-BERT; use --layout bert")
+    return layout
+
+
+def write(folder: Path, encoder: DualEncoder, layout: Literal["bert", "dpr"]) -> ExportNote:
+    """Writes one folder, or question/ and passage/ for two towers and for DPR.
+
+    Args:
+      folder: to write into.
+      encoder: what is exported.
+      layout: as `choose_layout` gives it.
+
+    Returns:
+      What is to be noted in jaxretr.json: all that config.json has no place for.
+    """
+    config = encoder.config
+    note = ExportNote(
+        layout=layout,
+        shared=config.shared,
+        separate=layout == "dpr" or not config.shared,
+        passage_template=config.passage_template,
+        pooling=config.pooling,
+        normalise=config.normalise,
+        truncate_dim=config.truncate_dim,
+        max_question_length=config.max_question_length,
+        max_passage_length=config.max_passage_length,
+    )
+    lengths: dict[Side, int] = {"question": config.max_question_length, "passage": config.max_passage_length}
+    # Of one folder for both only the first is written.
+    for side, place in zip(lengths, dict.fromkeys(note.folders(folder)), strict=False):
+        length = lengths[side] if note.separate else max(lengths.values())
+        prefix = _DPR_PREFIXES[side] if layout == "dpr" else ""
+        files = tower_checkpoint(config.bert, tower(encoder.params, side), prefix)
+        write_folder(place, *files, tokenizer_for(encoder, length))
+    return note
+
+
+def tower_checkpoint(bert: BertConfig, params: Params, prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+    """The content of config.json and the tensors of one tower; with a DPR prefix the projection is among them."""
+    host = jax.tree.map(to_host, params)
+    return export_bert(bert, host["bert"], prefix=prefix, projection=host.get("projection") if prefix else None)
+
+
+def tokenizer_for(encoder: DualEncoder, length: int) -> Any:
+    """The model's tokenizer, which cuts at `length` tokens when other libraries ask it to truncate."""
+    tokenizer = copy.deepcopy(encoder.tokenizer)
+    tokenizer.model_max_length = length
+    # What the last call of the tokenizer left behind would be written too, and heeded by text-embeddings-inference.
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return tokenizer

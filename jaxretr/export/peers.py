@@ -1,0 +1,83 @@
+"""The golden vectors as other libraries compute them from an export; needs torch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxretr.errors import UsageError, import_extra
+from jaxretr.export.golden import Golden, Vectors
+from jaxretr.models.export_note import FORMAT, NOTE, ExportNote, read_note
+from jaxretr.models.hf_files import read_json
+
+_LIBRARIES = {"bert": "transformers", "dpr": "transformers", "sentence-transformers": "sentence-transformers"}
+
+
+def vectors(folder: Path, library: Literal["sentence-transformers", "transformers"], golden: Golden) -> Vectors:
+    """Lets a library embed the golden texts, on the CPU.
+
+    Args:
+      folder: the export.
+      library: whose layout it must be.
+      golden: the texts, passages as single texts.
+
+    Raises:
+      UserError: the library is not installed.
+      UsageError: the folder is of another library's layout.
+    """
+    content = read_json(folder, NOTE)
+    note = read_note(content, str(folder / NOTE)) if content.get("format") == FORMAT else None
+    written_for = "jaxretr" if note is None else _LIBRARIES[note.layout]
+    if note is None or written_for != library:
+        raise UsageError(f"{folder}: was exported for {written_for}, so {library} cannot read it; leave --with out")
+    question, passage = note.folders(folder)
+    if library == "sentence-transformers":
+        return Vectors(_by_modules(question, golden.questions), _by_modules(passage, golden.passages_as_text))
+    return Vectors(
+        _by_transformers(question, "DPRQuestionEncoder", note, golden.questions, note.max_question_length),
+        _by_transformers(passage, "DPRContextEncoder", note, golden.passages_as_text, note.max_passage_length),
+    )
+
+
+def _by_modules(folder: Path, texts: Sequence[str]) -> np.ndarray:
+    library = import_extra("sentence_transformers", "dev")
+    _hush()
+    model = library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    return model.encode(list(texts), convert_to_numpy=True, show_progress_bar=False)
+
+
+def _hush() -> None:
+    """No bars for loading, and no report that BERT's pooler (which no retriever here has) is missing."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def _by_transformers(folder: Path, dpr: str, note: ExportNote, texts: Sequence[str], length: int | None) -> np.ndarray:
+    """As the model card tells its readers to do it."""
+    torch = import_extra("torch", "torch")
+    import transformers
+
+    _hush()
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    inputs = tokenizer(list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt")
+    if note.layout == "dpr":
+        model = getattr(transformers, dpr).from_pretrained(folder, local_files_only=True)
+    else:
+        model = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False, local_files_only=True)
+    model.eval()
+    with torch.inference_mode():
+        outputs = model(**inputs)
+        if note.layout == "dpr":
+            pooled = outputs.pooler_output
+        elif note.pooling == "mean":
+            mask = inputs["attention_mask"].unsqueeze(-1)
+            pooled = (outputs.last_hidden_state * mask).sum(dim=1) / mask.sum(dim=1)
+        else:
+            pooled = outputs.last_hidden_state[:, 0]
+        pooled = pooled[:, : note.truncate_dim]
+        if note.normalise:
+            pooled = torch.nn.functional.normalize(pooled, dim=-1)
+    return pooled.numpy()

@@ -1,0 +1,72 @@
+"""Dataclasses from JSON values, with every key and type checked."""
+
+import types
+import typing
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal
+
+from jaxretr.errors import UsageError, did_you_mean
+
+
+def dataclass_from(cls: type, values: dict[str, Any], where: str) -> Any:
+    """Builds a (nested) dataclass from JSON values, refusing unknown and missing keys and values of another type.
+
+    Args:
+      cls: the dataclass.
+      values: its fields' values.
+      where: named in errors, for instance the file that the values came from.
+
+    Raises:
+      UsageError: a key is unknown (with a suggestion) or missing, or a value is of another type.
+    """
+    hints = typing.get_type_hints(cls)
+    names = {item.name for item in fields(cls)}
+    for key in values:
+        if key not in names:
+            raise UsageError(f"{where}: unknown key '{key}'{did_you_mean(key, names)}")
+    converted = {key: _convert(hints[key], value, f"{where}.{key}") for key, value in values.items()}
+    for key, value in converted.items():
+        if not _fits(hints[key], value):
+            raise UsageError(f"{where}: '{key}' is {value!r}; it must be {_described(hints[key])}")
+    try:
+        return cls(**converted)
+    except TypeError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
+        return dataclass_from(hint, value, where)
+    if isinstance(hint, types.UnionType) and isinstance(value, dict):
+        inner = next((part for part in hint.__args__ if is_dataclass(part)), None)
+        return value if inner is None else _convert(inner, value, where)
+    if typing.get_origin(hint) is tuple and isinstance(value, list):
+        return tuple(value)
+    return value
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return value in parts
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(part, value) for part in parts)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(parts[0], item) for item in value)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _described(hint: Any) -> str:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_described, parts))
+    if origin is tuple:
+        return f"a list, each {_described(parts[0])}"
+    names = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
+    return names.get(hint, "an object")
