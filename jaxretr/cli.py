@@ -97,20 +97,33 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if not words:
         raise UsageError("no command; see: jaxretr --help")
     if not words[0].startswith("-") and words[0] not in commands:
-        hint = did_you_mean(words[0], commands)
-        raise UsageError(f"{words[0]}: no such command{hint or ' (there are ' + ', '.join(commands) + ')'}")
+        hint = did_you_mean(words[0], (name for name in commands if " " not in name))
+        there = ", ".join(name for name in commands if " " not in name)
+        raise UsageError(f"{words[0]}: no such command{hint or f' (there are {there})'}")
     if words[0].startswith("--") and words[0] not in parser._option_string_actions:
         hint = did_you_mean(words[0], parser._option_string_actions)
         raise UsageError(f"{words[0]}: no such option{hint or '; see: jaxretr --help'}")
     if words[0] in commands:
         # Before argparse looks: it would report the option that is missing, not the one that is misspelt.
-        _check_options(words[0], commands[words[0]], words[1:])
+        command = _named(words, commands)
+        _check_options(command, commands[command], words[1:])
     args, rest = parser.parse_known_args(words)
     if args.command == "train":
         args.overrides = rest
     elif rest:
         raise UsageError(f"{rest[0]}: not expected here; see: jaxretr {args.command} --help")
     return args
+
+
+def _named(words: Sequence[str], commands: dict[str, argparse.ArgumentParser]) -> str:
+    """The command's name, of two words where it has actions of its own."""
+    actions = [name.split()[1] for name in commands if name.startswith(f"{words[0]} ")]
+    if len(words) < 2 or not actions or words[1].startswith("-"):
+        return words[0]
+    if words[1] not in actions:
+        hint = did_you_mean(words[1], actions) or f" (there are {', '.join(actions)})"
+        raise UsageError(f"{words[1]}: no such action of {words[0]}{hint}")
+    return f"{words[0]} {words[1]}"
 
 
 def _check_options(command: str, parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -136,6 +149,13 @@ def _at_least_one(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is no whole number from 1")
     return value
+
+
+def _ranks(text: str) -> tuple[int, int]:
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(f"'{text}' is no window of ranks; give FIRST:LAST, from 1, for instance 1:100")
+    return int(first), int(last)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -228,14 +248,14 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     )
     _add_model(parser_of, optional=True)
     add = parser_of.add_argument
-    add("--run", metavar="RUN", help="a TREC run, as search and bm25 write it")
+    add("--run", metavar="RUN", help="as search and bm25 write it; also MS MARCO's and DPR's results")
     add("--qrels", metavar="FILE", help="judgements, BEIR's or TREC's")
     add("--answers", metavar="FILE", help="questions with answers: Acc@k by DPR's matching, in the texts of --corpus")
     add("--corpus", metavar="FILE", help="the passages of the run, for --answers")
     add("--match", choices=("string", "regex"), default="string", help="of answers (default: %(default)s)")
     add("--beir", metavar="DIR", help="a folder with corpus, queries and qrels, for MODEL")
     add("--split", default="test", help="of the BEIR folder's qrels (default: %(default)s)")
-    add("--baseline", metavar="RUN2", help="a TREC run to compare with, question by question")
+    add("--baseline", metavar="RUN2", help="a run to compare with, question by question")
     add(
         "--metrics",
         type=_names,
@@ -256,6 +276,86 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     add("--k1", type=float, default=0.9, help="how fast repeated words saturate (default: %(default)s)")
     add("--b", type=float, default=0.4, help="how much long passages are held back (default: %(default)s)")
     add("--stemmer", choices=("english", "none"), default="english", help="(default: %(default)s)")
+
+    parser_of = command(
+        "mine",
+        "Hard negatives for training questions: passages that BM25 (or a run) ranks high, filtered, with a report.\n"
+        "Writes Tevatron jsonl with ids of the corpus, one row a question.",
+        "jaxretr mine --corpus corpus.jsonl --train nq --out mined.jsonl --report mined.json\n"
+        "  jaxretr mine --corpus corpus.jsonl --train train.jsonl --run dense.trec --relative-margin 0.05 --out mined.jsonl",
+    )
+    add = parser_of.add_argument
+    add("--corpus", metavar="FILE", required=True, help="passages, as for encode")
+    add("--train", metavar="FILE", required=True, help="questions with positives: any training file, or a BEIR folder")
+    add("--split", default="train", help="of a BEIR folder's qrels (default: %(default)s)")
+    add("--out", metavar="FILE", required=True, help="the training file to write")
+    add("--report", metavar="FILE", help="write what was kept and filtered there, as JSON")
+    add("--run", metavar="RUN", help="a TREC run to mine from instead of BM25")
+    add("--negatives", type=_at_least_one, default=30, metavar="N", help="a question, at most (default: %(default)s)")
+    add("--ranks", type=_ranks, default="1:100", metavar="A:B", help="the window to look in (default: %(default)s)")
+    add("--depth", type=_at_least_one, metavar="K", help="passages ranked, for the report (default: B of --ranks)")
+    add("--margin", type=float, metavar="X", help="negatives score at most the best positive's score - X")
+    add("--relative-margin", type=float, metavar="R", help="and at most its score less the share R of it")
+    add(
+        "--answers",
+        choices=("string", "regex", "none"),
+        default="string",
+        help="how passages with an answer in their text are recognised and dropped; none: not (default: %(default)s)",
+    )
+    add(
+        "--skip-bad", action="store_true", help="leave out bad rows and positives that the corpus lacks, and count them"
+    )
+    add("--k1", type=float, help="of BM25, as for bm25 (default: 0.9)")
+    add("--b", type=float, help="of BM25, as for bm25 (default: 0.4)")
+    add("--stemmer", choices=("english", "none"), help="of BM25, as for bm25 (default: english)")
+
+    parser_of = command(
+        "export",
+        "Write a model in the layout of another library, with a model card and vectors that verify checks.",
+        "jaxretr export runs/dpr --to sentence-transformers --out exports/dpr\n"
+        "  jaxretr export runs/dpr --to huggingface --layout dpr --out exports/dpr_hf --license apache-2.0",
+    )
+    _add_model(parser_of, encodes=False)
+    add = parser_of.add_argument
+    add(
+        "--to",
+        choices=("huggingface", "sentence-transformers", "jaxretr"),
+        required=True,
+        help="whose layout; sentence-transformers' is also text-embeddings-inference's and vLLM's",
+    )
+    add("--out", metavar="DIR", required=True, help="a new or empty folder")
+    add(
+        "--layout",
+        choices=("bert", "dpr"),
+        help="of huggingface: BertModel, or DPRQuestionEncoder and DPRContextEncoder (default: dpr for a model with a "
+        "projection, which BertModel has not, else bert)",
+    )
+    add("--license", metavar="NAME", help="for the model card, as the hub writes it (default: unknown)")
+
+    parser_of = command(
+        "verify",
+        "Check an exported folder: recompute its golden vectors from its files, and compare hashes and settings.",
+        "jaxretr verify exports/dpr\n  jaxretr verify exports/dpr --with sentence-transformers",
+    )
+    add = parser_of.add_argument
+    add("folder", metavar="DIR", help="what jaxretr export wrote")
+    add(
+        "--with",
+        dest="library",
+        choices=("sentence-transformers", "transformers"),
+        help="let that library compute the vectors as well",
+    )
+
+    from jaxretr.commands.data_options import add_actions
+
+    parser_of = command(
+        "data",
+        "Training sets and other data files: convert, inspect, validate.",
+        "jaxretr data validate train.jsonl --corpus corpus.jsonl",
+    )
+    for name, parser_of_action in add_actions(parser_of, _at_least_one).items():
+        commands[f"data {name}"] = parser_of_action
+        _add_debug(parser_of_action)
     return parser, commands
 
 
@@ -266,13 +366,21 @@ def _add_debug(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_model(parser: argparse.ArgumentParser, optional: bool = False) -> None:
+def _add_model(parser: argparse.ArgumentParser, optional: bool = False, encodes: bool = True) -> None:
     parser.add_argument("model", metavar="MODEL", nargs="?" if optional else None, help=_MODEL)
     group = parser.add_argument_group("of MODEL")
     add = group.add_argument
     add("--passage-model", metavar="MODEL2", help="the second tower, where it comes apart (DPR's context encoder)")
     add("--tokenizer", metavar="DIR", help="a folder or hub name, where MODEL has none")
     add("--pooling", choices=("cls", "mean"), help="of a folder that does not state it (default there: cls)")
+    add(
+        "--truncate-dim",
+        type=_at_least_one,
+        metavar="N",
+        help="keep the first N dimensions of the embeddings, as Matryoshka models are trained for",
+    )
+    if not encodes:
+        return
     add(
         "--compute",
         choices=("float32", "bfloat16"),

@@ -30,7 +30,7 @@ QUERIES = tiny.DATA / "queries.jsonl"
 QRELS = tiny.DATA / "qrels/train.tsv"
 # Where `python -m jaxretr` finds the package, installed or not.
 REPOSITORY = Path(__file__).parents[1]
-COMMANDS = ("quickstart", "train", "encode", "search", "evaluate", "bm25")
+COMMANDS = ("quickstart", "train", "encode", "search", "evaluate", "bm25", "export", "verify")
 
 
 # ---- shared with test_bad_input.py -----------------------------------------------------------------------------------

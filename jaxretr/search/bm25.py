@@ -25,6 +25,16 @@ _STEMMERS = ("english",)
 # bm25s' own pattern wants two characters and so drops "C", "5" and the "U" and "S" of "U.S.".
 _WORD = re.compile(r"\b\w+\b")
 
+# A word of more than one passage in so many is kept as a score for every passage: adding a whole column, in one sweep
+# through memory, then costs less than adding its postings one by one, and at most 4 times their memory.
+_DENSE_SHARE = 8
+
+# Where fewer passages are scored, the steps of a search are so short that threads wait for the interpreter's lock.
+_ROWS_WORTH_THREADS = 250_000
+
+# Groups of passages that the selection of hits looks at first, for each hit: more cost time, fewer let more through.
+_GROUPS_A_HIT = 8
+
 
 class Corpus(Protocol):
     """Passages as columns of N rows."""
@@ -38,11 +48,11 @@ class Corpus(Protocol):
 class Bm25Index:
     """An inverted index of a corpus's titles and texts."""
 
-    def __init__(self, retriever: Any, words: "_Words", num_passages: int):
+    def __init__(self, postings: "_Postings", words: "_Words"):
         """Use `build`."""
-        self._retriever = retriever
+        self._postings = postings
         self._words = words
-        self.num_passages = num_passages
+        self.num_passages = postings.num_passages
 
     @classmethod
     def build(
@@ -85,7 +95,7 @@ class Bm25Index:
             raise UserError("the corpus has no word: every title and text is empty or punctuation")
         retriever = _import_bm25s().BM25(k1=k1, b=b, method=method)
         retriever.index((rows, words.ids), create_empty_token=False, show_progress=False)
-        return cls(retriever, words, len(rows))
+        return cls(_Postings(retriever), words)
 
     def search(
         self, questions: Sequence[str], k: int, *, threads: int = 1
@@ -98,7 +108,7 @@ class Bm25Index:
         Args:
           questions: B questions.
           k: passages per question; where k is above N, N are returned.
-          threads: questions searched at a time.
+          threads: questions searched at a time; in a small corpus one, which is faster there.
 
         Returns:
           Scores, float32 [B, min(k, N)], descending, and corpus rows, int64 [B, min(k, N)].
@@ -110,27 +120,83 @@ class Bm25Index:
             raise UsageError(f"k must be at least 1, not {k}")
         if threads < 1:
             raise UsageError(f"threads must be at least 1, not {threads}")
+        return self.search_and_score(questions, k, [()] * len(questions), threads=threads)[:2]
+
+    def search_and_score(
+        self, questions: Sequence[str], k: int, wanted: Sequence[Sequence[int]], *, threads: int = 1
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64], list[NDArray[np.float32]]]:
+        """Finds the k best passages of each question, as `search`, and scores passages given beforehand.
+
+        Args:
+          questions: B questions.
+          k: passages per question; where k is above N, N are returned.
+          wanted: corpus rows to score for each question, found or not, [B][any number].
+          threads: questions searched at a time; in a small corpus one, which is faster there.
+
+        Returns:
+          What `search` returns, and the scores of the wanted rows, B times float32 [any number].
+
+        Raises:
+          UsageError: k or threads below 1.
+          ValueError: not as many `wanted` as questions.
+        """
+        if k < 1:
+            raise UsageError(f"k must be at least 1, not {k}")
+        if threads < 1:
+            raise UsageError(f"threads must be at least 1, not {threads}")
+        if len(wanted) != len(questions):
+            raise ValueError(f"{len(questions)} questions, but rows to score for {len(wanted)}")
         k = min(k, self.num_passages)
         scores = np.empty((len(questions), k), np.float32)
         rows = np.empty((len(questions), k), np.int64)
+        of_wanted: list[NDArray[np.float32]] = [np.empty(0, np.float32)] * len(questions)
 
         def search_one(number: int) -> None:
-            scores[number], rows[number] = _top_k(self._scores(questions[number]), k)
+            of_all = self._postings.scores(self._words.ids_of_question(questions[number]))
+            scores[number], rows[number] = _top_k(of_all, k)
+            if len(wanted[number]):
+                of_wanted[number] = of_all[np.asarray(wanted[number], np.int64)]
 
-        if threads == 1:
+        if threads == 1 or self.num_passages < _ROWS_WORTH_THREADS:
             for number in range(len(questions)):
                 search_one(number)
         else:
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(search_one, range(len(questions))))
-        return scores, rows
+        return scores, rows, of_wanted
 
-    def _scores(self, question: str) -> NDArray[np.float32]:
-        """Returns the score of every passage, float32 [N]."""
-        word_ids = self._words.ids_of_question(question)
-        if not word_ids:
-            return np.zeros(self.num_passages, np.float32)
-        return self._retriever.get_scores_from_ids(word_ids)
+
+class _Postings:
+    """What each word adds to the score of each passage that holds it, as bm25s computed it."""
+
+    def __init__(self, retriever: Any):
+        self.num_passages: int = retriever.scores["num_docs"]
+        self._rows: NDArray[np.int32] = retriever.scores["indices"]
+        self._scores: NDArray[np.float32] = retriever.scores["data"]
+        self._starts: list[int] = retriever.scores["indptr"].tolist()
+        # Of BM25L and BM25+: what a word adds to a passage that does not hold it (the postings are relative to that).
+        self._absent: NDArray[np.float32] | None = retriever.nonoccurrence_array
+        self._columns: dict[int, NDArray[np.float32]] = {}
+        lengths = np.diff(retriever.scores["indptr"])
+        for word in np.flatnonzero(lengths > self.num_passages / _DENSE_SHARE).tolist():
+            postings = slice(self._starts[word], self._starts[word + 1])
+            column = np.zeros(self.num_passages, np.float32)
+            column[self._rows[postings]] = self._scores[postings]
+            self._columns[word] = column
+
+    def scores(self, word_ids: list[int]) -> NDArray[np.float32]:
+        """Returns the score of every passage, float32 [N], summed in the order of the words."""
+        scores = np.zeros(self.num_passages, np.float32)
+        for word in word_ids:
+            column = self._columns.get(word)
+            if column is not None:
+                scores += column
+            else:
+                postings = slice(self._starts[word], self._starts[word + 1])
+                scores[self._rows[postings]] += self._scores[postings]  # a word has each row once
+        if self._absent is not None and word_ids:
+            scores += self._absent[word_ids].sum()
+        return scores
 
 
 class _Words:
@@ -180,10 +246,12 @@ def _top_k(scores: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], ND
     Returns:
       Scores, float32 [k], descending, and their rows, int64 [k].
     """
-    # Most passages share no word with a question: the selection need not look at them unless they are wanted.
-    candidates = np.flatnonzero(scores > 0)
-    if len(candidates) < k:
-        candidates = np.arange(len(scores))
+    # The k-th largest of the maxima of groups: at least k passages reach it, and few others. The columns are the groups,
+    # so that the maxima of all of them are taken in one sweep.
+    group = max(1, len(scores) // (_GROUPS_A_HIT * k))
+    groups = len(scores) // group
+    maxima = scores[: group * groups].reshape(group, groups).max(axis=0)
+    candidates = np.flatnonzero(scores >= np.partition(maxima, groups - k)[groups - k])
     of_candidates = scores[candidates]
     kth = np.partition(of_candidates, len(candidates) - k)[len(candidates) - k]
     above = np.flatnonzero(of_candidates > kth)

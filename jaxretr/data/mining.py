@@ -1,0 +1,268 @@
+"""Hard negatives: which of the passages that a ranking found for a question may stand as wrong ones.
+
+DPR takes them from BM25's hits without an answer (Karpukhin et al. 2020, section 3.2). What a good ranking puts near a
+positive often is one that nobody judged, hence the other filters: a window of ranks, and margins below the score of the
+positive, absolute or relative (NV-Retriever, arXiv 2407.15831, "TopK-MarginPos" and "TopK-PercPos").
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxretr.data.questions import Question
+from jaxretr.errors import UsageError
+from jaxretr.evaluate.answers import AnswerMatcher, Match
+
+# Why a ranked passage is no negative, in the order in which it is asked: each counts under the first that applies.
+REASONS = {
+    "outside_ranks": "outside the window of ranks",
+    "surplus": "after enough negatives",
+    "positive": "positives of the question",
+    "duplicate": "word for word like a positive",
+    "zero_score": "without a word of the question",
+    "margin": "scored too near to the positive or above it",
+    "answer": "with an answer in them",
+}
+
+# TREC runs hold different scores (see `write_trec`): what BM25 scored 0 lies a few steps of float32 below 0 there.
+_NEXT_TO_ZERO = float(np.finfo(np.float32).tiny)
+
+
+class Passages(Protocol):
+    """Passages as columns of N rows."""
+
+    @property
+    def titles(self) -> Sequence[str]: ...
+    @property
+    def texts(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What makes a ranked passage a negative.
+
+    Attributes:
+      negatives: at most so many for a question, the best ranked first.
+      first_rank: ranks count from 1.
+      last_rank: the last rank of the window, itself within it.
+      margin: a negative's score is at most the best positive's less this; None for no such filter.
+      relative_margin: and at most the best positive's less this share of its size; None for no such filter.
+      answers: how an answer is looked for in the passages' texts (see `jaxretr.evaluate.answers`); None: not at all.
+    """
+
+    negatives: int = 30
+    first_rank: int = 1
+    last_rank: int = 100
+    margin: float | None = None
+    relative_margin: float | None = None
+    answers: Match | None = "string"
+
+    def __post_init__(self) -> None:
+        if self.negatives < 1:
+            raise UsageError(f"at least 1 negative must be asked for, not {self.negatives}")
+        if not 1 <= self.first_rank <= self.last_rank:
+            raise UsageError(f"ranks {self.first_rank}:{self.last_rank} are no window; give FIRST:LAST, from 1 on")
+        if self.margin is not None and not math.isfinite(self.margin):
+            raise UsageError(f"the margin must be a finite number, not {self.margin}")
+        if self.relative_margin is not None and not 0 <= self.relative_margin <= 1:
+            raise UsageError(f"the relative margin is a share between 0 and 1, not {self.relative_margin}")
+
+    def ceiling(self, positive_scores: NDArray[np.float32]) -> float:
+        """Returns the highest score that a negative may have, given those of the positives, float32 [P], nan: unknown."""
+        if self.margin is None and self.relative_margin is None:
+            return math.inf
+        known = positive_scores[~np.isnan(positive_scores)]
+        if not len(known):
+            return -math.inf  # Nothing is known to lie far enough below.
+        best = float(known.max())
+        absolute = math.inf if self.margin is None else best - self.margin
+        # Of its size, since dense scores may be negative: the ceiling must not lie above the positive then.
+        relative = math.inf if self.relative_margin is None else best - self.relative_margin * abs(best)
+        return min(absolute, relative)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The passages found for one question.
+
+    Attributes:
+      rows: corpus rows, integers [K], best first.
+      scores: their scores, float32 [K].
+      positive_scores: the score of each positive of the question, float32 [P], found or not; nan where not known.
+    """
+
+    rows: NDArray[np.integer]
+    scores: NDArray[np.float32]
+    positive_scores: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Mined:
+    """The negatives of one question.
+
+    Attributes:
+      rows: corpus rows, integers [n], best ranked first.
+      scores: their scores, float32 [n].
+      dropped: reason (of `REASONS`) -> how many of the ranked passages; with the n kept these are all K.
+      positive_scores: the score of each positive, as in the ranking.
+      positive_rank: the rank of the first positive, from 1, or None where none was found.
+    """
+
+    rows: NDArray[np.integer]
+    scores: NDArray[np.float32]
+    dropped: dict[str, int]
+    positive_scores: NDArray[np.float32]
+    positive_rank: int | None
+
+
+def mine(
+    questions: Iterable[Question],
+    positives: Iterable[Sequence[int]],
+    rankings: Iterable[Ranking],
+    passages: Passages,
+    filters: Filters,
+) -> Iterator[Mined]:
+    """Yields the hard negatives of each question.
+
+    Args:
+      questions: B questions; one without answers has none to be looked for.
+      positives: the rows of all positives of each question, [B][P].
+      rankings: what was found for each question, B rankings; taken one by one, so they need not be in memory.
+      passages: the corpus of N rows, to which the positives' and the rankings' rows point.
+      filters: which to keep.
+
+    Raises:
+      ValueError: not as many positives or rankings as questions.
+    """
+    matcher = None if filters.answers is None else AnswerMatcher(filters.answers)
+    for question, of_question, ranking in zip(questions, positives, rankings, strict=True):
+        yield _mine_one(question, of_question, ranking, passages, filters, matcher)
+
+
+def _mine_one(
+    question: Question,
+    positives: Sequence[int],
+    ranking: Ranking,
+    passages: Passages,
+    filters: Filters,
+    matcher: AnswerMatcher | None,
+) -> Mined:
+    titles, texts = passages.titles, passages.texts
+    rows = ranking.rows.tolist()
+    scores = ranking.scores.tolist()
+    positive_rows = {int(row) for row in positives}
+    positive_contents = {(titles[row], texts[row]) for row in positive_rows}
+    ceiling = filters.ceiling(ranking.positive_scores)
+
+    def reason_against(row: int, score: float) -> str | None:
+        if row in positive_rows:
+            return "positive"
+        if (titles[row], texts[row]) in positive_contents:
+            return "duplicate"
+        if abs(score) < _NEXT_TO_ZERO:
+            return "zero_score"
+        if score > ceiling:
+            return "margin"
+        # Last: it costs more than all the others.
+        if matcher is not None and question.answers and matcher.has_answer(texts[row], question.answers):
+            return "answer"
+        return None
+
+    window = range(len(rows))[filters.first_rank - 1 : filters.last_rank]
+    dropped = dict.fromkeys(REASONS, 0)
+    dropped["outside_ranks"] = len(rows) - len(window)
+    kept: list[int] = []
+    for place in window:
+        if len(kept) == filters.negatives:
+            dropped["surplus"] = window.stop - place
+            break
+        reason = reason_against(rows[place], scores[place])
+        if reason is None:
+            kept.append(place)
+        else:
+            dropped[reason] += 1
+    ranks = (rank for rank, row in enumerate(rows, start=1) if row in positive_rows)
+    positive_rank = next(ranks, None)
+    if positive_rank is not None and abs(scores[positive_rank - 1]) < _NEXT_TO_ZERO:
+        positive_rank = None  # It fills the list up; it was not found.
+    return Mined(ranking.rows[kept], ranking.scores[kept], dropped, ranking.positive_scores, positive_rank)
+
+
+def rankings_of_run(
+    run: Mapping[str, Mapping[str, float]],
+    questions: Iterable[Question],
+    positives: Iterable[Sequence[int]],
+    row_of_id: Mapping[str, int],
+    depth: int,
+) -> Iterator[Ranking]:
+    """Yields each question's ranking as a run has it: by score, equal scores by row, lowest first.
+
+    Args:
+      run: question id -> passage id -> score; all its passages are in the corpus.
+      questions: B questions; one that the run lacks has an empty ranking.
+      positives: the rows of all positives of each question, [B][P]; the score of one that the run lacks is not known.
+      row_of_id: passage id -> corpus row.
+      depth: passages to take for each question.
+    """
+    for question, of_question in zip(questions, positives, strict=True):
+        score_of_row = {row_of_id[id]: score for id, score in run.get(question.id, {}).items()}
+        rows = np.array(sorted(score_of_row), np.int64)
+        scores = np.array([score_of_row[row] for row in rows.tolist()], np.float32)
+        best = np.argsort(-scores, kind="stable")[:depth]
+        of_positives = np.array([score_of_row.get(int(row), math.nan) for row in of_question], np.float32)
+        yield Ranking(rows[best], scores[best], of_positives)
+
+
+@dataclass
+class MiningReport:
+    """What was kept and what was filtered, over all questions.
+
+    Attributes:
+      depth: passages ranked for a question.
+      questions: how many were mined for.
+      negatives: number of negatives -> how many questions have so many.
+      dropped: reason (of `REASONS`) -> ranked passages.
+      positives_found: questions with a positive among the `depth` best passages.
+      positive_scores_unknown: questions for which no positive's score was known; a margin drops all their passages.
+    """
+
+    depth: int
+    questions: int = 0
+    negatives: Counter[int] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(REASONS, 0)))
+    positives_found: int = 0
+    positive_scores_unknown: int = 0
+
+    def add(self, mined: Mined) -> None:
+        """Counts one question."""
+        self.questions += 1
+        self.negatives[len(mined.rows)] += 1
+        self.dropped.update(mined.dropped)
+        self.positives_found += mined.positive_rank is not None
+        self.positive_scores_unknown += bool(np.isnan(mined.positive_scores).all())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the report for JSON; `dropped` and the negatives together are all the passages ranked."""
+        total = sum(number * questions for number, questions in self.negatives.items())
+        of_all = max(1, self.questions)
+        return {
+            "questions": self.questions,
+            "negatives": {
+                "total": total,
+                "mean": total / of_all,
+                "questions_by_number": {str(number): self.negatives[number] for number in sorted(self.negatives)},
+            },
+            "dropped": {reason: self.dropped[reason] for reason in REASONS},
+            "questions_without_negatives": self.negatives[0],
+            "questions_without_positive_score": self.positive_scores_unknown,
+            "positive_in_top": {
+                "depth": self.depth,
+                "questions": self.positives_found,
+                "share": self.positives_found / of_all,
+            },
+        }
