@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from jaxretr.config import Config, to_json
+from jaxretr.config import LOWER_IS_BETTER, Config, to_json
 from jaxretr.errors import UserError
 from jaxretr.parallel.sharding import dotted
 
@@ -28,7 +28,7 @@ class Checkpoints:
         metric = config.train.best_metric
         best = policies.BestN(
             get_metric_fn=lambda metrics: metrics[metric],
-            reverse=metric == "loss",
+            reverse=metric in LOWER_IS_BETTER,
             n=1,
             keep_checkpoints_without_metrics=False,
         )

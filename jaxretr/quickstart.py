@@ -21,7 +21,7 @@ from jaxretr.evaluate.retrieval import Retriever, dense_retriever, retrieval_fig
 from jaxretr.files import atomic_write
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.recipes.art import load_encoder
+from jaxretr.recipes.whole_corpus import load_encoder
 from jaxretr.search.bm25 import Bm25Index
 from jaxretr.search.exact import ExactIndex
 from jaxretr.train import train

@@ -17,11 +17,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxretr.checkpoint import Checkpoints
-from jaxretr.config import ArtConfig, Config, MlmConfig, PassageLmConfig, from_json, to_json
+from jaxretr.config import LOWER_IS_BETTER, ArtConfig, Config, ContrastiveConfig, MlmConfig, PassageLmConfig, from_json, to_json
 from jaxretr.errors import UsageError, UserError
 from jaxretr.files import atomic_write
 from jaxretr.metrics_log import MetricsLog, read_metrics
-from jaxretr.parallel.mesh import DATA, init_distributed, make_mesh
+from jaxretr.parallel.mesh import DATA, init_distributed, make_mesh, split_cpu
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,10 @@ def build(config: Config, mesh: Mesh, workdir: Path) -> Run:
         from jaxretr.recipes.art import ArtRun
 
         return ArtRun(config, mesh, workdir)
+    if isinstance(config, ContrastiveConfig):
+        from jaxretr.recipes.contrastive import ContrastiveRun
+
+        return ContrastiveRun(config, mesh, workdir)
     if isinstance(config, MlmConfig):
         from jaxretr.recipes.mlm import MlmRun
 
@@ -91,7 +95,8 @@ def train(config: Config, workdir: Path) -> dict[str, float]:
     """
     check_numbers(config)
     # ---- devices, data, model ------------------------------------------------------------------------------------
-    init_distributed()
+    if not init_distributed() and config.mesh.model == 1:
+        split_cpu(config.train.batch_size)
     mesh = make_mesh(model=config.mesh.model)
     if config.train.batch_size % mesh.shape[DATA]:
         raise UsageError(
@@ -167,7 +172,7 @@ def evaluate(
     metric = run.config.train.best_metric
     if metric not in figures:
         raise UsageError(f"train.best_metric={metric}: the evaluation gives {', '.join(figures)}; choose one of these")
-    sign = -1 if metric == "loss" else 1
+    sign = -1 if metric in LOWER_IS_BETTER else 1
     if best is None or sign * figures[metric] > sign * best["figures"][metric]:
         best = {"step": step, "figures": figures}
         run.save_model(state, workdir / "model")

@@ -1,9 +1,11 @@
-"""Compiles the ART step and the refresh for 16 TPU v5e chips, with no TPU at hand, and prints what they need as JSON.
+"""Compiles a training step for 16 TPU v5e chips, with no TPU at hand, and prints what it needs as JSON.
 
-The size is the paper's: two BERT-base towers, a T5 of 3B parameters (T0-3B, T5-XL), 21,015,324 passages of Wikipedia,
-64 questions a step with 32 passages each. All arrays are abstract, so this takes little memory.
+Two BERT-base towers over 21,015,324 passages of Wikipedia. ART at the paper's size: a T5 of 3B parameters (T0-3B,
+T5-XL), 64 questions a step with 32 passages each; and the refresh. The contrastive step with 1024 questions, each with
+a positive, a static and a retrieved negative. All arrays are abstract, so this takes little memory.
 
-Run it in a process of its own: python tests/aot_tpu.py [--model N]. Loading libtpu changes how JAX finds devices.
+Run it in a process of its own: python tests/aot_tpu.py [--objective contrastive] [--model N]. Loading libtpu changes
+how JAX finds devices.
 """
 
 import argparse
@@ -11,6 +13,7 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -31,13 +34,17 @@ from jaxretr.models.dual_encoder import DualEncoderConfig, abstract_params
 from jaxretr.models.layers import define
 from jaxretr.models.scorer import Prompt
 from jaxretr.models.t5 import T5Config, T5Model
-from jaxretr.objectives.art import ArtProgram, QuestionBatch, make_refresh, make_step
+from jaxretr.objectives import contrastive
+from jaxretr.objectives.art import ArtProgram, QuestionBatch, make_step
+from jaxretr.objectives.contrastive import ContrastiveBatch, ContrastiveProgram
+from jaxretr.objectives.live_index import make_refresh
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import make_mesh, padded_rows
 from jaxretr.state import CorpusState, CorpusTokens, TrainState
 
 PASSAGES, WIDTH, SIZE = 21_015_324, 256, 768
 QUESTIONS, TOP_K = 64, 32
+CONTRASTIVE_QUESTIONS = 1024
 T5_XL = T5Config(d_model=2048, d_kv=64, d_ff=5120, num_heads=32, num_layers=24, num_decoder_layers=24)
 # The length of T5's own ids of the instruction; which ids they are changes nothing here.
 PROMPT = Prompt(prefix=(3, 4, 5, 6), suffix=(*range(3, 15), 1))
@@ -65,13 +72,60 @@ def program() -> ArtProgram:
     )
 
 
-def compile_for(mesh: Mesh) -> dict[str, Any]:
-    """Compiles both programs; returns name -> their lowered and compiled forms."""
-    rows = NamedSharding(mesh, sharding.ROWS)
+def contrastive_program() -> ContrastiveProgram:
+    return ContrastiveProgram(
+        encoder=DualEncoderConfig(BertConfig()),
+        encoder_dtype="bfloat16",
+        corpus_rows=PASSAGES,
+        block_rows=16384,
+        encode_rows=512,
+        seed=0,
+        positives=1,
+        retrieved=1,
+        first_rank=1,
+        last_rank=100,
+        draw="random",
+        margin=None,
+        mask_known_positives=True,
+        mask_duplicates=True,
+        temperature=1.0,
+        symmetric=False,
+        corpus_softmax=False,
+        sizes=(SIZE,),
+        chunk=32,
+        write_back=True,
+        distillation="none",
+        distillation_weight=1.0,
+        contrastive_weight=1.0,
+        teacher_temperature=1.0,
+    )
 
-    def array(dtype: Any, *shape: int) -> Any:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
 
+def compile_contrastive(mesh: Mesh) -> dict[str, Any]:
+    """Compiles the contrastive step; returns name -> its compiled form."""
+    settings, optimizer = contrastive_program(), optim.build(Optimizer(), 1000)
+    array = partial(_rows, mesh)
+    train = jax.eval_shape(lambda: TrainState.create(_zeros(abstract_params(settings.encoder)), optimizer))
+    n, b = padded_rows(PASSAGES, mesh), CONTRASTIVE_QUESTIONS
+    step = contrastive.make_step(settings, optimizer, mesh).lower(
+        sharding.abstract(train, mesh),
+        CorpusState(array(jnp.bfloat16, n, SIZE), array(jnp.int32, n)),
+        CorpusTokens(array(jnp.uint16, n, WIDTH), array(jnp.int32, n)),
+        array(jnp.int32, n),
+        ContrastiveBatch(
+            array(jnp.uint16, b, 16), array(jnp.int32, b), array(jnp.int32, b, 2), array(jnp.int32, b, 4), None
+        ),
+    )
+    return {"step": step.compile(QUICK)}
+
+
+def _rows(mesh: Mesh, dtype: Any, *shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, sharding.ROWS))
+
+
+def compile_art(mesh: Mesh) -> dict[str, Any]:
+    """Compiles both programs of ART; returns name -> their compiled forms."""
+    array = partial(_rows, mesh)
     art, optimizer = program(), optim.build(Optimizer(), 1000)
     train = jax.eval_shape(lambda: TrainState.create(_zeros(abstract_params(art.encoder)), optimizer))
     state = sharding.abstract(train, mesh)
@@ -115,11 +169,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=int, default=1, help="chips that one copy of the large matrices is split over")
     parser.add_argument("--topology", default="v5e:4x4")
+    parser.add_argument("--objective", choices=("art", "contrastive"), default="art")
     args = parser.parse_args()
     devices = topologies.get_topology_desc(args.topology, "tpu").devices
     mesh = make_mesh(devices, model=args.model)
     started = time.perf_counter()
-    result: dict[str, Any] = {name: describe(compiled) for name, compiled in compile_for(mesh).items()}
+    programs = (compile_art if args.objective == "art" else compile_contrastive)(mesh)
+    result: dict[str, Any] = {name: describe(compiled) for name, compiled in programs.items()}
     params = jax.tree.leaves(abstract_params(program().encoder))
     result |= {
         "chips": len(devices),

@@ -18,7 +18,8 @@ from jax.sharding import PartitionSpec as P
 from tiny import art_config, few_padding_rows
 
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.objectives.art import DropoutKeys, make_step
+from jaxretr.objectives.art import make_step
+from jaxretr.objectives.text_keys import TextKeys
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import DATA, make_mesh
 from jaxretr.recipes.art import ArtRun
@@ -49,7 +50,7 @@ def outcome(mesh: jax.sharding.Mesh, models: Path, workdir: Path) -> Outcome:
     """Two steps of gradient descent with rate 1, whose updates are the gradients themselves, and a refresh."""
     with few_padding_rows():
         run = ArtRun(art_config(models, encoder={"dropout": 0.1}), mesh, workdir)
-    assert run.rows == 24
+    assert run.whole.rows == 24
     optimizer = optax.sgd(1.0)
     step = make_step(run.program, optimizer, mesh)
     index = run.init().index
@@ -60,14 +61,14 @@ def outcome(mesh: jax.sharding.Mesh, models: Path, workdir: Path) -> Outcome:
     for number in range(2):
         before = jax.device_get(state.params)
         state, index, values, found = step(
-            state, index, run.passages, run.scorer_passages, run.scorer_params, run.batch(number)
+            state, index, run.whole.passages, run.scorer_passages, run.scorer_params, run.batch(number)
         )
         rows.append(np.asarray(found))
         metrics.append({name: float(value) for name, value in values.items()})
         if gradients is None:
             gradients = jax.tree.map(np.subtract, before, jax.device_get(state.params))
     live = jax.device_get(index)
-    refreshed = jax.device_get(run.refresh(state.params, run.passages, index, state.step))
+    refreshed = jax.device_get(run.whole.refresh(state, index))
     return Outcome(run, first_index, rows, metrics, gradients, live, refreshed)
 
 
@@ -169,9 +170,9 @@ def dropout_keys(run: ArtRun) -> np.ndarray:
 
     @partial(jax.shard_map, mesh=run.mesh, axis_names={DATA}, in_specs=P(DATA), out_specs=P(DATA))
     def of_step(step: jax.Array) -> Any:
-        keys = DropoutKeys.of_step(run.program, step[0], 8 // jax.lax.axis_size(DATA))
+        keys = TextKeys.of_step(run.program, step[0], 8 // jax.lax.axis_size(DATA), run.program.top_k)
         assert keys.questions is not None and keys.passages is not None
-        return [jax.random.key_data(x) for x in (keys.questions, keys.passages, keys.shuffle)]
+        return [jax.random.key_data(x) for x in (keys.questions, keys.passages, keys.draws)]
 
     drawn = [jax.jit(of_step)(np.full(8, step, np.int32)) for step in (0, 1)]
     return np.concatenate([np.asarray(x).reshape(-1, 2) for step in drawn for x in step])

@@ -56,16 +56,21 @@ def compiled(run: ArtRun, mesh8: jax.sharding.Mesh) -> Compiled:
     scorer = sharding.abstract(run.scorer_params, mesh8)
     batch = run.batch(0)
     step = run.train_step.lower(
-        train, index, tokens(run.passages), tokens(run.scorer_passages), scorer, sharding.abstract(batch, mesh8, rows)
+        train,
+        index,
+        tokens(run.whole.passages),
+        tokens(run.scorer_passages),
+        scorer,
+        sharding.abstract(batch, mesh8, rows),
     )
-    refresh = run.refresh.lower(train.params, tokens(run.passages), index, train.step)
-    search = run.search.lower(train.params, index, *(array(jnp.int32, 64, *more) for more in ((16,), ())))
+    refresh = run.whole.refresh_program.lower(train.params, tokens(run.whole.passages), index, train.step)
+    search = run.whole.search.lower(train.params, index, *(array(jnp.int32, 64, *more) for more in ((16,), ())))
     return Compiled(run, *(Program(program.compile().as_text()) for program in (step, refresh, search)))
 
 
 def test_state_and_index_are_donated_and_nothing_is_compiled_twice(run: ArtRun) -> None:
     """Over three steps with a refresh: the old state's memory is taken over, and each program has one form."""
-    tokens, scorer = jax.tree.leaves((run.passages, run.scorer_passages)), jax.tree.leaves(run.scorer_params)
+    tokens, scorer = jax.tree.leaves((run.whole.passages, run.scorer_passages)), jax.tree.leaves(run.scorer_params)
     state = run.init()
     for number in range(3):
         # A refresh reads nothing of `encoded_at`, so that it is not handed over then.
@@ -74,10 +79,10 @@ def test_state_and_index_are_donated_and_nothing_is_compiled_twice(run: ArtRun) 
         assert all(leaf.is_deleted() for leaf in old)
         assert not any(leaf.is_deleted() for leaf in [*tokens, *scorer, *jax.tree.leaves(state)])
     assert run.train_step._cache_size() == 1
-    assert run.refresh._cache_size() == 1
+    assert run.whole.refresh_program._cache_size() == 1
     run.evaluate(state)
     run.evaluate(ArtState(*state))
-    assert run.refresh._cache_size() == 1 and run.search._cache_size() == 1
+    assert run.whole.refresh_program._cache_size() == 1 and run.whole.search._cache_size() == 1
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))  # Evaluation takes nothing.
 
 
@@ -111,7 +116,7 @@ def test_no_array_is_larger_than_the_corpus_shard(compiled: Compiled) -> None:
     """Never scores of all questions and passages: neither [B, N] nor a device's [B, N / devices]."""
     n = N // DEVICES
     widths = {1, compiled.run.model.config.embedding_size}
-    widths |= {tokens.tokens.shape[1] for tokens in (compiled.run.passages, compiled.run.scorer_passages)}
+    widths |= {tokens.tokens.shape[1] for tokens in (compiled.run.whole.passages, compiled.run.scorer_passages)}
     for program in (compiled.step, compiled.refresh, compiled.search):
         assert max(array.elements for array in program.arrays) <= n * max(widths)
         long = {array.shape for array in program.arrays if max(array.shape, default=0) >= n}

@@ -1,27 +1,44 @@
-"""Tiny random models, tokenizers and ART runs for tests."""
+"""Tiny random models, tokenizers and runs for tests."""
 
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
 import pytest
 
-from jaxretr.config import Art, ArtConfig, ArtData, Encoder, Optimizer, Scorer, Train
+from jaxretr.config import (
+    Art,
+    ArtConfig,
+    ArtData,
+    Config,
+    Contrastive,
+    ContrastiveConfig,
+    ContrastiveData,
+    Encoder,
+    LiveIndex,
+    Negatives,
+    Optimizer,
+    Scorer,
+    Train,
+    Validation,
+)
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.models.bert import BertConfig, BertEncoder
 from jaxretr.models.bert_params import export_bert
+from jaxretr.models.dual_encoder import DualEncoderConfig
 from jaxretr.models.hf_folder import write_folder
 from jaxretr.models.layers import Params, initialise
 from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.models.t5_params import export_t5
+from jaxretr.objectives.contrastive import ContrastiveProgram
 
 DATA = Path(__file__).parent / "data/wiki_qa"
 
@@ -34,6 +51,10 @@ BERT = BertConfig(
     max_position_embeddings=64,
 )
 T5 = T5Config(vocab_size=400, d_model=16, d_kv=8, d_ff=24, num_heads=2, num_layers=2, num_decoder_layers=2)
+# Rows that stand twice in the corpus of `write_supervised`: the passage of question 2, and one that is a negative.
+COPIED = (0, 8)
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
 def lively(params: Params, seed: int, noise: float = 0.1) -> Params:
@@ -77,7 +98,7 @@ def write_models(folder: Path, noise: float = 0.1) -> None:
     write_folder(folder / "scorer", *export_t5(T5, t5), load_tokenizer(folder / "scorer_tokenizer"))
 
 
-def art_config(folder: Path, **changes: object) -> ArtConfig:
+def art_config(folder: Path, **changes: dict[str, object]) -> ArtConfig:
     """An ART run on the test passages with the models of `write_models(folder)`.
 
     `changes` replace fields of sections: art_config(folder, train=dict(steps=3)).
@@ -87,15 +108,125 @@ def art_config(folder: Path, **changes: object) -> ArtConfig:
         data=ArtData(
             corpus=str(DATA), questions=str(DATA), dev_questions=str(DATA), token_cache=str(folder / "tokens")
         ),
-        encoder=Encoder(path=str(folder / "encoder"), dropout=0.0, max_question_length=16, max_passage_length=48),
+        encoder=_encoder(folder),
         scorer=Scorer(path=str(folder / "scorer"), max_length=64, max_question_length=24, chunk=16),
         art=Art(top_k=4, refresh_every=20, index_dtype="float32", block_rows=8, encode_rows=64),
         optimizer=Optimizer(learning_rate=1e-3),
         train=Train(steps=6, batch_size=8, log_every=1, save_every=2, eval_every=3, best_metric="acc@5"),
     )
+    return _changed(config, changes)
+
+
+def contrastive_config(folder: Path, **changes: dict[str, object]) -> ContrastiveConfig:
+    """A supervised run on the test questions and judgements, with the encoder of `write_models(folder)`.
+
+    They come without hard negatives; `write_supervised` makes a training file that has some.
+    """
+    config = ContrastiveConfig(
+        name="tiny",
+        data=ContrastiveData(train=str(DATA), dev_questions=str(DATA), token_cache=str(folder / "tokens")),
+        encoder=_encoder(folder),
+        negatives=Negatives(static=0, last_rank=8),
+        contrastive=Contrastive(chunk=4),
+        index=LiveIndex(refresh_every=20, dtype="float32", block_rows=8, encode_rows=64),
+        validation=Validation(batch_size=4),
+        optimizer=Optimizer(learning_rate=1e-3),
+        train=Train(steps=6, batch_size=8, log_every=1, save_every=2, eval_every=3, best_metric="acc@5"),
+    )
+    return _changed(config, changes)
+
+
+def _encoder(folder: Path) -> Encoder:
+    return Encoder(path=str(folder / "encoder"), dropout=0.0, max_question_length=16, max_passage_length=48)
+
+
+def _changed(config: AnyConfig, changes: dict[str, dict[str, object]]) -> AnyConfig:
     return dataclasses.replace(
         config, **{name: dataclasses.replace(getattr(config, name), **fields) for name, fields in changes.items()}
     )
+
+
+def contrastive_program(**changes: object) -> ContrastiveProgram:
+    """The plainest supervised program, for tests of parts of the step: embeddings of BERT's size, no encoder needed."""
+    plain = ContrastiveProgram(
+        encoder=DualEncoderConfig(BERT),
+        encoder_dtype="float32",
+        corpus_rows=20,
+        block_rows=3,
+        encode_rows=8,
+        seed=0,
+        positives=1,
+        retrieved=0,
+        first_rank=1,
+        last_rank=8,
+        draw="random",
+        margin=None,
+        mask_known_positives=True,
+        mask_duplicates=True,
+        temperature=1.0,
+        symmetric=False,
+        corpus_softmax=False,
+        sizes=(BERT.hidden_size,),
+        chunk=8,
+        write_back=False,
+        distillation="none",
+        distillation_weight=1.0,
+        contrastive_weight=1.0,
+        teacher_temperature=1.0,
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def write_supervised(folder: Path) -> dict[str, str]:
+    """Writes a corpus with two copies (22 passages) and DPR's JSON of 10 questions; returns fields of ContrastiveData.
+
+    Question i has i % 4 hard negatives (questions 0 and 8: `negative_ctxs` alone, question 4: none at all), the first
+    of them cut so short that it is no passage of the corpus. Questions 1 and 5 have a second positive, 5 a third one,
+    and 6 shares its only one with 7.
+    """
+    corpus = [json.loads(line) for line in (DATA / "corpus.jsonl").read_text().splitlines()]
+    passages = {row["_id"]: {name: row[name] for name in ("title", "text")} for row in corpus}
+    questions = [json.loads(line) for line in (DATA / "queries.jsonl").read_text().splitlines()]
+    judged = dict(
+        line.split("\t")[:2]
+        for split in ("train", "tydi")
+        for line in (DATA / f"qrels/{split}.tsv").read_text().splitlines()[1:]
+    )
+    gold = [judged[question["_id"]] for question in questions]
+    rest = [id for id in passages if id not in gold]
+    gold[6] = gold[7]
+    rows = []
+    for i, question in enumerate(questions):
+        others = [passages[rest[(3 * i + j) % len(rest)]] for j in range(6)]
+        hard = others[: i % 4]
+        if hard:
+            hard[0] = {"title": "", "text": " ".join(hard[0]["text"].split()[: 3 + i])}
+        rows.append(
+            {
+                "question": question["text"],
+                "answers": [],
+                "positive_ctxs": [passages[gold[i]], *others[4 : {1: 5, 5: 6}.get(i, 4)]],
+                "hard_negative_ctxs": hard,
+                "negative_ctxs": [] if i == 4 else others[3:4],
+            }
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "train.json").write_text(json.dumps(rows))
+    corpus += [{**corpus[row], "_id": f"copy of {row}"} for row in COPIED]
+    (folder / "corpus.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in corpus))
+    return {"train": str(folder / "train.json"), "corpus": str(folder / "corpus.jsonl")}
+
+
+def compiled_quickly(program: Any) -> Callable[..., Any]:
+    """A jitted program that LLVM does not optimise, which halves the time to compile it; for arguments of one form."""
+    compiled: list[Any] = []
+
+    def call(*arguments: Any) -> Any:
+        if not compiled:
+            compiled.append(program.lower(*arguments).compile({"xla_backend_optimization_level": 0}))
+        return compiled[0](*arguments)
+
+    return call
 
 
 @contextmanager

@@ -2,8 +2,7 @@
 
 One compiled step does everything: it embeds the questions, finds the top K passages of the whole corpus, fetches
 their tokens, embeds them with gradient, asks the frozen scorer how well each explains its question, and moves both
-towers so that the retriever's distribution over the K passages comes nearer to the scorer's. A second compiled
-program encodes the corpus anew. If reading the code, start at `art_loss`, then go to `make_step`.
+towers so that the retriever's distribution over the K passages comes nearer to the scorer's. If reading the code, start at `art_loss`, then go to `make_step`.
 
 Everything runs inside a shard_map over the mesh's "data" axis: b = B / devices questions and n = N / devices corpus
 rows are local. The "model" axis, which splits large matrices, is left to the compiler.
@@ -21,12 +20,14 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxretr.models.dual_encoder import DualEncoderConfig, embed, tower
+from jaxretr.models.dual_encoder import embed, tower
 from jaxretr.models.layers import Params
 from jaxretr.models.scorer import Prompt, score_pairs
 from jaxretr.models.t5 import T5Config
+from jaxretr.objectives.chunks import largest_divisor
+from jaxretr.objectives.live_index import IndexProgram, fetch_rows, find_passages, staleness, write_back
+from jaxretr.objectives.text_keys import TextKeys
 from jaxretr.parallel.mesh import DATA
-from jaxretr.search.topk import search_step
 from jaxretr.state import CorpusState, CorpusTokens, TrainState
 
 
@@ -67,25 +68,18 @@ class QuestionBatch:
 
 
 @dataclass(frozen=True)
-class ArtProgram:
+class ArtProgram(IndexProgram):
     """All that is fixed while an ART run's programs are compiled."""
 
-    encoder: DualEncoderConfig
     t5: T5Config
     prompt: Prompt
-    corpus_rows: int
-    """Passages of the corpus; the sharded arrays' further rows are padding."""
     top_k: int
     temperature: float
     teacher_temperature: float
     write_back: bool
     shuffle_teacher: bool
     teacher_chunk: int
-    block_rows: int
-    encode_rows: int
-    encoder_dtype: Any
     scorer_dtype: Any
-    seed: int
 
 
 def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh: Mesh) -> Callable[..., Any]:
@@ -101,8 +95,6 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
       `passages` and `scorer_passages` are the corpus's CorpusTokens for the encoder and for the scorer, `metrics`
       a dict of float32 scalars and `rows` the retrieved corpus rows, int32 [B, K]. `state` and `index` are donated.
     """
-    # The mesh's platform, not this process's default: a program can be compiled for devices that are not here.
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
 
     @partial(jax.jit, donate_argnums=(0, 1))
     @partial(
@@ -122,19 +114,12 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
     ) -> tuple[TrainState, CorpusState, dict[str, jax.Array], jax.Array]:
         # "Varying" keeps the gradients local; there is one reduction below, outside of every loop.
         params = jax.tree.map(lambda x: lax.pcast(x, DATA, to="varying"), state.params)
-        keys = DropoutKeys.of_step(program, state.step, len(batch.tokens))
+        keys = TextKeys.of_step(program, state.step, len(batch.tokens), program.top_k)
         questions = partial(embed, program.encoder, dtype=program.encoder_dtype)
 
         # 1. Search with the question vectors of this step, dropout and all, as the authors do.
         searched = questions(tower(params, "question"), batch.tokens, batch.lengths, keys=keys.questions)
-        _, rows = search_step(
-            searched if on_cpu else searched.astype(index.embeddings.dtype),
-            index.embeddings,
-            program.top_k,
-            num_valid=program.corpus_rows,
-            queries_sharded=True,
-            block_rows=program.block_rows,
-        )  # [B, K]
+        _, rows = find_passages(program, mesh, searched, index, program.top_k)  # [B, K]
 
         # 2. Fetch the found passages' tokens for this device's own questions.
         found = jax.tree.map(lambda table: fetch_rows(table, rows), passages)  # [b, K, L], [b, K]
@@ -143,7 +128,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
         # 3. Ask the teacher.
         teacher = teach(program, scorer_params, scorer_found, batch)  # [b, K]
         if program.shuffle_teacher:
-            teacher = jax.vmap(jax.random.permutation)(keys.shuffle, teacher)
+            teacher = jax.vmap(jax.random.permutation)(keys.draws, teacher)
 
         # 4. Embed questions and passages with gradient, compare.
         def loss_of(params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -197,162 +182,3 @@ def teach(program: ArtProgram, params: Params, found: CorpusTokens, batch: Quest
     score = partial(score_pairs, program.t5, program.prompt, params, dtype=program.scorer_dtype)
     chunks = jax.tree.map(lambda x: x.reshape(b * k // size, size, *x.shape[1:]), pairs)
     return lax.stop_gradient(lax.map(lambda chunk: score(*chunk), chunks).reshape(b, k))
-
-
-def fetch_rows(table: jax.Array, rows: jax.Array) -> jax.Array:
-    """Brings rows of a sharded table to the devices that asked for them; call it inside the shard_map.
-
-    Args:
-      table: this device's rows, integers [n, ...].
-      rows: global rows wanted by all devices, int32 [B, K], the same everywhere.
-
-    Returns:
-      int32 [b, K, ...]: the wanted rows of this device's b questions.
-    """
-    local = rows - lax.axis_index(DATA) * len(table)
-    mine = (local >= 0) & (local < len(table))
-    values = table[jnp.clip(local, 0, len(table) - 1)].astype(jnp.int32)
-    values = jnp.where(mine.reshape(*mine.shape, *[1] * (values.ndim - 2)), values, 0)
-    # Each row is on exactly one device, so the sum moves it.
-    return lax.psum_scatter(values, DATA, scatter_dimension=0, tiled=True)
-
-
-def write_back(index: CorpusState, rows: jax.Array, fresh: jax.Array, step: jax.Array) -> CorpusState:
-    """Puts freshly computed embeddings into the index.
-
-    Args:
-      index: this device's part of the index.
-      rows: the retrieved global rows of the whole batch, int32 [B, K].
-      fresh: their embeddings as far as this device computed them, float32 [b, K, D].
-      step: the number of updates that the weights had seen, int32 scalar.
-    """
-    everyone = lax.all_gather(fresh.astype(index.embeddings.dtype), DATA, tiled=True)  # [B, K, D]
-    flat = rows.reshape(-1)
-    # A passage that several questions found has several embeddings (dropout); the first question's counts, so that
-    # the result does not depend on the order in which a device scatters.
-    order = jnp.argsort(flat, stable=True)
-    repeats = jnp.concatenate([jnp.zeros(1, bool), jnp.diff(flat[order]) == 0])
-    first = jnp.zeros(flat.shape, bool).at[order].set(~repeats)
-    n = len(index.encoded_at)
-    local = flat - lax.axis_index(DATA) * n
-    place = jnp.where(first & (local >= 0) & (local < n), local, n)  # n is out of bounds: dropped
-    return CorpusState(
-        index.embeddings.at[place].set(everyone.reshape(len(flat), -1), mode="drop"),
-        index.encoded_at.at[place].set(step, mode="drop"),
-    )
-
-
-def staleness(index: CorpusState, step: jax.Array, corpus_rows: int) -> jax.Array:
-    """This device's share of the mean age of the index's rows, in steps; the devices' mean is the corpus's mean."""
-    n = len(index.encoded_at)
-    real = lax.axis_index(DATA) * n + jnp.arange(n) < corpus_rows
-    age = jnp.where(real, step - index.encoded_at, 0).astype(jnp.float32)
-    return age.sum() * lax.axis_size(DATA) / corpus_rows
-
-
-@dataclass
-class DropoutKeys:
-    """One PRNG key for every text that a device embeds, by its place in the global batch."""
-
-    questions: jax.Array | None
-    passages: jax.Array | None
-    shuffle: jax.Array
-
-    @staticmethod
-    def of_step(program: ArtProgram, step: jax.Array, b: int) -> "DropoutKeys":
-        """Keys that depend on (seed, step, place in the batch) only: any number of devices draws the same masks."""
-        key = jax.random.fold_in(jax.random.key(program.seed), step)
-        place = lax.axis_index(DATA) * b + jnp.arange(b)
-        fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-        shuffle = fold(jax.random.fold_in(key, 2), place)
-        bert = program.encoder.bert
-        if not (bert.hidden_dropout_prob or bert.attention_probs_dropout_prob):
-            return DropoutKeys(None, None, shuffle)
-        each = place[:, None] * program.top_k + jnp.arange(program.top_k)
-        return DropoutKeys(
-            fold(jax.random.fold_in(key, 0), place),
-            jax.vmap(fold, in_axes=(None, 0))(jax.random.fold_in(key, 1), each),
-            shuffle,
-        )
-
-
-def make_refresh(program: ArtProgram, mesh: Mesh) -> Callable[..., CorpusState]:
-    """Builds the compiled program that encodes the whole corpus on the devices, dropout off.
-
-    Returns:
-      refresh(params, passages, index, step) -> index. `index` is donated and overwritten.
-    """
-
-    @partial(jax.jit, donate_argnums=(2,))
-    @partial(
-        jax.shard_map,
-        mesh=mesh,
-        axis_names={DATA},
-        in_specs=(P(), P(DATA), P(DATA), P()),
-        out_specs=P(DATA),
-    )
-    def refresh(params: Params, passages: CorpusTokens, index: CorpusState, step: jax.Array) -> CorpusState:
-        n, width = passages.tokens.shape
-        size = largest_divisor(n, program.encode_rows)
-        widths = bucket_widths(width)
-        # Shortest first, so that a block's rows have about the same length and none pays for a longer one.
-        order = jnp.argsort(passages.lengths, stable=True).reshape(n // size, size)
-        weights = tower(params, "passage")
-
-        def encode(tokens: jax.Array, lengths: jax.Array, width: int) -> jax.Array:
-            return embed(program.encoder, weights, tokens[:, :width], lengths, dtype=program.encoder_dtype)
-
-        def block(number: jax.Array, embeddings: jax.Array) -> jax.Array:
-            rows = order[number]
-            lengths = passages.lengths[rows]
-            bucket = (lengths.max() > jnp.array(widths[:-1], jnp.int32)).sum()  # the first width that is enough
-            branches = [partial(encode, width=width) for width in widths]
-            fresh = lax.switch(bucket, branches, passages.tokens[rows], lengths)
-            return embeddings.at[rows].set(fresh.astype(embeddings.dtype))
-
-        embeddings = lax.fori_loop(0, n // size, block, index.embeddings)
-        return CorpusState(embeddings, jnp.zeros_like(index.encoded_at) + step)
-
-    return refresh
-
-
-def bucket_widths(width: int) -> list[int]:
-    """The padded lengths that a refresh chooses from: quarters of the longest, in multiples of 16."""
-    return sorted({min(width, -(-width * part // 4 // 16) * 16) for part in (1, 2, 3, 4)} | {width})
-
-
-def largest_divisor(n: int, limit: int) -> int:
-    """The largest divisor of n that is at most `limit` (at least 1)."""
-    return next(size for size in range(max(1, min(n, limit)), 0, -1) if n % size == 0)
-
-
-def make_search(program: ArtProgram, mesh: Mesh, k: int) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """Builds the compiled search of evaluation questions over the live index, dropout off.
-
-    Returns:
-      search(params, index, tokens [B, L], lengths [B]) -> (scores float32 [B, k], rows int32 [B, k]), the same on
-      all devices.
-    """
-
-    @jax.jit
-    @partial(
-        jax.shard_map,
-        mesh=mesh,
-        axis_names={DATA},
-        in_specs=(P(), P(DATA), P(DATA), P(DATA)),
-        out_specs=(P(), P()),
-    )
-    def search(
-        params: Params, index: CorpusState, tokens: jax.Array, lengths: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        q = embed(program.encoder, tower(params, "question"), tokens, lengths, dtype=program.encoder_dtype)
-        return search_step(
-            q,
-            index.embeddings,
-            k,
-            num_valid=program.corpus_rows,
-            queries_sharded=True,
-            block_rows=program.block_rows,
-        )
-
-    return search

@@ -1,0 +1,114 @@
+"""Embedding many rows in little memory, chunk by chunk.
+
+This is gradient caching (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup") as
+a pure function: the loss is computed from the embeddings of the whole batch, then each chunk is embedded once more and
+its part of the gradient taken. Embeddings and gradients do not depend on the chunk's size; the memory does.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxretr.models.layers import Params
+
+EmbedRows = Callable[[Params, jax.Array, jax.Array, jax.Array | None], jax.Array]
+
+
+def embed_in_chunks(
+    embed_rows: EmbedRows,
+    params: Params,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    keys: jax.Array | None,
+    *,
+    chunk: int,
+) -> jax.Array:
+    """Embeds rows, at most `chunk` at once; differentiable with respect to `params`.
+
+    The rows are taken shortest first, and a chunk is cut to the few columns that its longest row needs: short texts do
+    not pay for long ones. There is no communication between devices in here.
+
+    Args:
+      embed_rows: (params, tokens [m, l], lengths [m], keys [m] or None) -> float32 [m, D]. A row's embedding may depend
+        on nothing but the row.
+      params: a tree of float arrays.
+      tokens: integers [n, L], padded on the right.
+      lengths: int32 [n].
+      keys: one PRNG key a row [n], or None.
+      chunk: rows embedded at once.
+
+    Returns:
+      float32 [n, D], in the order of the rows.
+    """
+    n, width = tokens.shape
+    size = min(chunk, n)
+    order = jnp.argsort(lengths, stable=True)
+    # The first chunk is filled up with copies of the shortest row, which the result leaves out.
+    spare = -n % size
+    filled = jnp.concatenate([jnp.broadcast_to(order[:1], (spare,)), order])
+    rows = (tokens[filled], lengths[filled], None if keys is None else keys[filled])
+    chunks = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), rows)
+    embeddings = _embed_chunks(embed_rows, tuple(bucket_widths(width)), params, chunks)
+    embeddings = embeddings.reshape(n + spare, -1)[spare:]
+    return embeddings[jnp.argsort(order)]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _embed_chunks(embed_rows: EmbedRows, widths: tuple[int, ...], params: Params, chunks: Any) -> jax.Array:
+    """Chunks of tokens [c, m, L], lengths [c, m] and keys [c, m] -> float32 [c, m, D]."""
+
+    def one(chunk: Any) -> jax.Array:
+        return _at_width(widths, lambda *rows: embed_rows(params, *rows), chunk)
+
+    return lax.map(one, chunks)
+
+
+def _forward(embed_rows: EmbedRows, widths: tuple[int, ...], params: Params, chunks: Any) -> Any:
+    return _embed_chunks(embed_rows, widths, params, chunks), (params, chunks)
+
+
+def _backward(embed_rows: EmbedRows, widths: tuple[int, ...], saved: Any, cotangents: jax.Array) -> Any:
+    params, chunks = saved
+
+    def one(total: Params, slice_: Any) -> tuple[Params, None]:
+        chunk, cotangent = slice_
+
+        # The chunk's whole forward and backward pass stand in one branch, so that nothing has to be kept between them.
+        def gradient(*rows: Any) -> Params:
+            return jax.vjp(lambda params: embed_rows(params, *rows), params)[1](cotangent)[0]
+
+        return jax.tree.map(jnp.add, total, _at_width(widths, gradient, chunk)), None
+
+    return lax.scan(one, jax.tree.map(_zeros, params), (chunks, cotangents))[0], None
+
+
+_embed_chunks.defvjp(_forward, _backward)
+
+
+def _at_width(widths: tuple[int, ...], of_rows: Callable[..., Any], chunk: Any) -> Any:
+    """Calls `of_rows` with the tokens cut to the first width that holds the chunk's longest row."""
+    tokens, lengths, keys = chunk
+    bucket = (lengths.max() > jnp.array(widths[:-1], jnp.int32)).sum()
+    branches = [
+        lambda tokens, lengths, keys, width=width: of_rows(tokens[:, :width], lengths, keys) for width in widths
+    ]
+    return lax.switch(bucket, branches, tokens, lengths, keys)
+
+
+def _zeros(x: jax.Array) -> jax.Array:
+    """Zeros of the type of x, which says over which mesh axes it varies; the compiler removes the choice."""
+    return jnp.where(x > 0, jnp.zeros((), x.dtype), jnp.zeros((), x.dtype))
+
+
+def bucket_widths(width: int) -> list[int]:
+    """The padded lengths to choose from: quarters of the longest, in multiples of 16."""
+    return sorted({min(width, -(-width * part // 4 // 16) * 16) for part in (1, 2, 3, 4)} | {width})
+
+
+def largest_divisor(n: int, limit: int) -> int:
+    """The largest divisor of n that is at most `limit` (at least 1)."""
+    return next(size for size in range(max(1, min(n, limit)), 0, -1) if n % size == 0)

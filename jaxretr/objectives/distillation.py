@@ -1,0 +1,50 @@
+"""Learning from a teacher's scores: Margin-MSE (Hofstätter et al. 2020) and KL divergence."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def margin_mse(student: jax.Array, teacher: jax.Array, scored: jax.Array) -> jax.Array:
+    """Squared error of the margins between each question's first passage and the others.
+
+    Mean over the scored others of ((s_0 - s_j) - (t_0 - t_j))^2; adding a constant to all of a question's scores, on
+    either side, changes nothing.
+
+    Args:
+      student: the model's scores, float32 [B, C]; the positive comes first.
+      teacher: the teacher's, float32 [B, C]; no gradient flows into it.
+      scored: bool [B, C]: whether the teacher scored this passage; the others are left out.
+
+    Returns:
+      float32 [B]; 0 for a question whose first passage, or whose others, have no score.
+    """
+    teacher = jnp.where(scored, lax.stop_gradient(teacher.astype(jnp.float32)), 0.0)
+    student = student.astype(jnp.float32)
+    margins = (student[:, :1] - student[:, 1:]) - (teacher[:, :1] - teacher[:, 1:])
+    counts = scored[:, 1:] & scored[:, :1]
+    return jnp.where(counts, jnp.square(margins), 0.0).sum(axis=-1) / jnp.maximum(counts.sum(axis=-1), 1)
+
+
+def kl_divergence(student: jax.Array, teacher: jax.Array, scored: jax.Array) -> jax.Array:
+    """KL(teacher || student) of the two softmax distributions over each question's scored passages.
+
+    Its gradient in the student's scores is student distribution - teacher distribution.
+
+    Args:
+      student: the model's scores, already divided by their temperature, float32 [B, C].
+      teacher: the teacher's, likewise; no gradient flows into it.
+      scored: bool [B, C]: the passages that both distributions are taken over.
+
+    Returns:
+      float32 [B], in nats; 0 for a question with fewer than two scored passages.
+    """
+    log_target = _log_softmax(lax.stop_gradient(teacher), scored)
+    log_model = _log_softmax(student, scored)
+    # Outside of `scored` the target is exactly 0.
+    return jnp.where(scored, jnp.exp(log_target) * (log_target - log_model), 0.0).sum(axis=-1)
+
+
+def _log_softmax(scores: jax.Array, scored: jax.Array) -> jax.Array:
+    """Over the scored places; finite elsewhere, so that no NaN enters the gradient."""
+    return jax.nn.log_softmax(jnp.where(scored, scores.astype(jnp.float32), -1e30), axis=-1)

@@ -1,0 +1,189 @@
+"""The live index: a corpus's tokens and embeddings on the devices, searched, fetched from and kept fresh in compiled code.
+
+Everything here runs inside a shard_map over the mesh's "data" axis: b = B / devices questions and n = N / devices corpus
+rows are local. ART and the contrastive objectives share it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxretr.models.dual_encoder import DualEncoderConfig, embed, tower
+from jaxretr.models.layers import Params
+from jaxretr.objectives.chunks import bucket_widths, largest_divisor
+from jaxretr.parallel.mesh import DATA
+from jaxretr.search.topk import search_step
+from jaxretr.state import CorpusState, CorpusTokens
+
+
+@dataclass(frozen=True)
+class IndexProgram:
+    """All that is fixed while the programs around a live index are compiled."""
+
+    encoder: DualEncoderConfig
+    encoder_dtype: Any
+    corpus_rows: int
+    """Passages of the corpus; the sharded arrays' further rows are padding."""
+    block_rows: int
+    """Corpus rows that the search scores at once on each device."""
+    encode_rows: int
+    """Corpus rows that the refresh encodes at once on each device."""
+    seed: int
+
+
+def find_passages(
+    program: IndexProgram, mesh: Mesh, questions: jax.Array, index: CorpusState, k: int
+) -> tuple[jax.Array, jax.Array]:
+    """Searches the live index with this device's questions; call it inside the shard_map.
+
+    Args:
+      program: the run's constants.
+      mesh: of the shard_map.
+      questions: this device's embeddings, float32 [b, D].
+      index: this device's part of the index.
+      k: passages a question.
+
+    Returns:
+      scores float32 [B, k] and global rows int32 [B, k] of the whole batch, the same on all devices.
+    """
+    # The mesh's platform, not this process's default: a program can be compiled for devices that are not here.
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    return search_step(
+        questions if on_cpu else questions.astype(index.embeddings.dtype),
+        index.embeddings,
+        k,
+        num_valid=program.corpus_rows,
+        queries_sharded=True,
+        block_rows=program.block_rows,
+    )
+
+
+def fetch_rows(table: jax.Array, rows: jax.Array) -> jax.Array:
+    """Brings rows of a sharded table to the devices that asked for them; call it inside the shard_map.
+
+    Args:
+      table: this device's rows, integers or floats [n, ...].
+      rows: global rows wanted by all devices, int32 [B, K], the same everywhere; a row that does not exist gives 0.
+
+    Returns:
+      int32 or float32 [b, K, ...]: the wanted rows of this device's b questions.
+    """
+    local = rows - lax.axis_index(DATA) * len(table)
+    mine = (local >= 0) & (local < len(table))
+    dtype = jnp.int32 if jnp.issubdtype(table.dtype, jnp.integer) else jnp.float32
+    values = table[jnp.clip(local, 0, len(table) - 1)].astype(dtype)
+    values = jnp.where(mine.reshape(*mine.shape, *[1] * (values.ndim - 2)), values, 0)
+    # Each row is on exactly one device, so the sum moves it.
+    return lax.psum_scatter(values, DATA, scatter_dimension=0, tiled=True)
+
+
+def write_back(index: CorpusState, rows: jax.Array, fresh: jax.Array, step: jax.Array) -> CorpusState:
+    """Puts freshly computed embeddings into the index.
+
+    Args:
+      index: this device's part of the index.
+      rows: the retrieved global rows of the whole batch, int32 [B, K].
+      fresh: their embeddings as far as this device computed them, float32 [b, K, D].
+      step: the number of updates that the weights had seen, int32 scalar.
+    """
+    everyone = lax.all_gather(fresh.astype(index.embeddings.dtype), DATA, tiled=True)  # [B, K, D]
+    flat = rows.reshape(-1)
+    # A passage that several questions found has several embeddings (dropout); the first question's counts, so that
+    # the result does not depend on the order in which a device scatters.
+    order = jnp.argsort(flat, stable=True)
+    repeats = jnp.concatenate([jnp.zeros(1, bool), jnp.diff(flat[order]) == 0])
+    first = jnp.zeros(flat.shape, bool).at[order].set(~repeats)
+    n = len(index.encoded_at)
+    local = flat - lax.axis_index(DATA) * n
+    place = jnp.where(first & (local >= 0) & (local < n), local, n)  # n is out of bounds: dropped
+    return CorpusState(
+        index.embeddings.at[place].set(everyone.reshape(len(flat), -1), mode="drop"),
+        index.encoded_at.at[place].set(step, mode="drop"),
+    )
+
+
+def staleness(index: CorpusState, step: jax.Array, corpus_rows: int) -> jax.Array:
+    """This device's share of the mean age of the index's rows, in steps; the devices' mean is the corpus's mean."""
+    n = len(index.encoded_at)
+    real = lax.axis_index(DATA) * n + jnp.arange(n) < corpus_rows
+    age = jnp.where(real, step - index.encoded_at, 0).astype(jnp.float32)
+    return age.sum() * lax.axis_size(DATA) / corpus_rows
+
+
+def make_refresh(program: IndexProgram, mesh: Mesh) -> Callable[..., CorpusState]:
+    """Builds the compiled program that encodes the whole corpus on the devices, dropout off.
+
+    Returns:
+      refresh(params, passages, index, step) -> index. `index` is donated and overwritten.
+    """
+
+    @partial(jax.jit, donate_argnums=(2,))
+    @partial(
+        jax.shard_map,
+        mesh=mesh,
+        axis_names={DATA},
+        in_specs=(P(), P(DATA), P(DATA), P()),
+        out_specs=P(DATA),
+    )
+    def refresh(params: Params, passages: CorpusTokens, index: CorpusState, step: jax.Array) -> CorpusState:
+        n, width = passages.tokens.shape
+        size = largest_divisor(n, program.encode_rows)
+        widths = bucket_widths(width)
+        # Shortest first, so that a block's rows have about the same length and none pays for a longer one.
+        order = jnp.argsort(passages.lengths, stable=True).reshape(n // size, size)
+        weights = tower(params, "passage")
+
+        def encode(tokens: jax.Array, lengths: jax.Array, width: int) -> jax.Array:
+            return embed(program.encoder, weights, tokens[:, :width], lengths, dtype=program.encoder_dtype)
+
+        def block(number: jax.Array, embeddings: jax.Array) -> jax.Array:
+            rows = order[number]
+            lengths = passages.lengths[rows]
+            bucket = (lengths.max() > jnp.array(widths[:-1], jnp.int32)).sum()  # the first width that is enough
+            branches = [partial(encode, width=width) for width in widths]
+            fresh = lax.switch(bucket, branches, passages.tokens[rows], lengths)
+            return embeddings.at[rows].set(fresh.astype(embeddings.dtype))
+
+        embeddings = lax.fori_loop(0, n // size, block, index.embeddings)
+        return CorpusState(embeddings, jnp.zeros_like(index.encoded_at) + step)
+
+    return refresh
+
+
+def make_search(program: IndexProgram, mesh: Mesh, k: int) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """Builds the compiled search of evaluation questions over the live index, dropout off.
+
+    Returns:
+      search(params, index, tokens [B, L], lengths [B]) -> (scores float32 [B, k], rows int32 [B, k]), the same on
+      all devices.
+    """
+
+    @jax.jit
+    @partial(
+        jax.shard_map,
+        mesh=mesh,
+        axis_names={DATA},
+        in_specs=(P(), P(DATA), P(DATA), P(DATA)),
+        out_specs=(P(), P()),
+    )
+    def search(
+        params: Params, index: CorpusState, tokens: jax.Array, lengths: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        q = embed(program.encoder, tower(params, "question"), tokens, lengths, dtype=program.encoder_dtype)
+        return search_step(
+            q,
+            index.embeddings,
+            k,
+            num_valid=program.corpus_rows,
+            queries_sharded=True,
+            block_rows=program.block_rows,
+        )
+
+    return search

@@ -1,0 +1,46 @@
+"""Randomness inside a compiled step: one PRNG key a text, by its place in the global batch."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxretr.objectives.live_index import IndexProgram
+from jaxretr.parallel.mesh import DATA
+
+
+@dataclass
+class TextKeys:
+    """The keys of the texts that a device embeds; None without dropout."""
+
+    questions: jax.Array | None
+    """[b]."""
+    passages: jax.Array | None
+    """[b, K]."""
+    draws: jax.Array
+    """[b], for whatever else a question's step draws: shuffled teachers, negatives."""
+
+    @staticmethod
+    def of_step(program: IndexProgram, step: jax.Array, b: int, k: int) -> "TextKeys":
+        """Keys that depend on (seed, step, place in the batch) only: any number of devices draws the same masks.
+
+        Args:
+          program: its seed and its encoder's dropout.
+          step: int32 scalar.
+          b: this device's questions.
+          k: passages a question.
+        """
+        key = jax.random.fold_in(jax.random.key(program.seed), step)
+        place = lax.axis_index(DATA) * b + jnp.arange(b)
+        fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+        draws = fold(jax.random.fold_in(key, 2), place)
+        bert = program.encoder.bert
+        if not (bert.hidden_dropout_prob or bert.attention_probs_dropout_prob):
+            return TextKeys(None, None, draws)
+        each = place[:, None] * k + jnp.arange(k)
+        return TextKeys(
+            fold(jax.random.fold_in(key, 0), place),
+            jax.vmap(fold, in_axes=(None, 0))(jax.random.fold_in(key, 1), each),
+            draws,
+        )

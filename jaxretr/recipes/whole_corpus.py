@@ -1,0 +1,206 @@
+"""What every run that searches a corpus shares: the encoder it starts from, the corpus on the devices, its dev set."""
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from jaxretr.config import DevData, Dtype
+from jaxretr.config import Encoder as EncoderConfig
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.questions import Question
+from jaxretr.data.readers import read_qrels, read_questions
+from jaxretr.data.token_store import TokenStore
+from jaxretr.data.tokens import Template, vocabulary_size
+from jaxretr.errors import UsageError, UserError
+from jaxretr.evaluate.retrieval import retrieval_figures
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.layers import Params
+from jaxretr.objectives.live_index import IndexProgram, make_refresh, make_search
+from jaxretr.parallel import sharding
+from jaxretr.parallel.mesh import DATA, padded_rows, put_rows
+from jaxretr.state import CorpusState, CorpusTokens, TrainState
+
+log = logging.getLogger(__name__)
+
+EVALUATED_DEPTH = 100
+EVALUATION_BATCH = 128
+
+
+class WholeCorpus:
+    """The passages on the devices, and the compiled programs that encode and search them."""
+
+    def __init__(
+        self, model: DualEncoder, passages: Corpus, program: IndexProgram, mesh: Mesh, stores: Path, index_dtype: Dtype
+    ):
+        """Tokenises the passages, or opens the store where that has been done, and puts them on the devices.
+
+        Args:
+          model: its tokenizer, template and passage length.
+          passages: at least `program.corpus_rows`; those behind are fetched by row but never found by a search.
+          program: constants of the compiled programs.
+          mesh: the devices.
+          stores: folder of the token stores.
+          index_dtype: of the index's embeddings.
+        """
+        self.mesh, self.index_dtype, self.size = mesh, index_dtype, model.config.embedding_size
+        self.rows = padded_rows(len(passages), mesh)
+        store = TokenStore.build(
+            stores,
+            passages,
+            model.tokenizer,
+            Template(f"passage_{model.config.passage_template}"),
+            model.config.max_passage_length,
+        )
+        self.passages = corpus_tokens(store, self.rows, mesh)
+        self.refresh_program = make_refresh(program, mesh)
+        self.search = make_search(program, mesh, min(EVALUATED_DEPTH, program.corpus_rows))
+
+    def refresh(self, train: TrainState, index: CorpusState) -> CorpusState:
+        """Encodes all passages with the current weights; `index` is used up."""
+        return self.refresh_program(train.params, self.passages, index, train.step)
+
+    def encode(self, train: TrainState) -> CorpusState:
+        """A new index of all passages, encoded with the current weights."""
+        return self.refresh(train, self._empty_index())
+
+    def abstract_index(self) -> CorpusState:
+        """The index's shapes and shardings."""
+        rows = NamedSharding(self.mesh, sharding.ROWS)
+        return sharding.abstract(jax.eval_shape(self._empty_index), self.mesh, rows)
+
+    def _empty_index(self) -> CorpusState:
+        make = jax.jit(
+            lambda: CorpusState(
+                jnp.zeros((self.rows, self.size), self.index_dtype), jnp.zeros((self.rows,), jnp.int32)
+            ),
+            out_shardings=NamedSharding(self.mesh, sharding.ROWS),
+        )
+        return make()
+
+
+class DevSet:
+    """Questions that a run is evaluated on: with judgements (recall, MRR, nDCG), answers (Acc@k), or both."""
+
+    def __init__(self, data: DevData, corpus: Corpus, model: DualEncoder, mesh: Mesh, stores: Path):
+        """Reads and tokenises the dev questions that `data` names, if it names any.
+
+        Raises:
+          UserError: neither judgements nor answers, or judgements of other questions.
+        """
+        self.questions, self.qrels, self.corpus, self.mesh = [], None, corpus, mesh
+        if data.dev_questions is None:
+            return
+        self.questions, self.qrels = _dev_questions(data.dev_questions, data.dev_qrels)
+        self._rows = question_store(stores, self.questions, model)
+
+    def figures(self, train: TrainState, whole: WholeCorpus) -> dict[str, float]:
+        """Retrieval figures over the whole corpus, encoded with the current weights; none without questions."""
+        if not self.questions:
+            return {}
+        # Not the live index: parts of it are old, and the figures must not depend on how old.
+        fresh = whole.encode(train)
+        devices = self.mesh.shape[DATA]
+        batch = -(-EVALUATION_BATCH // devices) * devices
+        found = []
+        for start in range(0, len(self.questions), batch):
+            rows = self._rows.padded(start, start + batch, width_of(self._rows))
+            found.append(whole.search(train.params, fresh, *(put_batch(self.mesh, x) for x in rows)))
+        scores, rows = (np.concatenate([np.asarray(pair[part]) for pair in found]) for part in (0, 1))
+        count = len(self.questions)
+        return retrieval_figures(self.corpus, self.questions, self.qrels, scores[:count], rows[:count])
+
+
+def _dev_questions(questions_path: str, qrels_path: str | None) -> tuple[list[Question], dict | None]:
+    questions = read_questions(questions_path)
+    if qrels_path is None:
+        if not any(question.answers for question in questions):
+            raise UserError(f"{questions_path}: has no answers; name the judgements with --data.dev-qrels FILE")
+        return questions, None
+    qrels = read_qrels(qrels_path)
+    judged = [question for question in questions if question.id in qrels]
+    if not judged:
+        raise UserError(f"{qrels_path}: judges none of the questions in {questions_path}; check the ids")
+    return judged, qrels
+
+
+def load_encoder(config: EncoderConfig) -> DualEncoder:
+    """The dual encoder that a run starts from, with the config's pooling, lengths and dropout."""
+    model = DualEncoder.from_pretrained(
+        config.path, passage_path=config.passage_path, shared=config.shared, pooling=config.pooling
+    )
+    bert = dataclasses.replace(
+        model.config.bert, hidden_dropout_prob=config.dropout, attention_probs_dropout_prob=config.dropout
+    )
+    longest = max(config.max_question_length, config.max_passage_length)
+    if longest > bert.max_position_embeddings:
+        raise UsageError(
+            f"{config.path}: has {bert.max_position_embeddings} positions, the config asks for {longest}; "
+            "lower encoder.max_passage_length or encoder.max_question_length"
+        )
+    settings = dataclasses.replace(
+        model.config,
+        bert=bert,
+        normalise=config.normalise,
+        max_question_length=config.max_question_length,
+        max_passage_length=config.max_passage_length,
+    )
+    if vocabulary_size(model.tokenizer) > bert.vocab_size:
+        raise UserError(f"{config.path}: the tokenizer has more entries than the model; use the model's own tokenizer")
+    return DualEncoder(settings, model.params, model.tokenizer)
+
+
+def initial_state(model: DualEncoder, optimizer, mesh: Mesh) -> TrainState:
+    """The state before the first step, on the devices."""
+    # A copy: the first step donates these buffers, and the model keeps its own.
+    params = sharding.put(jax.tree.map(np.array, model.params), mesh)
+    train = TrainState.create(params, optimizer)
+    return jax.device_put(train, sharding.shardings(train, mesh))
+
+
+def abstract_train_state(model: DualEncoder, optimizer, mesh: Mesh) -> TrainState:
+    """The shapes and shardings of `initial_state`."""
+    return sharding.abstract(jax.eval_shape(lambda: TrainState.create(model.params, optimizer)), mesh)
+
+
+def save_encoder(model: DualEncoder, params: Params, folder: Path) -> None:
+    """Writes the dual encoder's folder with these parameters."""
+    params = jax.device_get(params)
+    if jax.process_index() == 0:
+        DualEncoder(model.config, params, model.tokenizer).save(folder)
+
+
+def question_store(stores: Path, questions: list[Question], model: DualEncoder) -> TokenStore:
+    """The questions' tokens for the encoder."""
+    texts = [question.text for question in questions]
+    return TokenStore.build(stores, texts, model.tokenizer, Template.QUESTION_ROWS, model.config.max_question_length)
+
+
+def corpus_tokens(store: TokenStore, rows: int, mesh: Mesh) -> CorpusTokens:
+    """A store's rows on the devices, padded to `rows`; each host reads only its own."""
+    width = width_of(store)
+    tokens = put_rows(mesh, lambda a, b: store.padded(a, b, width)[0], (rows, width), store.dtype)
+    return CorpusTokens(tokens, put_rows(mesh, store.lengths, (rows,), np.int32))
+
+
+def width_of(store: TokenStore) -> int:
+    """The longest row, rounded up so that few widths are ever compiled."""
+    return -(-max(1, store.max_row_length) // 8) * 8
+
+
+def select(store: TokenStore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Some rows of a store as a rectangle: tokens [n, L], lengths int32 [n]."""
+    width = width_of(store)
+    tokens = np.zeros((len(rows), width), store.dtype)
+    lengths = store.lengths[rows]
+    tokens[np.arange(width) < lengths[:, None]] = np.concatenate([store.row(row) for row in rows])
+    return tokens, lengths
+
+
+def put_batch(mesh: Mesh, array: np.ndarray) -> jax.Array:
+    """One array of a batch on the devices, split by row."""
+    return put_rows(mesh, array, array.shape, array.dtype)
