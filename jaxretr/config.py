@@ -146,6 +146,8 @@ class Art:
     """Corpus rows that the search scores at once on each device."""
     encode_rows: int = 512
     """Corpus rows that the refresh encodes at once on each device."""
+    chunk: int = 32
+    """Texts that the training step embeds at once on each device: memory, not mathematics."""
 
 
 @dataclass(frozen=True, kw_only=True)

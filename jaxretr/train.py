@@ -17,7 +17,16 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxretr.checkpoint import Checkpoints
-from jaxretr.config import LOWER_IS_BETTER, ArtConfig, Config, ContrastiveConfig, MlmConfig, PassageLmConfig, from_json, to_json
+from jaxretr.config import (
+    LOWER_IS_BETTER,
+    ArtConfig,
+    Config,
+    ContrastiveConfig,
+    MlmConfig,
+    PassageLmConfig,
+    from_json,
+    to_json,
+)
 from jaxretr.errors import UsageError, UserError
 from jaxretr.files import atomic_write
 from jaxretr.metrics_log import MetricsLog, read_metrics

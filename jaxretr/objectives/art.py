@@ -2,7 +2,8 @@
 
 One compiled step does everything: it embeds the questions, finds the top K passages of the whole corpus, fetches
 their tokens, embeds them with gradient, asks the frozen scorer how well each explains its question, and moves both
-towers so that the retriever's distribution over the K passages comes nearer to the scorer's. If reading the code, start at `art_loss`, then go to `make_step`.
+towers so that the retriever's distribution over the K passages comes nearer to the scorer's. If reading the code, start
+at `art_loss`, then go to `make_step`.
 
 Everything runs inside a shard_map over the mesh's "data" axis: b = B / devices questions and n = N / devices corpus
 rows are local. The "model" axis, which splits large matrices, is left to the compiler.
@@ -20,12 +21,19 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxretr.models.dual_encoder import embed, tower
 from jaxretr.models.layers import Params
 from jaxretr.models.scorer import Prompt, score_pairs
 from jaxretr.models.t5 import T5Config
 from jaxretr.objectives.chunks import largest_divisor
-from jaxretr.objectives.live_index import IndexProgram, fetch_rows, find_passages, staleness, write_back
+from jaxretr.objectives.live_index import (
+    IndexProgram,
+    embed_passages,
+    embed_questions,
+    fetch_rows,
+    find_passages,
+    staleness,
+    write_back,
+)
 from jaxretr.objectives.text_keys import TextKeys
 from jaxretr.parallel.mesh import DATA
 from jaxretr.state import CorpusState, CorpusTokens, TrainState
@@ -115,10 +123,9 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
         # "Varying" keeps the gradients local; there is one reduction below, outside of every loop.
         params = jax.tree.map(lambda x: lax.pcast(x, DATA, to="varying"), state.params)
         keys = TextKeys.of_step(program, state.step, len(batch.tokens), program.top_k)
-        questions = partial(embed, program.encoder, dtype=program.encoder_dtype)
 
         # 1. Search with the question vectors of this step, dropout and all, as the authors do.
-        searched = questions(tower(params, "question"), batch.tokens, batch.lengths, keys=keys.questions)
+        searched = embed_questions(program, params, batch.tokens, batch.lengths, keys.questions)
         _, rows = find_passages(program, mesh, searched, index, program.top_k)  # [B, K]
 
         # 2. Fetch the found passages' tokens for this device's own questions.
@@ -132,16 +139,8 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
 
         # 4. Embed questions and passages with gradient, compare.
         def loss_of(params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-            q = questions(tower(params, "question"), batch.tokens, batch.lengths, keys=keys.questions)  # [b, D]
-            flat = found.tokens.reshape(-1, found.tokens.shape[-1])
-            p = embed(
-                program.encoder,
-                tower(params, "passage"),
-                flat,
-                found.lengths.reshape(-1),
-                dtype=program.encoder_dtype,
-                keys=None if keys.passages is None else keys.passages.reshape(-1),
-            ).reshape(len(q), program.top_k, -1)  # [b, K, D]
+            q = embed_questions(program, params, batch.tokens, batch.lengths, keys.questions)  # [b, D]
+            p = embed_passages(program, params, found, keys.passages)  # [b, K, D]
             student = jnp.einsum("bd,bkd->bk", q, p, precision=lax.Precision.HIGHEST)
             loss = art_loss(
                 student,

@@ -52,7 +52,7 @@ def embed_in_chunks(
     filled = jnp.concatenate([jnp.broadcast_to(order[:1], (spare,)), order])
     rows = (tokens[filled], lengths[filled], None if keys is None else keys[filled])
     chunks = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), rows)
-    embeddings = _embed_chunks(embed_rows, tuple(bucket_widths(width)), params, chunks)
+    embeddings: Any = _embed_chunks(embed_rows, tuple(bucket_widths(width)), params, chunks)
     embeddings = embeddings.reshape(n + spare, -1)[spare:]
     return embeddings[jnp.argsort(order)]
 

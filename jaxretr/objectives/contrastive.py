@@ -19,12 +19,19 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxretr.models.dual_encoder import embed, tower, truncated
+from jaxretr.models.dual_encoder import truncated
 from jaxretr.models.layers import Params
-from jaxretr.objectives.chunks import embed_in_chunks
 from jaxretr.objectives.corpus_softmax import corpus_logsumexp
 from jaxretr.objectives.distillation import kl_divergence, margin_mse
-from jaxretr.objectives.live_index import IndexProgram, fetch_rows, find_passages, staleness, write_back
+from jaxretr.objectives.live_index import (
+    IndexProgram,
+    embed_passages,
+    embed_questions,
+    fetch_rows,
+    find_passages,
+    staleness,
+    write_back,
+)
 from jaxretr.objectives.text_keys import TextKeys
 from jaxretr.parallel.mesh import DATA
 from jaxretr.state import CorpusState, CorpusTokens, TrainState
@@ -161,7 +168,6 @@ class ContrastiveProgram(IndexProgram):
     corpus_softmax: bool
     sizes: tuple[int, ...]
     """Of the embedding's prefixes, the whole included, whose losses are summed."""
-    chunk: int
     write_back: bool
     distillation: Literal["none", "margin_mse", "kl"]
     distillation_weight: float
@@ -215,7 +221,7 @@ def make_step(
         rows = batch.rows
         if program.retrieved:
             assert index is not None
-            searched = embed_questions(program, params, batch, keys)
+            searched = embed_questions(program, params, batch.tokens, batch.lengths, keys.questions)
             found = retrieve_negatives(program, mesh, searched, index, contents, batch, keys)
             rows = jnp.concatenate([rows, found], axis=1)  # [b, C]
 
@@ -226,8 +232,8 @@ def make_step(
 
         # 3. Embed with gradient, compare with the passages of all devices.
         def loss_of(params: Params) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array]]:
-            q = embed_questions(program, params, batch, keys)
-            p = embed_passages(program, params, fetched, keys)
+            q = embed_questions(program, params, batch.tokens, batch.lengths, keys.questions)
+            p = embed_passages(program, params, fetched, keys.passages)
             loss, metrics = batch_loss(program, q, p, own, everyone, index, contents, batch)
             return loss, (metrics, p)
 
@@ -245,31 +251,6 @@ def make_step(
         return state.apply_gradients(gradients, optimizer), index, metrics, rows
 
     return step
-
-
-def embed_questions(program: ContrastiveProgram, params: Params, batch: ContrastiveBatch, keys: TextKeys) -> jax.Array:
-    """This device's question embeddings, float32 [b, D]."""
-    embed_rows = partial(_embed_rows, program)
-    tokens = batch.tokens, batch.lengths, keys.questions
-    return embed_in_chunks(embed_rows, tower(params, "question"), *tokens, chunk=program.chunk)
-
-
-def embed_passages(program: ContrastiveProgram, params: Params, fetched: CorpusTokens, keys: TextKeys) -> jax.Array:
-    """The embeddings of the passages of this device's questions, float32 [b, C, D]."""
-    b, c, length = fetched.tokens.shape
-    flat = (
-        fetched.tokens.reshape(b * c, length),
-        fetched.lengths.reshape(-1),
-        None if keys.passages is None else keys.passages.reshape(-1),
-    )
-    embeddings = embed_in_chunks(partial(_embed_rows, program), tower(params, "passage"), *flat, chunk=program.chunk)
-    return embeddings.reshape(b, c, -1)
-
-
-def _embed_rows(
-    program: ContrastiveProgram, params: Params, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None
-) -> jax.Array:
-    return embed(program.encoder, params, tokens, lengths, dtype=program.encoder_dtype, keys=keys, keep_matmuls=True)
 
 
 def batch_loss(

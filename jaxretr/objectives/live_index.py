@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxretr.models.dual_encoder import DualEncoderConfig, embed, tower
 from jaxretr.models.layers import Params
-from jaxretr.objectives.chunks import bucket_widths, largest_divisor
+from jaxretr.objectives.chunks import bucket_widths, embed_in_chunks, largest_divisor
 from jaxretr.parallel.mesh import DATA
 from jaxretr.search.topk import search_step
 from jaxretr.state import CorpusState, CorpusTokens
@@ -35,7 +35,55 @@ class IndexProgram:
     """Corpus rows that the search scores at once on each device."""
     encode_rows: int
     """Corpus rows that the refresh encodes at once on each device."""
+    chunk: int
+    """Texts that a training step embeds at once on each device."""
     seed: int
+
+
+def embed_questions(
+    program: IndexProgram, params: Params, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None
+) -> jax.Array:
+    """This device's questions in a training step, chunk by chunk.
+
+    Args:
+      program: the run's constants.
+      params: of the dual encoder.
+      tokens: [CLS] q [SEP], integers [b, L].
+      lengths: int32 [b].
+      keys: of their dropout, [b], or None.
+
+    Returns:
+      float32 [b, D].
+    """
+    return _embed_texts(program, tower(params, "question"), tokens, lengths, keys)
+
+
+def embed_passages(program: IndexProgram, params: Params, found: CorpusTokens, keys: jax.Array | None) -> jax.Array:
+    """The K passages of each of this device's questions in a training step, chunk by chunk.
+
+    Args:
+      program: the run's constants.
+      params: of the dual encoder.
+      found: their tokens [b, K, L] and lengths [b, K].
+      keys: of their dropout, [b, K], or None.
+
+    Returns:
+      float32 [b, K, D].
+    """
+    b, k, length = found.tokens.shape
+    flat = found.tokens.reshape(b * k, length), found.lengths.reshape(-1), None if keys is None else keys.reshape(-1)
+    return _embed_texts(program, tower(params, "passage"), *flat).reshape(b, k, -1)
+
+
+def _embed_texts(
+    program: IndexProgram, tower_params: Params, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None
+) -> jax.Array:
+    def embed_rows(params: Params, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None) -> jax.Array:
+        return embed(
+            program.encoder, params, tokens, lengths, dtype=program.encoder_dtype, keys=keys, keep_matmuls=True
+        )
+
+    return embed_in_chunks(embed_rows, tower_params, tokens, lengths, keys, chunk=program.chunk)
 
 
 def find_passages(

@@ -65,7 +65,7 @@ def split_cpu(batch_size: int) -> None:
     Args:
       batch_size: the number of devices divides it.
     """
-    if jax.config.jax_num_cpu_devices > 0:
+    if jax.config.jax_num_cpu_devices > 0:  # pyright: ignore[reportAttributeAccessIssue]
         return
     # Each device holds the parameters: on large machines a few devices with several cores each do as well.
     cores = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)

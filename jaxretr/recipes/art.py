@@ -74,6 +74,7 @@ class ArtRun:
             teacher_chunk=config.scorer.chunk,
             block_rows=config.art.block_rows,
             encode_rows=config.art.encode_rows,
+            chunk=config.art.chunk,
             encoder_dtype=config.encoder.dtype,
             scorer_dtype=config.scorer.dtype,
             seed=config.train.seed,

@@ -189,8 +189,8 @@ class ExampleDraws:
         self.static = config.negatives.static
         most = int(examples.positives.lengths.max())
         self.positives = 1 if config.contrastive.positives == "draw" else min(config.contrastive.max_positives, most)
-        self._contents = Ragged(examples.positives.offsets, contents[examples.positives.values])
-        self._known_width = most
+        self._known = _known_positives(examples, contents)
+        self._known_width = int(self._known.lengths.max())
         # DPR: a question without hard negatives falls back to its others.
         self._negatives = _first_not_empty(examples.negatives, examples.other_negatives)
         if self.static and not len(self._negatives.values):
@@ -240,8 +240,8 @@ class ExampleDraws:
     def known(self, chosen: np.ndarray) -> np.ndarray:
         """Contents of all judged positives of some examples, int32 [B, Q], padded with NO_PASSAGE."""
         known = np.full((len(chosen), self._known_width), NO_PASSAGE, np.int32)
-        lengths = self._contents.lengths[chosen]
-        known[np.arange(self._known_width) < lengths[:, None]] = np.concatenate([self._contents[i] for i in chosen])
+        lengths = self._known.lengths[chosen]
+        known[np.arange(self._known_width) < lengths[:, None]] = np.concatenate([self._known[i] for i in chosen])
         return known
 
     def _teacher_scores(self, config: ContrastiveConfig) -> tuple[np.ndarray, np.ndarray]:
@@ -255,6 +255,18 @@ class ExampleDraws:
             self.examples.other_negatives.offsets, np.full(len(self.examples.other_negatives.values), np.nan)
         )
         return scores[0].values, _first_not_empty(scores[1], of_others).values
+
+
+def _known_positives(examples: TrainingSet, contents: np.ndarray) -> Ragged:
+    """The contents of each example's judged positives, those of other examples with the same question included."""
+    same: dict[str, list[int]] = {}
+    for number, question in enumerate(examples.questions):
+        same.setdefault(question.text, []).append(number)
+    of_example = Ragged(examples.positives.offsets, contents[examples.positives.values])
+    if len(same) == len(examples):
+        return of_example
+    joined = {text: np.unique(np.concatenate([of_example[i] for i in numbers])) for text, numbers in same.items()}
+    return Ragged.from_rows([joined[question.text] for question in examples.questions], np.int32)
 
 
 def _first_not_empty(first: Ragged, second: Ragged) -> Ragged:
