@@ -29,9 +29,10 @@ format: .venv/.installed-dev ## let ruff format the code and order the imports
 	$(BIN)/ruff check --fix --quiet .
 	$(BIN)/ruff format .
 
-bench: .venv/.installed-dev ## encoding and exact search against their peers, at a small size
+bench: .venv/.installed-dev ## encoding, exact search and supervised training against their peers, at a small size
 	JAX_PLATFORMS=cpu $(BIN)/python benchmarks/encode.py --count 64 --rounds 3
 	JAX_PLATFORMS=cpu $(BIN)/python benchmarks/search.py --rows 20000 --queries 1 64 --repeats 3
+	JAX_PLATFORMS=cpu $(BIN)/python benchmarks/train.py --batch-size 8 --steps 2 --rounds 2
 
 clean: ## remove .venv and all that was built
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .jax_cache build dist *.egg-info

@@ -11,14 +11,29 @@ seeds. `--also NAME=MODEL` measures further models (the initial encoder, an ART 
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
+from jaxretr.config import load
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.readers import read_beir
+from jaxretr.evaluate import metrics
+from jaxretr.evaluate.retrieval import Retriever, dense_retriever
+from jaxretr.evaluate.significance import compare
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.recipes.whole_corpus import load_encoder
+from jaxretr.search.bm25 import Bm25Index
+
+# split -> metric -> question -> value
+Values = dict[str, dict[str, dict[str, float]]]
 
 ROOT = Path(__file__).parents[1]
 SPLITS = ("squad", "tydi", "dev")
@@ -28,6 +43,8 @@ ARMS = {
     "BM25-mined": ["--negatives.retrieved", "0", "--negatives.mined", "1", "--data.mined", "{mined}"],
     "retrieved in the step": ["--negatives.retrieved", "1"],
 }
+# Evaluated at the end alone, with the index encoded anew once: the runs' time goes into steps.
+SHARED = ["--train.eval-every", "200", "--index.refresh-every", "100"]
 COMPARED = (
     ("BM25-mined", "in-batch"),
     ("retrieved in the step", "in-batch"),
@@ -39,67 +56,50 @@ def train(arm: str, seed: int, args: argparse.Namespace) -> Path:
     """Runs one arm to its end, unless that has been done; returns its folder."""
     workdir = args.runs / f"{arm.replace(' ', '_')}_{seed}"
     words = [word.format(mined=args.mined) for word in ARMS[arm]]
-    shared = ["--data.token-cache", str(args.runs / "tokens"), "--train.seed", str(seed)]
+    shared = [*SHARED, "--data.token-cache", str(args.runs / "tokens"), "--train.seed", str(seed)]
     command = [sys.executable, "-m", "jaxretr", "train", str(args.config), "--workdir", str(workdir)]
     environment = {**os.environ, "JAXRETR_DATA": str(args.data.parent)}
     subprocess.run([*command, *words, *shared, *args.settings], check=True, env=environment)
     return workdir
 
 
-def measure(name: str, model: Path, args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
-    """split -> metric -> question -> value, of one model; kept in a file."""
+def measure(name: str, model: Path, args: argparse.Namespace) -> Values:
+    """What a model finds, encoded once."""
+
+    def retriever(corpus: Corpus) -> Retriever:
+        if any((model / name).exists() for name in ("model", "jaxretr.json", "modules.json")):
+            encoder = DualEncoder.from_pretrained(model, dtype=args.compute)
+        else:  # a plain BERT says neither how it pools nor whether it normalises: as the runs begin with it
+            start = load(args.config).encoder  # pyright: ignore[reportAttributeAccessIssue]
+            encoder = load_encoder(dataclasses.replace(start, path=str(model)))
+        return dense_retriever(encoder, corpus)
+
+    return values_of(name, retriever, args)
+
+
+def values_of(name: str, retriever: Callable[[Corpus], Retriever], args: argparse.Namespace) -> Values:
+    """Searches the corpus for the questions of every split; the values are kept in a file."""
     kept = args.runs / "measured" / f"{name.replace(' ', '_')}.json"
     if kept.exists():
         return json.loads(kept.read_text())
-    from jaxretr.data.readers import read_beir
-    from jaxretr.evaluate import metrics
-    from jaxretr.models.dual_encoder import DualEncoder
-    from jaxretr.search.exact import ExactIndex
-
-    encoder = DualEncoder.from_pretrained(
-        model, dtype=args.compute, pooling=args.pooling if not (model / "jaxretr.json").exists() else None
-    )
-    values, index = {}, None
+    values: Values = {}
+    search = None
     for split in SPLITS:
         beir = read_beir(args.data, split)
-        if index is None:
-            index = ExactIndex(encoder.encode_passages(list(beir.corpus), progress=False), ids=beir.corpus.ids)
-        scores, ids = index.search(encoder.encode_queries([question.text for question in beir.questions]), k=100)
-        run = {
-            question.id: dict(zip(found, map(float, of_question), strict=True))
-            for question, found, of_question in zip(beir.questions, ids, scores, strict=True)
-        }
-        _, values[split] = metrics.evaluate(beir.qrels, run, list(METRICS), per_query=True)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(values))
-    return values
-
-
-def bm25(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
-    """The lexical baseline, measured in the same way."""
-    kept = args.runs / "measured" / "BM25.json"
-    if kept.exists():
-        return json.loads(kept.read_text())
-    from jaxretr.data.readers import read_beir
-    from jaxretr.evaluate import metrics
-    from jaxretr.search.bm25 import Bm25Index
-
-    values, index = {}, None
-    for split in SPLITS:
-        beir = read_beir(args.data, split)
-        index = index or Bm25Index.build(beir.corpus)
-        scores, rows = index.search([question.text for question in beir.questions], 100)
+        search = search or retriever(beir.corpus)
+        scores, rows = search([question.text for question in beir.questions], 100)
         run = {
             question.id: {beir.corpus.ids[row]: float(score) for row, score in zip(found, of_question, strict=True)}
             for question, found, of_question in zip(beir.questions, rows, scores, strict=True)
         }
-        _, values[split] = metrics.evaluate(beir.qrels, run, list(METRICS), per_query=True)
+        qrels = {question.id: beir.qrels[question.id] for question in beir.questions}
+        _, values[split] = metrics.evaluate(qrels, run, list(METRICS), per_query=True)
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(values))
     return values
 
 
-def line(name: str, of_seeds: list[dict[str, dict[str, dict[str, float]]]]) -> str:
+def line(name: str, of_seeds: list[Values]) -> str:
     """One row of the table, in percent."""
     cells = []
     for split in SPLITS:
@@ -121,19 +121,16 @@ def main() -> None:
     parser.add_argument("--settings", nargs=argparse.REMAINDER, default=[], help="further settings of every run, last")
     parser.add_argument("--also", action="append", default=[], metavar="NAME=MODEL")
     parser.add_argument("--compute", choices=("float32", "bfloat16"), default="float32", help="when measuring")
-    parser.add_argument("--pooling", choices=("cls", "mean"), default="mean", help="of --also folders that state none")
     args = parser.parse_args()
 
-    from jaxretr.evaluate.significance import compare
-
-    found: dict[str, list] = {arm: [] for arm in args.arms}
+    found: dict[str, list[Values]] = {arm: [] for arm in args.arms}
     for seed in args.seeds:
         for arm in args.arms:
             found[arm].append(measure(f"{arm}_{seed}", train(arm, seed, args), args))
     print("| | " + " | ".join(f"{split} {metric}" for split in SPLITS for metric in METRICS) + " |")
     print("|---|" + "---|" * len(SPLITS) * len(METRICS))
-    print(line("BM25", [bm25(args)]))
-    groups: dict[str, list] = {}
+    print(line("BM25", [values_of("BM25", lambda corpus: Bm25Index.build(corpus).search, args)]))
+    groups: dict[str, list[Values]] = {}
     for entry in args.also:
         name, model = entry.split("=", 1)
         groups.setdefault(name, []).append(measure(f"{name}_{Path(model).name}", Path(model), args))
@@ -145,15 +142,18 @@ def main() -> None:
             continue
         for split in SPLITS:
             for metric in METRICS:
-                means = [
+                first, second = (
                     {
                         question: float(np.mean([values[split][metric][question] for values in found[arm]]))
                         for question in found[arm][0][split][metric]
                     }
                     for arm in (one, other)
-                ]
-                result = compare(*means)
-                print(f"{one} - {other}, {split} {metric}: {result}")
+                )
+                result = compare(first, second)
+                print(
+                    f"{one} - {other}, {split} {metric}: {100 * result.difference:+.1f} points, 95% interval "
+                    f"{100 * result.low:+.1f} to {100 * result.high:+.1f}, p = {result.p_value:.4f}"
+                )
 
 
 if __name__ == "__main__":

@@ -143,13 +143,14 @@ class Theirs:
 
     def __init__(self, model: Path, triples: list[dict[str, str]], folder: Path, args: argparse.Namespace):
         import datasets
+        import torch
         from sentence_transformers import SentenceTransformer
-        from sentence_transformers.losses import MultipleNegativesRankingLoss
+        from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
         self.model = SentenceTransformer(str(model), device="cpu")
         self.model.max_seq_length = args.max_length
         for module in self.model.modules():
-            if type(module).__name__ == "Dropout":
+            if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
         self.loss = MultipleNegativesRankingLoss(self.model, scale=1 / TEMPERATURE)
         self.data = datasets.Dataset.from_list(triples)
