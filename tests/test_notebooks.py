@@ -4,12 +4,14 @@ import base64
 import gzip
 import json
 import os
+import re
 from pathlib import Path
 
 import nbclient
 import nbformat
 import pytest
 import tiny
+from nbformat import NotebookNode
 
 from jaxretr.assets import QUICKSTART
 from jaxretr.metrics_log import read_metrics
@@ -47,46 +49,87 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def texts(notebook: nbformat.NotebookNode) -> str:
-    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    return "".join(output["text"] for output in outputs if output.get("name") == "stdout")
-
-
-def test_art_quickstart_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    workdir = folder / "work"
-    for name, value in {
-        "JAXRETR_NOTEBOOK_STEPS": str(STEPS),
-        "JAXRETR_NOTEBOOK_DATA": str(folder / "data"),
-        "JAXRETR_NOTEBOOK_ENCODER": str(folder / "encoder"),
-        "JAXRETR_NOTEBOOK_SCORER": str(folder / "scorer"),
-        "JAXRETR_NOTEBOOK_WORKDIR": str(workdir),
+def run_notebook(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **variables: object) -> NotebookNode:
+    """Executes a notebook with `JAXRETR_NOTEBOOK_*` set to `variables` and the tiny data and models of `folder`."""
+    settings = {"DATA": folder / "data", "ENCODER": folder / "encoder", **variables}
+    for key, value in {
+        **{f"JAXRETR_NOTEBOOK_{key}": str(value) for key, value in settings.items()},
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "HF_HUB_OFFLINE": "1",
     }.items():
-        monkeypatch.setenv(name, value)
-    notebook = nbformat.read(ROOT / "notebooks/art_quickstart.ipynb", as_version=4)
-    nbclient.NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-    ).execute()
+        monkeypatch.setenv(key, value)
+    notebook = nbformat.read(ROOT / f"notebooks/{name}.ipynb", as_version=4)
+    resources = {"metadata": {"path": str(folder)}}
+    nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3", resources=resources).execute()
+    return notebook
 
+
+def texts(notebook: NotebookNode) -> str:
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return "".join(output["text"] for output in outputs if output.get("name") == "stdout")
+
+
+def check_picture(notebook: NotebookNode) -> None:
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    images = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+    assert len(images) == 1 and base64.b64decode(images[0]).startswith(b"\x89PNG")
+
+
+def evaluated_steps(run: Path) -> list[int]:
+    return [line["step"] for line in read_metrics(run) if "recall@20" in line]
+
+
+def test_art_quickstart_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workdir = folder / "art_quickstart"
+    notebook = run_notebook(
+        "art_quickstart", folder, monkeypatch, STEPS=STEPS, SCORER=folder / "scorer", WORKDIR=workdir
+    )
     printed = texts(notebook)
     assert "48 passages, 16 test questions" in printed
     assert printed.count("<- answers it") == 1
     assert "recall@20 before training: " in printed and "acc@20" in printed
-    steps = [line["step"] for line in read_metrics(workdir / "art") if "recall@20" in line]
-    assert steps == list(range(STEPS + 1)), "the learning curve has a point for each evaluation"
-    images = [
-        output["data"]["image/png"]
-        for cell in notebook.cells
-        for output in cell.get("outputs", [])
-        if "image/png" in output.get("data", {})
-    ]
-    assert len(images) == 1 and base64.b64decode(images[0]).startswith(b"\x89PNG")
+    assert evaluated_steps(workdir / "art") == list(range(STEPS + 1)), "the curve has a point for each evaluation"
+    check_picture(notebook)
     searches = notebook.cells[-2]["outputs"][-1]["text"]
     assert searches.count("...") == 9, "three passages for each of three questions"
+
+
+def test_dpr_negatives_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, batch, workdir = 2, 8, folder / "dpr_negatives"
+    notebook = run_notebook("dpr_negatives", folder, monkeypatch, STEPS=steps, BATCH=batch, WORKDIR=workdir)
+    printed = texts(notebook)
+
+    assert "passages" in printed and "first question: " in printed, "the data are inspected"
+    report = json.loads((workdir / "mined_report.json").read_text())
+    assert f"{report['dropped']['positive']} passages positives of the question (positive)" in printed
+    assert printed.count("\nright ") == 1 and printed.count("\nwrong ") == 3
+
+    # 8 questions: the other 7 passages of the batch, and with a negative each 8 more; a few are masked.
+    negatives = {
+        name: [line["negatives"] for line in read_metrics(workdir / name) if "negatives" in line][-1]
+        for name in ("in-batch", "BM25-mined", "retrieved")
+    }
+    assert 6 < negatives["in-batch"] <= 7 < 12 < min(negatives["BM25-mined"], negatives["retrieved"]) <= 15
+    for name, mean in negatives.items():
+        assert evaluated_steps(workdir / name) == [0, 1, 2]
+        assert re.search(rf"^{name} +{mean:.0f} ", printed, re.MULTILINE), "the log's columns are shown"
+
+    table = printed.split("16 test questions, 48 passages")[1].split("MRR@10 of")[0]
+    for name in ("BM25", "initial encoder", *negatives):
+        assert re.search(rf"^{name} +[\d.]+% +[\d.]+%$", table, re.MULTILINE)
+    assert printed.count(", p = ") == 3, "each pair of runs is tested"
+    check_picture(notebook)
+
+    lists = re.findall(r"its passage is (?:on|below) rank \d+;.*\n((?:  .*\n)+)", printed)
+    assert [found.count("\n") for found in lists] == [6, 6], "five candidates, and how many hold an answer"
+    assert lists[0] != lists[1], "training moves the neighbours"
+
+    assert (workdir / "export/modules.json").exists() and "files intact" in printed
+    difference = re.search(r"between their vectors and ours: (\S+)", printed)
+    assert difference and float(difference[1]) < 1e-5
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

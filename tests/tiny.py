@@ -181,8 +181,8 @@ def write_supervised(folder: Path) -> dict[str, str]:
     """Writes a corpus with two copies (22 passages) and DPR's JSON of 10 questions; returns fields of ContrastiveData.
 
     Question i has i % 4 hard negatives (questions 0 and 8: `negative_ctxs` alone, question 4: none at all), the first
-    of them cut so short that it is no passage of the corpus. Questions 1 and 5 have a second positive, 5 a third one,
-    and 6 shares its only one with 7.
+    of them cut so short that it is no passage of the corpus. Question 1 has a second positive, a negative of question
+    0; question 5 has the one of question 4 as well and a third one; and 6 shares its only one with 7.
     """
     corpus = [json.loads(line) for line in (DATA / "corpus.jsonl").read_text().splitlines()]
     passages = {row["_id"]: {name: row[name] for name in ("title", "text")} for row in corpus}
@@ -195,6 +195,7 @@ def write_supervised(folder: Path) -> dict[str, str]:
     gold = [judged[question["_id"]] for question in questions]
     rest = [id for id in passages if id not in gold]
     gold[6] = gold[7]
+    further = {1: [rest[3]], 5: [gold[4], rest[0]]}
     rows = []
     for i, question in enumerate(questions):
         others = [passages[rest[(3 * i + j) % len(rest)]] for j in range(6)]
@@ -205,7 +206,7 @@ def write_supervised(folder: Path) -> dict[str, str]:
             {
                 "question": question["text"],
                 "answers": [],
-                "positive_ctxs": [passages[gold[i]], *others[4 : {1: 5, 5: 6}.get(i, 4)]],
+                "positive_ctxs": [passages[id] for id in (gold[i], *further.get(i, ()))],
                 "hard_negative_ctxs": hard,
                 "negative_ctxs": [] if i == 4 else others[3:4],
             }

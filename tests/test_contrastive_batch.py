@@ -1,0 +1,160 @@
+"""The loss of a batch that is spread over devices, against its definition in float64 (contrastive_reference.py).
+
+Each setting of the objective at once in one case or another; values and gradients in questions and passages. float32
+rounding: at most some 200 scores of size 10 meet in one logarithm.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import contrastive_reference
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from contrastive_reference import Examples
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from tiny import contrastive_program
+
+from jaxretr.objectives.contrastive import NO_PASSAGE, ContrastiveBatch, ContrastiveProgram, batch_loss
+from jaxretr.parallel.mesh import DATA, make_mesh
+from jaxretr.state import CorpusState
+
+torch = pytest.importorskip("torch", reason="the definition is written in PyTorch: pip install torch")
+
+B, C, Q, D, N, CORPUS = 8, 4, 3, 16, 32, 27
+"""27 passages of the corpus, and 3 that only the training file has, in 32 rows: 4 a device of 8."""
+SEED = 21
+
+PLAIN = contrastive_program(corpus_rows=CORPUS)
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "nothing masked, several positives, both directions": {
+        "positives": 2,
+        "symmetric": True,
+        "temperature": 0.5,
+        "mask_known_positives": False,
+        "mask_duplicates": False,
+    },
+    "masked, several positives, both directions": {"positives": 2, "symmetric": True},
+    "corpus, prefixes, cosines": {
+        "encoder": dataclasses.replace(PLAIN.encoder, normalise=True),
+        "positives": 2,
+        "corpus_softmax": True,
+        "sizes": (2, 5, D),
+        "temperature": 0.1,
+    },
+    "corpus, masked by copies alone": {"corpus_softmax": True, "mask_known_positives": False},
+    "margins": {"distillation": "margin_mse", "distillation_weight": 0.5, "sizes": (3, D)},
+    "divergence": {
+        "distillation": "kl",
+        "distillation_weight": 2.0,
+        "contrastive_weight": 0.0,
+        "temperature": 2.0,
+        "teacher_temperature": 3.0,
+    },
+}
+
+
+def drawn(program: ContrastiveProgram) -> tuple[np.ndarray, np.ndarray, Examples]:
+    """Random embeddings, and passages of which many are copies of others or judged positives of other questions."""
+    rng = np.random.default_rng(SEED)
+    print("seed", SEED)
+    q, p, index = (rng.normal(size=shape).astype(np.float32) for shape in ((B, D), (B, C, D), (N, D)))
+    if program.encoder.normalise:
+        q, p, index = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, p, index))
+    contents = np.arange(N, dtype=np.int32)
+    contents[[9, 20, 25, 28]] = [2, 2, 11, 5]  # copies; the last one stands in the training file alone
+    rows = rng.integers(0, CORPUS + 3, (B, C)).astype(np.int32)
+    rows[[0, 0, 1, 2], 0] = [2, 2, 20, 9]
+    rows[[1, 3, 3, 5], [3, 2, 3, 1]] = NO_PASSAGE
+    known = np.full((B, Q), NO_PASSAGE, np.int32)
+    known[:, 0] = contents[rows[:, 0]]
+    known[::2, 1] = contents[rows[1::2, 2]]  # a negative of the next question; NO_PASSAGE reads the last row's
+    known[1, 2] = contents[rows[1, 1]]
+    teacher = rng.normal(size=(B, C)).astype(np.float32)
+    teacher[[0, 2, 4], [0, 1, 3]] = np.nan
+    return q, p, Examples(rows, known, contents, index, teacher if program.distillation != "none" else None)
+
+
+def ours(
+    program: ContrastiveProgram, mesh: jax.sharding.Mesh, q: np.ndarray, p: np.ndarray, examples: Examples
+) -> tuple[float, dict[str, float], np.ndarray, np.ndarray]:
+    """Loss, metrics and gradients, put together from the devices' parts as the step does it."""
+    batch = ContrastiveBatch(
+        *(
+            jnp.zeros((B, 1), jnp.int32),
+            jnp.ones(B, jnp.int32),
+            jnp.asarray(examples.rows),
+            jnp.asarray(examples.known),
+        ),
+        teacher=None if examples.teacher is None else jnp.asarray(examples.teacher),
+    )
+    index = CorpusState(jnp.asarray(examples.index), jnp.zeros(N, jnp.int32)) if program.corpus_softmax else None
+
+    @partial(
+        jax.shard_map,
+        mesh=mesh,
+        axis_names={DATA},
+        in_specs=P(DATA),
+        out_specs=(P(), P(), P(DATA), P(DATA)),
+    )
+    def parts(
+        q: jax.Array, p: jax.Array, index: CorpusState | None, contents: jax.Array, batch: ContrastiveBatch
+    ) -> Any:
+        everyone = lax.all_gather(batch.rows, DATA, tiled=True, to="invarying")
+        table = lax.all_gather(contents, DATA, tiled=True)
+        own = jnp.where(batch.rows == NO_PASSAGE, NO_PASSAGE, table[batch.rows])
+        of_pair = jax.value_and_grad(
+            lambda q, p: batch_loss(program, q, p, own, everyone, index, contents, batch), argnums=(0, 1), has_aux=True
+        )
+        (loss, metrics), gradients = of_pair(q, p)
+        return lax.psum(loss, DATA), lax.psum(metrics, DATA), *gradients
+
+    arguments = (jnp.asarray(q), jnp.asarray(p), index, jnp.asarray(examples.contents), batch)
+    loss, metrics, *gradients = jax.jit(parts)(*arguments)
+    return float(loss), {name: float(value) for name, value in metrics.items()}, *map(np.asarray, gradients)
+
+
+@pytest.mark.parametrize(
+    ("case", "devices"), [*((case, 8) for case in CASES), ("corpus, prefixes, cosines", 1), ("margins", 2)]
+)
+def test_loss_and_gradients_are_those_of_the_definition(case: str, devices: int) -> None:
+    program = dataclasses.replace(PLAIN, **CASES[case])
+    q, p, examples = drawn(program)
+    loss, metrics, of_q, of_p = ours(program, make_mesh(jax.devices()[:devices]), q, p, examples)
+
+    q64, p64 = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (q, p))
+    expected, negatives = contrastive_reference.loss(program, q64, p64, examples)
+    expected.backward()
+    np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
+    largest = max(float(q64.grad.abs().max()), float(p64.grad.abs().max()))
+    assert largest > 1e-3
+    np.testing.assert_allclose(of_q, q64.grad, atol=1e-5 * largest)
+    np.testing.assert_allclose(of_p, p64.grad, atol=1e-5 * largest)
+    assert (of_p[examples.rows == NO_PASSAGE] == 0).all()
+    counted = CORPUS if program.corpus_softmax else 0
+    np.testing.assert_allclose(metrics["negatives"], negatives + counted, rtol=1e-6)
+
+
+def test_accuracy_is_the_share_of_questions_whose_positive_stands_first() -> None:
+    q, p, examples = drawn(PLAIN)
+    p[::3, 0] += q[::3]
+    _, metrics, *_ = ours(PLAIN, make_mesh(jax.devices()[:1]), q, p, examples)
+    right = 0
+    for i in range(B):
+        scores = [q[i] @ p[j, place] for j, place in contrastive_reference.negatives_of(PLAIN, examples, i)]
+        right += q[i] @ p[i, 0] > max(scores)
+    assert 0 < right < B
+    assert metrics["accuracy"] == right / B
+
+
+def test_a_false_negative_gets_no_gradient_from_its_question() -> None:
+    """The whole weight of the mask: passage 1 of question 1 is judged positive, and no other question is there."""
+    q, p, examples = drawn(PLAIN)
+    examples.rows[[0, *range(2, B)]] = NO_PASSAGE
+    _, _, of_q, of_p = ours(PLAIN, make_mesh(), q, p, examples)
+    assert (of_p[1, 1] == 0).all() and (of_p[1, 2] != 0).all()
+    assert (of_q[0] == 0).all() and (of_q[1] != 0).all()

@@ -1,0 +1,124 @@
+"""Validation loss and average rank: the same on any number of devices, and as numpy computes them from the texts."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import contrastive_config, few_padding_rows, write_models, write_supervised
+
+from jaxretr.config import Validation
+from jaxretr.parallel.mesh import make_mesh
+from jaxretr.recipes.contrastive import ContrastiveRun, ContrastiveState
+
+GROUP = 4  # of 10 questions: the last group is smaller
+TEMPERATURE = 0.5
+POOLS = {"all": (30, 30), "one hard each": (1, 0), "positives": (0, 0)}
+
+
+def run_on(devices: int, folder: Path, hard: int, other: int) -> ContrastiveRun:
+    data = write_supervised(folder / "data")
+    config = contrastive_config(
+        folder,
+        data={**data, "dev": data["train"], "dev_questions": None},
+        contrastive={"temperature": TEMPERATURE},
+        validation={"batch_size": GROUP, "hard_negatives": hard, "other_negatives": other},
+    )
+    with few_padding_rows():
+        return ContrastiveRun(config, make_mesh(jax.devices()[:devices]), folder / "run")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("validation")
+    write_models(folder, noise=0.3)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def figures(folder: Path) -> dict[tuple[str, int], dict[str, float]]:
+    found = {}
+    for pool, (hard, other) in POOLS.items():
+        for devices in (1, 8) if pool == "all" else (8,):
+            run = run_on(devices, folder, hard, other)
+            state = run.init()
+            found[pool, devices] = run.evaluate(state)
+    found["positives, turned", 8] = run.evaluate(turned(state))
+    return found
+
+
+def turned(state: ContrastiveState) -> ContrastiveState:
+    """With questions that point the other way: their last LayerNorm is negative."""
+    params = jax.tree.map(jnp.asarray, state.train.params)
+    norm = params["question"]["bert"]["layers"]["ffn_norm"]
+    params["question"]["bert"]["layers"]["ffn_norm"] = {name: x.at[-1].multiply(-1) for name, x in norm.items()}
+    return state._replace(train=dataclasses.replace(state.train, params=params))
+
+
+class Brute:
+    """The figures from the training file itself."""
+
+    def __init__(self, folder: Path) -> None:
+        rows = json.loads((folder / "data/train.json").read_text())
+        lists = ("positive_ctxs", "hard_negative_ctxs", "negative_ctxs")
+        self.lists = [[[(ctx["title"], ctx["text"]) for ctx in row[name]] for name in lists] for row in rows]
+        encoder = run_on(1, folder, 0, 0).model
+        texts = sorted({text for row in self.lists for candidates in row for text in candidates})
+        embedded = encoder.encode_passages([{"title": title, "text": text} for title, text in texts], batch_size=32)
+        self.passages = dict(zip(texts, embedded.astype(np.float64), strict=True))
+        self.questions = encoder.encode_queries([row["question"] for row in rows], batch_size=16).astype(np.float64)
+
+    def average_rank(self, hard: int, other: int) -> float:
+        pool = {
+            text for positives, hards, others in self.lists for text in [positives[0], *hards[:hard], *others[:other]]
+        }
+        ranks = []
+        for q, (positives, *_) in zip(self.questions, self.lists, strict=True):
+            its_own = q @ self.passages[positives[0]]
+            ranks.append(sum(q @ self.passages[text] > its_own for text in pool))
+        return float(np.mean(ranks))
+
+    def loss(self) -> float:
+        """Each question's first positive, against all first positives and negatives of its group that are no positives."""
+        losses = []
+        for start in range(0, len(self.lists), GROUP):
+            group = self.lists[start : start + GROUP]
+            present = [text for positives, hard, other in group for text in [positives[0], *(hard or other)[:1]]]
+            for q, (positives, *_) in zip(self.questions[start : start + GROUP], group, strict=True):
+                scores = [q @ self.passages[text] / TEMPERATURE for text in present if text not in positives]
+                its_own = q @ self.passages[positives[0]] / TEMPERATURE
+                losses.append(np.log(np.exp([*scores, its_own]).sum()) - its_own)
+        return float(np.mean(losses))
+
+
+def test_figures_do_not_depend_on_the_devices(figures: dict[tuple[str, int], dict[str, float]]) -> None:
+    one, many = figures["all", 1], figures["all", 8]
+    assert one.keys() == many.keys() == {"loss", "average_rank"}
+    assert one["average_rank"] == many["average_rank"]
+    np.testing.assert_allclose(one["loss"], many["loss"], rtol=1e-5)
+
+
+def test_figures_are_as_defined(figures: dict[tuple[str, int], dict[str, float]], folder: Path) -> None:
+    """The pools differ, so that what belongs to each shows in the rank; the loss knows nothing of them."""
+    brute = Brute(folder)
+    ranks = {pool: brute.average_rank(*sizes) for pool, sizes in POOLS.items()}
+    assert len(set(ranks.values())) == len(POOLS) and min(ranks.values()) > 0
+    for pool, rank in ranks.items():
+        assert figures[pool, 8]["average_rank"] == pytest.approx(rank, abs=1e-9)
+        np.testing.assert_allclose(figures[pool, 8]["loss"], brute.loss(), rtol=1e-5)
+
+
+def test_padding_is_no_part_of_the_pool(figures: dict[tuple[str, int], dict[str, float]], folder: Path) -> None:
+    """Rows of zeros would stand above every passage whose score is negative, as most are of questions turned around."""
+    brute = Brute(folder)
+    brute.questions *= -1
+    scores = brute.questions @ np.stack([brute.passages[positives[0]] for positives, *_ in brute.lists]).T
+    assert (np.diag(scores) < 0).any()
+    assert figures["positives, turned", 8]["average_rank"] == pytest.approx(brute.average_rank(0, 0), abs=1e-9)
+
+
+def test_dpr_s_pool_is_the_default() -> None:
+    assert (Validation().hard_negatives, Validation().other_negatives) == (30, 30)
