@@ -265,7 +265,7 @@ def _known_positives(examples: TrainingSet, contents: np.ndarray) -> Ragged:
     of_example = Ragged(examples.positives.offsets, contents[examples.positives.values])
     if len(same) == len(examples):
         return of_example
-    joined = {text: np.unique(np.concatenate([of_example[i] for i in numbers])) for text, numbers in same.items()}
+    joined = {text: sorted({int(row) for i in numbers for row in of_example[i]}) for text, numbers in same.items()}
     return Ragged.from_rows([joined[question.text] for question in examples.questions], np.int32)
 
 
