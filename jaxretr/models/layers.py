@@ -140,9 +140,19 @@ class Dropout:
         self.calls += 1
         site = self.calls
         # 16 random bits an element: half the cost of a float, and the rate is still met to 1e-5.
-        bits = jax.vmap(lambda key: jax.random.bits(jax.random.fold_in(key, site), x.shape[1:], jnp.uint16))(self.keys)
+        bits = jax.vmap(lambda key: _random_bits(jax.random.fold_in(key, site), x.shape[1:]))(self.keys)
         keep = bits >= jnp.uint16(round(self.rate * 65536))
         return jnp.where(keep, x / (1.0 - self.rate), 0.0)
+
+
+def _random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """16 bits an element, the same for an element however far the row is padded: for states [L, D] or scores [H, L, M]."""
+    if len(shape) == 2:
+        return jax.random.bits(key, shape, jnp.uint16)  # counted row by row: more rows change none of the first
+    # Every line of M keys has a PRNG key of its own, for the padded length would move all but the first.
+    lines = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(shape[0]))
+    lines = jax.vmap(jax.vmap(jax.random.fold_in, in_axes=(None, 0)), in_axes=(0, None))(lines, jnp.arange(shape[1]))
+    return jax.vmap(jax.vmap(lambda line: jax.random.bits(line, shape[2:], jnp.uint16)))(lines)
 
 
 def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs) -> nnx.Module:
