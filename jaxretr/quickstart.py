@@ -74,7 +74,7 @@ def config(workdir: str = "runs") -> ArtConfig:
             chunk=16,
         ),
         optimizer=Optimizer(learning_rate=2e-4, weight_decay=0.01, warmup=0.05),
-        train=Train(steps=60, batch_size=16, log_every=5, save_every=20, eval_every=10),
+        train=Train(steps=40, batch_size=16, log_every=5, save_every=20, eval_every=10),
     )
 
 

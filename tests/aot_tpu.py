@@ -66,6 +66,7 @@ def program() -> ArtProgram:
         teacher_chunk=16,
         block_rows=16384,
         encode_rows=512,
+        chunk=32,
         encoder_dtype="bfloat16",
         scorer_dtype="bfloat16",
         seed=0,

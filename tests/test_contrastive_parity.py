@@ -183,9 +183,11 @@ def test_every_question_meets_the_same_number_of_negatives(pair: Pair) -> None:
 def test_every_parameter_is_equal(pair: Pair) -> None:
     names = {name for name in pair.theirs.params if "position_ids" not in name and "pooler" not in name}
     assert names == pair.ours.params.keys()
-    for name in names:
-        np.testing.assert_allclose(pair.ours.params[name], pair.theirs.params[name], atol=5e-6, err_msg=name)
-    moved = {name: np.abs(pair.theirs.params[name] - pair.start[name]).max() for name in names}
     # Without gradient are the keys' biases, and the passages' last bias: the loss sees only differences between them.
+    # Rounding gives them some, along which Adam takes steps of any size up to the learning rate.
     idle = {name for name in names if "key.bias" in name} | {"passage.encoder.layer.1.output.LayerNorm.bias"}
+    for name in names:
+        atol = 1e-4 if name in idle else 5e-6
+        np.testing.assert_allclose(pair.ours.params[name], pair.theirs.params[name], atol=atol, err_msg=name)
+    moved = {name: np.abs(pair.theirs.params[name] - pair.start[name]).max() for name in names}
     assert min(moved[name] for name in names - idle) > 1e-4
