@@ -151,11 +151,11 @@ def test_wrong_use():
 
 
 def test_searching_does_not_start_jax():
-    # bm25s runs a top-k on jax when it is imported, which would claim the devices of a training run.
+    # It would claim the devices before a training run is set up.
     program = (
         "import sys; from types import SimpleNamespace as C; from jaxretr.search.bm25 import Bm25Index;"
         "i = Bm25Index.build(C(titles=['a'], texts=['b'])); i.search(['b'], 1);"
-        "assert not [name for name in sys.modules if name.split('.')[0] == 'jax'], 'jax was imported or hidden for good'"
+        "assert not [name for name in sys.modules if name.split('.')[0] == 'jax'], 'jax was imported'"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
