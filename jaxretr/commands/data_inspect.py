@@ -196,6 +196,20 @@ def store_lines(path: Path) -> list[str]:
     """Describes a folder that this program wrote, by its meta.json; empty where it is none."""
     if not (path / "meta.json").is_file():
         return []
+    from jaxretr.data.lexical_set import LexicalSet, is_lexical_set
+
+    if is_lexical_set(path):
+        examples = LexicalSet.open(path)
+        first = examples.teachers[0]
+        return [
+            f"{path}: lexical set",
+            _row("queries", len(examples)),
+            _row("  dropped", examples.counts["dropped"]),
+            _row("passages of the corpus", examples.corpus_rows),
+            _row("teachers", ", ".join(teacher.name for teacher in examples.teachers)),
+            _row("positives, negatives", f"{first.positives.shape[1]}, {first.negatives.shape[1]}"),
+            _cut(f"first query: {examples.queries[0]}"),
+        ]
     # Here, for they bring JAX with them.
     if (path / "offsets.npy").is_file():
         from jaxretr.data.token_store import TokenStore

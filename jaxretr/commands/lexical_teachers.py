@@ -1,0 +1,291 @@
+"""The teachers of `jaxretr mine lexical`: BM25, a run, a dense model."""
+
+import argparse
+import functools
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+from jaxretr.commands.progress import Progress
+from jaxretr.data.arrays import write_array
+from jaxretr.data.corpus import Corpus, Passage
+from jaxretr.data.corpus_stream import CorpusStream
+from jaxretr.data.lexical_set import Ranking
+from jaxretr.data.query_store import QueryStore
+from jaxretr.data.questions import Question
+from jaxretr.data.text_rows import find_input
+from jaxretr.errors import UsageError, UserError, did_you_mean
+from jaxretr.evaluate.runs import read_run
+from jaxretr.files import atomic_write
+from jaxretr.search.bm25_words import Bm25Settings
+from jaxretr.search.lexical_ranker import rank
+
+if TYPE_CHECKING:
+    from jaxretr.models.combined_encoder import CombinedEncoder
+    from jaxretr.models.dual_encoder import DualEncoder
+
+log = logging.getLogger(__name__)
+
+_ROWS, _SCORES = "rows.npy", "scores.npy"
+
+# Passages encoded, and queries searched, between two writes.
+_PASSAGES = 50_000
+_QUERIES = 16_384
+
+# Embeddings that a device may hold where it does not say how much memory it has.
+_RESIDENT_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every teacher ranks.
+
+    Attributes:
+      corpus: N passages.
+      queries: Q texts.
+      query_ids: Q ids, where the queries were given; None for sentences.
+      depth: K, ranks to find.
+      threads: queries ranked at a time.
+      shard_passages: passages whose words are in memory at a time.
+    """
+
+    corpus: CorpusStream
+    queries: QueryStore
+    query_ids: Sequence[str] | None
+    depth: int
+    threads: int
+    shard_passages: int
+
+
+class Ranker(Protocol):
+    """A teacher."""
+
+    @property
+    def name(self) -> str:
+        """As the command line gives it."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what decides its ranking."""
+        ...
+
+    def rank(self, task: Task, folder: Path) -> Ranking:
+        """Ranks, or goes on with what an interrupted call left in `folder`."""
+        ...
+
+
+def parse_teacher(text: str, bm25: Bm25Settings) -> Ranker:
+    """Returns the teacher that --teacher names.
+
+    Raises:
+      UsageError: it names none.
+    """
+    kind, _, value = text.partition(":")
+    if text == "bm25":
+        return Bm25Teacher(bm25)
+    if kind in ("run", "model") and value:
+        return RunTeacher(text, value) if kind == "run" else ModelTeacher(text, value)
+    hint = did_you_mean(kind, ("bm25", "run", "model"))
+    raise UsageError(f"--teacher {text}: no such teacher{hint or ''}; give bm25, run:FILE or model:MODEL")
+
+
+def file_digest(path: str | Path, stem: str = "") -> str:
+    """Returns the sha256 (hexadecimal) of a file's bytes."""
+    with open(find_input(path, stem), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class Bm25Teacher:
+    """BM25; equal scores by passage id."""
+
+    settings: Bm25Settings
+    name: str = "bm25"
+
+    def identity(self) -> dict[str, Any]:
+        return asdict(self.settings)
+
+    def rank(self, task: Task, folder: Path) -> Ranking:
+        ranked = rank(
+            task.corpus.passages,
+            task.queries,
+            folder,
+            self.settings,
+            depth=task.depth,
+            corpus_name=task.corpus.name,
+            corpus_fingerprint=task.corpus.fingerprint,
+            queries_fingerprint=task.queries.fingerprint(),
+            shard_passages=task.shard_passages,
+            threads=task.threads,
+            progress=Progress,
+        )
+        return Ranking(self.name, ranked.rows, ranked.scores)
+
+
+@dataclass(frozen=True)
+class RunTeacher:
+    """A run over the given queries; equal scores by passage id, as BM25's."""
+
+    name: str
+    path: str
+
+    def identity(self) -> dict[str, Any]:
+        return {"sha256": file_digest(self.path)}
+
+    def rank(self, task: Task, folder: Path) -> Ranking:
+        if not (folder / _SCORES).is_file():
+            self._write(task, folder)
+        return Ranking(self.name, *(np.load(folder / name, mmap_mode="r") for name in (_ROWS, _SCORES)))
+
+    def _write(self, task: Task, folder: Path) -> None:
+        assert task.query_ids is not None
+        run = read_run(self.path)
+        without = [id for id in task.query_ids if not run.get(id)]
+        if len(without) == len(task.query_ids):
+            raise UserError(f"{self.path}: has hits for none of the {len(without)} queries; check that the ids agree")
+        if without:
+            log.warning(
+                "%s: no hits for %d of %d queries (the first: '%s'); they are dropped",
+                *(self.path, len(without), len(task.query_ids), without[0]),
+            )
+        ranked = [_best(run.get(id, {}), task.depth) for id in task.query_ids]
+        wanted = {id for ids in ranked for id in ids}
+        row_of_id = {p.id: row for row, (_, p) in enumerate(task.corpus.passages()) if p.id in wanted}
+        rows = np.full((len(ranked), task.depth), -1, np.int32)
+        scores = np.zeros(rows.shape, np.float32)
+        for number, ids in enumerate(ranked):
+            query_id = task.query_ids[number]
+            unknown = next((id for id in ids if id not in row_of_id), None)
+            if unknown is not None:
+                raise UserError(
+                    f"{self.path}: passage '{unknown}', found for query '{query_id}', is not in {task.corpus.name}; "
+                    "give the corpus that was searched"
+                )
+            rows[number, : len(ids)] = [row_of_id[id] for id in ids]
+            scores[number, : len(ids)] = [run[query_id][id] for id in ids]
+        write_array(folder / _ROWS, rows.shape, np.int32, [rows])
+        write_array(folder / _SCORES, scores.shape, np.float32, [scores])
+
+
+def _best(hits: Mapping[str, float], depth: int) -> list[str]:
+    return sorted(hits, key=lambda id: (-hits[id], id))[:depth]
+
+
+@dataclass(frozen=True)
+class ModelTeacher:
+    """A dense model, by exact search; equal scores by row."""
+
+    name: str
+    model: str
+
+    def identity(self) -> dict[str, Any]:
+        from jaxretr.encoding_store import model_fingerprint
+
+        # The side on which a combined model's weights count, too.
+        return {"fingerprint": model_fingerprint(self._encoder, "question")}
+
+    def rank(self, task: Task, folder: Path) -> Ranking:
+        shape = (len(task.queries), task.depth)
+        done = _Done(folder / "done.json")
+        if done["queries"] < shape[0]:
+            self._encode(task.corpus, folder, done)
+            self._search(task, folder, done)
+        rows, scores = (np.load(folder / name, mmap_mode="r") for name in (_ROWS, _SCORES))
+        return Ranking(self.name, rows, scores)
+
+    @functools.cached_property
+    def _encoder(self) -> "DualEncoder | CombinedEncoder":
+        # Here: it brings JAX, which a ranking by BM25 does without.
+        from jaxretr.commands.model import load_model
+
+        options = dict.fromkeys(("passage_model", "tokenizer", "pooling", "truncate_dim"))
+        return load_model(argparse.Namespace(model=self.model, **options))
+
+    def _encode(self, corpus: CorpusStream, folder: Path, done: "_Done") -> None:
+        from jaxretr.commands.model import encode_rows
+
+        shape = (corpus.num_rows, self._encoder.config.embedding_size)
+        if done["passages"] == corpus.num_rows:
+            return
+        embeddings = _open_array(folder / "embeddings.npy", shape, "float32", done["passages"])
+        with Progress(corpus.num_rows, "passage", "encoded") as progress:
+            progress.skip(done["passages"])
+            for start, passages in _batches(corpus, done["passages"]):
+                content = Corpus.from_passages(passages)
+                found, _ = encode_rows(self._encoder, content, 0, len(content), advance=progress.advance)
+                embeddings[start : start + len(content)] = found
+                embeddings.flush()
+                done["passages"] = start + len(content)
+
+    def _search(self, task: Task, folder: Path, done: "_Done") -> None:
+        from jaxretr.commands.model import encode_rows
+        from jaxretr.search.exact import ExactIndex
+
+        embeddings = np.load(folder / "embeddings.npy", mmap_mode="r")
+        index = ExactIndex(embeddings, max_device_bytes=_device_bytes())
+        shape = (len(task.queries), task.depth)
+        rows = _open_array(folder / _ROWS, shape, "int32", done["queries"])
+        scores = _open_array(folder / _SCORES, shape, "float32", done["queries"])
+        found = min(task.depth, len(index))
+        with Progress(shape[0], "query", "searched") as progress:
+            progress.skip(done["queries"])
+            for start in range(done["queries"], shape[0], _QUERIES):
+                texts = task.queries[start : start + _QUERIES]
+                questions = [Question(str(number), text) for number, text in enumerate(texts)]
+                vectors, _ = encode_rows(self._encoder, questions, 0, len(questions))
+                block = slice(start, start + len(texts))
+                rows[block] = -1
+                scores[block] = 0
+                scores[block, :found], rows[block, :found] = index.search_rows(vectors, found)
+                rows.flush()
+                scores.flush()
+                done["queries"] = block.stop
+                progress.advance(len(texts))
+
+
+class _Done:
+    """How many passages and queries are finished, kept in a file."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._counts = json.loads(path.read_text()) if path.is_file() else {"passages": 0, "queries": 0}
+
+    def __getitem__(self, what: Literal["passages", "queries"]) -> int:
+        return self._counts[what]
+
+    def __setitem__(self, what: Literal["passages", "queries"], count: int) -> None:
+        self._counts[what] = count
+        with atomic_write(self._path) as file:
+            json.dump(self._counts, file)
+
+
+def _open_array(path: Path, shape: tuple[int, int], dtype: str, done: int) -> np.memmap:
+    """Opens a file of which rows are finished, or makes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mode = "r+" if done else "w+"
+    return np.lib.format.open_memmap(path, mode, dtype=np.dtype(dtype), shape=shape)
+
+
+def _batches(corpus: CorpusStream, start: int) -> Iterator[tuple[int, list[Passage]]]:
+    """Yields (row of the first, passages), from the row `start` on."""
+    batch: list[Passage] = []
+    for row, (_, passage) in enumerate(corpus.passages()):
+        if row < start:
+            continue
+        batch.append(passage)
+        if len(batch) == _PASSAGES or row + 1 == corpus.num_rows:
+            yield row + 1 - len(batch), batch
+            batch = []
+
+
+def _device_bytes() -> int:
+    import jax
+
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats["bytes_limit"] // 2 if "bytes_limit" in stats else _RESIDENT_BYTES

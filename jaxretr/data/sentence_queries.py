@@ -1,0 +1,264 @@
+"""SPAR's training queries: sentences of the passages, more of them from the beginning of a document than from its end.
+
+Chen et al. 2022 (arXiv 2110.06918), appendix: of a passage's s sentences max(1, round(s / (1.2 (i + 1)))) become
+queries, where i is the passage's position in its document, from 0.
+"""
+
+import hashlib
+import json
+import math
+import re
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from jaxretr.data.arrays import write_array
+from jaxretr.data.corpus import Passage
+from jaxretr.data.corpus_stream import CorpusStream
+from jaxretr.data.query_store import QueryStore, write_queries
+from jaxretr.data.sentences import split_sentences
+from jaxretr.errors import UsageError, UserError
+from jaxretr.files import atomic_write
+
+SOURCES = "sources.npy"
+COUNTS = "counts.json"
+
+# A digest of blake2b holds so many numbers of 8 bytes.
+_NUMBERS_A_DIGEST = 8
+
+# Passages between two signs of life.
+_PASSAGES_A_SIGN = 10_000
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which sentences of a passage become queries.
+
+    Attributes:
+      kind: "position": max(1, round(s / (base (i + 1)))) of s sentences of the passage at position i of its document;
+        "uniform": the same number from every passage; "all": every sentence.
+      base: of "position".
+      per_passage: of "uniform".
+      seed: of the draw; all sentences of a passage are equally likely.
+    """
+
+    kind: Literal["position", "uniform", "all"] = "position"
+    base: float = 1.2
+    per_passage: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.base < math.inf:
+            raise UsageError(f"the base must be a number above 0, not {self.base}")
+        if self.per_passage < 1:
+            raise UsageError(f"at least 1 sentence a passage must be asked for, not {self.per_passage}")
+
+    def count(self, sentences: int, position: int) -> int:
+        """Returns how many of so many sentences become queries.
+
+        Halves are rounded to the even number, as Python's `round` does: 2.5 gives 2, 3.5 gives 4.
+
+        Args:
+          sentences: of the passage.
+          position: of the passage in its document, from 0.
+        """
+        if self.kind == "all":
+            return sentences
+        if self.kind == "uniform":
+            return min(self.per_passage, sentences)
+        return min(max(1, round(sentences / (self.base * (position + 1)))), sentences)
+
+    def choose(self, sentences: int, position: int, row: int) -> list[int]:
+        """Returns which sentences become queries, in their order; a function of the arguments and the seed alone.
+
+        Args:
+          sentences: of the passage.
+          position: of the passage in its document, from 0.
+          row: of the passage in the corpus.
+        """
+        count = self.count(sentences, position)
+        if count == sentences:
+            return list(range(sentences))
+        # A hash and no generator of numpy's, whose numbers another version may change.
+        numbers: list[int] = []
+        for part in range(-(-sentences // _NUMBERS_A_DIGEST)):
+            digest = hashlib.blake2b(f"{self.seed} {row} {part}".encode()).digest()
+            numbers += np.frombuffer(digest, "<u8").tolist()
+        return sorted(sorted(range(sentences), key=numbers.__getitem__)[:count])
+
+
+# ---- documents -------------------------------------------------------------------------------------------------------
+
+
+class Documents:
+    """Where in its document each passage stands.
+
+    The rule is one of
+      title: rows one after another with the same title are a document; one without a title is a document of its own;
+      field:NAME: rows with the same value of this field of their JSON object are a document, wherever they stand;
+      id:REGEX: rows in whose ids group 1 of this expression, which must match the whole id, is the same.
+    """
+
+    def __init__(self, rule: str):
+        """Reads the rule.
+
+        Raises:
+          UsageError: it is none.
+        """
+        self.rule = rule
+        kind, _, value = rule.partition(":")
+        if not (rule == "title" or (kind in ("field", "id") and value)):
+            raise UsageError(rf"'{rule}' names no documents; give title, field:NAME or id:REGEX, such as id:(.+)-\d+")
+        self._field = value if kind == "field" else None
+        self._pattern: re.Pattern[str] | None = None
+        if kind == "id":
+            try:
+                self._pattern = re.compile(value)
+            except re.error as error:
+                raise UsageError(f"'{value}' is no regular expression ({error}); correct it") from None
+            if not self._pattern.groups:
+                raise UsageError(rf"'{value}' has no group; put the document's part in brackets, as in (.+)-\d+")
+
+    def positions(self, corpus: CorpusStream) -> Iterator[tuple[Passage, int]]:
+        """Yields (passage, its position in its document, from 0), row by row.
+
+        Raises:
+          UserError: a row without the field, or an id that the expression does not match.
+        """
+        if self.rule == "title":
+            yield from _positions_by_title(corpus)
+            return
+        passages_of: Counter[str] = Counter()
+        for passage, document in self._named(corpus):
+            yield passage, passages_of[document]
+            passages_of[document] += 1
+
+    def _named(self, corpus: CorpusStream) -> Iterator[tuple[Passage, str]]:
+        if self._field is not None:
+            for place, passage, value in corpus.with_field(self._field):
+                if isinstance(value, bool) or not isinstance(value, str | int):
+                    raise UserError(f"{place}: field '{self._field}' is no text and no whole number; name another one")
+                yield passage, str(value)
+            return
+        assert self._pattern is not None
+        for place, passage in corpus.placed():
+            match = self._pattern.fullmatch(passage.id)
+            if match is None or match[1] is None:
+                raise UserError(f"{place}: the expression {self._pattern.pattern} does not match the id '{passage.id}'")
+            yield passage, match[1]
+
+
+def _positions_by_title(corpus: CorpusStream) -> Iterator[tuple[Passage, int]]:
+    title, position = "", 0
+    for _, passage in corpus.passages():
+        position = position + 1 if passage.title and passage.title == title else 0
+        title = passage.title
+        yield passage, position
+
+
+# ---- queries ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class SentenceCounts:
+    """What was read and what was drawn.
+
+    Attributes:
+      passages: of the corpus.
+      passages_without: those with no sentence, which give no query.
+      documents: how many they form.
+      sentences: of all passages.
+      sampled: sentences drawn.
+      queries: of these, so many remain under the limit.
+    """
+
+    passages: int = 0
+    passages_without: int = 0
+    documents: int = 0
+    sentences: int = 0
+    sampled: int = 0
+    queries: int = 0
+
+
+def sampled_sentences(
+    corpus: CorpusStream, documents: Documents, sampling: Sampling, counts: SentenceCounts
+) -> Iterator[tuple[int, list[str]]]:
+    """Yields (row, the sentences that become queries, in their order), row by row, and counts in `counts`."""
+    for row, (passage, position) in enumerate(documents.positions(corpus)):
+        sentences = split_sentences(passage.text)
+        chosen = [sentences[number] for number in sampling.choose(len(sentences), position, row)]
+        counts.passages += 1
+        counts.passages_without += not sentences
+        counts.documents += position == 0
+        counts.sentences += len(sentences)
+        counts.sampled += len(chosen)
+        yield row, chosen
+
+
+def write_sentence_queries(
+    folder: Path,
+    corpus: CorpusStream,
+    documents: Documents,
+    sampling: Sampling,
+    *,
+    limit: int | None = None,
+    advance: Callable[[int], None] = lambda passages: None,
+) -> SentenceCounts:
+    """Writes the queries, in the order of the passages and of the sentences in them.
+
+    Args:
+      folder: for a query store, sources.npy (int32 [Q], the row that each query is from) and counts.json, written last.
+      corpus: passages.
+      documents: where in its document each passage stands.
+      sampling: which sentences.
+      limit: keep at most so many, drawn evenly from all that the sampling gives.
+      advance: called with the number of passages read since the last call.
+
+    Raises:
+      UserError: no passage has a sentence, a rule of the documents fails, or a file cannot be written.
+    """
+    counts = SentenceCounts()
+    sources = array("i")
+    with write_queries(folder) as store:
+        for row, sentences in sampled_sentences(corpus, documents, sampling, counts):
+            for sentence in sentences:
+                store.append(sentence)
+                sources.append(row)
+            if (row + 1) % _PASSAGES_A_SIGN == 0 or row + 1 == corpus.num_rows:
+                advance(row % _PASSAGES_A_SIGN + 1)
+        if not counts.sampled:
+            raise UserError(
+                f"{corpus.name}: none of the {counts.passages} passages has a sentence; give one with texts"
+            )
+    counts.queries = counts.sampled
+    rows = np.frombuffer(sources, np.int32)
+    if limit is not None and limit < counts.sampled:
+        kept = drawn(counts.sampled, limit, sampling.seed, "limit")
+        everything = QueryStore(folder)
+        with write_queries(folder) as store:
+            for number in kept.tolist():
+                store.append(everything[number])
+        rows = rows[kept]
+        counts.queries = limit
+    write_array(folder / SOURCES, rows.shape, np.int32, [rows])
+    with atomic_write(folder / COUNTS) as file:
+        json.dump(asdict(counts), file)
+    return counts
+
+
+def drawn(total: int, count: int, seed: int, purpose: str) -> np.ndarray:
+    """Returns `count` different numbers below `total`, ascending, int64; each as likely as the others.
+
+    Args:
+      total: how many there are.
+      count: at most `total`.
+      seed: of the draw.
+      purpose: draws for different purposes do not depend on each other.
+    """
+    of_purpose = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=4).digest(), "little")
+    return np.sort(np.random.default_rng([seed, of_purpose]).choice(total, count, replace=False, shuffle=False))
