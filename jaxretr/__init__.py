@@ -8,16 +8,28 @@ __version__ = "0.1.0"
 # Imported on first use, so that `import jaxretr` and `jaxretr --help` are instant.
 _HOME = {
     "DualEncoder": "jaxretr.models.dual_encoder",
+    "CombinedEncoder": "jaxretr.models.combined_encoder",
+    "load_encoder": "jaxretr.models.combined_folder",
     "QuestionScorer": "jaxretr.models.question_scorer",
     "ExactIndex": "jaxretr.search.exact",
     "Bm25Index": "jaxretr.search.bm25",
     "UserError": "jaxretr.errors",
 }
 
-__all__ = ["Bm25Index", "DualEncoder", "ExactIndex", "QuestionScorer", "UserError"]
+__all__ = [
+    "Bm25Index",
+    "CombinedEncoder",
+    "DualEncoder",
+    "ExactIndex",
+    "QuestionScorer",
+    "UserError",
+    "load_encoder",
+]
 
 if TYPE_CHECKING:
     from jaxretr.errors import UserError
+    from jaxretr.models.combined_encoder import CombinedEncoder
+    from jaxretr.models.combined_folder import load_encoder
     from jaxretr.models.dual_encoder import DualEncoder
     from jaxretr.models.question_scorer import QuestionScorer
     from jaxretr.search.bm25 import Bm25Index

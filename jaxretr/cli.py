@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jaxretr.commands import process
 
         process.set_up()
-        importlib.import_module(f"jaxretr.commands.{args.command}").run(args)
+        importlib.import_module(f"jaxretr.commands.{args.command.replace(' ', '_')}").run(args)
         sys.stdout.flush()  # Here, where a reader that has gone is dealt with.
         return 0
     except SystemExit as stop:  # --help, --version, and a training run that was asked to stop
@@ -103,6 +103,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if words[0].startswith("--") and words[0] not in parser._option_string_actions:
         hint = did_you_mean(words[0], parser._option_string_actions)
         raise UsageError(f"{words[0]}: no such option{hint or '; see: jaxretr --help'}")
+    # A command beside `jaxretr mine`, whose required options argparse would want of an action of it, too.
+    if list(words[:2]) == ["mine", "lexical"]:
+        words = ["mine lexical", *words[2:]]
     if words[0] in commands:
         # Before argparse looks: it would report the option that is missing, not the one that is misspelt.
         command = _named(words, commands)
@@ -167,6 +170,8 @@ def _names(text: str) -> tuple[str, ...]:
 
 def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """Returns the parser, and each command's."""
+    from jaxretr.commands import analyse_options, combination_options, data_options, mine_options
+
     parser = _Parser(
         prog="jaxretr",
         description="Train, evaluate and serve dense passage retrievers in JAX.",
@@ -280,34 +285,23 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     parser_of = command(
         "mine",
         "Hard negatives for training questions: passages that BM25 (or a run) ranks high, filtered, with a report.\n"
-        "Writes Tevatron jsonl with ids of the corpus, one row a question.",
+        "Writes Tevatron jsonl with ids of the corpus, one row a question; training sets of ids for a\n"
+        "model that imitates BM25 (SPAR) are made by jaxretr mine lexical.",
         "jaxretr mine --corpus corpus.jsonl --train nq --out mined.jsonl --report mined.json\n"
         "  jaxretr mine --corpus corpus.jsonl --train train.jsonl --run dense.trec --relative-margin 0.05 --out mined.jsonl",
     )
-    add = parser_of.add_argument
-    add("--corpus", metavar="FILE", required=True, help="passages, as for encode")
-    add("--train", metavar="FILE", required=True, help="questions with positives: any training file, or a BEIR folder")
-    add("--split", default="train", help="of a BEIR folder's qrels (default: %(default)s)")
-    add("--out", metavar="FILE", required=True, help="the training file to write")
-    add("--report", metavar="FILE", help="write what was kept and filtered there, as JSON")
-    add("--run", metavar="RUN", help="a TREC run to mine from instead of BM25")
-    add("--negatives", type=_at_least_one, default=30, metavar="N", help="a question, at most (default: %(default)s)")
-    add("--ranks", type=_ranks, default="1:100", metavar="A:B", help="the window to look in (default: %(default)s)")
-    add("--depth", type=_at_least_one, metavar="K", help="passages ranked, for the report (default: B of --ranks)")
-    add("--margin", type=float, metavar="X", help="negatives score at most the best positive's score - X")
-    add("--relative-margin", type=float, metavar="R", help="and at most its score less the share R of it")
-    add(
-        "--answers",
-        choices=("string", "regex", "none"),
-        default="string",
-        help="how passages with an answer in their text are recognised and dropped; none: not (default: %(default)s)",
+    mine_options.add_options(parser_of, _at_least_one, _ranks)
+
+    parser_of = command(
+        "mine lexical",
+        "A training set for a dense model that imitates BM25 (or a run, or another model): sentences of the corpus or\n"
+        "given queries, with the first ranks as positives and some later ones as negatives, as ids.",
+        "jaxretr mine lexical --corpus psgs_w100.tsv --out wiki_lexical --dev 5000\n"
+        "  jaxretr mine lexical --corpus psgs_w100.tsv --queries paq.tsv --teacher bm25 --teacher model:runs/dpr --out paq",
     )
-    add(
-        "--skip-bad", action="store_true", help="leave out bad rows and positives that the corpus lacks, and count them"
-    )
-    add("--k1", type=float, help="of BM25, as for bm25 (default: 0.9)")
-    add("--b", type=float, help="of BM25, as for bm25 (default: 0.4)")
-    add("--stemmer", choices=("english", "none"), help="of BM25, as for bm25 (default: english)")
+    mine_options.add_lexical_options(parser_of, _at_least_one, _ranks)
+
+    combination_options.add_commands(command, _at_least_one)
 
     parser_of = command(
         "export",
@@ -346,15 +340,22 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         help="let that library compute the vectors as well",
     )
 
-    from jaxretr.commands.data_options import add_actions
-
     parser_of = command(
         "data",
         "Training sets and other data files: convert, inspect, validate.",
         "jaxretr data validate train.jsonl --corpus corpus.jsonl",
     )
-    for name, parser_of_action in add_actions(parser_of, _at_least_one).items():
+    for name, parser_of_action in data_options.add_actions(parser_of, _at_least_one).items():
         commands[f"data {name}"] = parser_of_action
+        _add_debug(parser_of_action)
+
+    parser_of = command(
+        "analyse",
+        "What a model has learnt: the overlap of its ranking with BM25's, and what the order of words is worth to it.",
+        "jaxretr analyse overlap bm25.trec lexical.trec",
+    )
+    for name, parser_of_action in analyse_options.add_actions(parser_of, _at_least_one, _names, _add_model).items():
+        commands[f"analyse {name}"] = parser_of_action
         _add_debug(parser_of_action)
     return parser, commands
 

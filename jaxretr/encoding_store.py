@@ -22,6 +22,7 @@ from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.errors import UserError
 from jaxretr.files import atomic_write
 from jaxretr.json_dataclass import dataclass_from
+from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder, Side
 from jaxretr.search.index_folder import read_ids
 
@@ -210,8 +211,16 @@ class EmbeddingStore:
             json.dump({"format": _FORMAT, "version": _VERSION, **dataclasses.asdict(self.meta)}, file, indent=1)
 
 
-def model_fingerprint(encoder: DualEncoder) -> str:
-    """A sha256 (hexadecimal) over all that decides a dual encoder's embeddings, both towers included."""
+def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "passage") -> str:
+    """A sha256 (hexadecimal) over all that decides an encoder's embeddings of one side.
+
+    A dual encoder has one for both sides, over both towers. A combined encoder's weights decide its questions' vectors
+    alone, so passages that were encoded with some weights are those of the same parts with any others.
+    """
+    if isinstance(encoder, CombinedEncoder):
+        parts = [model_fingerprint(part) for part in encoder.parts]
+        weights = encoder.config.weights if side == "question" else None
+        return hashlib.sha256(json.dumps([encoder.config.how, parts, weights]).encode()).hexdigest()
     config = dataclasses.asdict(encoder.config)
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"):
         config["bert"].pop(name)  # Only training heeds these.

@@ -30,7 +30,20 @@ QUERIES = tiny.DATA / "queries.jsonl"
 QRELS = tiny.DATA / "qrels/train.tsv"
 # Where `python -m jaxretr` finds the package, installed or not.
 REPOSITORY = Path(__file__).parents[1]
-COMMANDS = ("quickstart", "train", "encode", "search", "evaluate", "bm25", "export", "verify")
+COMMANDS = (
+    "quickstart",
+    "train",
+    "encode",
+    "search",
+    "evaluate",
+    "bm25",
+    "export",
+    "verify",
+    "analyse",
+    "combine",
+    "tune",
+    "fuse",
+)
 
 
 # ---- shared with test_bad_input.py -----------------------------------------------------------------------------------

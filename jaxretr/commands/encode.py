@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> None:
     meta = StoreMeta(
         side=args.side,
         model=str(args.model),
-        model_fingerprint=model_fingerprint(encoder),
+        model_fingerprint=model_fingerprint(encoder, args.side),
         texts_fingerprint=texts_fingerprint(content),
         rows=len(content),
         dim=encoder.config.embedding_size,

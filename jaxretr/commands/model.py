@@ -12,6 +12,8 @@ from jaxretr.commands.progress import Progress
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.errors import UserError
+from jaxretr.models.combined_encoder import CombinedEncoder, TextEncoder
+from jaxretr.models.combined_folder import load_encoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.encode import without_truncation_warnings
 
@@ -22,12 +24,10 @@ log = logging.getLogger(__name__)
 _PIECE_ROWS_ON_CPU = 2048
 
 
-def load_model(args: argparse.Namespace) -> DualEncoder:
+def load_model(args: argparse.Namespace) -> DualEncoder | CombinedEncoder:
     """Loads MODEL with the options that cli.py adds for it."""
-    folder = Path(args.model).expanduser()
-    if (folder / "checkpoints").is_dir() and not (folder / "model").is_dir():
-        raise UserError(f"{folder}: this run has written no model yet; finish it with `jaxretr train`")
-    return DualEncoder.from_pretrained(
+    check_finished(args.model)
+    return load_encoder(
         args.model,
         passage_path=args.passage_model,
         tokenizer=args.tokenizer,
@@ -37,7 +37,14 @@ def load_model(args: argparse.Namespace) -> DualEncoder:
     )
 
 
-def encode(encoder: DualEncoder, content: Corpus | Sequence[Question], batch_size: int | None) -> np.ndarray:
+def check_finished(model: str) -> None:
+    """Raises UserError for the folder of a run that has no model yet."""
+    folder = Path(model).expanduser()
+    if (folder / "checkpoints").is_dir() and not (folder / "model").is_dir():
+        raise UserError(f"{folder}: this run has written no model yet; finish it with `jaxretr train`")
+
+
+def encode(encoder: TextEncoder, content: Corpus | Sequence[Question], batch_size: int | None) -> np.ndarray:
     """Encodes a whole corpus or list of questions, showing progress; float32 [n, D]."""
     what = "passage" if isinstance(content, Corpus) else "question"
     with Progress(len(content), what, "encoded") as progress:
@@ -51,7 +58,7 @@ def encode(encoder: DualEncoder, content: Corpus | Sequence[Question], batch_siz
 
 
 def encode_rows(
-    encoder: DualEncoder,
+    encoder: TextEncoder,
     content: Corpus | Sequence[Question],
     start: int,
     stop: int,
@@ -62,7 +69,7 @@ def encode_rows(
     """Encodes passages or questions [start, stop), with signs of life.
 
     Args:
-      encoder: whose passage tower encodes a corpus and whose question tower encodes questions.
+      encoder: whose passage side encodes a corpus and whose question side encodes questions.
       content: at least `stop` passages or questions.
       start, stop: the rows.
       batch_size: rows a batch; None: what suits the device.

@@ -14,6 +14,7 @@ from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.encoding_store import EmbeddingStore, is_store, model_fingerprint
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.runs import Hits
+from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.search.exact import ExactIndex, search_blocks
 
@@ -44,17 +45,17 @@ def run(args: argparse.Namespace) -> None:
     write_hits(args.out, args.format, hits, questions, corpus)
 
 
-def check_store(store: EmbeddingStore, encoder: DualEncoder, model: Any) -> None:
+def check_store(store: EmbeddingStore, encoder: DualEncoder | CombinedEncoder, model: Any) -> None:
     """Refuses a store that another model made, or that holds no passages."""
     meta = store.meta
     if meta.dim != (size := encoder.config.embedding_size):
-        fits = meta.dim <= encoder.config.full_size
+        fits = isinstance(encoder, DualEncoder) and meta.dim <= encoder.config.full_size
         remedy = f"search with --truncate-dim {meta.dim}" if fits else "search with that one"
         raise UserError(
             f"{store.folder}: holds embeddings of {meta.dim} dimensions ({meta.model}), but {model} gives {size}; "
             f"{remedy}, or encode the corpus again"
         )
-    if meta.model_fingerprint != model_fingerprint(encoder):
+    if meta.model_fingerprint != model_fingerprint(encoder, meta.side):
         raise UserError(
             f"{store.folder}: was encoded with another model ({meta.model}) than {model}; "
             "search with that one, or encode the corpus again"

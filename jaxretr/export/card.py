@@ -9,6 +9,7 @@ import jaxretr
 from jaxretr.export.golden import Golden, passage_as_text
 from jaxretr.export.run_record import RunRecord
 from jaxretr.files import atomic_write
+from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.export_note import ExportNote
 
@@ -27,7 +28,7 @@ _OBJECTIVES = {
 def write(
     folder: Path,
     name: str,
-    encoder: DualEncoder,
+    encoder: DualEncoder | CombinedEncoder,
     note: ExportNote | None,
     *,
     source: str,
@@ -53,14 +54,14 @@ def write(
         f"# {name}",
         f"A dense passage retriever: questions and passages become vectors, whose dot product ranks the passages. "
         f"Exported by jaxretr {jaxretr.__version__} from `{source}`.",
-        _facts(encoder, note),
+        _facts_of_parts(encoder) if isinstance(encoder, CombinedEncoder) else _facts(encoder, note),
         "## How to load it",
         "The paths below are this folder's"
         + ("; of a model on the hub, download the folder first (`hf download`)." if note and note.separate else "."),
-        _passages_as_text(encoder, golden) if note else "",
+        _passages_as_text(encoder, golden) if note and isinstance(encoder, DualEncoder) else "",
         _code(_CODE[library](name, encoder, note)) if note else "",
         "With jaxretr:" if note else "",
-        _code(_with_jaxretr(name)),
+        _code(_with_jaxretr(name, type(encoder).__name__)),
         _training(run) if run else "",
         "## Is it intact?",
         f"`jaxretr verify {name}` recomputes the vectors in golden.npy from the files here, and compares hashes.",
@@ -100,6 +101,25 @@ def _facts(encoder: DualEncoder, note: ExportNote | None) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
+def _facts_of_parts(encoder: CombinedEncoder) -> str:
+    config = encoder.config
+    meaning = {
+        "concatenate": "the vectors of its parts one behind the other, the questions' multiplied by the weights: the "
+        "dot product is the weighted sum of the parts' own",
+        "sum": "the sums of its parts' vectors, the questions' multiplied by the weights",
+    }[config.how]
+    rows = [f"| part-{n} | {encoder.names[n]} | {weight:g} |" for n, weight in enumerate(config.weights)]
+    facts = [f"### part-{number}\n\n{_facts(part, None)}" for number, part in enumerate(encoder.parts)]
+    return "\n\n".join(
+        [
+            f"A combined model of {config.embedding_size} dimensions. Its vectors are {meaning}. A corpus that is "
+            "encoded once can be searched with any weights.",
+            "\n".join(["| part | made from | weight |", "|---|---|---|", *rows]),
+            *facts,
+        ]
+    )
+
+
 def _passages_as_text(encoder: DualEncoder, golden: Golden) -> str:
     sep = encoder.tokenizer.sep_token
     if encoder.config.passage_template == "pair":
@@ -122,10 +142,10 @@ def _code(text: str) -> str:
     return f"```python\n{text}\n```"
 
 
-def _with_jaxretr(name: str) -> str:
+def _with_jaxretr(name: str, kind: str) -> str:
     return (
         "import jaxretr\n\n"
-        f'encoder = jaxretr.DualEncoder.from_pretrained("{name}")\n'
+        f'encoder = jaxretr.{kind}.from_pretrained("{name}")\n'
         f'questions = encoder.encode_queries(["{_QUESTION}"])\n'
         f'passages = encoder.encode_passages([{{"title": "{_TITLE}", "text": "{_TEXT}"}}])\n'
         "print(questions @ passages.T)"

@@ -8,6 +8,7 @@ from jaxretr.export import card, golden, huggingface, sentence_transformers
 from jaxretr.export.run_record import read_run
 from jaxretr.export.verify import Report, verify
 from jaxretr.files import atomic_folder
+from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.hf_files import some_names
 from jaxretr.models.sentence_transformers import read_prompts
@@ -16,7 +17,7 @@ Target = Literal["huggingface", "sentence-transformers", "jaxretr"]
 
 
 def export(
-    encoder: DualEncoder,
+    encoder: DualEncoder | CombinedEncoder,
     out: str | Path,
     to: Target,
     *,
@@ -42,18 +43,27 @@ def export(
       UserError: the folder holds something, cannot be written, or the layout cannot hold the model.
     """
     check_arguments(out, to, layout)
+    if isinstance(encoder, CombinedEncoder) and to != "jaxretr":
+        name = source or "MODEL"
+        weights = ", ".join(f"{name}/part-{part} ({weight})" for part, weight in enumerate(encoder.config.weights))
+        raise UserError(
+            f"no layout of {to} holds several encoders; use --to jaxretr, or export the parts one by one and give "
+            f"their questions these weights: {weights}"
+        )
     out = Path(out).expanduser()
-    chosen = huggingface.choose_layout(encoder.config, layout) if to == "huggingface" else None
+    chosen = None
+    if isinstance(encoder, DualEncoder) and to == "huggingface":
+        chosen = huggingface.choose_layout(encoder.config, layout)
     prompts = {} if source is None else source_prompts(Path(source).expanduser())
     run = None if source is None else read_run(source)
     with atomic_folder(out) as partial:
-        if chosen is not None:
-            note = huggingface.write(partial, encoder, chosen)
-        elif to == "sentence-transformers":
-            note = sentence_transformers.write(partial, encoder, prompts)
-        else:
+        note = None
+        if isinstance(encoder, CombinedEncoder) or to == "jaxretr":
             encoder.save(partial)
-            note = None
+        elif chosen is not None:
+            note = huggingface.write(partial, encoder, chosen)
+        else:
+            note = sentence_transformers.write(partial, encoder, prompts)
         if note is not None:
             note.write(partial)
         written = golden.write(partial, encoder, prompts)

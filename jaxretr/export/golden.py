@@ -19,6 +19,7 @@ import jaxretr
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows
 from jaxretr.errors import UserError
 from jaxretr.files import atomic_write
+from jaxretr.models.combined_encoder import CombinedConfig, CombinedEncoder, parts_of
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig
 from jaxretr.models.encode import without_truncation_warnings
 from jaxretr.models.hf_files import read_json
@@ -83,8 +84,12 @@ class Vectors:
     passages: np.ndarray
 
 
-def settings_of(config: DualEncoderConfig) -> dict[str, Any]:
-    """What decides the vectors beside weights and tokenizer, the same however the layout puts it."""
+def settings_of(config: DualEncoderConfig | CombinedConfig) -> dict[str, Any]:
+    """What decides the vectors beside parameters and tokenizer, the same however the layout puts it."""
+    if isinstance(config, CombinedConfig):
+        lengths = {name: getattr(config, name) for name in ("max_question_length", "max_passage_length")}
+        parts = [settings_of(part) for part in config.parts]
+        return {**lengths, "how": config.how, "weights": list(config.weights), "parts": parts}
     names = ("pooling", "normalise", "passage_template", "max_question_length", "max_passage_length")
     return {**{name: getattr(config, name) for name in names}, "dimensions": config.embedding_size}
 
@@ -96,9 +101,14 @@ def passage_as_text(encoder: DualEncoder, title: str, text: str) -> str:
     return f"{title} {text}".strip()
 
 
-def compute(encoder: DualEncoder, questions: Sequence[str], passages: Sequence[Sequence[str]]) -> Vectors:
+def compute(
+    encoder: DualEncoder | CombinedEncoder, questions: Sequence[str], passages: Sequence[Sequence[str]]
+) -> Vectors:
     """Embeds with the model's parameters in float32, whatever it was loaded for, on any device."""
-    exact = DualEncoder(encoder.config, encoder.params, encoder.tokenizer)
+    exact_parts = [DualEncoder(part.config, part.params, part.tokenizer) for part in parts_of(encoder)]
+    exact = exact_parts[0]
+    if isinstance(encoder, CombinedEncoder):
+        exact = CombinedEncoder(exact_parts, encoder.config.weights, encoder.config.how)
     pairs = [{"title": title, "text": text} for title, text in passages]
     # Accelerators would otherwise round the operands of float32 matmuls.
     with jax.default_matmul_precision("highest"), without_truncation_warnings():
@@ -107,7 +117,7 @@ def compute(encoder: DualEncoder, questions: Sequence[str], passages: Sequence[S
         )
 
 
-def write(folder: Path, encoder: DualEncoder, prompts: dict[str, str]) -> Golden:
+def write(folder: Path, encoder: DualEncoder | CombinedEncoder, prompts: dict[str, str]) -> Golden:
     """Writes golden.json and golden.npy beside the files of an export.
 
     Args:
@@ -118,18 +128,25 @@ def write(folder: Path, encoder: DualEncoder, prompts: dict[str, str]) -> Golden
     Raises:
       UserError: the model's tokenizer gives other libraries other rows of ids than this one.
     """
-    config = encoder.config
+    parts = parts_of(encoder)
     # The last of each is longer than any model takes: what is cut must be cut alike.
-    questions = (*_QUESTIONS, _repeated(_QUESTIONS[0], config.max_question_length))
-    long = ("A long passage", _repeated(_PASSAGES[0][1], config.max_passage_length))
+    questions = (*_QUESTIONS, _repeated(_QUESTIONS[0], max(part.config.max_question_length for part in parts)))
+    long = ("A long passage", _repeated(_PASSAGES[0][1], max(part.config.max_passage_length for part in parts)))
     passages = (*_PASSAGES, long)
-    as_text = tuple(passage_as_text(encoder, title, text) for title, text in passages)
-    _check_tokenizer(encoder, questions, passages, as_text)
+    texts_of_parts = [tuple(passage_as_text(part, title, text) for title, text in passages) for part in parts]
+    for part, as_text in zip(parts, texts_of_parts, strict=True):
+        _check_tokenizer(part, questions, passages, as_text)
     vectors = compute(encoder, questions, passages)
     with atomic_write(folder / VECTORS, "wb") as file:
         np.save(file, np.concatenate([vectors.questions, vectors.passages]), allow_pickle=False)
     golden = Golden(
-        settings_of(config), questions, passages, as_text, hashes(folder), dict(prompts), jaxretr.__version__
+        settings_of(encoder.config),
+        questions,
+        passages,
+        texts_of_parts[0],
+        hashes(folder),
+        dict(prompts),
+        jaxretr.__version__,
     )
     with atomic_write(folder / GOLDEN) as file:
         json.dump(

@@ -10,6 +10,8 @@ import numpy as np
 from jaxretr.errors import UserError
 from jaxretr.export import golden, peers
 from jaxretr.export.golden import Golden, Vectors
+from jaxretr.models.combined_encoder import CombinedEncoder
+from jaxretr.models.combined_folder import load_encoder
 from jaxretr.models.dual_encoder import DualEncoder
 
 # Of the vectors' length: some hundred roundings of float32, which another order of summation gives.
@@ -54,7 +56,7 @@ def verify(folder: str | Path, library: Library | None = None) -> Report:
     problems = changed_files(folder, expected)
     differences, readers = [], ["jaxretr"]
     try:
-        encoder = DualEncoder.from_pretrained(folder)
+        encoder = load_encoder(folder)
     except UserError as error:
         problems.append(str(error))
     else:
@@ -94,7 +96,7 @@ def changed_files(folder: Path, expected: Golden) -> list[str]:
     return problems
 
 
-def changed_settings(encoder: DualEncoder, expected: Golden) -> list[str]:
+def changed_settings(encoder: DualEncoder | CombinedEncoder, expected: Golden) -> list[str]:
     """One line for each setting that is not what it was."""
     found = golden.settings_of(encoder.config)
     return [
@@ -124,9 +126,9 @@ def compare(found: Vectors, expected: Vectors) -> tuple[str, float]:
     return ", ".join(problems), largest
 
 
-def _are_exchanged(encoder: DualEncoder, expected: Golden, vectors: Vectors) -> bool:
+def _are_exchanged(encoder: DualEncoder | CombinedEncoder, expected: Golden, vectors: Vectors) -> bool:
     """Whether the other towers give the golden vectors, by the lengths that they had."""
-    if encoder.config.shared:
+    if isinstance(encoder, CombinedEncoder) or encoder.config.shared:
         return False
     lengths = {name: expected.settings[name] for name in ("max_question_length", "max_passage_length")}
     params = {"question": encoder.params["passage"], "passage": encoder.params["question"]}

@@ -29,6 +29,9 @@ _WEIGHTS = "model.safetensors"
 _FORMAT = "jaxretr-dual-encoder"
 _VERSION = 1
 
+COMBINED_FORMAT = "jaxretr-combined"
+"""Of the folder that CombinedEncoder.save writes."""
+
 # All that a folder of ours may hold, whatever the kind of tokenizer: a folder with anything else is never replaced.
 _OURS = (
     *(NOTE, _WEIGHTS, "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
@@ -216,6 +219,11 @@ def _load_ours(folder: Path, tokenizer: Any) -> Loaded:
     content = read_json(folder, NOTE)
     if content.get("format") == EXPORT_FORMAT:
         return _load_export(folder, content, tokenizer)
+    if content.get("format") == COMBINED_FORMAT:
+        raise UserError(
+            f"{folder}: is a combined encoder; load it with CombinedEncoder.from_pretrained, or load one of its parts, "
+            f"{folder / 'part-0'}"
+        )
     if content.get("format") != _FORMAT or not isinstance(content.get("config"), dict):
         raise UserError(f"{where}: is no dual encoder's; give a folder that DualEncoder.save wrote")
     if content.get("version") != _VERSION:

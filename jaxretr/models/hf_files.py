@@ -21,6 +21,7 @@ from jaxretr.files import atomic_write
 _HUB_FILES = [
     *("*.json", "*.txt", "*.model", "model*.safetensors", "[0-9]_*/*.safetensors", "[0-9]_*/*.bin"),
     *("question/*.safetensors", "passage/*.safetensors"),  # The towers of `jaxretr export`.
+    "part-[0-9]*/*.safetensors",  # The parts of a combined encoder.
 ]
 _HUB_IGNORED = ["onnx/*", "openvino/*", "coreml/*", "*.msgpack", "*.h5"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

@@ -1,0 +1,224 @@
+"""Several dual encoders as one (SPAR, https://arxiv.org/abs/2110.06918, section 4.2), and what all encoders share.
+
+The weights sit on the question side alone. The passages' vectors do not depend on them, so a corpus that is encoded
+once can be searched with any weights.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+
+from jaxretr.config import Dtype
+from jaxretr.errors import UserError, did_you_mean
+from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig
+
+How = Literal["concatenate", "sum"]
+
+
+class EncoderConfig(Protocol):
+    """What the commands ask of any encoder's configuration."""
+
+    @property
+    def embedding_size(self) -> int: ...
+    @property
+    def max_question_length(self) -> int: ...
+    @property
+    def max_passage_length(self) -> int: ...
+
+
+class TextEncoder(Protocol):
+    """What the commands ask of any encoder; `DualEncoder` and `CombinedEncoder` are two."""
+
+    truncated: int
+
+    @property
+    def config(self) -> EncoderConfig: ...
+
+    def encode_queries(
+        self, queries: Sequence[str], *, batch_size: int | None = None, progress: bool | None = None
+    ) -> np.ndarray: ...
+
+    def encode_passages(
+        self,
+        passages: Sequence[Mapping[str, str] | str | Any],
+        *,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class CombinedConfig:
+    """What a combined encoder is, beside its parts' weights and tokenizers.
+
+    Attributes:
+      how: "concatenate" or "sum".
+      weights: of each part's questions.
+      parts: the configurations of the dual encoders.
+    """
+
+    how: How
+    weights: tuple[float, ...]
+    parts: tuple[DualEncoderConfig, ...]
+
+    @property
+    def embedding_size(self) -> int:
+        """D: the parts' sizes added up, or the one that all have."""
+        sizes = [part.embedding_size for part in self.parts]
+        return sum(sizes) if self.how == "concatenate" else sizes[0]
+
+    @property
+    def full_size(self) -> int:
+        """D as well: a combined model is not cut, its parts are."""
+        return self.embedding_size
+
+    @property
+    def max_question_length(self) -> int:
+        """Tokens of the longest question that no part cuts, each with its own tokenizer."""
+        return min(part.max_question_length for part in self.parts)
+
+    @property
+    def max_passage_length(self) -> int:
+        """Tokens of the longest passage that no part cuts."""
+        return min(part.max_passage_length for part in self.parts)
+
+
+class CombinedEncoder:
+    """Several dual encoders whose embeddings are concatenated or added; used like a `DualEncoder`.
+
+    With part i's embeddings Q_i(q) and P_i(p) and its weight w_i:
+
+      concatenate: question [w_1 Q_1(q); w_2 Q_2(q); ...], passage [P_1(p); P_2(p); ...]. The inner product is
+        sum_i w_i Q_i(q).P_i(p), the weighted sum of the parts' own scores.
+      sum: question sum_i w_i Q_i(q), passage sum_i P_i(p), of the same size as the parts.
+
+    Nothing is scaled but by the weights: the vectors of a part that gives vectors of length 1 keep that length. By
+    convention the first part is the base model and has the weight 1.
+
+    Args:
+      parts: at least two; they may differ in shape, tokenizer and maximum lengths.
+      weights: one a part, from 0.
+      how: "concatenate" or "sum".
+      names: what the parts are called in messages and model cards; "part-0", "part-1", ... by default.
+
+    Attributes:
+      truncated: how many texts the last call cut, in the part that cut most.
+
+    Raises:
+      UserError: fewer than two parts, weights that do not fit them, or embeddings of different sizes to be added.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[DualEncoder],
+        weights: Sequence[float],
+        how: How = "concatenate",
+        *,
+        names: Sequence[str] | None = None,
+    ):
+        if how not in get_args(How):
+            hint = did_you_mean(str(how), get_args(How)) or "; use 'concatenate' or 'sum'"
+            raise UserError(f"how={how!r}: no such combination{hint}")
+        if len(parts) < 2:
+            raise UserError(f"a combined encoder has at least two parts, not {len(parts)}; give two dual encoders")
+        if inner := next((part for part in parts if not isinstance(part, DualEncoder)), None):
+            raise UserError(f"a part is a {type(inner).__name__}, which is no DualEncoder; give its parts one by one")
+        if len(weights) != len(parts):
+            raise UserError(f"{len(weights)} weights for {len(parts)} parts; give one for each, the first being 1")
+        if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
+            raise UserError(f"the weights {list(weights)} must be finite numbers from 0, and not all 0; correct them")
+        if names is not None and len(names) != len(parts):
+            raise UserError(f"{len(names)} names for {len(parts)} parts; give one for each")
+        sizes = [part.config.embedding_size for part in parts]
+        if how == "sum" and len(set(sizes)) > 1:
+            raise UserError(
+                f"embeddings of {' and '.join(map(str, sizes))} dimensions cannot be added; use 'concatenate'"
+            )
+        self.parts = tuple(parts)
+        self.names = tuple(names or (f"part-{number}" for number in range(len(parts))))
+        self.config = CombinedConfig(
+            how, tuple(float(weight) for weight in weights), tuple(part.config for part in parts)
+        )
+        self.truncated = 0
+
+    @classmethod
+    def from_pretrained(cls, path_or_name: str | Path, *, dtype: Dtype = "float32") -> "CombinedEncoder":
+        """Loads a combined encoder.
+
+        Args:
+          path_or_name: a folder that `save` or `jaxretr combine` wrote, a run directory that holds one, or the hub's
+            name of such a folder.
+          dtype: of the matmuls' operands when encoding, "float32" or "bfloat16".
+
+        Raises:
+          UserError: no such folder, a single model's folder, or a file that is missing or broken.
+        """
+        from jaxretr.models import combined_folder
+
+        return combined_folder.load(path_or_name, dtype)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes jaxretr.json and each part's own folder, part-0, part-1, ...; all of it appears at once.
+
+        Args:
+          folder: new, empty, or an older combined model, which is replaced.
+
+        Raises:
+          UserError: the folder holds something else, or cannot be written.
+        """
+        from jaxretr.models import combined_folder
+
+        combined_folder.save(Path(folder), self)
+
+    def with_weights(self, weights: Sequence[float]) -> "CombinedEncoder":
+        """The same parts (not copies of them) with other weights, one a part."""
+        return CombinedEncoder(self.parts, weights, self.config.how, names=self.names)
+
+    def encode_queries(
+        self, queries: Sequence[str], *, batch_size: int | None = None, progress: bool | None = None
+    ) -> np.ndarray:
+        """Embeds questions, the weights folded in; arguments and errors as of `DualEncoder.encode_queries`.
+
+        Returns:
+          float32 [n, D], in the order of the texts.
+        """
+        queries = _kept(queries)
+        found = (part.encode_queries(queries, batch_size=batch_size, progress=progress) for part in self.parts)
+        weighted = [np.float32(weight) * one for weight, one in zip(self.config.weights, found, strict=True)]
+        return self._combined(weighted)
+
+    def encode_passages(
+        self,
+        passages: Sequence[Mapping[str, str] | str | Any],
+        *,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> np.ndarray:
+        """Embeds passages, whatever the weights; arguments and errors as of `DualEncoder.encode_passages`.
+
+        Returns:
+          float32 [n, D], in the order of the passages.
+        """
+        passages = _kept(passages)
+        found = [part.encode_passages(passages, batch_size=batch_size, progress=progress) for part in self.parts]
+        return self._combined(found)
+
+    def _combined(self, embeddings: list[np.ndarray]) -> np.ndarray:
+        self.truncated = max(part.truncated for part in self.parts)
+        if self.config.how == "concatenate":
+            return np.concatenate(embeddings, axis=1)
+        return np.sum(embeddings, axis=0)
+
+
+def parts_of(encoder: DualEncoder | CombinedEncoder) -> tuple[DualEncoder, ...]:
+    """The dual encoders that an encoder is made of: its parts, or itself."""
+    return encoder.parts if isinstance(encoder, CombinedEncoder) else (encoder,)
+
+
+def _kept(texts: Any) -> Any:
+    """What can be read once for each part."""
+    return list(texts) if isinstance(texts, Iterator) else texts
