@@ -74,6 +74,16 @@ class Config:
 
 
 @dataclass(frozen=True)
+class BertShape:
+    """A BERT to be trained from scratch."""
+
+    hidden_size: int = 128
+    layers: int = 4
+    heads: int = 4
+    intermediate_size: int = 512
+
+
+@dataclass(frozen=True)
 class Encoder:
     """The dual encoder that is trained: where it starts from, and how it pools."""
 
@@ -81,6 +91,11 @@ class Encoder:
     """A folder or hub name: Hugging Face, DPR, sentence-transformers or our own."""
     passage_path: str | None = None
     """The second tower's folder, where it comes apart (DPR's context encoder)."""
+    fresh: BertShape | None = None
+    """Draw the weights anew in this shape, by the run's seed, and take only the tokenizer from `path`."""
+    fresh_start: Literal["random", "lexical"] = "random"
+    """How: as BERT does, or so that equal words of the corpus are near at once, rare ones most (see
+    jaxretr/models/lexical_start.py); for supervised runs with a corpus."""
     shared: bool = False
     """One tower for questions and passages instead of two."""
     pooling: Literal["cls", "mean"] = "cls"
@@ -165,7 +180,8 @@ class ContrastiveData(DevData):
     """Input of a supervised run."""
 
     train: str
-    """A training file in any format that `jaxretr data convert` reads, or a BEIR folder."""
+    """A training file in any format that `jaxretr data convert` reads, a BEIR folder, or a lexical set (a folder that
+    `jaxretr mine lexical` wrote)."""
     train_format: str | None = None
     """The file's format, where its content does not tell."""
     split: str = "train"
@@ -173,10 +189,14 @@ class ContrastiveData(DevData):
     corpus: str | None = None
     """Where passage ids lead, and what is searched; a BEIR folder's own by default. Needed for retrieved negatives, the
     corpus-wide softmax and retrieval figures."""
+    more_corpora: tuple[str, ...] = ()
+    """Further files of passages, whose rows stand behind the corpus's."""
+    teacher_positives: int | None = None
+    """Of a lexical set's positives (the teacher's first ranks) use only the first so many; None: all."""
     mined: str | None = None
     """A second training file: `negatives.mined` are drawn from its negatives, by the question's id."""
     dev: str | None = None
-    """A training file (or BEIR folder) whose examples give the validation loss and the average rank."""
+    """A training file, BEIR folder or lexical set whose examples give the validation loss, average rank and MRR."""
     dev_split: str = "dev"
     skip_bad: bool = False
     """Leave out and count what cannot be read or resolved, instead of stopping."""
@@ -253,6 +273,16 @@ class Distillation:
 
 
 @dataclass(frozen=True)
+class Joint:
+    """Training beside a frozen lexical encoder (SPAR, Chen et al. 2022): the score is sim + w sim_L."""
+
+    lexical: str | None = None
+    """The lexical encoder's folder; None: the encoder is trained alone."""
+    weight: float = 1.0
+    """w at the beginning; it is trained with the encoder."""
+
+
+@dataclass(frozen=True)
 class Validation:
     """Validation on `data.dev` as DPR does it, in terms that do not depend on the number of devices."""
 
@@ -260,7 +290,8 @@ class Validation:
     """Questions whose passages are each other's negatives in the validation loss, in the file's order."""
     hard_negatives: int = 30
     other_negatives: int = 30
-    """Average rank: the pool is the first positive of every dev question and up to so many negatives of each kind."""
+    """Average rank and MRR: the pool is the first positive of every dev question and up to so many negatives of each
+    kind. 1 and 0 make SPAR's mini-index of two passages a question."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,6 +303,7 @@ class ContrastiveConfig(Config):
     negatives: Negatives = field(default_factory=Negatives)
     contrastive: Contrastive = field(default_factory=Contrastive)
     distillation: Distillation = field(default_factory=Distillation)
+    joint: Joint = field(default_factory=Joint)
     index: LiveIndex = field(default_factory=LiveIndex)
     validation: Validation = field(default_factory=Validation)
 
@@ -294,16 +326,6 @@ class PretrainData:
     """Tokens of a passage."""
     held_out: int = 1000
     """Passages kept out of training, for the held-out loss."""
-
-
-@dataclass(frozen=True)
-class BertShape:
-    """A BERT to be trained from scratch."""
-
-    hidden_size: int = 128
-    layers: int = 4
-    heads: int = 4
-    intermediate_size: int = 512
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -213,7 +213,7 @@ def seen(result: Outcome) -> tuple[ContrastiveRun, np.ndarray, np.ndarray, Examp
     """The run, the first step's embeddings in float64 ([B, D] and [B, C, D]) and what they are of."""
     run, rows = result.run, result.rows[0]
     chosen = run.batches.indices(0)
-    q = run.model.encode_queries([run.examples.questions[i].text for i in chosen], batch_size=8)
+    q = run.model.encode_queries([run.examples.texts[i] for i in chosen], batch_size=8)
     passages = run.examples.passages
     texts = [{"title": t, "text": x} for t, x in zip(passages.titles, passages.texts, strict=True)]
     p = run.model.encode_passages(texts, batch_size=32)[rows]

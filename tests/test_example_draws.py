@@ -14,7 +14,8 @@ from jaxretr.data.questions import Question
 from jaxretr.data.training_set import Ragged, TrainingSet, first_copies
 from jaxretr.errors import UsageError, UserError
 from jaxretr.objectives.contrastive import NO_PASSAGE
-from jaxretr.recipes.contrastive import ExampleDraws, check
+from jaxretr.recipes.contrastive import check
+from jaxretr.recipes.example_draws import ExampleDraws
 
 PASSAGES = Corpus([str(i) for i in range(12)], [""] * 12, [f"text {min(i, 10)}" for i in range(12)])  # 11 copies 10
 

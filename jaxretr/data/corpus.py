@@ -71,6 +71,22 @@ class Corpus:
             raise UserError(f"two passages have the id '{twice}'; give every passage an id of its own")
         return corpus
 
+    def followed_by(self, other: "Corpus", where: str | Path) -> "Corpus":
+        """Returns a corpus of these passages and then the other's.
+
+        Args:
+          other: read from another file.
+          where: that file, for errors.
+
+        Raises:
+          UserError: an id stands in both.
+        """
+        if twice := next((id for id in other.ids if id in self), None):
+            raise UserError(
+                f"{where}: passage '{twice}' is in an earlier corpus as well; give every passage its own id"
+            )
+        return Corpus(self.ids + other.ids, self.titles + other.titles, self.texts + other.texts)
+
     def __len__(self) -> int:
         return len(self.ids)
 

@@ -83,6 +83,11 @@ class TrainingSet:
     def __len__(self) -> int:
         return len(self.questions)
 
+    @property
+    def texts(self) -> list[str]:
+        """The questions' texts."""
+        return [question.text for question in self.questions]
+
 
 def load_training_set(
     path: str | Path,

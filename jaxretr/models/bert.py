@@ -93,9 +93,10 @@ class BertEncoder(nnx.Module):
         self.position_embedding = Embedding(config.max_position_embeddings, size, std=std, rngs=rngs)
         self.type_embedding = Embedding(config.type_vocab_size, size, std=std, rngs=rngs)
         count = config.num_hidden_layers
-        if stacked:
+        # Without layers there is no branch of parameters either: checkpoints refuse empty arrays.
+        if count and stacked:
             self.layers = stack_layers(lambda rngs: BertLayer(config, dtype=dtype, rngs=rngs), count, rngs)
-        else:
+        elif count:
             self.layers = nnx.List([BertLayer(config, dtype=dtype, rngs=rngs) for _ in range(count)])
         # Post-LN normalises the embeddings, Megatron's pre-LN the last layer's output instead.
         self.norm = LayerNorm(size, config.layer_norm_eps)
@@ -122,6 +123,9 @@ class BertEncoder(nnx.Module):
             x = self.norm(x)
         embedding_keys = None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, 1 << 17))(keys)
         x = Dropout(embedding_keys, self.config.hidden_dropout_prob)(x)
-        bias = mask_bias(lengths, length)
-        x = scan_layers(self.layers, x, lambda layer, x, keys: layer(x, bias, keys), keys, keep_matmuls=keep_matmuls)
+        if self.config.num_hidden_layers:
+            bias = mask_bias(lengths, length)
+            x = scan_layers(
+                self.layers, x, lambda layer, x, keys: layer(x, bias, keys), keys, keep_matmuls=keep_matmuls
+            )
         return self.norm(x) if self.config.pre_layer_norm else x

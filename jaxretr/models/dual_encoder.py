@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, singledispatch
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,9 +126,13 @@ def _towers(config: DualEncoderConfig) -> tuple[str, ...]:
 
 def tower(params: Params, side: Side) -> Params:
     """The parameters of the tower that reads questions or passages."""
+    if "lexical" in params:  # of a JointConfig: the weight of the lexical score sits on the question's side alone
+        parts = {name: tower(params[name], side) for name in ("base", "lexical")}
+        return {**parts, "weight": params["weight"]} if side == "question" else parts
     return params["shared"] if "shared" in params else params[side]
 
 
+@singledispatch
 def embed(
     config: DualEncoderConfig,
     tower_params: Params,
@@ -142,7 +146,7 @@ def embed(
     """Embeds rows of token ids; part of the compiled programs.
 
     Args:
-      config: of the dual encoder.
+      config: of the dual encoder, or another kind of encoder's that is registered here (`JointConfig`).
       tower_params: as `tower` gives them; for a program without a backward pass also with unstacked layers.
       tokens: token ids, any integer type [B, L], padded on the right.
       lengths: number of real tokens of each row, int32 [B]; a row of length 0 gives some finite vector.
@@ -152,7 +156,7 @@ def embed(
     Returns:
       float32 [B, D], D being `config.embedding_size`.
     """
-    stacked = 0 not in tower_params["bert"]["layers"]
+    stacked = 0 not in tower_params["bert"].get("layers", {})
     encoder = nnx.merge(_graph(config.bert, jnp.dtype(dtype).name, stacked), tower_params["bert"])
     states = encoder(tokens, lengths, keys, keep_matmuls=keep_matmuls)
     if config.pooling == "cls":

@@ -127,7 +127,8 @@ class Engine:
         self.mesh = make_mesh(jax.local_devices())
         # On the host: slices of numpy arrays are views, while each slice of a JAX array is a program to compile.
         params = dict(jax.device_get(tower_params))
-        params["bert"] = dict(params["bert"], layers=unstack(_cast_kernels(params["bert"]["layers"], dtype)))
+        if "layers" in params["bert"]:  # a bag of words has none
+            params["bert"] = dict(params["bert"], layers=unstack(_cast_kernels(params["bert"]["layers"], dtype)))
         self.params = replicate(self.mesh, params)
 
     def encode(

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxretr.models.dual_encoder import DualEncoderConfig, embed, tower
+from jaxretr.models.joint_encoder import JointConfig
 from jaxretr.models.layers import Params
 from jaxretr.objectives.chunks import bucket_widths, embed_in_chunks, largest_divisor
 from jaxretr.parallel.mesh import DATA
@@ -27,7 +28,7 @@ from jaxretr.state import CorpusState, CorpusTokens
 class IndexProgram:
     """All that is fixed while the programs around a live index are compiled."""
 
-    encoder: DualEncoderConfig
+    encoder: DualEncoderConfig | JointConfig
     encoder_dtype: Any
     corpus_rows: int
     """Passages of the corpus; the sharded arrays' further rows are padding."""

@@ -47,7 +47,7 @@ class ArtRun:
 
     def __init__(self, config: ArtConfig, mesh: Mesh, workdir: Path):
         self.config, self.mesh = config, mesh
-        self.model = load_encoder(config.encoder)
+        self.model = load_encoder(config.encoder, config.train.seed)
         self.scorer = QuestionScorer.from_pretrained(
             config.scorer.path,
             max_length=config.scorer.max_length,
@@ -100,7 +100,7 @@ class ArtRun:
         # ---- questions -----------------------------------------------------------------------------------------------
         self.questions = training_questions(config)
         self.batches = QuestionBatches(len(self.questions), config.train.batch_size, config.train.seed)
-        self.question_rows = question_store(stores, self.questions, self.model)
+        self.question_rows = question_store(stores, [question.text for question in self.questions], self.model)
         self.target_rows = TokenStore.build(
             stores,
             [question.text for question in self.questions],

@@ -1,7 +1,9 @@
-"""Validation as DPR does it: the loss on dev examples, and the rank of each one's passage in a common pool.
+"""Validation as DPR and SPAR do it: the loss on dev examples, and the rank of each one's passage in a common pool.
 
-The original computes both per process, so that they change with the number of devices. Here the loss takes the examples
-in the file's order, `batch_size` at a time, and the pool is one for all questions; the devices only share the work.
+DPR's original computes both per process, so that they change with the number of devices. Here the loss takes the
+examples in the file's order, `batch_size` at a time, and the pool is one for all questions; the devices only share the
+work. SPAR's mini-index, the first positive and one negative of each of N questions, is the pool of `hard_negatives=1`
+and `other_negatives=0`.
 """
 
 from functools import partial
@@ -16,12 +18,12 @@ from jax.sharding import PartitionSpec as P
 
 from jaxretr.config import Validation
 from jaxretr.data.training_set import TrainingSet
-from jaxretr.models.dual_encoder import DualEncoder, embed, tower
+from jaxretr.models.dual_encoder import embed, tower
 from jaxretr.models.layers import Params
 from jaxretr.objectives.contrastive import NO_PASSAGE, ContrastiveProgram, Masks, contrastive_losses
 from jaxretr.objectives.live_index import fetch_rows
 from jaxretr.parallel.mesh import DATA, put_rows
-from jaxretr.recipes.whole_corpus import WholeCorpus, put_batch, question_store, width_of
+from jaxretr.recipes.whole_corpus import Model, WholeCorpus, put_batch, question_store, width_of
 from jaxretr.state import CorpusTokens, TrainState
 
 # Rows that each device embeds, and questions that are ranked, at a time.
@@ -36,14 +38,14 @@ class ValidationSet:
         config: Validation,
         examples: TrainingSet,
         contents: np.ndarray,
-        model: DualEncoder,
+        model: Model,
         program: ContrastiveProgram,
         whole: WholeCorpus,
         mesh: Mesh,
         stores: Path,
     ):
         self.config, self.examples, self.program, self.whole, self.mesh = config, examples, program, whole, mesh
-        self._rows = question_store(stores, examples.questions, model)
+        self._rows = question_store(stores, examples.texts, model)
         # Everything in terms of contents, the first row with a title and text: each passage counts once, and no copy of
         # a question's own passage can push it down.
         self._contents = contents
@@ -62,9 +64,18 @@ class ValidationSet:
         self._count_above = _make_count_above(mesh)
 
     def figures(self, train: TrainState) -> dict[str, float]:
-        """Returns `loss`, the mean negative log-likelihood in nats, and `average_rank`, counted from 0."""
+        """Returns the figures.
+
+        `loss` is the mean negative log-likelihood in nats; `average_rank` is the mean rank in the pool, counted from 0;
+        `mrr` is the mean of 1 / rank there, counted from 1.
+        """
         questions, passages = self._question_embeddings(train.params), self._passage_embeddings(train.params)
-        return {"loss": self._loss(questions, passages), "average_rank": self._average_rank(questions, passages)}
+        above = self._above(questions, passages)
+        return {
+            "loss": self._loss(questions, passages),
+            "average_rank": float(above.mean()),
+            "mrr": float((1 / (1 + above)).mean()),
+        }
 
     def _loss(self, questions: np.ndarray, passages: np.ndarray) -> float:
         """The training loss at temperature and masks of the run, over the first positives and negatives of a batch."""
@@ -94,8 +105,8 @@ class ValidationSet:
             row[: len(values)] = values
         return jnp.asarray(known)
 
-    def _average_rank(self, questions: np.ndarray, passages: np.ndarray) -> float:
-        """Mean number of pool passages that stand above the question's first positive; ties to the lower row."""
+    def _above(self, questions: np.ndarray, passages: np.ndarray) -> np.ndarray:
+        """How many pool passages stand above each question's first positive, int64 [n]; ties to the lower row."""
         passages = passages[np.searchsorted(self._embedded, self._pool)]
         devices = self.mesh.shape[DATA]
         rows = -(-len(passages) // devices) * devices
@@ -108,7 +119,7 @@ class ValidationSet:
             count = min(_ROWS, len(questions) - start)
             q[:count], place[:count] = questions[start : start + count], places[start : start + count]
             above.append(np.asarray(self._count_above(pool, q, place, len(passages)))[:count])
-        return float(np.concatenate(above).mean())
+        return np.concatenate(above).astype(np.int64)
 
     # ---- embeddings --------------------------------------------------------------------------------------------------
 

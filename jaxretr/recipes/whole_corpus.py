@@ -2,23 +2,27 @@
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jaxretr.config import DevData, Dtype
+from jaxretr.config import BertShape, DevData, Dtype
 from jaxretr.config import Encoder as EncoderConfig
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_qrels, read_questions
 from jaxretr.data.token_store import TokenStore
-from jaxretr.data.tokens import Template, vocabulary_size
+from jaxretr.data.tokens import Template, load_tokenizer, vocabulary_size
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.retrieval import retrieval_figures
-from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.bert import BertConfig
+from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
+from jaxretr.models.joint_encoder import JointConfig
 from jaxretr.models.layers import Params
 from jaxretr.objectives.live_index import IndexProgram, make_refresh, make_search
 from jaxretr.parallel import sharding
@@ -31,11 +35,22 @@ EVALUATED_DEPTH = 100
 EVALUATION_BATCH = 128
 
 
+class Model(Protocol):
+    """What a run asks of its model; a `DualEncoder`, or a base and a lexical one (`JointModel`)."""
+
+    @property
+    def config(self) -> DualEncoderConfig | JointConfig: ...
+    @property
+    def params(self) -> Params: ...
+    @property
+    def tokenizer(self) -> Any: ...
+
+
 class WholeCorpus:
     """The passages on the devices, and the compiled programs that encode and search them."""
 
     def __init__(
-        self, model: DualEncoder, passages: Corpus, program: IndexProgram, mesh: Mesh, stores: Path, index_dtype: Dtype
+        self, model: Model, passages: Corpus, program: IndexProgram, mesh: Mesh, stores: Path, index_dtype: Dtype
     ):
         """Tokenises the passages, or opens the store where that has been done, and puts them on the devices.
 
@@ -49,14 +64,14 @@ class WholeCorpus:
         """
         self.mesh, self.index_dtype, self.size = mesh, index_dtype, model.config.embedding_size
         self.rows = padded_rows(len(passages), mesh)
-        store = TokenStore.build(
+        self.store = TokenStore.build(
             stores,
             passages,
             model.tokenizer,
             Template(f"passage_{model.config.passage_template}"),
             model.config.max_passage_length,
         )
-        self.passages = corpus_tokens(store, self.rows, mesh)
+        self.passages = corpus_tokens(self.store, self.rows, mesh)
         self.refresh_program = make_refresh(program, mesh)
         self.search = make_search(program, mesh, min(EVALUATED_DEPTH, program.corpus_rows))
 
@@ -86,7 +101,7 @@ class WholeCorpus:
 class DevSet:
     """Questions that a run is evaluated on: with judgements (recall, MRR, nDCG), answers (Acc@k), or both."""
 
-    def __init__(self, data: DevData, corpus: Corpus, model: DualEncoder, mesh: Mesh, stores: Path):
+    def __init__(self, data: DevData, corpus: Corpus, model: Model, mesh: Mesh, stores: Path):
         """Reads and tokenises the dev questions that `data` names, if it names any.
 
         Raises:
@@ -96,7 +111,7 @@ class DevSet:
         if data.dev_questions is None:
             return
         self.questions, self.qrels = _dev_questions(data.dev_questions, data.dev_qrels)
-        self._rows = question_store(stores, self.questions, model)
+        self._rows = question_store(stores, [question.text for question in self.questions], model)
 
     def figures(self, train: TrainState, whole: WholeCorpus) -> dict[str, float]:
         """Retrieval figures over the whole corpus, encoded with the current weights; none without questions."""
@@ -128,11 +143,21 @@ def _dev_questions(questions_path: str, qrels_path: str | None) -> tuple[list[Qu
     return judged, qrels
 
 
-def load_encoder(config: EncoderConfig) -> DualEncoder:
-    """The dual encoder that a run starts from, with the config's pooling, lengths and dropout."""
-    model = DualEncoder.from_pretrained(
-        config.path, passage_path=config.passage_path, shared=config.shared, pooling=config.pooling
-    )
+def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
+    """The dual encoder that a run starts from, with the config's pooling, lengths and dropout.
+
+    Args:
+      config: which, or the shape of a new one.
+      seed: of the weights of a new one.
+    """
+    if config.fresh is None and config.fresh_start != "random":
+        raise UsageError("encoder.fresh_start says how new weights are drawn; set encoder.fresh as well")
+    if config.fresh is None:
+        model = DualEncoder.from_pretrained(
+            config.path, passage_path=config.passage_path, shared=config.shared, pooling=config.pooling
+        )
+    else:
+        model = _fresh_encoder(config, config.fresh, seed)
     bert = dataclasses.replace(
         model.config.bert, hidden_dropout_prob=config.dropout, attention_probs_dropout_prob=config.dropout
     )
@@ -154,7 +179,34 @@ def load_encoder(config: EncoderConfig) -> DualEncoder:
     return DualEncoder(settings, model.params, model.tokenizer)
 
 
-def initial_state(model: DualEncoder, optimizer, mesh: Mesh) -> TrainState:
+def _fresh_encoder(config: EncoderConfig, shape: BertShape, seed: int) -> DualEncoder:
+    """An encoder with newly drawn weights that reads the tokens of `config.path`."""
+    if config.passage_path is not None:
+        raise UsageError(
+            "encoder.passage_path brings weights, and encoder.fresh draws them anew; leave one of them out"
+        )
+    if shape.hidden_size % max(1, shape.heads):
+        raise UsageError(f"encoder.fresh: {shape.heads} heads do not divide a hidden size of {shape.hidden_size}")
+    tokenizer = load_tokenizer(config.path)
+    bert = BertConfig(
+        vocab_size=vocabulary_size(tokenizer),
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=shape.intermediate_size,
+        max_position_embeddings=max(config.max_question_length, config.max_passage_length),
+    )
+    settings = DualEncoderConfig(
+        bert,
+        shared=config.shared,
+        pooling=config.pooling,
+        max_question_length=config.max_question_length,
+        max_passage_length=config.max_passage_length,
+    )
+    return DualEncoder(settings, init_params(settings, seed), tokenizer)
+
+
+def initial_state(model: Model, optimizer, mesh: Mesh) -> TrainState:
     """The state before the first step, on the devices."""
     # A copy: the first step donates these buffers, and the model keeps its own.
     params = sharding.put(jax.tree.map(np.array, model.params), mesh)
@@ -162,7 +214,7 @@ def initial_state(model: DualEncoder, optimizer, mesh: Mesh) -> TrainState:
     return jax.device_put(train, sharding.shardings(train, mesh))
 
 
-def abstract_train_state(model: DualEncoder, optimizer, mesh: Mesh) -> TrainState:
+def abstract_train_state(model: Model, optimizer, mesh: Mesh) -> TrainState:
     """The shapes and shardings of `initial_state`."""
     return sharding.abstract(jax.eval_shape(lambda: TrainState.create(model.params, optimizer)), mesh)
 
@@ -174,9 +226,8 @@ def save_encoder(model: DualEncoder, params: Params, folder: Path) -> None:
         DualEncoder(model.config, params, model.tokenizer).save(folder)
 
 
-def question_store(stores: Path, questions: list[Question], model: DualEncoder) -> TokenStore:
+def question_store(stores: Path, texts: Sequence[str], model: Model) -> TokenStore:
     """The questions' tokens for the encoder."""
-    texts = [question.text for question in questions]
     return TokenStore.build(stores, texts, model.tokenizer, Template.QUESTION_ROWS, model.config.max_question_length)
 
 

@@ -1,0 +1,173 @@
+"""Which passages stand for an example in a step: drawn anew at every step, a function of (seed, step) alone."""
+
+import logging
+from typing import Protocol
+
+import numpy as np
+
+from jaxretr.config import ContrastiveConfig
+from jaxretr.data.training_set import Ragged, TrainingSet
+from jaxretr.errors import UsageError, UserError
+from jaxretr.objectives.contrastive import NO_PASSAGE
+
+log = logging.getLogger(__name__)
+
+
+class Draws(Protocol):
+    """The examples of a run, whatever they are kept in."""
+
+    positives: int
+    """Places of positives among an example's passages."""
+
+    @property
+    def places(self) -> int:
+        """Passages of an example."""
+        ...
+
+    def rows(self, chosen: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Draws the passages of some examples.
+
+        Args:
+          chosen: B examples.
+          step: number of the step.
+
+        Returns:
+          rows int32 [B, places], NO_PASSAGE where an example has too few; and, for distillation, the teacher's scores
+          of them, float32 [B, places], NaN where there is none.
+        """
+        ...
+
+    def known(self, chosen: np.ndarray) -> np.ndarray:
+        """Contents of all judged positives of some examples, int32 [B, Q], padded with NO_PASSAGE."""
+        ...
+
+
+class ExampleDraws:
+    """Draws of a training set: positives, then static and mined negatives."""
+
+    def __init__(
+        self, config: ContrastiveConfig, examples: TrainingSet, mined: TrainingSet | None, contents: np.ndarray
+    ):
+        self.seed, self.examples = config.train.seed, examples
+        self.static = config.negatives.static
+        most = int(examples.positives.lengths.max())
+        self.positives = 1 if config.contrastive.positives == "draw" else min(config.contrastive.max_positives, most)
+        self._known = _known_positives(examples, contents)
+        self._known_width = int(self._known.lengths.max())
+        # DPR: a question without hard negatives falls back to its others.
+        self._negatives = _first_not_empty(examples.negatives, examples.other_negatives)
+        if self.static and not len(self._negatives.values):
+            raise UsageError(
+                f"{config.data.train}: holds no negatives; set --negatives.static 0, or mine some (jaxretr mine)"
+            )
+        self._scores = None
+        if config.distillation.loss != "none":
+            self._scores = self._teacher_scores(config)
+        self.mined_places = config.negatives.mined
+        self._mined = None
+        if mined is not None:
+            self._mined = _of_questions(mined, examples, config)
+
+    @property
+    def places(self) -> int:
+        """See `Draws`."""
+        return self.positives + self.static + self.mined_places
+
+    def rows(self, chosen: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """See `Draws`."""
+        rng = np.random.default_rng([self.seed, step])
+        positives, of_positives = _draw(rng, self.examples.positives, chosen, self.positives)
+        negatives, of_negatives = _draw(rng, self._negatives, chosen, self.static)
+        parts = [positives, negatives]
+        if self._mined is not None:
+            parts.append(_draw(rng, self._mined, chosen, self.mined_places)[0])
+        teacher = None
+        if self._scores is not None:
+            of_drawn = [
+                np.where(places < 0, np.nan, scores[places])
+                for scores, places in zip(self._scores, (of_positives, of_negatives), strict=True)
+            ]
+            unscored = np.full((len(chosen), self.mined_places), np.nan)
+            teacher = np.concatenate([*of_drawn, unscored], axis=1).astype(np.float32)
+        return np.concatenate(parts, axis=1), teacher
+
+    def known(self, chosen: np.ndarray) -> np.ndarray:
+        """See `Draws`."""
+        known = np.full((len(chosen), self._known_width), NO_PASSAGE, np.int32)
+        lengths = self._known.lengths[chosen]
+        known[np.arange(self._known_width) < lengths[:, None]] = np.concatenate([self._known[i] for i in chosen])
+        return known
+
+    def _teacher_scores(self, config: ContrastiveConfig) -> tuple[np.ndarray, np.ndarray]:
+        """The teacher's scores, aligned with the values of the positives and of `_negatives`."""
+        scores = self.examples.positive_scores, self.examples.negative_scores
+        if scores[0] is None or scores[1] is None:
+            raise UserError(
+                f"{config.data.train}: its passages have no scores to learn from; add them, or set --distillation.loss none"
+            )
+        of_others = Ragged(
+            self.examples.other_negatives.offsets, np.full(len(self.examples.other_negatives.values), np.nan)
+        )
+        return scores[0].values, _first_not_empty(scores[1], of_others).values
+
+
+def _known_positives(examples: TrainingSet, contents: np.ndarray) -> Ragged:
+    """The contents of each example's judged positives, those of other examples with the same question included."""
+    same: dict[str, list[int]] = {}
+    for number, question in enumerate(examples.questions):
+        same.setdefault(question.text, []).append(number)
+    of_example = Ragged(examples.positives.offsets, contents[examples.positives.values])
+    if len(same) == len(examples):
+        return of_example
+    joined = {text: sorted({int(row) for i in numbers for row in of_example[i]}) for text, numbers in same.items()}
+    return Ragged.from_rows([joined[question.text] for question in examples.questions], np.int32)
+
+
+def _first_not_empty(first: Ragged, second: Ragged) -> Ragged:
+    """Each row of `first`, or of `second` where that is empty."""
+    empty = first.lengths == 0
+    lengths = np.where(empty, second.lengths, first.lengths)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    starts = np.where(empty, second.offsets[:-1] + len(first.values), first.offsets[:-1])
+    place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths) + np.repeat(starts, lengths)
+    return Ragged(offsets, np.concatenate([first.values, second.values])[place])
+
+
+def _of_questions(mined: TrainingSet, examples: TrainingSet, config: ContrastiveConfig) -> Ragged:
+    """The mined negatives in the order of the examples; none for a question that was not mined."""
+    place = {question.id: number for number, question in enumerate(mined.questions)}
+    empty = np.empty(0, np.int32)
+    rows = []
+    for number, question in enumerate(examples.questions):
+        found = mined.negatives[place[question.id]] if question.id in place else empty
+        # What the training file judges positive is none, whatever the mined file says.
+        rows.append(found[~np.isin(found, examples.positives[number])])
+    lengths = np.array([len(row) for row in rows])
+    if not lengths.sum():
+        raise UserError(
+            f"{config.data.mined}: holds no negatives of the questions of {config.data.train}; check that the ids agree"
+        )
+    if missing := int((lengths == 0).sum()):
+        log.warning("%s: has no negatives for %d of %d questions", config.data.mined, missing, len(rows))
+    return Ragged(np.concatenate([[0], np.cumsum(lengths)]), np.concatenate(rows))
+
+
+def _draw(rng: np.random.Generator, lists: Ragged, chosen: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draws up to `count` different entries from some rows of a Ragged.
+
+    Returns:
+      The entries, int32 [B, count], and their places in `lists.values`; NO_PASSAGE where a row has too few.
+    """
+    lengths = lists.lengths[chosen]
+    owner = np.repeat(np.arange(len(chosen)), lengths)
+    begins = np.cumsum(lengths) - lengths
+    number = np.arange(len(owner)) - begins[owner]  # within its row
+    place = lists.offsets[chosen][owner] + number
+    # Every row shuffled, all rows at once; then the first `count` of each.
+    order = np.lexsort((rng.random(len(owner)), owner))
+    rank = number
+    kept = rank < count
+    drawn = np.full((len(chosen), count), NO_PASSAGE, np.int64)
+    drawn[owner[kept], rank[kept]] = place[order][kept]
+    entries = np.where(drawn < 0, NO_PASSAGE, lists.values[drawn] if len(lists.values) else NO_PASSAGE)
+    return entries.astype(np.int32), drawn
