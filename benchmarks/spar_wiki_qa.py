@@ -56,22 +56,24 @@ Vectors = tuple[np.ndarray, np.ndarray]
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
-def jaxretr(*words: object, **environment: str) -> None:
-    """Runs a command of the library."""
+def jaxretr(*words: object, **environment: str | None) -> None:
+    """Runs a command of the library; variables that are None are taken away."""
     command = [sys.executable, "-m", "jaxretr", *map(str, words)]
     print("$ jaxretr", *words, file=sys.stderr)
-    subprocess.run(command, check=True, env={**os.environ, **environment})
+    settings = {**os.environ, **environment}
+    subprocess.run(command, check=True, env={name: value for name, value in settings.items() if value is not None})
 
 
 def train(args: argparse.Namespace) -> None:
     """Makes the lexical set, the bases and the Lambdas."""
     lexical = args.runs / "lexical"
-    environment = {"JAXRETR_LEXICAL": str(lexical), "JAXRETR_DATA": str(args.data)}
+    environment: dict[str, str | None] = {"JAXRETR_LEXICAL": str(lexical), "JAXRETR_DATA": str(args.data)}
     if args.embedded:
-        environment["JAXRETR_DATA"] = ""
+        environment["JAXRETR_DATA"] = None
     corpora = [QUICKSTART] if args.embedded else [args.data / "wiki_qa", args.data / "wiki_passages"]
-    if args.tokenizer:
-        environment["JAXRETR_TOKENIZER"] = str(args.tokenizer)
+    tokenizer = args.data / "tokenizers/bert-base-uncased"
+    if args.tokenizer or (tokenizer.is_dir() and not args.embedded):
+        environment["JAXRETR_TOKENIZER"] = str(args.tokenizer or tokenizer)
     if not (lexical / "meta.json").exists():
         named = [word for path in corpora for word in ("--corpus", path)]
         jaxretr("mine", "lexical", *named, "--limit", args.queries, "--dev", args.dev, "--out", lexical)
@@ -81,13 +83,15 @@ def train(args: argparse.Namespace) -> None:
         if not (args.runs / name / "model").exists():
             jaxretr("train", ROOT / config, "--workdir", args.runs / name, *tokens, *words, **environment)
 
+    # The embedded corpus has few sentences.
+    steps, fewer = (("--train.steps", 200), 100) if args.embedded else ((), 300)
     for seed in args.seeds:
-        run("configs/spar_small.py", f"lambda_{seed}", "--train.seed", seed, *args.lambda_settings)
+        run("configs/spar_small.py", f"lambda_{seed}", "--train.seed", seed, *steps, *args.lambda_settings)
         shorter = ("--train.eval-every", 200, "--index.refresh-every", 100)
         run("configs/dpr_small.py", f"base_{seed}", "--train.seed", seed, *shorter, *args.base_settings)
     for count in POSITIVES if args.positives_curve else ():
-        words = ("--data.teacher-positives", count, "--encoder.fresh-start", "random", "--train.steps", 300)
-        often = ("--train.eval-every", 100, "--train.save-every", 300)
+        words = ("--data.teacher-positives", count, "--encoder.fresh-start", "random", "--train.steps", fewer)
+        often = ("--train.eval-every", fewer // 3, "--train.save-every", fewer, *args.lambda_settings)
         run("configs/spar_small.py", f"lambda_{count}_positives", *words, *often)
 
 
@@ -301,7 +305,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--queries", type=int, default=160_000)
     parser.add_argument("--dev", type=int, default=2_000, help="queries of the mini-index")
-    parser.add_argument("--tokenizer", help="of Lambda: a folder or a name of the hub")
+    parser.add_argument(
+        "--tokenizer", help="of Lambda: a folder or a name of the hub (default: DATA/tokenizers/bert-base-uncased)"
+    )
     parser.add_argument("--lambda-settings", nargs="*", default=[], help="further settings, written as --train.steps=9")
     parser.add_argument("--base-settings", nargs="*", default=[])
     parser.add_argument("--no-positives-curve", dest="positives_curve", action="store_false")

@@ -1,18 +1,26 @@
 """BM25 equals Lucene's formula computed in plain Python, with ties to the lowest row."""
 
 import math
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.errors import UsageError, UserError
+from jaxretr.search import bm25_postings, bm25_words
 from jaxretr.search.bm25 import Bm25Index
+from jaxretr.search.bm25_postings import quantised_lengths
+from jaxretr.search.bm25_words import questions_as_words, split_words
 
 PASSAGES = Path(__file__).parent / "data" / "trec" / "corpus.jsonl"
 QUESTIONS = [
@@ -128,6 +136,201 @@ def test_every_method_ranks_the_matching_passage_first(method):
     assert scores[0, 0] > scores[0, 1]
 
 
+# ---- the pruned search -----------------------------------------------------------------------------------------------
+
+
+def _exhaustive(index: Bm25Index, question: str, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Adds every posting of every word to every passage, from the rarest word to the most common one."""
+    lists = index._postings._lists
+    words, _ = questions_as_words(index._vocabulary, index._order, [question])
+    scores = np.zeros(index.num_passages, np.float32)
+    for word in words:
+        postings = slice(lists.starts[word], lists.starts[word + 1])
+        scores[lists.rows[postings]] += lists.scores[postings]
+    if index._postings._absent is not None:
+        scores += index._postings._absent[words].sum()
+    rows = np.lexsort((np.arange(len(scores)), -scores))[:k]
+    return scores[rows], rows
+
+
+# A few words, some in nearly all passages, so that many passages tie.
+_WORDS = st.sampled_from(["the"] * 6 + ["of"] * 4 + ["and", "and", "red", "red", "blue", "nile", "x", "y", "z", "3"])
+_TEXT = st.lists(_WORDS, max_size=12).map(" ".join)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    texts=st.lists(_TEXT, min_size=1, max_size=150).filter(any),
+    questions=st.lists(_TEXT, min_size=1, max_size=5),
+    k=st.integers(1, 40),
+    share=st.sampled_from([1, 3, 32]),
+    method=st.sampled_from(["lucene", "lucene", "lucene", "robertson", "atire", "bm25l", "bm25+"]),
+)
+def test_pruned_search_is_the_exhaustive_one_to_the_bit(texts, questions, k, share, method):
+    with patch.object(bm25_postings, "_COMMON_SHARE", share):
+        index = Bm25Index.build(_corpus(*texts), stemmer=None, method=method)
+    scores, rows = index.search(questions, k, threads=2)
+    of_all, _, of_rows = index.search_and_score(questions, len(texts), [range(len(texts))] * len(questions))
+    for number, question in enumerate(questions):
+        expected_scores, expected_rows = _exhaustive(index, question, k)
+        np.testing.assert_array_equal(rows[number], expected_rows)
+        np.testing.assert_array_equal(scores[number], expected_scores)
+        np.testing.assert_array_equal(of_all[number], np.sort(of_rows[number])[::-1])
+
+
+@pytest.fixture(scope="module")
+def many() -> tuple[Corpus, list[str]]:
+    """20,000 passages with words as frequent as in English, and sentences of them: enough for every step of pruning."""
+    rng = np.random.default_rng(7)
+    vocabulary = np.array([f"w{number}" for number in range(5_000)])
+    share = 1 / np.arange(2, len(vocabulary) + 2)
+    share /= share.sum()
+    texts = [" ".join(rng.choice(vocabulary, rng.integers(10, 80), p=share)) for _ in range(20_000)]
+    texts[500:540] = [texts[400]] * 40  # copies: ties among the best
+    cuts = [texts[row].split() for row in (400, 400, *rng.integers(len(texts), size=60))]
+    questions = [" ".join(words[: rng.integers(1, 40)]) for words in cuts]
+    return _corpus(*texts), [*questions, questions[0] + " w3 w3 w3", "w0 w1 w2", "w4999 w0 w0", ""]
+
+
+@pytest.mark.parametrize("share", [4, 32, 500])
+def test_pruned_search_is_the_exhaustive_one_in_a_large_corpus(many, share):
+    corpus, questions = many
+    with patch.object(bm25_postings, "_COMMON_SHARE", share):
+        index = Bm25Index.build(corpus, stemmer=None)
+    for k in (1, 7, 50, 300):
+        scores, rows = index.search(questions, k, threads=3)
+        for number, question in enumerate(questions):
+            expected_scores, expected_rows = _exhaustive(index, question, k)
+            np.testing.assert_array_equal(rows[number], expected_rows)
+            np.testing.assert_array_equal(scores[number], expected_scores)
+
+
+def test_a_bound_that_is_known_drops_nothing_from_it_on(many):
+    corpus, questions = many
+    index = Bm25Index.build(corpus, stemmer=None)
+    words, ends = questions_as_words(index._vocabulary, index._order, questions)
+    scores, rows = index._postings.search(words, ends, 20, threads=1, fill=False)
+    for rank in (0, 5, 19):
+        some, rows_of_some = index._postings.search(
+            words, ends, 20, threads=1, fill=False, least=scores[:, rank].copy()
+        )
+        reach = scores >= scores[:, rank : rank + 1]
+        np.testing.assert_array_equal(rows_of_some[reach], rows[reach])
+        np.testing.assert_array_equal(some[reach], scores[reach])
+
+
+@pytest.mark.parametrize("method", ["lucene", "robertson", "atire", "bm25l", "bm25+"])
+def test_scores_are_those_of_bm25s_to_the_bit(method, many):
+    import bm25s
+
+    corpus, questions = Corpus(*(column[:400] for column in (many[0].ids, many[0].titles, many[0].texts))), many[1]
+    index = Bm25Index.build(corpus, stemmer=None, k1=1.3, b=0.6, method=method)
+    rows = [[int(word[1:]) for word in text.split()] for text in corpus.texts]
+    peer = bm25s.BM25(k1=1.3, b=0.6, method=method)
+    ids = {f"w{word}": number for number, word in enumerate(sorted({word for row in rows for word in row}))}
+    peer.index(
+        ([[ids[f"w{word}"] for word in row] for row in rows], ids), create_empty_token=False, show_progress=False
+    )
+    names = {number: word for word, number in index._vocabulary.ids.items()}
+    id_of = np.argsort(index._order)
+    for question in questions:
+        words, _ = questions_as_words(index._vocabulary, index._order, [question])
+        if len(words):
+            [scores], [found] = index.search([question], 400)
+            expected = peer.get_scores_from_ids([ids[names[id]] for id in id_of[words].tolist()])
+            np.testing.assert_array_equal(scores, expected[found])
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("The U.S. 5-year_plan naïve Straße", ["the", "u", "s", "5", "year_plan", "naïve", "straße"]),
+        ("北京大学は", ["北京", "京大", "大学", "学は"]),
+        ("東", ["東"]),
+        ("iPhone15を買う、今日", ["iphone15", "を買", "買う", "今日"]),
+        ("カタカナー・ｶﾞｷﾞ", ["カタ", "タカ", "カナ", "ナー", "ｶﾞ", "ﾞｷ", "ｷﾞ"]),
+        ("한국어 text", ["한국", "국어", "text"]),
+        ("𠮷野家 é", ["𠮷野", "野家", "é"]),
+        ("x\u3000\uff39。", ["x", "\uff59"]),
+        ("か\u3099き", ["か\u3099", "\u3099き"]),
+    ],
+)
+def test_words(text, words):
+    assert split_words(text) == words
+
+
+def test_chinese_and_japanese_find_parts_of_clauses():
+    index = Bm25Index.build(_corpus("上海是中国最大的城市", "北京大学位于北京市", "東京大学の図書館", "plain words"))
+    _, rows = index.search(["北京大学在哪里", "図書館", "中国", "大学"], 1)
+    assert rows[:, 0].tolist() == [1, 2, 0, 2]  # of both with the last one the shorter
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.characters(max_codepoint=0x10FF)))
+def test_text_without_cjk_has_the_words_of_the_regular_expression(text):
+    assert split_words(text) == re.findall(r"\b\w+\b", text.lower())
+
+
+def test_forgetting_spellings_changes_no_id(monkeypatch):
+    texts = ["runs running run", "walks walked", "runs walks", "running stones stone"]
+    index = Bm25Index.build(_corpus(*texts))
+    monkeypatch.setattr(bm25_words, "_MOST_SPELLINGS", 1)
+    forgetful = Bm25Index.build(_corpus(*texts))
+    assert forgetful._vocabulary.ids == index._vocabulary.ids and len(index._vocabulary) == 3
+    for one, other in zip(index.search(texts, 4), forgetful.search(texts, 4), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+# ---- Lucene's lengths ------------------------------------------------------------------------------------------------
+
+
+def _lucene_byte(length: int) -> int:
+    """SmallFloat.intToByte4 as its documentation describes it: 24 values as they are, then 3 bits after the first."""
+    if length < 24:
+        return length
+    rest = length - 24
+    if rest < 8:
+        return 24 + rest
+    shift = rest.bit_length() - 4
+    return 24 + ((rest >> shift) & 7 | (shift + 1) << 3)
+
+
+def _length_of_byte(byte: int) -> int:
+    if byte < 24:
+        return byte
+    low, shift = (byte - 24) & 7, ((byte - 24) >> 3) - 1
+    return 24 + (low if shift < 0 else (low | 8) << shift)
+
+
+def test_lengths_are_rounded_as_lucene_does():
+    lengths = np.concatenate([np.arange(5_000), 2 ** np.arange(13, 31), 2 ** np.arange(13, 31) - 1, [2**31 - 1]])
+    expected = [_length_of_byte(_lucene_byte(length)) for length in lengths.tolist()]
+    found = quantised_lengths(lengths.astype(np.int64))
+    assert found.tolist() == expected
+    assert found[:40].tolist() == list(range(40)) and found[40:44].tolist() == [40, 40, 42, 42]
+    assert (found <= lengths).all() and (lengths - found <= lengths / 8).all()
+    assert _lucene_byte(2**31 - 1) == 255
+    table = np.array([_length_of_byte(byte) for byte in range(256)])
+    assert (np.diff(table) > 0).all() and (quantised_lengths(table) == table).all()
+
+
+def test_quantised_lengths_are_those_of_the_scores_but_not_of_the_average():
+    texts = ["w " * 20 + "red", "w " * 99 + "red red", "w " * 45 + "red"]
+    corpus = _corpus(*texts)
+    [scores], [rows] = Bm25Index.build(corpus, stemmer=None, b=0.75, quantise_lengths=True).search(["red"], 3)
+    lengths, average = {0: 21, 1: 96, 2: 46}, (21 + 101 + 46) / 3
+    for row, score in zip(rows.tolist(), scores.tolist(), strict=True):
+        count = 2 if row == 1 else 1
+        idf = math.log(1 + 0.5 / 3.5)
+        assert score == pytest.approx(idf * count / (count + 0.9 * (0.25 + 0.75 * lengths[row] / average)), rel=1e-6)
+
+
+# ---- use -------------------------------------------------------------------------------------------------------------
+
+
 def test_wrong_use():
     corpus = _corpus("one", "two")
     for options, message in [
@@ -159,3 +362,30 @@ def test_searching_does_not_start_jax():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_help_and_import_do_not_load_the_compiler():
+    program = (
+        "import sys, jaxretr; from jaxretr import cli, Bm25Index; cli.build_parser();"
+        "import jaxretr.search.lexical_ranker; assert not {'numba', 'llvmlite', 'jax'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_installation_that_cannot_be_written_to_searches(tmp_path: Path):
+    # Numba looks for a folder for its cache beside the file, then in the user's home: here none can be made.
+    package = tmp_path / "site"
+    shutil.copytree(
+        Path(bm25_postings.__file__).parents[1], package / "jaxretr", ignore=shutil.ignore_patterns("__pyc*")
+    )
+    cache = package / "jaxretr" / "search" / "__pycache__"
+    cache.write_text("a file where the folder would be")
+    program = "from jaxretr.search import bm25_kernel as k; print(k.__file__, k._compiled(lambda x: x + 1)(1))"
+    environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= {"HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null", "NUMBA_CACHE_DIR": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[1] == "2" and str(package) in done.stdout and cache.is_file()

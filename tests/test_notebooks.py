@@ -14,7 +14,9 @@ import tiny
 from nbformat import NotebookNode
 
 from jaxretr.assets import QUICKSTART
+from jaxretr.data.lexical_set import LexicalSet
 from jaxretr.metrics_log import read_metrics
+from jaxretr.models.combined_encoder import CombinedEncoder
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -75,10 +77,10 @@ def texts(notebook: NotebookNode) -> str:
     return "".join(output["text"] for output in outputs if output.get("name") == "stdout")
 
 
-def check_picture(notebook: NotebookNode) -> None:
+def check_picture(notebook: NotebookNode, count: int = 1) -> None:
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     images = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
-    assert len(images) == 1 and base64.b64decode(images[0]).startswith(b"\x89PNG")
+    assert len(images) == count and all(base64.b64decode(image).startswith(b"\x89PNG") for image in images)
 
 
 def evaluated_steps(run: Path) -> list[int]:
@@ -134,6 +136,46 @@ def test_dpr_negatives_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert (workdir / "export/question/modules.json").exists() and "files intact" in printed
     difference = re.search(r"between their vectors and ours: (\S+)", printed)
     assert difference and float(difference[1]) < 1e-5
+
+
+def test_spar_lexical_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workdir = folder / "spar_lexical"
+    notebook = run_notebook(
+        *("spar_lexical", folder, monkeypatch),
+        **{"QUERIES": 100, "STEPS": 2, "BASE_STEPS": 2, "BATCH": 8, "LENGTH": 16, "WORKDIR": workdir},
+    )
+    printed = texts(notebook)
+    assert "48 passages; questions: 16 train, 16 dev, 16 test" in printed
+
+    lexical_set = LexicalSet.open(workdir / "lexical")
+    assert len(LexicalSet.open(workdir / "lexical/dev").queries) == 4
+    ranked = re.findall(r"^  rank +(\d+) +([\d.]+)  \S", printed, re.MULTILINE)
+    assert [rank for rank, _ in ranked] == ["1", "10", "46"] * 3, "three sentences are shown with what BM25 ranks"
+    shown = [lexical_set.teachers[0].scores[number, column] for number in range(3) for column in (0, 9, 10)]
+    assert [float(score) for _, score in ranked] == pytest.approx(shown, abs=0.006), "each with the score of its rank"
+    assert re.findall(r"^step +(\d): held-out .* MRR of [\d.]+$", printed, re.MULTILINE) == ["0", "1", "2"]
+    assert evaluated_steps(workdir / "base") == [0, 2]
+
+    table = printed.split("16 test questions, 48 passages")[1].split("less base")[0]
+    row = r"^{} +([\d.]+)% +([\d.]+)% +([\d.]+)$"
+    overlap = {
+        name: float(re.search(row.format(name), table, re.MULTILINE)[3])  # pyright: ignore[reportOptionalSubscript]
+        for name in ("base", "Lambda", "concat")
+    }
+    assert re.search(r"^BM25 +[\d.]+% +[\d.]+%$", table, re.MULTILINE)
+    assert overlap["Lambda"] > overlap["base"], "Lambda begins as a count of shared words, the base is random"
+    check_picture(notebook, 2)
+
+    counts = re.search(r"both (\d+), base only (\d+), Lambda only (\d+), neither (\d+)", printed)
+    assert counts and sum(map(int, counts.groups())) == 16
+    assert ("base: its passage is not among the first 20" in printed) == (counts[3] != "0")
+
+    weight = re.search(r"best weight on 16 dev questions: ([\d.]+)", printed)
+    saved = CombinedEncoder.from_pretrained(workdir / "spar")
+    assert weight and saved.config.weights == (1.0, pytest.approx(float(weight[1]), abs=0.006))
+    assert "16 + 768 = 784 numbers a passage" in printed
+    same = re.findall(r"^weight [\d.]+: ([\d.]+)% of the first 20 places", printed, re.MULTILINE)
+    assert len(same) == 2 and min(map(float, same)) > 99, "one index gives what each weight gave in the grid"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

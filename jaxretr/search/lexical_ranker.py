@@ -313,17 +313,21 @@ class _Ranking:
         """Searches every block of questions in every shard, and keeps the K best so far."""
         shards, statistics = self._shards(), self._statistics()
         done = {
-            block: max((number for number in range(1, len(shards) + 1) if self._best(block, number).exists()), default=0)
+            block: max(
+                (number for number in range(1, len(shards) + 1) if self._best(block, number).exists()), default=0
+            )
             for block in range(len(self.blocks))
         }
         _log.info("searching %d questions in %d shards", len(self.queries), len(shards))
         with (
             nullcontext()
             if progress is None
-            else progress(len(self.queries) * len(shards), "search", "done") as shown
+            else progress(len(self.queries) * len(shards), "question", "ranked") as shown
         ):
             if shown is not None:
-                shown.skip(sum(number * (self.blocks[block][1] - self.blocks[block][0]) for block, number in done.items()))
+                shown.skip(
+                    sum(number * (self.blocks[block][1] - self.blocks[block][0]) for block, number in done.items())
+                )
             for number, shard in enumerate(shards):
                 missing = [block for block in done if done[block] <= number]
                 if not missing:
