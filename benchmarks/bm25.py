@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -48,6 +49,7 @@ def sentences(corpus: Corpus, number: int) -> list[str]:
 
 def bm25s_search(corpus: Corpus, index: Bm25Index, threads: int) -> Callable[[list[str]], np.ndarray]:
     """Returns bm25s' search, over the same words."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # at import it runs a top-k on JAX
     import bm25s
 
     vocabulary = index._vocabulary
@@ -56,8 +58,8 @@ def bm25s_search(corpus: Corpus, index: Bm25Index, threads: int) -> Callable[[li
     retriever.index((rows, vocabulary.ids), create_empty_token=False, show_progress=False)
 
     def search(questions: list[str]) -> np.ndarray:
-        words = [vocabulary.ids_of_question(question) for question in questions]
-        found = retriever.retrieve(
+        words: Any = [vocabulary.ids_of_question(question) for question in questions]
+        found: Any = retriever.retrieve(
             words, k=K, n_threads=threads, show_progress=False, backend_selection="numba", sorted=True
         )
         return found.scores
@@ -92,9 +94,18 @@ def compare(corpus: Corpus, questions: list[str], threads: int, rounds: int) -> 
         )
 
 
+def peak_memory() -> float:
+    """Returns the most memory that this process has had, in MiB; `ru_maxrss` begins with that of the parent."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return int(re.search(r"VmHWM:\s*(\d+)", status)[1]) / 1024  # pyright: ignore[reportOptionalSubscript]
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 def rank_once(corpus: str, questions: list[str], shard: int, threads: int) -> None:
     """Ranks in this process, and prints its peak memory before and after."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_memory()
     began, processor = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         rank(
@@ -109,9 +120,8 @@ def rank_once(corpus: str, questions: list[str], shard: int, threads: int) -> No
             shard_passages=shard,
             threads=threads,
         )
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(
-        f"shards of {shard}: peak {after / 1024:.0f} MiB ({before / 1024:.0f} before), "
+        f"shards of {shard}: peak {peak_memory():.0f} MiB ({before:.0f} before), "
         f"{time.perf_counter() - began:.0f} s, {time.process_time() - processor:.0f} s of processor time"
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tiny import DATA, contrastive_config, few_padding_rows, write_models
 
+from jaxretr import cli
 from jaxretr.config import BertShape
 from jaxretr.data.lexical_set import LexicalSet, Ranking, Selection
 from jaxretr.data.readers import read_corpus
@@ -102,6 +103,14 @@ def test_what_a_lexical_set_cannot_give_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=words):
         draws(lexical_set(tmp_path, FIRST), **changes)
+
+
+def test_data_inspect_describes_a_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lexical_set(tmp_path, FIRST, SECOND)
+    assert cli.main(["data", "inspect", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    for expected in ("lexical set", "teacher 0, teacher 1", "3, 2", QUERIES[0]):
+        assert expected in printed
 
 
 def test_another_corpus_is_refused(tmp_path: Path) -> None:

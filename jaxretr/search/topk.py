@@ -17,7 +17,7 @@ NO_ROW = np.int32(np.iinfo(np.int32).max)
 # On a CPU blocks must stay in its cache: on 2 cores 2k to 8k rows were about equally fast, 16k slower, 64k much slower.
 BLOCK_ROWS = 8192
 
-_GROUP = 16
+GROUP = 16
 
 
 def local_topk(
@@ -53,14 +53,14 @@ def local_topk(
         # The last block is moved back to end with the shard, so that all blocks have one shape; what it then shares
         # with the block before it is masked.
         start = jnp.minimum(block * block_rows, n - block_rows)
-        scores = _inner_products(queries, lax.dynamic_slice_in_dim(rows, start, block_rows))  # [B, block_rows]
+        scores = inner_products(queries, lax.dynamic_slice_in_dim(rows, start, block_rows))  # [B, block_rows]
         row = start + jnp.arange(block_rows, dtype=jnp.int32)
         valid = (row >= block * block_rows) & (row < num_valid_local)
         # top_k ranks 0.0 above -0.0, which are equal scores.
         scores = jnp.where(valid, jnp.where(scores == 0, 0.0, scores), -jnp.inf)
-        scores, row = _candidates(scores, row, k)
+        scores, row = block_candidates(scores, row, k)
         # The best so far have lower rows and therefore stand first: top_k keeps the first of equal scores.
-        return _select(jnp.concatenate([best[0], scores], -1), jnp.concatenate([best[1], row], -1), k)
+        return select_best(jnp.concatenate([best[0], scores], -1), jnp.concatenate([best[1], row], -1), k)
 
     # The carry starts with constants, but must have the type "varying over the mesh" that the loop gives it; a choice
     # between two equal constants has that type whatever axes the inputs vary over, and the compiler removes it.
@@ -99,7 +99,7 @@ def global_topk(
     missing = max(0, k - scores.shape[1])
     scores = jnp.pad(scores, ((0, 0), (0, missing)), constant_values=-jnp.inf)
     rows = jnp.pad(rows, ((0, 0), (0, missing)), constant_values=NO_ROW)
-    return _select(scores, rows, k)
+    return select_best(scores, rows, k)
 
 
 def search_step(
@@ -138,10 +138,10 @@ def merge_topk(
 ) -> tuple[jax.Array, jax.Array]:
     """Top k of two results [B, k], where every row of the second comes after every row of the first."""
     k = scores.shape[1]
-    return _select(jnp.concatenate([scores, new_scores], -1), jnp.concatenate([rows, new_rows], -1), k)
+    return select_best(jnp.concatenate([scores, new_scores], -1), jnp.concatenate([rows, new_rows], -1), k)
 
 
-def _inner_products(queries: jax.Array, rows: jax.Array) -> jax.Array:
+def inner_products(queries: jax.Array, rows: jax.Array) -> jax.Array:
     """Returns float32 [B, n]; HIGHEST keeps GPUs and TPUs from rounding fp32 operands to tf32 or bf16."""
     dtype = jnp.promote_types(queries.dtype, rows.dtype)
     return lax.dot_general(
@@ -153,23 +153,23 @@ def _inner_products(queries: jax.Array, rows: jax.Array) -> jax.Array:
     )
 
 
-def _candidates(scores: jax.Array, row: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+def block_candidates(scores: jax.Array, row: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """Reduces one block [B, n] to candidates [B, m] that hold its top k, in the order of rows.
 
     The k groups of 16 neighbouring rows that come first by (maximum descending, group ascending) hold the top k: an
     element outside them is preceded by the maximum of each of the k, which is higher, or equal and in a lower row.
     """
     batch, n = scores.shape
-    if n % _GROUP or 2 * _GROUP * k > n:  # the groups would hold most of the block
+    if n % GROUP or 2 * GROUP * k > n:  # the groups would hold most of the block
         return scores, jnp.broadcast_to(row, scores.shape)
-    groups = scores.reshape(batch, n // _GROUP, _GROUP)
+    groups = scores.reshape(batch, n // GROUP, GROUP)
     _, chosen = lax.top_k(groups.max(-1), k)
     chosen = jnp.sort(chosen, axis=-1)[:, :, None]  # [B, k, 1]
     scores = jnp.take_along_axis(groups, chosen, axis=1)
-    return scores.reshape(batch, -1), row.reshape(-1, _GROUP)[chosen[:, :, 0]].reshape(batch, -1)
+    return scores.reshape(batch, -1), row.reshape(-1, GROUP)[chosen[:, :, 0]].reshape(batch, -1)
 
 
-def _select(scores: jax.Array, rows: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+def select_best(scores: jax.Array, rows: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """Top k along the last axis; top_k keeps the first of equal scores."""
     scores, position = lax.top_k(scores, k)
     return scores, jnp.take_along_axis(rows, position, axis=-1)

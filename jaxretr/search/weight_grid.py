@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxretr.errors import UserError
 from jaxretr.parallel.mesh import DATA, make_mesh, padded_rows, put_rows, replicate, to_host
-from jaxretr.search.topk import _GROUP, BLOCK_ROWS, NO_ROW, _candidates, _inner_products, _select
+from jaxretr.search.topk import BLOCK_ROWS, GROUP, NO_ROW, block_candidates, inner_products, select_best
 
 # Passages on the devices at a time, of each of the two models: 100 MB of 768 dimensions.
 _SLAB_ROWS = 32_768
@@ -112,8 +112,8 @@ def _device_step(best, first_q, second_q, factors, first_rows, second_rows, star
     def score_block(block, best):
         # The last block is moved back to end with the rows; what it then shares with the one before is masked.
         at = jnp.minimum(block * block_rows, n - block_rows)
-        s1 = _inner_products(first_q, lax.dynamic_slice_in_dim(first_rows, at, block_rows))
-        s2 = _inner_products(second_q, lax.dynamic_slice_in_dim(second_rows, at, block_rows))
+        s1 = inner_products(first_q, lax.dynamic_slice_in_dim(first_rows, at, block_rows))
+        s2 = inner_products(second_q, lax.dynamic_slice_in_dim(second_rows, at, block_rows))
         row = at + jnp.arange(block_rows, dtype=jnp.int32)
         masked = (row < block * block_rows) | (row >= device_valid)
         row = start + device_start + row
@@ -136,7 +136,7 @@ def _updated(scores, rows, block, row, k: int):
 
     Only what is above a question's worst result so far can enter, which soon is little: the work follows that.
     """
-    width = next(size for size in (_GROUP, 1) if block.shape[1] % size == 0)
+    width = next(size for size in (GROUP, 1) if block.shape[1] % size == 0)
     highest = block.reshape(len(block), -1, width).max(-1)
     entering = (highest > scores[:, -1:]).sum(-1).max()
     # Candidates in so many groups, of which each branch takes its number.
@@ -147,9 +147,9 @@ def _updated(scores, rows, block, row, k: int):
 
     def some(size):
         def select(scores, rows):
-            new_scores, new_rows = _candidates(block, row, size)
+            new_scores, new_rows = block_candidates(block, row, size)
             # The best so far have lower rows and stand first: top_k keeps the first of equal scores.
-            return _select(jnp.concatenate([scores, new_scores], -1), jnp.concatenate([rows, new_rows], -1), k)
+            return select_best(jnp.concatenate([scores, new_scores], -1), jnp.concatenate([rows, new_rows], -1), k)
 
         return select
 
