@@ -1,6 +1,8 @@
 """Every test sees eight CPU devices, and compiled programs are kept between runs."""
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -12,6 +14,17 @@ import pytest
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".jax_cache"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def logging_left_as_it_was() -> Iterator[None]:
+    """Commands set up the process's logging; no other file of tests gets to see that."""
+    root, ours = logging.getLogger(), logging.getLogger("jaxretr")
+    before = root.level, list(root.handlers), ours.level
+    yield
+    root.setLevel(before[0])
+    root.handlers[:] = before[1]
+    ours.setLevel(before[2])
 
 
 @pytest.fixture(scope="session")

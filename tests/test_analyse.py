@@ -5,12 +5,12 @@ import logging
 import math
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
+from command_errors import the_error
 
 from jaxretr import cli
 from jaxretr.data.readers import read_beir
@@ -19,25 +19,8 @@ from jaxretr.evaluate import metrics
 from jaxretr.models.dual_encoder import DualEncoder
 
 
-@pytest.fixture(autouse=True, scope="module")
-def logging_left_as_it_was() -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("jaxretr")
-    before = root.level, list(root.handlers), ours.level
-    yield
-    root.setLevel(before[0])
-    root.handlers[:] = before[1]
-    ours.setLevel(before[2])
-
-
 def run(*words: object) -> int:
     return cli.main(["analyse", *map(str, words)])
-
-
-def the_error(capsys: pytest.CaptureFixture[str]) -> str:
-    """What a failed command said: exactly one line."""
-    captured = capsys.readouterr()
-    assert captured.err.count("\n") == 1, captured.err
-    return captured.err.removeprefix("jaxretr: error: ").rstrip("\n")
 
 
 def write_trec(path: Path, rankings: dict[str, str]) -> Path:

@@ -17,7 +17,6 @@ from test_cli import (
     CORPUS,
     QUERIES,
     REPOSITORY,
-    logging_left_as_it_was,  # noqa: F401 (a fixture)
     run,
     train_once,
     write_config,

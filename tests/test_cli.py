@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -75,16 +74,6 @@ def train_once(base: Path) -> Path:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_once(tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture(autouse=True, scope="module")
-def logging_left_as_it_was() -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("jaxretr")
-    before = root.level, list(root.handlers), ours.level
-    yield
-    root.setLevel(before[0])
-    root.handlers[:] = before[1]
-    ours.setLevel(before[2])
 
 
 def run(*words: object) -> int:

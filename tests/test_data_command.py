@@ -1,13 +1,12 @@
 """`jaxretr data`: conversions that the other side can read, what a file is, and every problem of it by line."""
 
 import json
-import logging
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_errors import the_error
 
 from jaxretr import cli
 from jaxretr.data.readers import read_beir, read_corpus
@@ -21,25 +20,8 @@ CORPUS = WIKI / "corpus.jsonl"
 QUERIES = WIKI / "queries.jsonl"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def logging_left_as_it_was() -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("jaxretr")
-    before = root.level, list(root.handlers), ours.level
-    yield
-    root.setLevel(before[0])
-    root.handlers[:] = before[1]
-    ours.setLevel(before[2])
-
-
 def run(*words: object) -> int:
     return cli.main(["data", *map(str, words)])
-
-
-def the_error(capsys: pytest.CaptureFixture[str]) -> str:
-    """What a failed command said: exactly one line."""
-    captured = capsys.readouterr()
-    assert captured.err.count("\n") == 1, captured.err
-    return captured.err.removeprefix("jaxretr: error: ").rstrip("\n")
 
 
 # ---- what can be typed -----------------------------------------------------------------------------------------------

@@ -135,7 +135,8 @@ def _count_calls(monkeypatch, module, name: str, kill_at: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "kill_at"), [("_write_shard", 3), ("_save", 2), ("_save", 7), ("_save", 12), ("Postings", 3)]
+    ("name", "kill_at"),
+    [("_write_shard", 3), ("write_array", 2), ("write_array", 7), ("write_array", 12), ("Postings", 3)],
 )
 def test_a_killed_ranking_goes_on(tmp_path: Path, monkeypatch, name, kill_at):
     passages, questions = _random_set(2, 100)
@@ -153,7 +154,7 @@ def test_a_killed_ranking_goes_on(tmp_path: Path, monkeypatch, name, kill_at):
     np.testing.assert_array_equal(again.scores, whole.scores)
     # 5 shards and 4 blocks; files: 5 places and the counts of words first, then the best of every block and shard.
     assert written[0] == (3 if name == "_write_shard" else 0)
-    done = {("_save", 7): 0, ("_save", 12): 5, ("Postings", 3): 8}.get((name, kill_at), 0)
+    done = {("write_array", 7): 0, ("write_array", 12): 5, ("Postings", 3): 8}.get((name, kill_at), 0)
     assert searched[0] == 20 - done and built[0] == 5 - done // 4
     assert not (tmp_path / "killed" / "work").exists()
 

@@ -6,13 +6,13 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from jaxretr.commands.evaluate import depth, mean, warn_of_missing
+from jaxretr.commands.evaluate import Search, dense_search, depth, mean, run_of, warn_of_missing
 from jaxretr.commands.progress import Progress
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
@@ -23,9 +23,6 @@ from jaxretr.evaluate import metrics
 from jaxretr.evaluate.significance import Comparison, compare
 
 log = logging.getLogger(__name__)
-
-Search = Callable[[Sequence[Question], int], tuple[np.ndarray, Sequence[Sequence[str]]]]
-"""From B questions and k to scores float32 [B, k] and ids of passages."""
 
 # Questions that BM25 searches between two signs of life.
 _BLOCK = 256
@@ -84,16 +81,6 @@ def check_arguments(args: argparse.Namespace) -> None:
             given.append("compute")
         if given:
             raise UsageError(f"--{given[0].replace('_', '-')} is MODEL's, but --bm25 stands in its place; leave it out")
-
-
-def dense_search(args: argparse.Namespace, corpus: Corpus) -> Search:
-    """Encodes the corpus once; the returned function encodes questions and searches exactly."""
-    from jaxretr.commands.model import encode, load_model
-    from jaxretr.search.exact import ExactIndex
-
-    encoder = load_model(args)
-    index = ExactIndex(encode(encoder, corpus, args.batch_size), corpus.ids)
-    return lambda questions, k: index.search(encode(encoder, questions, args.batch_size), k)
 
 
 def bm25_search(corpus: Corpus) -> Search:
@@ -160,16 +147,6 @@ def shuffled_figures(
     }
     comparisons = {name: compare(averaged[name], original[name]) for name in names}
     return Shuffled(len(qrels), share, comparisons, {name: [mean(one[name]) for one in of_seeds] for name in names})
-
-
-def run_of(search: Search, questions: Sequence[Question], k: int) -> dict[str, dict[str, float]]:
-    """Searches, and leaves out a passage that is the question itself, as BEIR does and `jaxretr evaluate`."""
-    scores, ids = search(questions, k + 1)
-    run = {}
-    for question, names, values in zip(questions, ids, scores.tolist(), strict=True):
-        found = [pair for pair in zip(names, values, strict=True) if pair[0] != question.id]
-        run[question.id] = dict(found[:k])
-    return run
 
 
 def as_json(results: Mapping[str, Shuffled], seeds: Sequence[int]) -> str:

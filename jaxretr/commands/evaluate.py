@@ -6,8 +6,10 @@ import json
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
@@ -22,6 +24,8 @@ from jaxretr.files import atomic_write
 log = logging.getLogger(__name__)
 
 Run = Mapping[str, Mapping[str, float]]
+Search = Callable[[Sequence[Question], int], tuple[np.ndarray, Sequence[Sequence[str]]]]
+"""From B questions and k to scores float32 [B, k] and ids of passages."""
 Values = dict[str, dict[str, float]]
 """{metric: {question id: value}}"""
 
@@ -36,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     if args.model is not None:
         beir = read_beir(args.beir, args.split)
         names = args.metrics or _OF_QRELS
-        found = search_beir(args, beir.corpus, beir.questions, depth(names))
+        found = run_of(dense_search(args, beir.corpus), beir.questions, depth(names))
         values, compared = (of_qrels(beir.qrels, each, names) for each in (found, baseline))
     elif args.qrels is not None:
         found, qrels = read_run(args.run), read_qrels(args.qrels)
@@ -73,20 +77,24 @@ def check_arguments(args: argparse.Namespace) -> None:
             raise UsageError("--answers are looked for in the passages' texts: give --corpus FILE as well")
 
 
-def search_beir(args: argparse.Namespace, corpus: Corpus, questions: list[Question], k: int) -> Run:
-    """Encodes and searches a BEIR folder.
-
-    Returns:
-      {question id: {passage id: score}} with k passages a question.
-    """
+def dense_search(args: argparse.Namespace, corpus: Corpus) -> Search:
+    """Encodes the corpus once; the returned function encodes questions and searches exactly."""
     from jaxretr.commands.model import encode, load_model
     from jaxretr.search.exact import ExactIndex
 
     encoder = load_model(args)
     index = ExactIndex(encode(encoder, corpus, args.batch_size), corpus.ids)
-    embeddings = encode(encoder, questions, args.batch_size)
+    return lambda questions, k: index.search(encode(encoder, questions, args.batch_size), k)
+
+
+def run_of(search: Search, questions: Sequence[Question], k: int) -> dict[str, dict[str, float]]:
+    """Searches a BEIR folder's corpus.
+
+    Returns:
+      {question id: {passage id: score}} with k passages a question.
+    """
     # BEIR leaves out a passage that is the question itself (ArguAna, Quora): one more is looked for in its place.
-    scores, ids = index.search(embeddings, k + 1)
+    scores, ids = search(questions, k + 1)
     run = {}
     for question, names, values in zip(questions, ids, scores.tolist(), strict=True):
         found = [pair for pair in zip(names, values, strict=True) if pair[0] != question.id]

@@ -72,11 +72,6 @@ class CombinedConfig:
         return sum(sizes) if self.how == "concatenate" else sizes[0]
 
     @property
-    def full_size(self) -> int:
-        """D as well: a combined model is not cut, its parts are."""
-        return self.embedding_size
-
-    @property
     def max_question_length(self) -> int:
         """Tokens of the longest question that no part cuts, each with its own tokenizer."""
         return min(part.max_question_length for part in self.parts)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxretr.data.arrays import write_array
 from jaxretr.errors import UsageError, UserError
 from jaxretr.files import atomic_folder, atomic_write
 from jaxretr.search.bm25_postings import Postings, Slab, Statistics, hits_to_keys, keys_to_hits
@@ -198,17 +199,12 @@ class _Ranking:
         for shard in self._shards():
             row_of_place[np.load(shard / "places.npy")] = np.load(shard / "rows.npy")
         shape = (len(self.queries), self.depth)
-        with (
-            atomic_write(self.folder / "rows.npy", "wb") as rows,
-            atomic_write(self.folder / "scores.npy", "wb") as scores,
-        ):
-            for file, dtype in ((rows, np.int32), (scores, np.float32)):
-                header = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
-                np.lib.format.write_array_header_1_0(file, header)
-            for block in range(len(self.blocks)):
-                of_block, places = keys_to_hits(np.load(self._best(block, len(self._shards()))))
-                rows.write(np.where(places < 0, np.int32(-1), row_of_place[places]).tobytes())
-                scores.write(of_block.tobytes())
+        best = [self._best(block, len(self._shards())) for block in range(len(self.blocks))]
+        hits = (keys_to_hits(np.load(path)) for path in best)
+        write_array(self.folder / "scores.npy", shape, np.float32, (scores for scores, _ in hits))
+        hits = (keys_to_hits(np.load(path)) for path in best)
+        rows = (np.where(places < 0, np.int32(-1), row_of_place[places]) for _, places in hits)
+        write_array(self.folder / "rows.npy", shape, np.int32, rows)
         with atomic_write(self.folder / "finished.json") as file:
             json.dump({"passages": len(row_of_place)}, file)
         shutil.rmtree(self.work, ignore_errors=True)
@@ -276,10 +272,11 @@ class _Ranking:
             last, last_line = id, line
             places[shard].append(place)
         for shard, of_shard in zip(shards, places, strict=True):
-            _save(shard / "places.npy", np.frombuffer(of_shard, np.int32))
+            write_array(shard / "places.npy", (len(of_shard),), np.int32, [np.frombuffer(of_shard, np.int32)])
         num_words = json.loads((self.work / "corpus.json").read_text())["words"]
         slabs = (slab for shard in shards for slab in _slabs_of_shard(shard))
-        _save(self.work / "holders.npy", Statistics.count(slabs, num_words).holders)
+        holders = Statistics.count(slabs, num_words).holders
+        write_array(self.work / "holders.npy", holders.shape, holders.dtype, [holders])
 
     def _statistics(self) -> Statistics:
         total = sum((shard / "words.bin").stat().st_size // 4 for shard in self._shards())
@@ -353,7 +350,7 @@ class _Ranking:
         # The passages of a shard are in the order of their ids, so that their rows break ties as their places do.
         keys = hits_to_keys(scores, np.where(rows < 0, -1, places[rows]))
         best = np.sort(np.concatenate([before, keys], axis=1), axis=1)[:, ::-1][:, : self.depth]
-        _save(self._best(block, number + 1), np.ascontiguousarray(best))
+        write_array(self._best(block, number + 1), best.shape, best.dtype, [best])
         self._best(block, number).unlink(missing_ok=True)
 
 
@@ -416,9 +413,3 @@ def _ids_of_shard(shard: Path, number: int) -> Iterator[tuple[bytes, int, int]]:
             some = slice(start, start + _IDS_AT_A_TIME)
             for length, line in zip(lengths[some].tolist(), lines[some].tolist(), strict=True):
                 yield file.read(length), line, number
-
-
-def _save(path: Path, values: NDArray[Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path, "wb") as file:
-        np.lib.format.write_array(file, values, allow_pickle=False)
