@@ -10,6 +10,7 @@ _HOME = {
     "DualEncoder": "jaxretr.models.dual_encoder",
     "CombinedEncoder": "jaxretr.models.combined_encoder",
     "load_encoder": "jaxretr.models.combined_folder",
+    "Adapter": "jaxretr.models.adapter",
     "QuestionScorer": "jaxretr.models.question_scorer",
     "ExactIndex": "jaxretr.search.exact",
     "Bm25Index": "jaxretr.search.bm25",
@@ -17,6 +18,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Adapter",
     "Bm25Index",
     "CombinedEncoder",
     "DualEncoder",
@@ -28,6 +30,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from jaxretr.errors import UserError
+    from jaxretr.models.adapter import Adapter
     from jaxretr.models.combined_encoder import CombinedEncoder
     from jaxretr.models.combined_folder import load_encoder
     from jaxretr.models.dual_encoder import DualEncoder

@@ -45,6 +45,11 @@ class Checkpoints:
         latest = self._checkpointer.latest
         return None if latest is None else latest.step
 
+    @property
+    def steps(self) -> list[int]:
+        """The steps of all complete checkpoints, in order."""
+        return sorted(checkpoint.step for checkpoint in self._checkpointer.checkpoints)
+
     def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
         """Starts writing; returns as soon as the arrays are copied off the devices."""
         if step == self.latest:
@@ -60,16 +65,17 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             raise self._disk_error(error) from error
 
-    def restore(self, like: Any) -> Any:
-        """Reads the newest checkpoint onto the devices.
+    def restore(self, like: Any, step: int | None = None) -> Any:
+        """Reads a checkpoint onto the devices.
 
         Args:
           like: the state's tree with ShapeDtypeStructs that carry shardings; any number of devices will do.
+          step: which; None: the newest.
 
         Raises:
           UserError: the checkpoint holds other arrays than `like` (another model, corpus or optimizer).
         """
-        step = self.latest
+        step = self.latest if step is None else step
         saved = self._checkpointer.metadata(step).metadata
         differences = _differences(saved, like)
         if differences:

@@ -170,7 +170,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """Returns the parser, and each command's."""
-    from jaxretr.commands import analyse_options, combination_options, data_options, mine_options
+    from jaxretr.commands import analyse_options, combination_options, data_options, domain_options, mine_options
 
     parser = _Parser(
         prog="jaxretr",
@@ -302,6 +302,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     mine_options.add_lexical_options(parser_of, _at_least_one, _ranks)
 
     combination_options.add_commands(command, _at_least_one)
+    domain_options.add_commands(command, _at_least_one)
 
     parser_of = command(
         "export",

@@ -84,6 +84,36 @@ class BertShape:
 
 
 @dataclass(frozen=True)
+class AdapterShape:
+    """Small modules in an encoder that is frozen otherwise: DDR's relevance module (Zhan et al. 2023, section 3.2)."""
+
+    lora_rank: int = 192
+    """0: no LoRA."""
+    lora_alpha: float | None = None
+    """alpha / rank multiplies LoRA's product; None: the rank itself, for a factor of 1."""
+    lora_targets: tuple[str, ...] = ("query", "value")
+    """Among query, key, value, attention_out, ffn_in, ffn_out."""
+    bottleneck: int = 192
+    """Of the parallel adapter beside the feed-forward network, a quarter of BERT-base's width; 0: none."""
+    scale: float = 4.0
+    """Multiplies the parallel adapter's result, its bias included."""
+
+    @property
+    def lora_factor(self) -> float:
+        """alpha / rank."""
+        return 1.0 if self.lora_alpha is None or not self.lora_rank else self.lora_alpha / self.lora_rank
+
+    def equals(self, other: "AdapterShape") -> bool:
+        """Whether both are the same modules; an alpha that is the rank is the same as none."""
+        one, two = (dataclasses.replace(shape, lora_alpha=shape.lora_factor) for shape in (self, other))
+        return one == two
+
+    def without_lora(self) -> "AdapterShape":
+        """What is left when LoRA has been merged into the kernels."""
+        return dataclasses.replace(self, lora_rank=0)
+
+
+@dataclass(frozen=True)
 class Encoder:
     """The dual encoder that is trained: where it starts from, and how it pools."""
 
@@ -96,6 +126,8 @@ class Encoder:
     fresh_start: Literal["random", "lexical"] = "random"
     """How: as BERT does, or so that equal words of the corpus are near at once, rare ones most (see
     jaxretr/models/lexical_start.py); for supervised runs with a corpus."""
+    adapter: AdapterShape | None = None
+    """Train adapters of this shape and nothing else. Where `path` has such adapters already, they are trained on."""
     shared: bool = False
     """One tower for questions and passages instead of two."""
     pooling: Literal["cls", "mean"] = "cls"
@@ -323,18 +355,31 @@ class PretrainData:
     vocabulary_every: int = 5
     """The vocabulary is learnt from every n-th passage."""
     max_length: int = 128
-    """Tokens of a passage."""
+    """Tokens of a passage. Of a longer one the encoder reads a window, drawn anew at each access, the scorer the start."""
     held_out: int = 1000
     """Passages kept out of training, for the held-out loss."""
+    token_cache: str | None = None
+    """Folder of the token store; the run's own by default, a common one where several runs share a corpus."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MlmConfig(Config):
-    """Pretraining of an encoder by masked language modelling."""
+    """Masked language modelling: of a new encoder, or of one that is to learn a domain (DDR's domain module)."""
 
     data: PretrainData
+    start: str | None = None
+    """The encoder to go on from, with its tokenizer: any MODEL, whose adapters are left out, or a Hugging Face folder of
+    BERT. None: a new one, with a vocabulary learnt from the corpora."""
     bert: BertShape = field(default_factory=BertShape)
+    """Of a new one."""
     mask_rate: float = 0.15
+    dropout: float = 0.0
+    head_warmup: int = 1000
+    """Where `start` has no head of masked language modelling, one is trained for so many steps with the encoder frozen
+    before the first step: a random head would damage the encoder."""
+    head_learning_rate: float = 1e-3
+    chunk: int | None = None
+    """Rows that each device takes at once: memory, not mathematics. None: all of its part of `train.batch_size`."""
     dtype: Dtype = "float32"
 
 

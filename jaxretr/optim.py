@@ -1,6 +1,5 @@
 """The optimizer: AdamW, its learning-rate schedule, and which parameters decay."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -43,15 +42,14 @@ def decays(params: Params) -> Params:
     return jax.tree_util.tree_map_with_path(one, params)
 
 
-def build(config: Optimizer, steps: int, frozen: Sequence[str] = ()) -> optax.GradientTransformation:
+def build(config: Optimizer, steps: int) -> optax.GradientTransformation:
     """Clipping by the global norm, then AdamW with decoupled weight decay.
 
     Args:
       config: rates, decay, clipping.
       steps: length of the run.
-      frozen: names in the tree of parameters whose branches are not trained; nothing is remembered of them.
     """
-    trained = optax.chain(
+    return optax.chain(
         optax.clip_by_global_norm(config.clip),
         optax.adamw(
             schedule(config, steps),
@@ -62,13 +60,3 @@ def build(config: Optimizer, steps: int, frozen: Sequence[str] = ()) -> optax.Gr
             mask=decays,
         ),
     )
-    if not frozen:
-        return trained
-
-    def label(path: tuple[Any, ...], _: Any) -> str:
-        return "frozen" if any(key.key in frozen for key in path) else "trained"
-
-    def labels(params: Params) -> Params:
-        return jax.tree_util.tree_map_with_path(label, params)
-
-    return optax.multi_transform({"trained": trained, "frozen": optax.set_to_zero()}, labels)

@@ -1,6 +1,6 @@
 """What is carried from step to step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxretr.models.layers import Params
+from jaxretr.models.partition import join
 
 
 @jax.tree_util.register_dataclass
@@ -19,17 +20,24 @@ class TrainState:
     """Number of finished steps, int32 scalar."""
     params: Params
     opt_state: Any
+    frozen: Params = field(default_factory=dict)
+    """Parameters that are not trained: no gradient is computed for them, and the optimizer knows nothing of them."""
 
     @staticmethod
-    def create(params: Params, optimizer: optax.GradientTransformation) -> "TrainState":
+    def create(params: Params, optimizer: optax.GradientTransformation, frozen: Params | None = None) -> "TrainState":
         """A state before its first step."""
-        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), frozen or {})
+
+    @property
+    def weights(self) -> Params:
+        """All parameters, trained and frozen, as the model has them."""
+        return join(self.params, self.frozen)
 
     def apply_gradients(self, gradients: Params, optimizer: optax.GradientTransformation) -> "TrainState":
         """The state after one optimizer update with these gradients."""
         updates, opt_state = optimizer.update(gradients, self.opt_state, self.params)
         params: Any = optax.apply_updates(self.params, updates)
-        return TrainState(self.step + 1, params, opt_state)
+        return TrainState(self.step + 1, params, opt_state, self.frozen)
 
 
 @jax.tree_util.register_dataclass

@@ -54,7 +54,7 @@ def two_steps(
 
 def test_only_the_base_and_the_weight_move(folder: Path) -> None:
     run, state, losses = two_steps(folder, 8, negatives={"retrieved": 1}, optimizer={"weight_decay": 0.5})
-    before, after = jax.device_get((run.model.params, state.train.params))
+    before, after = jax.device_get((run.model.params, state.train.weights))
     for old, new in zip(*(jax.tree.leaves(params["lexical"]) for params in (before, after)), strict=True):
         np.testing.assert_array_equal(old, new, "the lexical encoder is frozen, also against weight decay")
     moved = jax.tree.map(lambda old, new: not np.array_equal(old, new), before["base"], after["base"])

@@ -12,3 +12,9 @@ ENCODER_SMALL = _HERE / "encoder_small"
 
 SCORER_SMALL = _HERE / "scorer_small"
 """T5 scorer, 2 + 3 layers of 192; see its model card."""
+
+ARXIV_VISION = _HERE / "arxiv/cv"
+"""BEIR folder of 2,500 abstracts of cs.CV and their titles, with the splits train, dev and test; see NOTICE.txt."""
+
+ARXIV_LANGUAGE = _HERE / "arxiv/cl"
+"""The same of cs.CL: another domain of the same collection."""

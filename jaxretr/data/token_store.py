@@ -149,6 +149,13 @@ class TokenStore:
             raise IndexError(f"row {i} of {self.num_rows}")
         return self._ids[self._offsets[i] : self._offsets[i + 1]]
 
+    def select(self, rows: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns some rows as a rectangle: tokens [n, width] in the store's dtype, padded with 0, lengths int32 [n]."""
+        tokens = np.zeros((len(rows), width), self.dtype)
+        lengths = self.lengths[rows]
+        tokens[np.arange(width) < lengths[:, None]] = np.concatenate([self.row(int(row)) for row in rows])
+        return tokens, lengths
+
     def padded(self, start: int, stop: int, width: int, pad_id: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """Returns rows start to stop as a rectangle; rows behind the last are padding of length 0.
 

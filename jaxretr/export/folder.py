@@ -50,6 +50,8 @@ def export(
             f"no layout of {to} holds several encoders; use --to jaxretr, or export the parts one by one and give "
             f"their questions these weights: {weights}"
         )
+    if isinstance(encoder, DualEncoder) and to != "jaxretr":
+        encoder = encoder.as_plain()
     out = Path(out).expanduser()
     chosen = None
     if isinstance(encoder, DualEncoder) and to == "huggingface":

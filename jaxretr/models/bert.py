@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxretr.config import AdapterShape
+from jaxretr.models.adapters import LayerAdapter, make_adapters
 from jaxretr.models.layers import (
     ACTIVATIONS,
     Dense,
@@ -56,7 +58,9 @@ class BertLayer(nnx.Module):
         self.config = config
         self.dtype = dtype
 
-    def __call__(self, x: jax.Array, bias: jax.Array, keys: jax.Array | None) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, bias: jax.Array, keys: jax.Array | None, adapter: LayerAdapter | None = None
+    ) -> jax.Array:
         """One layer: x float32 [B, L, D], bias [B, 1, L, 1] -> float32 [B, L, D]."""
         drop_hidden = Dropout(keys, self.config.hidden_dropout_prob)
         drop_attention = Dropout(
@@ -64,29 +68,45 @@ class BertLayer(nnx.Module):
             self.config.attention_probs_dropout_prob,
         )
         if self.config.pre_layer_norm:
-            x = x + drop_hidden(self.attention(self.attention_norm(x), bias, drop_attention))
-            return x + drop_hidden(self.feed_forward(self.ffn_norm(x)))
-        x = self.attention_norm(x + drop_hidden(self.attention(x, bias, drop_attention)))
-        return self.ffn_norm(x + drop_hidden(self.feed_forward(x)))
+            x = x + drop_hidden(self.attention(self.attention_norm(x), bias, drop_attention, adapter))
+            normed = self.ffn_norm(x)
+            return x + drop_hidden(self.feed_forward(normed, adapter)) + _beside_feed_forward(adapter, normed)
+        x = self.attention_norm(x + drop_hidden(self.attention(x, bias, drop_attention, adapter)))
+        return self.ffn_norm(x + drop_hidden(self.feed_forward(x, adapter)) + _beside_feed_forward(adapter, x))
 
-    def attention(self, x: jax.Array, bias: jax.Array, drop: Dropout) -> jax.Array:
+    def attention(self, x: jax.Array, bias: jax.Array, drop: Dropout, adapter: LayerAdapter | None) -> jax.Array:
         batch, length, size = x.shape
         heads = self.config.num_attention_heads
         split = (batch, length, heads, size // heads)
-        q = self.query(x) * (size // heads) ** -0.5
-        mixed = attend(
-            q.reshape(split), self.key(x).reshape(split), self.value(x).reshape(split), bias, self.dtype, drop
-        )
-        return self.attention_out(mixed)
+        q, k, v = (self.dense(name, x, adapter).reshape(split) for name in ("query", "key", "value"))
+        mixed = attend(q * (size // heads) ** -0.5, k, v, bias, self.dtype, drop)
+        return self.dense("attention_out", mixed, adapter)
 
-    def feed_forward(self, x: jax.Array) -> jax.Array:
-        return self.ffn_out(ACTIVATIONS[self.config.hidden_act](self.ffn_in(x)))
+    def feed_forward(self, x: jax.Array, adapter: LayerAdapter | None) -> jax.Array:
+        inner = ACTIVATIONS[self.config.hidden_act](self.dense("ffn_in", x, adapter))
+        return self.dense("ffn_out", inner, adapter)
+
+    def dense(self, name: str, x: jax.Array, adapter: LayerAdapter | None) -> jax.Array:
+        y = getattr(self, name)(x)
+        return y if adapter is None else y + adapter.beside_dense(name, x)
+
+
+def _beside_feed_forward(adapter: LayerAdapter | None, x: jax.Array) -> jax.Array | float:
+    return 0.0 if adapter is None else adapter.beside_feed_forward(x)
 
 
 class BertEncoder(nnx.Module):
     """Token ids to contextual vectors; no pooler: DPR and ART use the last layer's state itself."""
 
-    def __init__(self, config: BertConfig, *, dtype: Any = jnp.float32, stacked: bool = True, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: BertConfig,
+        *,
+        adapter: AdapterShape | None = None,
+        dtype: Any = jnp.float32,
+        stacked: bool = True,
+        rngs: nnx.Rngs,
+    ):
         """Makes an encoder; `stacked=False` keeps the layers apart, for programs without a backward pass."""
         size, std = config.hidden_size, config.initializer_range
         self.word_embedding = Embedding(config.vocab_size, size, std=std, rngs=rngs)
@@ -98,6 +118,8 @@ class BertEncoder(nnx.Module):
             self.layers = stack_layers(lambda rngs: BertLayer(config, dtype=dtype, rngs=rngs), count, rngs)
         elif count:
             self.layers = nnx.List([BertLayer(config, dtype=dtype, rngs=rngs) for _ in range(count)])
+        if count and adapter is not None:
+            self.adapter = make_adapters(adapter, config, dtype=dtype, stacked=stacked, rngs=rngs)
         # Post-LN normalises the embeddings, Megatron's pre-LN the last layer's output instead.
         self.norm = LayerNorm(size, config.layer_norm_eps)
         self.config = config
@@ -126,6 +148,14 @@ class BertEncoder(nnx.Module):
         if self.config.num_hidden_layers:
             bias = mask_bias(lengths, length)
             x = scan_layers(
-                self.layers, x, lambda layer, x, keys: layer(x, bias, keys), keys, keep_matmuls=keep_matmuls
+                self._layers_and_adapters(),
+                x,
+                lambda pair, x, keys: pair[0](x, bias, keys, *pair[1:]),
+                keys,
+                keep_matmuls=keep_matmuls,
             )
         return self.norm(x) if self.config.pre_layer_norm else x
+
+    def _layers_and_adapters(self) -> Any:
+        parts = (self.layers, self.adapter) if hasattr(self, "adapter") else (self.layers,)
+        return list(zip(*parts, strict=True)) if isinstance(self.layers, nnx.List) else parts

@@ -5,20 +5,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, singledispatch
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxretr.config import Dtype
+from jaxretr.config import AdapterShape, Dtype
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows, vocabulary_size
 from jaxretr.errors import UserError, did_you_mean
 from jaxretr.json_dataclass import dataclass_from
+from jaxretr.models.adapters import abstract_adapter, init_adapter, kinds_of, merge_lora
 from jaxretr.models.bert import BertConfig, BertEncoder
 from jaxretr.models.encode import Engine
 from jaxretr.models.layers import Params, define, initialise
+from jaxretr.models.partition import partition
+
+if TYPE_CHECKING:  # adapter.py imports this file.
+    from jaxretr.models.adapter import Adapter
 
 Side = Literal["question", "passage"]
 
@@ -42,6 +47,10 @@ class DualEncoderConfig:
     """Tokens, special ones included."""
     truncate_dim: int | None = None
     """Only the first so many dimensions (Matryoshka), cut before the embedding is divided by its length."""
+    adapter: AdapterShape | None = None
+    """Modules beside the encoder's layers, in parameters of their own."""
+    lora_merged: bool = False
+    """The encoder's kernels contain LoRA's products, which are not computed apart then."""
 
     @property
     def embedding_size(self) -> int:
@@ -83,8 +92,11 @@ class DualEncoderConfig:
 
 
 @cache
-def _graph(bert: BertConfig, dtype: str, stacked: bool) -> Any:
-    return define(lambda rngs: BertEncoder(bert, dtype=jnp.dtype(dtype), stacked=stacked, rngs=rngs))[0]
+def _graph(bert: BertConfig, adapter: AdapterShape | None, dtype: str, stacked: bool) -> Any:
+    def make(rngs: nnx.Rngs) -> BertEncoder:
+        return BertEncoder(bert, adapter=adapter, dtype=jnp.dtype(dtype), stacked=stacked, rngs=rngs)
+
+    return define(make)[0]
 
 
 def init_params(config: DualEncoderConfig, seed: int) -> Params:
@@ -92,8 +104,9 @@ def init_params(config: DualEncoderConfig, seed: int) -> Params:
 
     Returns:
       {"shared": tower} or {"question": tower, "passage": tower}, where a tower is {"bert": parameters of BertEncoder}
-      and, if there is a projection, {"projection": {"kernel": [D_bert, D], "bias": [D]}}; float32. Two towers start
-      equal, as they do from one pretrained encoder: a text's embeddings on both sides are then near each other.
+      and, if there is a projection, {"projection": {"kernel": [D_bert, D], "bias": [D]}}; if there are adapters,
+      {"adapter": as by `init_adapter`}; float32. Two towers start equal, as they do from one pretrained encoder: a
+      text's embeddings on both sides are then near each other.
     """
 
     def draw() -> Params:
@@ -103,6 +116,8 @@ def init_params(config: DualEncoderConfig, seed: int) -> Params:
             key = jax.random.fold_in(jax.random.key(seed), 1)
             kernel = config.bert.initializer_range * jax.random.normal(key, shape, jnp.float32)
             params["projection"] = {"kernel": kernel, "bias": jnp.zeros(shape[1:], jnp.float32)}
+        if config.adapter is not None:
+            params["adapter"] = init_adapter(config.adapter, config.bert, seed)
         return params
 
     return {name: draw() for name in _towers(config)}
@@ -117,6 +132,8 @@ def abstract_params(config: DualEncoderConfig) -> Params:
             "kernel": jax.ShapeDtypeStruct(shape, jnp.float32),
             "bias": jax.ShapeDtypeStruct(shape[1:], jnp.float32),
         }
+    if config.adapter is not None:
+        tower["adapter"] = abstract_adapter(config.adapter, config.bert)
     return dict.fromkeys(_towers(config), tower)
 
 
@@ -125,11 +142,12 @@ def _towers(config: DualEncoderConfig) -> tuple[str, ...]:
 
 
 def tower(params: Params, side: Side) -> Params:
-    """The parameters of the tower that reads questions or passages."""
-    if "lexical" in params:  # of a JointConfig: the weight of the lexical score sits on the question's side alone
-        parts = {name: tower(params[name], side) for name in ("base", "lexical")}
-        return {**parts, "weight": params["weight"]} if side == "question" else parts
-    return params["shared"] if "shared" in params else params[side]
+    """The parameters of the tower that reads questions or passages; also of a part of all parameters, see `partition`."""
+    if "base" in params or "lexical" in params:  # of a JointConfig
+        parts = {name: tower(params[name], side) for name in ("base", "lexical") if name in params}
+        # The weight of the lexical score sits on the question's side alone.
+        return {**parts, "weight": params["weight"]} if side == "question" and "weight" in params else parts
+    return params["shared"] if "shared" in params else params.get(side, {})
 
 
 @singledispatch
@@ -157,7 +175,11 @@ def embed(
       float32 [B, D], D being `config.embedding_size`.
     """
     stacked = 0 not in tower_params["bert"].get("layers", {})
-    encoder = nnx.merge(_graph(config.bert, jnp.dtype(dtype).name, stacked), tower_params["bert"])
+    shape, bert_params = config.adapter, tower_params["bert"]
+    if shape is not None:
+        shape = shape.without_lora() if config.lora_merged else shape
+        bert_params = {**bert_params, "adapter": kinds_of(shape, tower_params["adapter"])}
+    encoder = nnx.merge(_graph(config.bert, shape, jnp.dtype(dtype).name, stacked), bert_params)
     states = encoder(tokens, lengths, keys, keep_matmuls=keep_matmuls)
     if config.pooling == "cls":
         pooled = states[:, 0]
@@ -201,15 +223,26 @@ class DualEncoder:
       params: parameters laid out as by `init_params`, numpy or JAX arrays.
       tokenizer: as `jaxretr.data.tokens.load_tokenizer` gives it.
       dtype: of the matmuls' operands when encoding; results are float32 always.
+      mlm_head: the encoder's head of masked language modelling, as in `BertCheckpoint`, where it has one: not needed
+        here, but for going on with masked language modelling (`jaxretr adapt`).
 
     Attributes:
       truncated: how many texts the last call cut at their maximum length.
+      adapters: what `load_adapter` loaded, by name.
 
     Raises:
       UserError: the tokenizer has ids that the model does not know, or a maximum length exceeds its positions.
     """
 
-    def __init__(self, config: DualEncoderConfig, params: Params, tokenizer: Any, *, dtype: Dtype = "float32"):
+    def __init__(
+        self,
+        config: DualEncoderConfig,
+        params: Params,
+        tokenizer: Any,
+        *,
+        dtype: Dtype = "float32",
+        mlm_head: Params | None = None,
+    ):
         if dtype not in ("float32", "bfloat16"):
             raise UserError(f"dtype {dtype!r} is not supported; use 'float32' or 'bfloat16'")
         if (size := vocabulary_size(tokenizer)) > config.bert.vocab_size:
@@ -221,7 +254,10 @@ class DualEncoder:
                 raise UserError(
                     f"{name} is {length}, but the model has {config.bert.max_position_embeddings} positions; lower it"
                 )
-        self.config, self.params, self.tokenizer, self.dtype = config, params, tokenizer, dtype
+        self.config, self.params, self.tokenizer = config, params, tokenizer
+        self.dtype: Dtype = dtype
+        self.mlm_head = mlm_head
+        self.adapters: dict[str, Adapter] = {}
         self.truncated = 0
         self._engines: dict[str, Engine] = {}
 
@@ -264,7 +300,7 @@ class DualEncoder:
         """
         from jaxretr.models import dual_encoder_folder
 
-        config, params, loaded = dual_encoder_folder.load(
+        config, params, loaded, head = dual_encoder_folder.load(
             path_or_name, passage_path=passage_path, tokenizer=tokenizer, shared=shared, pooling=pooling
         )
         stated = {
@@ -274,7 +310,7 @@ class DualEncoder:
             "truncate_dim": truncate_dim,
         }
         config = dataclasses.replace(config, **{name: value for name, value in stated.items() if value is not None})
-        return cls(config, params, loaded, dtype=dtype)
+        return cls(config, params, loaded, dtype=dtype, mlm_head=head)
 
     def save(self, folder: str | Path) -> None:
         """Writes jaxretr.json, model.safetensors (float32) and the tokenizer; all of it appears at once.
@@ -287,7 +323,85 @@ class DualEncoder:
         """
         from jaxretr.models import dual_encoder_folder
 
-        dual_encoder_folder.save(Path(folder), self.config, self.params, self.tokenizer)
+        dual_encoder_folder.save(Path(folder), self)
+
+    # ---- adapters ----------------------------------------------------------------------------------------------------
+
+    def load_adapter(self, path: "str | Path | Adapter", name: str) -> None:
+        """Loads a relevance module under a name, beside others; `set_adapter` makes it the active one.
+
+        Args:
+          path: as for `Adapter.from_pretrained`, or an `Adapter`.
+          name: another module of that name is forgotten.
+
+        Raises:
+          UserError: there are no adapters, or they do not fit this encoder.
+        """
+        from jaxretr.models.adapter import Adapter
+
+        adapter = path if isinstance(path, Adapter) else Adapter.from_pretrained(path, bert=self.config.bert)
+        adapter.put_into(self)  # raises for one that does not fit
+        self.adapters[name] = adapter
+
+    def set_adapter(self, name: str | None) -> None:
+        """Makes a loaded module the only active one; None: the encoder alone, with the settings that it has now.
+
+        Raises:
+          UserError: no module of that name was loaded.
+        """
+        if name is not None and name not in self.adapters:
+            hint = did_you_mean(name, self.adapters) or f"; loaded are: {', '.join(self.adapters) or 'none'}"
+            raise UserError(f"no adapter '{name}'{hint}")
+        changed = self.without_adapters() if name is None else self.adapters[name].put_into(self)
+        self.config, self.params = changed.config, changed.params
+        self._engines.clear()
+
+    def merge_lora(self) -> "DualEncoder":
+        """This model with LoRA's products in the kernels, where they cost nothing; it is itself if that is so already."""
+        return self._with_lora(merged=True)
+
+    def unmerge_lora(self) -> "DualEncoder":
+        """The reverse of `merge_lora`, but for rounding: this model with kernels as they were before."""
+        return self._with_lora(merged=False)
+
+    def without_adapters(self) -> "DualEncoder":
+        """The encoder alone, without LoRA's products; the model itself if it has no adapters."""
+        if self.config.adapter is None:
+            return self
+        bare = self.unmerge_lora()
+        return self._changed(dataclasses.replace(bare.config, adapter=None), partition(bare.params, ("adapter",))[0])
+
+    def as_plain(self) -> "DualEncoder":
+        """The same vectors without adapters: LoRA's products become part of the kernels for good.
+
+        Raises:
+          UserError: there is a parallel adapter, which cannot be merged.
+        """
+        if self.config.adapter is None:
+            return self
+        if self.config.adapter.bottleneck:
+            raise UserError(
+                "a parallel adapter has no place in other libraries' BERT and cannot be merged into it; export --to "
+                "jaxretr, or train the module as LoRA alone (encoder.adapter.bottleneck 0)"
+            )
+        merged = self.merge_lora()
+        config = dataclasses.replace(merged.config, adapter=None, lora_merged=False)
+        return self._changed(config, partition(merged.params, ("adapter",))[0])
+
+    def _with_lora(self, merged: bool) -> "DualEncoder":
+        shape = self.config.adapter
+        if shape is None or not shape.lora_rank or merged == self.config.lora_merged:
+            return self
+        params = {
+            name: {**tower, "bert": merge_lora(tower["bert"], tower["adapter"], shape, sign=1.0 if merged else -1.0)}
+            for name, tower in self.params.items()
+        }
+        return self._changed(dataclasses.replace(self.config, lora_merged=merged), params)
+
+    def _changed(self, config: DualEncoderConfig, params: Params) -> "DualEncoder":
+        return DualEncoder(config, params, self.tokenizer, dtype=self.dtype, mlm_head=self.mlm_head)
+
+    # ---- encoding ----------------------------------------------------------------------------------------------------
 
     def encode_queries(
         self, queries: Sequence[str], *, batch_size: int | None = None, progress: bool | None = None
@@ -347,7 +461,8 @@ class DualEncoder:
     def _encode(self, side: Side, rows: Any, n: int, length: int, batch_size: int | None, progress: bool | None):
         name = "shared" if self.config.shared else side
         if name not in self._engines:
-            self._engines[name] = Engine(_embed_rows(self.config, self.dtype), self.params[name], self.dtype)
+            ready = self.merge_lora()
+            self._engines[name] = Engine(_embed_rows(ready.config, self.dtype), ready.params[name], self.dtype)
         embeddings, self.truncated = self._engines[name].encode(
             rows, n, self.config.embedding_size, max_length=length, batch_size=batch_size, progress=progress, what=side
         )

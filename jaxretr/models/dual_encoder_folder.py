@@ -6,7 +6,7 @@ import logging
 import os
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -15,17 +15,20 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint
 from jaxretr.errors import UserError
 from jaxretr.files import atomic_folder, atomic_write
-from jaxretr.models import sentence_transformers
+from jaxretr.models import adapter_folder, sentence_transformers
+from jaxretr.models.adapter import Adapter
 from jaxretr.models.bert import BertConfig
 from jaxretr.models.bert_params import BertCheckpoint, read_checkpoint, read_dpr_cp
-from jaxretr.models.dual_encoder import DualEncoderConfig, abstract_params
+from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params
 from jaxretr.models.export_note import FORMAT as EXPORT_FORMAT
 from jaxretr.models.export_note import NOTE, read_note
 from jaxretr.models.hf_files import TensorFiles, read_json, resolve, some_names, write_safetensors
 from jaxretr.models.layers import Params
+from jaxretr.models.partition import join, partition
 from jaxretr.parallel.mesh import to_host
 
 _WEIGHTS = "model.safetensors"
+_HEAD = "mlm_head.safetensors"
 _FORMAT = "jaxretr-dual-encoder"
 _VERSION = 1
 
@@ -35,14 +38,28 @@ COMBINED_FORMAT = "jaxretr-combined"
 # All that a folder of ours may hold, whatever the kind of tokenizer: a folder with anything else is never replaced.
 _OURS = (
     *(NOTE, _WEIGHTS, "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.*", "merges.txt", "*.model", "chat_template*"),
+    *("vocab.*", "merges.txt", "*.model", "chat_template*", adapter_folder.FOLDER, _HEAD),
 )
 
 _MAX_LENGTH = 256
 
 _log = logging.getLogger(__name__)
 
-Loaded = tuple[DualEncoderConfig, Params, Any]
+
+class Loaded(NamedTuple):
+    """What is read from a folder.
+
+    Attributes:
+      config: of the dual encoder.
+      params: laid out as by `init_params`, numpy arrays.
+      tokenizer: the model's.
+      mlm_head: of masked language modelling, as in `BertCheckpoint`; None where there is none.
+    """
+
+    config: DualEncoderConfig
+    params: Params
+    tokenizer: Any
+    mlm_head: Params | None = None
 
 
 def load(
@@ -56,14 +73,15 @@ def load(
     """Reads any of the supported folders; `DualEncoder.from_pretrained` documents the arguments.
 
     Returns:
-      The configuration, the parameters laid out as by `init_params` (numpy arrays), and the tokenizer.
+      The model's parts.
     """
     file = Path(path_or_name).expanduser()
     if file.is_file():
         loaded = _load_cp(file, passage_path, tokenizer)
     else:
         folder = resolve(path_or_name)
-        if (folder / "model" / NOTE).exists():  # A run directory.
+        # A run directory; of masked language modelling it holds a Hugging Face folder.
+        if any((folder / "model" / name).exists() for name in (NOTE, "config.json")):
             folder = folder / "model"
         ours, theirs = (folder / NOTE).exists(), (folder / sentence_transformers.MODULES).exists()
         if (ours or theirs) and passage_path is not None:
@@ -89,14 +107,14 @@ def _with_pooling(loaded: Loaded, pooling: str | None, where: Any) -> Loaded:
 
 
 def _with_towers(loaded: Loaded, shared: bool | None, where: Any) -> Loaded:
-    config, params, tokenizer = loaded
+    config, params = loaded.config, loaded.params
     if shared is None or shared == config.shared:
         return loaded
     if shared:
         raise UserError(f"{where}: has two towers of different weights; leave shared out or set it to False")
     # A copy: two towers are trained apart, and donated buffers must not be the same.
     params = {"question": params["shared"], "passage": jax.tree.map(np.copy, params["shared"])}
-    return dataclasses.replace(config, shared=False), params, tokenizer
+    return loaded._replace(config=dataclasses.replace(config, shared=False), params=params)
 
 
 # ---- the folders of others -------------------------------------------------------------------------------------------
@@ -115,7 +133,8 @@ def _load_hugging_face(folder: Path, passage_path: Any, tokenizer: Any, pooling:
         passage = read_checkpoint(second, expect="dpr-context")
         params = _two_towers(question, passage, f"{folder} and {second}")
     config = _config(question.config, params, pooling=pooling)
-    return config, params, load_tokenizer(tokenizer or folder)
+    head = question.mlm_head if passage_path is None else None
+    return Loaded(config, params, load_tokenizer(tokenizer or folder), head)
 
 
 def _load_cp(file: Path, passage_path: Any, tokenizer: Any) -> Loaded:
@@ -125,7 +144,7 @@ def _load_cp(file: Path, passage_path: Any, tokenizer: Any) -> Loaded:
         raise UserError(f"{file}: a .cp file has no tokenizer; give the folder of bert-base-uncased's as tokenizer")
     question, passage = read_dpr_cp(file)
     params = _two_towers(question, passage, str(file))
-    return _config(question.config, params), params, load_tokenizer(tokenizer)
+    return Loaded(_config(question.config, params), params, load_tokenizer(tokenizer))
 
 
 def _load_sentence_transformers(folder: Path, tokenizer: Any) -> Loaded:
@@ -161,7 +180,7 @@ def _load_sentence_transformers(folder: Path, tokenizer: Any) -> Loaded:
         max_passage_length=limit,
         truncate_dim=modules.truncate_dim if cut else None,
     )
-    return config, {"shared": tower}, loaded
+    return Loaded(config, {"shared": tower}, loaded, checkpoint.mlm_head)
 
 
 def _lower_casing(tokenizer: Any) -> Any:
@@ -230,7 +249,8 @@ def _load_ours(folder: Path, tokenizer: Any) -> Loaded:
         raise UserError(f"{where}: is of version {content.get('version')}, not {_VERSION}; install a newer jaxretr")
     config = DualEncoderConfig.from_json(content["config"], where)
     tensors = TensorFiles.open(folder)
-    leaves: dict[str, Any] = flatten_dict(abstract_params(config), sep=".")  # pyright: ignore[reportAssignmentType]
+    shapes, _ = partition(abstract_params(config), ("adapter",))
+    leaves: dict[str, Any] = flatten_dict(shapes, sep=".")  # pyright: ignore[reportAssignmentType]
     wanted = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
     other = f"{folder}: the weights are a checkpoint of another shape than {NOTE} says:"
     if missing := sorted(wanted.keys() - set(tensors.names)):
@@ -241,7 +261,10 @@ def _load_ours(folder: Path, tokenizer: Any) -> Loaded:
         if tensors.shape(name) != shape:
             raise UserError(f"{other} {name} is {list(tensors.shape(name))}, not {list(shape)}; copy the folder again")
     params = unflatten_dict({name: tensors.read(name) for name in wanted}, sep=".")
-    return config, params, load_tokenizer(tokenizer or folder)
+    if config.adapter is not None:
+        modules = adapter_folder.read_modules(folder / adapter_folder.FOLDER, config)
+        params = join(params, {name: {"adapter": modules[name]} for name in modules})
+    return Loaded(config, params, load_tokenizer(tokenizer or folder), _read_head(folder))
 
 
 def _load_export(folder: Path, content: dict[str, Any], tokenizer: Any) -> Loaded:
@@ -250,11 +273,11 @@ def _load_export(folder: Path, content: dict[str, Any], tokenizer: Any) -> Loade
     if note.layout != "sentence-transformers":
         # DPR's two kinds of encoder know their side; for a shared tower outside DPR one folder is all there is.
         second = passage if note.separate else None
-        config, params, loaded = _load_hugging_face(question, second, tokenizer, note.pooling or "cls")
+        config, params, loaded, head = _load_hugging_face(question, second, tokenizer, note.pooling or "cls")
     else:
-        config, params, loaded = _load_sentence_transformers(question, tokenizer)
+        config, params, loaded, head = _load_sentence_transformers(question, tokenizer)
         if note.separate:
-            other, other_params, other_tokenizer = _load_sentence_transformers(passage, tokenizer)
+            other, other_params, other_tokenizer, _ = _load_sentence_transformers(passage, tokenizer)
             _check_same_kind(config, other, folder)
             if tokenizer_fingerprint(loaded) != tokenizer_fingerprint(other_tokenizer):
                 raise UserError(f"{folder}: question/ and passage/ have different tokenizers; export the model again")
@@ -268,7 +291,7 @@ def _load_export(folder: Path, content: dict[str, Any], tokenizer: Any) -> Loade
                 "export the model again"
             )
         config, params = dataclasses.replace(config, shared=True), {"shared": params["question"]}
-    return dataclasses.replace(config, **note.stated()), params, loaded
+    return Loaded(dataclasses.replace(config, **note.stated()), params, loaded, head)
 
 
 def _check_same_kind(question: DualEncoderConfig, passage: DualEncoderConfig, folder: Path) -> None:
@@ -281,7 +304,7 @@ def _check_same_kind(question: DualEncoderConfig, passage: DualEncoderConfig, fo
             )
 
 
-def save(folder: Path, config: DualEncoderConfig, params: Params, tokenizer: Any) -> None:
+def save(folder: Path, model: DualEncoder) -> None:
     """Writes our own folder beside its place and renames it; `DualEncoder.save` documents it.
 
     Raises:
@@ -289,13 +312,31 @@ def save(folder: Path, config: DualEncoderConfig, params: Params, tokenizer: Any
     """
     folder = Path(os.path.realpath(folder))
     _check_replaceable(folder)
-    tensors = {name: to_host(array) for name, array in flatten_dict(params, sep=".").items()}
-    content = {"format": _FORMAT, "version": _VERSION, "config": dataclasses.asdict(config)}
+    content = {"format": _FORMAT, "version": _VERSION, "config": dataclasses.asdict(model.config)}
+    params, _ = partition(model.params, ("adapter",))
     with atomic_folder(folder) as partial:
         with atomic_write(partial / NOTE) as file:
             json.dump(content, file, indent=2)
-        write_safetensors(partial / _WEIGHTS, tensors, {"format": _FORMAT})
-        save_tokenizer(tokenizer, partial)
+        _write_tensors(partial / _WEIGHTS, params)
+        # Apart, so that the few megabytes of a relevance module can be taken to another encoder.
+        if model.config.adapter is not None:
+            (partial / adapter_folder.FOLDER).mkdir()
+            adapter_folder.write(partial / adapter_folder.FOLDER, Adapter.of(model))
+        if model.mlm_head is not None:
+            _write_tensors(partial / _HEAD, model.mlm_head)
+        save_tokenizer(model.tokenizer, partial)
+
+
+def _write_tensors(path: Path, params: Params) -> None:
+    tensors = {name: to_host(array) for name, array in flatten_dict(params, sep=".").items()}
+    write_safetensors(path, tensors, {"format": _FORMAT})
+
+
+def _read_head(folder: Path) -> Params | None:
+    if not (folder / _HEAD).exists():
+        return None
+    tensors = TensorFiles.open_file(folder / _HEAD)
+    return unflatten_dict({name: tensors.read(name) for name in tensors.names}, sep=".")
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:

@@ -129,6 +129,8 @@ class Engine:
         params = dict(jax.device_get(tower_params))
         if "layers" in params["bert"]:  # a bag of words has none
             params["bert"] = dict(params["bert"], layers=unstack(_cast_kernels(params["bert"]["layers"], dtype)))
+        if "adapter" in params:
+            params["adapter"] = unstack(_cast_kernels(params["adapter"], dtype))
         self.params = replicate(self.mesh, params)
 
     def encode(

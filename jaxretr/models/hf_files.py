@@ -22,6 +22,14 @@ _HUB_FILES = [
     *("*.json", "*.txt", "*.model", "model*.safetensors", "[0-9]_*/*.safetensors", "[0-9]_*/*.bin"),
     *("question/*.safetensors", "passage/*.safetensors"),  # The towers of `jaxretr export`.
     "part-[0-9]*/*.safetensors",  # The parts of a combined encoder.
+    # Relevance modules (ours, PEFT's, adapter-transformers'), and what domain modules need.
+    *(
+        "adapter*.safetensors",
+        "adapter/*.safetensors",
+        "adapter_model.bin",
+        "pytorch_adapter.bin",
+        "mlm_head.safetensors",
+    ),
 ]
 _HUB_IGNORED = ["onnx/*", "openvino/*", "coreml/*", "*.msgpack", "*.h5"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -195,6 +203,13 @@ class TensorFiles:
                 )
             tensors |= found
         return cls(tensors, str(folder))
+
+    @classmethod
+    def open_file(cls, path: Path) -> "TensorFiles":
+        """Opens one file, .safetensors or what torch saved; raises UserError as `open` does."""
+        if not path.is_file():
+            raise UserError(f"{path}: no such file; copy the folder again")
+        return cls(_open_file(path), str(path))
 
     @classmethod
     def of(cls, arrays: Mapping[str, Any], where: str) -> "TensorFiles":

@@ -72,9 +72,7 @@ def _(
     keep_matmuls: bool = False,
 ) -> jax.Array:
     base = embed(config.base, tower_params["base"], tokens, lengths, dtype=dtype, keys=keys, keep_matmuls=keep_matmuls)
-    # Stopped at its parameters, so that the backward pass does not enter it.
-    frozen = jax.lax.stop_gradient(tower_params["lexical"])
-    lexical = embed(config.lexical, frozen, tokens, lengths, dtype=dtype)
+    lexical = embed(config.lexical, tower_params["lexical"], tokens, lengths, dtype=dtype)
     if "weight" in tower_params:  # the question's side
         lexical = tower_params["weight"] * lexical
     return jnp.concatenate([base, lexical], axis=-1)

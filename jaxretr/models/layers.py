@@ -167,7 +167,7 @@ def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.R
 
 
 def scan_layers(
-    layers: nnx.Module,
+    layers: Any,
     x: Any,
     apply: Callable[[Any, Any, jax.Array | None], Any],
     keys: jax.Array | None,
@@ -177,7 +177,8 @@ def scan_layers(
     """Runs layers one after the other; of stacked ones, keeps only each layer's input for the backward pass.
 
     Args:
-      layers: what `stack_layers` made; or an nnx.List of them, for programs without a backward pass (see `unstack`).
+      layers: what `stack_layers` made, or a tuple of several such, of which `apply` gets a tuple; or a list of layers,
+        for programs without a backward pass (see `unstack`).
       x: the first layer's input, any tree of arrays.
       apply: (layer, x, keys of this layer's dropout or None) -> the next x.
       keys: one PRNG key a row [B], or None.
@@ -191,7 +192,7 @@ def scan_layers(
     def layer_keys(number: Any) -> jax.Array | None:
         return None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
 
-    if isinstance(layers, nnx.List):
+    if isinstance(layers, nnx.List | list):
         for number, layer in enumerate(layers):
             x = apply(layer, x, layer_keys(number))
         return x

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxretr.models.bert import BertConfig, BertEncoder
-from jaxretr.models.layers import ACTIVATIONS, Dense, LayerNorm
+from jaxretr.models.layers import ACTIVATIONS, Dense, LayerNorm, Params, initialise
 
 
 class MlmHead(nnx.Module):
@@ -51,3 +51,10 @@ class BertMaskedLm(nnx.Module):
         table = self.bert.word_embedding.table[...].astype(self.dtype)
         scores = jnp.einsum("bpd,vd->bpv", states.astype(self.dtype), table, preferred_element_type=jnp.float32)
         return scores + self.head.bias[...]
+
+
+def fresh_head(config: BertConfig, seed: int) -> Params:
+    """Draws a head for an encoder that has none, float32; it begins near the identity, see context_start.py."""
+    head = initialise(lambda rngs: MlmHead(config, dtype=jnp.float32, rngs=rngs), seed)
+    head["dense"]["kernel"] += jnp.eye(config.hidden_size)
+    return head

@@ -125,7 +125,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
         keys = TextKeys.of_step(program, state.step, len(batch.tokens), program.top_k)
 
         # 1. Search with the question vectors of this step, dropout and all, as the authors do.
-        searched = embed_questions(program, params, batch.tokens, batch.lengths, keys.questions)
+        searched = embed_questions(program, params, state.frozen, batch.tokens, batch.lengths, keys.questions)
         _, rows = find_passages(program, mesh, searched, index, program.top_k)  # [B, K]
 
         # 2. Fetch the found passages' tokens for this device's own questions.
@@ -139,8 +139,8 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
 
         # 4. Embed questions and passages with gradient, compare.
         def loss_of(params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-            q = embed_questions(program, params, batch.tokens, batch.lengths, keys.questions)  # [b, D]
-            p = embed_passages(program, params, found, keys.passages)  # [b, K, D]
+            q = embed_questions(program, params, state.frozen, batch.tokens, batch.lengths, keys.questions)  # [b, D]
+            p = embed_passages(program, params, state.frozen, found, keys.passages)  # [b, K, D]
             student = jnp.einsum("bd,bkd->bk", q, p, precision=lax.Precision.HIGHEST)
             loss = art_loss(
                 student,

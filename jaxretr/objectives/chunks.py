@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxretr.models.layers import Params
+from jaxretr.models.partition import join
 
 EmbedRows = Callable[[Params, jax.Array, jax.Array, jax.Array | None], jax.Array]
 
@@ -26,6 +27,7 @@ def embed_in_chunks(
     keys: jax.Array | None,
     *,
     chunk: int,
+    frozen: Params | None = None,
 ) -> jax.Array:
     """Embeds rows, at most `chunk` at once; differentiable with respect to `params`.
 
@@ -33,13 +35,14 @@ def embed_in_chunks(
     not pay for long ones. There is no communication between devices in here.
 
     Args:
-      embed_rows: (params, tokens [m, l], lengths [m], keys [m] or None) -> float32 [m, D]. A row's embedding may depend
-        on nothing but the row.
+      embed_rows: (params, tokens [m, l], lengths [m], keys [m] or None) -> float32 [m, D], called with all parameters. A
+        row's embedding may depend on nothing but the row.
       params: a tree of float arrays.
       tokens: integers [n, L], padded on the right.
       lengths: int32 [n].
       keys: one PRNG key a row [n], or None.
       chunk: rows embedded at once.
+      frozen: the parameters without a gradient, as `partition` splits them off.
 
     Returns:
       float32 [n, D], in the order of the rows.
@@ -52,38 +55,40 @@ def embed_in_chunks(
     filled = jnp.concatenate([jnp.broadcast_to(order[:1], (spare,)), order])
     rows = (tokens[filled], lengths[filled], None if keys is None else keys[filled])
     chunks = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), rows)
-    embeddings: Any = _embed_chunks(embed_rows, tuple(bucket_widths(width)), params, chunks)
+    embeddings: Any = _embed_chunks(embed_rows, tuple(bucket_widths(width)), params, frozen or {}, chunks)
     embeddings = embeddings.reshape(n + spare, -1)[spare:]
     return embeddings[jnp.argsort(order)]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _embed_chunks(embed_rows: EmbedRows, widths: tuple[int, ...], params: Params, chunks: Any) -> jax.Array:
+def _embed_chunks(
+    embed_rows: EmbedRows, widths: tuple[int, ...], params: Params, frozen: Params, chunks: Any
+) -> jax.Array:
     """Chunks of tokens [c, m, L], lengths [c, m] and keys [c, m] -> float32 [c, m, D]."""
 
     def one(chunk: Any) -> jax.Array:
-        return _at_width(widths, lambda *rows: embed_rows(params, *rows), chunk)
+        return _at_width(widths, lambda *rows: embed_rows(join(params, frozen), *rows), chunk)
 
     return lax.map(one, chunks)
 
 
-def _forward(embed_rows: EmbedRows, widths: tuple[int, ...], params: Params, chunks: Any) -> Any:
-    return _embed_chunks(embed_rows, widths, params, chunks), (params, chunks)
+def _forward(embed_rows: EmbedRows, widths: tuple[int, ...], params: Params, frozen: Params, chunks: Any) -> Any:
+    return _embed_chunks(embed_rows, widths, params, frozen, chunks), (params, frozen, chunks)
 
 
 def _backward(embed_rows: EmbedRows, widths: tuple[int, ...], saved: Any, cotangents: jax.Array) -> Any:
-    params, chunks = saved
+    params, frozen, chunks = saved
 
     def one(total: Params, slice_: Any) -> tuple[Params, None]:
         chunk, cotangent = slice_
 
         # The chunk's whole forward and backward pass stand in one branch, so that nothing has to be kept between them.
         def gradient(*rows: Any) -> Params:
-            return jax.vjp(lambda params: embed_rows(params, *rows), params)[1](cotangent)[0]
+            return jax.vjp(lambda params: embed_rows(join(params, frozen), *rows), params)[1](cotangent)[0]
 
         return jax.tree.map(jnp.add, total, _at_width(widths, gradient, chunk)), None
 
-    return lax.scan(one, jax.tree.map(_zeros, params), (chunks, cotangents))[0], None
+    return lax.scan(one, jax.tree.map(zeros_of, params), (chunks, cotangents))[0], None, None
 
 
 _embed_chunks.defvjp(_forward, _backward)
@@ -99,7 +104,7 @@ def _at_width(widths: tuple[int, ...], of_rows: Callable[..., Any], chunk: Any) 
     return lax.switch(bucket, branches, tokens, lengths, keys)
 
 
-def _zeros(x: jax.Array) -> jax.Array:
+def zeros_of(x: jax.Array) -> jax.Array:
     """Zeros of the type of x, which says over which mesh axes it varies; the compiler removes the choice."""
     return jnp.where(x > 0, jnp.zeros((), x.dtype), jnp.zeros((), x.dtype))
 

@@ -221,7 +221,7 @@ def make_step(
         rows = batch.rows
         if program.retrieved:
             assert index is not None
-            searched = embed_questions(program, params, batch.tokens, batch.lengths, keys.questions)
+            searched = embed_questions(program, params, state.frozen, batch.tokens, batch.lengths, keys.questions)
             found = retrieve_negatives(program, mesh, searched, index, contents, batch, keys)
             rows = jnp.concatenate([rows, found], axis=1)  # [b, C]
 
@@ -232,8 +232,8 @@ def make_step(
 
         # 3. Embed with gradient, compare with the passages of all devices.
         def loss_of(params: Params) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array]]:
-            q = embed_questions(program, params, batch.tokens, batch.lengths, keys.questions)
-            p = embed_passages(program, params, fetched, keys.passages)
+            q = embed_questions(program, params, state.frozen, batch.tokens, batch.lengths, keys.questions)
+            p = embed_passages(program, params, state.frozen, fetched, keys.passages)
             loss, metrics = batch_loss(program, q, p, own, everyone, index, contents, batch)
             return loss, (metrics, p)
 

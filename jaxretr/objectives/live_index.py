@@ -42,13 +42,19 @@ class IndexProgram:
 
 
 def embed_questions(
-    program: IndexProgram, params: Params, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None
+    program: IndexProgram,
+    params: Params,
+    frozen: Params,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    keys: jax.Array | None,
 ) -> jax.Array:
     """This device's questions in a training step, chunk by chunk.
 
     Args:
       program: the run's constants.
-      params: of the dual encoder.
+      params: of the dual encoder, those that are trained.
+      frozen: its others.
       tokens: [CLS] q [SEP], integers [b, L].
       lengths: int32 [b].
       keys: of their dropout, [b], or None.
@@ -56,15 +62,18 @@ def embed_questions(
     Returns:
       float32 [b, D].
     """
-    return _embed_texts(program, tower(params, "question"), tokens, lengths, keys)
+    return _embed_texts(program, tower(params, "question"), tower(frozen, "question"), tokens, lengths, keys)
 
 
-def embed_passages(program: IndexProgram, params: Params, found: CorpusTokens, keys: jax.Array | None) -> jax.Array:
+def embed_passages(
+    program: IndexProgram, params: Params, frozen: Params, found: CorpusTokens, keys: jax.Array | None
+) -> jax.Array:
     """The K passages of each of this device's questions in a training step, chunk by chunk.
 
     Args:
       program: the run's constants.
-      params: of the dual encoder.
+      params: of the dual encoder, those that are trained.
+      frozen: its others.
       found: their tokens [b, K, L] and lengths [b, K].
       keys: of their dropout, [b, K], or None.
 
@@ -73,18 +82,23 @@ def embed_passages(program: IndexProgram, params: Params, found: CorpusTokens, k
     """
     b, k, length = found.tokens.shape
     flat = found.tokens.reshape(b * k, length), found.lengths.reshape(-1), None if keys is None else keys.reshape(-1)
-    return _embed_texts(program, tower(params, "passage"), *flat).reshape(b, k, -1)
+    return _embed_texts(program, tower(params, "passage"), tower(frozen, "passage"), *flat).reshape(b, k, -1)
 
 
 def _embed_texts(
-    program: IndexProgram, tower_params: Params, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None
+    program: IndexProgram,
+    tower_params: Params,
+    frozen: Params,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    keys: jax.Array | None,
 ) -> jax.Array:
     def embed_rows(params: Params, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None) -> jax.Array:
         return embed(
             program.encoder, params, tokens, lengths, dtype=program.encoder_dtype, keys=keys, keep_matmuls=True
         )
 
-    return embed_in_chunks(embed_rows, tower_params, tokens, lengths, keys, chunk=program.chunk)
+    return embed_in_chunks(embed_rows, tower_params, tokens, lengths, keys, chunk=program.chunk, frozen=frozen)
 
 
 def find_passages(

@@ -37,11 +37,12 @@ def mask(
       vocab_size: V.
 
     Returns:
-      The masked batch; P = ceil(1.5 * rate * L) places a row, surplus draws of a row are dropped at random.
+      The masked batch; P is three standard deviations above the mean number of a full row's draws. What a row draws
+      beyond that, once in a thousand rows, is dropped at random.
     """
     batch, width = tokens.shape
     ordinary = (np.arange(width) < lengths[:, None]) & ~np.isin(tokens, special)
-    places = int(np.ceil(1.5 * rate * width))
+    places = min(width, int(np.ceil(rate * width + 3 * np.sqrt(rate * (1 - rate) * width))))
     # Each chosen token gets a random rank; the first P of a row are predicted.
     rank = np.where(ordinary & (rng.random((batch, width)) < rate), rng.random((batch, width)), 2.0)
     positions = np.argsort(rank, axis=1)[:, :places]

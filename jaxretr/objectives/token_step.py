@@ -12,11 +12,14 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxretr.models.layers import Params
+from jaxretr.models.partition import join
+from jaxretr.objectives.chunks import largest_divisor, zeros_of
 from jaxretr.parallel.mesh import DATA
 from jaxretr.state import TrainState
 
-SumLoss = Callable[[Params, Any], tuple[jax.Array, jax.Array]]
-"""(params, batch) -> (sum of the tokens' losses, number of tokens), float32 scalars."""
+SumLoss = Callable[[Params, Any, jax.Array | None], tuple[jax.Array, jax.Array]]
+"""(all parameters, batch, PRNG keys of its rows' dropout or None) -> (sum of the tokens' losses, number of tokens),
+float32 scalars."""
 
 
 def masked_sum(losses: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -24,17 +27,50 @@ def masked_sum(losses: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Ar
     return (losses * weights).sum(), weights.sum()
 
 
-def make_token_step(loss: SumLoss, optimizer: optax.GradientTransformation, mesh: Mesh) -> Callable[..., Any]:
+def make_token_step(
+    loss: SumLoss,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    chunk: int | None = None,
+    dropout_seed: int | None = None,
+) -> Callable[..., Any]:
     """Builds step(state, batch) -> (state, metrics); the batch is split over the devices, `state` is donated.
 
     Every token of the global batch counts the same, whichever device it is on: sums are reduced, not means.
+
+    Args:
+      loss: of any rows of a batch.
+      optimizer: applied to `state.params`.
+      mesh: the devices.
+      chunk: rows that a device takes at once, the gradients of chunk after chunk being summed: memory, not mathematics.
+        None: all of them.
+      dropout_seed: with the step and the row's place in the batch it gives the row's PRNG key; None: no dropout.
     """
 
     @partial(jax.jit, donate_argnums=0)
     @partial(jax.shard_map, mesh=mesh, axis_names={DATA}, in_specs=(P(), P(DATA)), out_specs=(P(), P()))
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         params = jax.tree.map(lambda x: lax.pcast(x, DATA, to="varying"), state.params)
-        (total, count), gradients = jax.value_and_grad(lambda p: loss(p, batch), has_aux=True)(params)
+        rows = len(jax.tree.leaves(batch)[0])
+        keys = None if dropout_seed is None else _row_keys(dropout_seed, state.step, rows)
+
+        def gradient(part: Any, keys: jax.Array | None) -> Any:
+            (total, count), gradients = jax.value_and_grad(
+                lambda p: loss(join(p, state.frozen), part, keys), has_aux=True
+            )(params)
+            return gradients, total, count
+
+        size = rows if chunk is None else largest_divisor(rows, chunk)
+        if size == rows:
+            gradients, total, count = gradient(batch, keys)
+        else:
+            parts = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), (batch, keys))
+            none = lax.pcast(jnp.zeros(()), DATA, to="varying")
+            start = (jax.tree.map(zeros_of, params), none, none)
+            gradients, total, count = lax.scan(
+                lambda sums, part: (jax.tree.map(jnp.add, sums, gradient(*part)), None), start, parts
+            )[0]
         gradients, total, count = lax.psum((gradients, total, count), DATA)
         gradients = jax.tree.map(lambda g: g / count, gradients)
         metrics = {"loss": total / count, "gradient_norm": optax.global_norm(gradients)}
@@ -43,13 +79,19 @@ def make_token_step(loss: SumLoss, optimizer: optax.GradientTransformation, mesh
     return step
 
 
+def _row_keys(seed: int, step: jax.Array, rows: int) -> jax.Array:
+    """A PRNG key for each of this device's rows, by its place in the global batch; [rows]."""
+    key = jax.random.fold_in(jax.random.key(seed), step)
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, lax.axis_index(DATA) * rows + jnp.arange(rows))
+
+
 def make_token_loss(loss: SumLoss, mesh: Mesh) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """Builds evaluate(params, batch) -> (sum, count) over the global batch."""
+    """Builds evaluate(params, batch) -> (sum, count) over the global batch, dropout off."""
 
     @jax.jit
     @partial(jax.shard_map, mesh=mesh, axis_names={DATA}, in_specs=(P(), P(DATA)), out_specs=(P(), P()))
     def evaluate(params: Params, batch: Any) -> tuple[jax.Array, jax.Array]:
-        total, count = loss(params, batch)
+        total, count = loss(params, batch, None)
         return lax.psum((jnp.asarray(total), jnp.asarray(count)), DATA)
 
     return evaluate

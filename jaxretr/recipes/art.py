@@ -23,6 +23,7 @@ from jaxretr.recipes.whole_corpus import (
     WholeCorpus,
     abstract_train_state,
     corpus_tokens,
+    frozen_branches,
     initial_state,
     load_encoder,
     put_batch,
@@ -79,6 +80,7 @@ class ArtRun:
             scorer_dtype=config.scorer.dtype,
             seed=config.train.seed,
         )
+        self.frozen = frozen_branches(config.encoder)
         self.optimizer = optim.build(config.optimizer, config.train.steps)
         self.train_step = make_step(self.program, self.optimizer, mesh)
 
@@ -114,12 +116,14 @@ class ArtRun:
 
     def init(self) -> ArtState:
         """The pretrained weights and an index made with them."""
-        train = initial_state(self.model, self.optimizer, self.mesh)
+        train = initial_state(self.model, self.optimizer, self.mesh, self.frozen)
         return ArtState(train, self.whole.encode(train))
 
     def abstract_state(self) -> ArtState:
         """The shapes and shardings of the state."""
-        return ArtState(abstract_train_state(self.model, self.optimizer, self.mesh), self.whole.abstract_index())
+        return ArtState(
+            abstract_train_state(self.model, self.optimizer, self.mesh, self.frozen), self.whole.abstract_index()
+        )
 
     def step(self, state: ArtState, number: int) -> tuple[ArtState, dict[str, jax.Array]]:
         """One ART step; every R steps the corpus is encoded anew first."""
@@ -137,7 +141,7 @@ class ArtRun:
 
     def save_model(self, state: ArtState, folder: Path) -> None:
         """Writes the dual encoder's folder."""
-        save_encoder(self.model, state.train.params, folder)
+        save_encoder(self.model, state.train, folder)
 
     def batch(self, number: int) -> QuestionBatch:
         """The questions of step `number`, a function of (seed, number) alone."""

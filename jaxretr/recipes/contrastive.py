@@ -26,6 +26,7 @@ from jaxretr.recipes.whole_corpus import (
     DevSet,
     WholeCorpus,
     abstract_train_state,
+    frozen_branches,
     initial_state,
     load_encoder,
     put_batch,
@@ -55,6 +56,8 @@ class ContrastiveRun:
         joint = config.joint.lexical is not None
         if joint and config.encoder.fresh_start != "random":
             raise UsageError("encoder.fresh_start=lexical is for the lexical encoder, not for a base beside one")
+        if joint and config.encoder.adapter is not None:
+            raise UsageError("encoder.adapter and joint.lexical do not go together; leave one of them out")
         self.model = JointModel(config.encoder, config.joint, seed) if joint else load_encoder(config.encoder, seed)
         stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
 
@@ -72,7 +75,8 @@ class ContrastiveRun:
 
         # ---- programs ------------------------------------------------------------------------------------------------
         self.program = self._program()
-        self.optimizer = optim.build(config.optimizer, config.train.steps, frozen=("lexical",) if joint else ())
+        self.frozen = ("lexical",) if joint else frozen_branches(config.encoder)
+        self.optimizer = optim.build(config.optimizer, config.train.steps)
         self.train_step = make_step(self.program, self.optimizer, mesh)
 
         # ---- passages ------------------------------------------------------------------------------------------------
@@ -161,12 +165,12 @@ class ContrastiveRun:
     def init(self) -> ContrastiveState:
         """The pretrained weights, and an index made with them if the step searches."""
         model = self._lexical_start() if self.config.encoder.fresh_start == "lexical" else self.model
-        train = initial_state(model, self.optimizer, self.mesh)
+        train = initial_state(model, self.optimizer, self.mesh, self.frozen)
         return ContrastiveState(train, self.whole.encode(train) if self.program.searches else None)
 
     def abstract_state(self) -> ContrastiveState:
         """The shapes and shardings of the state."""
-        train = abstract_train_state(self.model, self.optimizer, self.mesh)
+        train = abstract_train_state(self.model, self.optimizer, self.mesh, self.frozen)
         return ContrastiveState(train, self.whole.abstract_index() if self.program.searches else None)
 
     def step(self, state: ContrastiveState, number: int) -> tuple[ContrastiveState, dict[str, jax.Array]]:
@@ -187,8 +191,8 @@ class ContrastiveRun:
     def save_model(self, state: ContrastiveState, folder: Path) -> None:
         """Writes the dual encoder's folder."""
         if isinstance(self.model, JointModel):
-            return self.model.save(state.train.params, folder)
-        save_encoder(self.model, state.train.params, folder)
+            return self.model.save(state.train.weights, folder)
+        save_encoder(self.model, state.train, folder)
 
     def batch(self, number: int) -> ContrastiveBatch:
         """The examples of step `number`, a function of (seed, number) alone."""

@@ -1,5 +1,7 @@
-"""Pretraining a small encoder by masked language modelling."""
+"""Masked language modelling: a small encoder from scratch, or an encoder that goes on to learn a domain."""
 
+import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,58 +10,124 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxretr.config import MlmConfig
+from jaxretr import optim
+from jaxretr.config import MlmConfig, Optimizer
 from jaxretr.data.tokens import Template
+from jaxretr.data.windows import random_windows
+from jaxretr.errors import UsageError, UserError
+from jaxretr.models.adapter import same_towers
 from jaxretr.models.bert import BertConfig
 from jaxretr.models.bert_params import export_bert
 from jaxretr.models.context_start import context_start
+from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.hf_folder import write_folder
 from jaxretr.models.layers import Params, bind, define
-from jaxretr.models.mlm import BertMaskedLm
+from jaxretr.models.mlm import BertMaskedLm, fresh_head
 from jaxretr.objectives.mlm import MaskedBatch, mask
-from jaxretr.objectives.token_step import masked_sum
+from jaxretr.objectives.token_step import make_token_step, masked_sum
+from jaxretr.parallel import sharding
 from jaxretr.recipes.text_pretraining import LanguageModelRun, TextData
 from jaxretr.state import TrainState
+
+log = logging.getLogger(__name__)
+
+# A document of which more is never read: no window is drawn behind it.
+_LONGEST_DOCUMENT = 1 << 16
 
 
 class MlmRun(LanguageModelRun):
     """Wires text, masking, model and step together."""
 
     def __init__(self, config: MlmConfig, mesh: Mesh, workdir: Path):
-        data = TextData(config.data, "bert", Template.PASSAGE_PAIR, workdir / "data", config.data.max_length)
-        shape = config.bert
-        self.bert = BertConfig(
-            vocab_size=len(data.tokenizer),
-            hidden_size=shape.hidden_size,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            intermediate_size=shape.intermediate_size,
-            max_position_embeddings=max(512, config.data.max_length),
-        )
-        make = lambda rngs: BertMaskedLm(self.bert, dtype=config.dtype, rngs=rngs)  # noqa: E731
-        graph, _ = define(make)
+        self.settings = config
+        start = None if config.start is None else backbone_of(config.start)
+        template = Template.PASSAGE_PAIR if start is None else Template(f"passage_{start.config.passage_template}")
+        tokenizer = None if start is None else start.tokenizer
+        data = TextData(config.data, "bert", template, workdir / "data", _LONGEST_DOCUMENT, tokenizer)
+        self.start = None if start is None else next(iter(start.params.values()))["bert"]
+        self.start_head = None if start is None else start.mlm_head
+        self.bert = _bert(config, None if start is None else start.config.bert, len(data.tokenizer))
+        if config.data.max_length > self.bert.max_position_embeddings:
+            raise UsageError(
+                f"{config.start}: has {self.bert.max_position_embeddings} positions, the config asks for "
+                f"{config.data.max_length}; lower data.max_length"
+            )
+        graph, _ = define(lambda rngs: BertMaskedLm(self.bert, dtype=config.dtype, rngs=rngs))
         mask_id: Any = data.tokenizer.mask_token_id
+        if mask_id is None:
+            raise UserError(f"{config.start}: the tokenizer has no [MASK]; give the encoder's own tokenizer")
         special = np.array(data.tokenizer.all_special_ids)
 
-        def loss(params: Params, batch: MaskedBatch) -> tuple[jax.Array, jax.Array]:
-            logits = bind(graph, params)(batch.tokens, batch.lengths, batch.positions)
+        def loss(params: Params, batch: MaskedBatch, keys: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+            logits = bind(graph, params)(batch.tokens, batch.lengths, batch.positions, keys)
             chosen = jnp.take_along_axis(logits, batch.labels[..., None], axis=-1)[..., 0]
             return masked_sum(jax.nn.logsumexp(logits, axis=-1) - chosen, jnp.asarray(batch.weights))
 
         def batch(rows: np.ndarray, rng: np.random.Generator, training: bool) -> MaskedBatch:
             return mask(
                 rng,
-                data.tokens[rows],
-                data.lengths[rows],
+                *random_windows(data.store, rows, config.data.max_length, rng),
                 rate=config.mask_rate,
                 mask_id=mask_id,
                 special=special,
-                vocab_size=self.bert.vocab_size,
+                vocab_size=len(data.tokenizer),
             )
 
-        super().__init__(config, mesh, lambda seed: context_start(self.bert, seed), loss, batch, data)
+        super().__init__(
+            config, mesh, self._first_parameters, loss, batch, data, chunk=config.chunk, dropout=config.dropout > 0
+        )
+
+    def _first_parameters(self, seed: int) -> Params:
+        """Those of a new encoder, or of `start`; a head that `start` lacks is drawn."""
+        if self.start is None:
+            return context_start(self.bert, seed)
+        return {"bert": self.start, "head": self.start_head or fresh_head(self.bert, seed)}
+
+    def init(self) -> TrainState:
+        """The state before the first step; a new head has been trained by then, with the encoder frozen."""
+        state = super().init()
+        steps = self.settings.head_warmup if self.start is not None and self.start_head is None else 0
+        if not steps:
+            return state
+        log.info("%s: no head of masked language modelling; training one for %d steps", self.settings.start, steps)
+        rates = Optimizer(learning_rate=self.settings.head_learning_rate, weight_decay=0.0, warmup=0.05, final=0.05)
+        optimizer = optim.build(rates, steps)
+        step = make_token_step(self.loss, optimizer, self.mesh, **self.step_settings)
+        kept = {"bert": state.params["bert"]}
+        head = sharding.put(TrainState.create({"head": state.params["head"]}, optimizer, kept), self.mesh)
+        for number in range(steps):
+            head, values = step(head, self.batch(self.config.train.steps + number))  # none that training draws
+            if (number + 1) % self.config.train.log_every == 0 or number + 1 == steps:
+                log.info("head, step %d: loss %.4f", number + 1, float(values["loss"]))
+        return sharding.put(TrainState.create(head.weights, self.optimizer), self.mesh)
 
     def save_model(self, state: TrainState, folder: Path) -> None:
         """Writes a Hugging Face folder (BertForMaskedLM)."""
         params: Any = jax.device_get(state.params)
-        write_folder(folder, *export_bert(self.bert, params["bert"], mlm_head=params["head"]), self.data.tokenizer)
+        if jax.process_index() == 0:
+            write_folder(folder, *export_bert(self.bert, params["bert"], mlm_head=params["head"]), self.data.tokenizer)
+
+
+def backbone_of(path: str) -> DualEncoder:
+    """The encoder of a model without its adapters, for masked language modelling.
+
+    Raises:
+      UserError: no such model, or one of two towers with different encoders.
+    """
+    model = DualEncoder.from_pretrained(path).without_adapters()
+    if not same_towers(model.params):
+        raise UserError(f"{path}: its two towers are different encoders; give a model that has one")
+    return model
+
+
+def _bert(config: MlmConfig, start: BertConfig | None, vocabulary: int) -> BertConfig:
+    shape = config.bert
+    bert = start or BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=shape.intermediate_size,
+        max_position_embeddings=max(512, config.data.max_length),
+    )
+    return dataclasses.replace(bert, hidden_dropout_prob=config.dropout, attention_probs_dropout_prob=config.dropout)

@@ -42,7 +42,7 @@ class PassageLmRun(LanguageModelRun):
         prompt = Prompt.of(data.tokenizer)
         model = graph(self.t5, config.dtype)
 
-        def loss(params: Params, batch: Any) -> tuple[jax.Array, jax.Array]:
+        def loss(params: Params, batch: Any, _: Any) -> tuple[jax.Array, jax.Array]:
             t5 = bind(model, params)
             tokens, lengths = encoder_input(prompt, batch.passages, batch.passage_lengths)
             log_probs = t5.target_log_probs(batch.targets, t5.encode(tokens, lengths), lengths)
@@ -77,7 +77,7 @@ class Examples:
         questions = [q for q in beir.questions if exclude is None or not q.id.startswith(exclude)]
         rows = scorer_target(tokenizer, [q.text for q in questions], self.width).ids
         self.question_lengths = np.array([len(ids) for ids in rows], np.int32)
-        self.questions = np.zeros((len(rows), self.width), self.data.tokens.dtype)
+        self.questions = np.zeros((len(rows), self.width), self.data.store.dtype)
         self.questions[np.arange(self.width) < self.question_lengths[:, None]] = np.concatenate(rows)
         self.pairs = np.array(
             [
@@ -93,13 +93,12 @@ class Examples:
         config, data = self.config, self.data
         passages, lengths, drawn, drawn_lengths = thinned_windows(
             rng,
-            data.tokens[rows],
-            data.lengths[rows],
+            *data.store.select(rows, config.data.max_length),
             window=config.window,
             target_length=config.target_length,
             held_out=config.window_held_out,
         )
-        targets = np.zeros((len(rows), self.width), data.tokens.dtype)
+        targets = np.zeros((len(rows), self.width), data.store.dtype)
         targets[:, : len(self.start)] = self.start
         targets[:, len(self.start) : -1] = drawn
         targets[np.arange(len(rows)), len(self.start) + drawn_lengths] = self.end
@@ -107,6 +106,6 @@ class Examples:
         share = int(len(rows) * config.data.pair_share) if training and len(self.pairs) else 0
         if share:
             question, row = self.pairs[rng.integers(0, len(self.pairs), share)].T
-            passages[:share], lengths[:share] = data.tokens[row], data.lengths[row]
+            passages[:share], lengths[:share] = data.store.select(row, config.data.max_length)
             targets[:share], target_lengths[:share] = self.questions[question], self.question_lengths[question]
         return Example(passages, lengths, targets, target_lengths)

@@ -19,14 +19,21 @@ from jaxretr.errors import UserError
 from jaxretr.models.layers import Params
 from jaxretr.objectives.token_step import SumLoss, make_token_loss, make_token_step
 from jaxretr.parallel import sharding
+from jaxretr.parallel.mesh import DATA
 from jaxretr.state import TrainState
 
 
 class TextData:
-    """Passages of some corpora as tokens, with a vocabulary learnt from them; both made once and kept in `folder`."""
+    """Passages of some corpora as tokens, with a vocabulary learnt from them or given; made once and kept in `folder`."""
 
     def __init__(
-        self, data: PretrainData, kind: Literal["bert", "t5"], template: Template, folder: Path, max_length: int
+        self,
+        data: PretrainData,
+        kind: Literal["bert", "t5"],
+        template: Template,
+        folder: Path,
+        max_length: int,
+        tokenizer: Any = None,
     ):
         corpora = [read_corpus(path) for path in data.corpora]
         self.corpus = Corpus.from_passages(passage for corpus in corpora for passage in corpus)
@@ -35,12 +42,15 @@ class TextData:
                 f"{', '.join(data.corpora)}: {len(self.corpus)} passages, of which {data.held_out} are held out; "
                 "set --data.held-out lower"
             )
-        vocabulary = folder / "tokenizer"
-        if not (vocabulary / "tokenizer_config.json").exists():
-            train_tokenizer(kind, self._sample(data.vocabulary_every), data.vocab_size, vocabulary)
-        self.tokenizer = load_tokenizer(vocabulary)
-        store = TokenStore.build(folder / "tokens", self.corpus, self.tokenizer, template, max_length)
-        self.tokens, self.lengths = store.padded(0, len(store), max_length)
+        if tokenizer is None:
+            vocabulary = folder / "tokenizer"
+            if not (vocabulary / "tokenizer_config.json").exists():
+                train_tokenizer(kind, self._sample(data.vocabulary_every), data.vocab_size, vocabulary)
+            tokenizer = load_tokenizer(vocabulary)
+        self.tokenizer = tokenizer
+        stores = Path(data.token_cache) if data.token_cache else folder / "tokens"
+        self.store = TokenStore.build(stores, self.corpus, self.tokenizer, template, max_length)
+        self.lengths = self.store.lengths
         # Every n-th passage is held out, so that all sources are in both parts.
         rows = np.arange(len(self.corpus))
         every = len(rows) // data.held_out if data.held_out else len(rows) + 1
@@ -62,6 +72,8 @@ class LanguageModelRun:
       loss: of a batch.
       batch: (rows of the corpus, generator) -> a batch; called for training and, with a fixed generator, held out.
       data: the passages.
+      chunk: rows that a device takes at once.
+      dropout: whether the loss is given keys in training.
     """
 
     def __init__(
@@ -72,11 +84,15 @@ class LanguageModelRun:
         loss: SumLoss,
         batch: Callable[[np.ndarray, np.random.Generator, bool], Any],
         data: TextData,
+        *,
+        chunk: int | None = None,
+        dropout: bool = False,
     ):
         self.config, self.mesh, self.data = config, mesh, data
         self.parameters, self.make_batch = parameters, batch
         self.optimizer = optim.build(config.optimizer, config.train.steps)
-        self.train_step = make_token_step(loss, self.optimizer, mesh)
+        self.loss, self.step_settings = loss, {"chunk": chunk, "dropout_seed": config.train.seed if dropout else None}
+        self.train_step = make_token_step(loss, self.optimizer, mesh, **self.step_settings)
         self.token_loss = make_token_loss(loss, mesh)
         self.batches = QuestionBatches(len(data.training), config.train.batch_size, config.train.seed)
 
@@ -92,16 +108,23 @@ class LanguageModelRun:
 
     def step(self, state: TrainState, number: int) -> tuple[TrainState, dict[str, jax.Array]]:
         """Training step `number`; the batch is a function of (seed, number) alone."""
+        return self.train_step(state, self.batch(number))
+
+    def batch(self, number: int) -> Any:
+        """The batch of step `number` on the devices."""
         rng = np.random.default_rng((self.config.train.seed, number))
-        rows = self.data.training[self.batches.indices(number)]
-        return self.train_step(state, self._put(self.make_batch(rows, rng, True)))
+        return self._put(self.make_batch(self.data.training[self.batches.indices(number)], rng, True))
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
-        """Mean negative log-probability of the held-out passages' tokens, and its exponential."""
-        size = self.config.train.batch_size
+        """Mean negative log-probability of the held-out passages' tokens, and its exponential; none if none is held out."""
+        size = min(
+            self.config.train.batch_size, len(self.data.held_out) // self.mesh.shape[DATA] * self.mesh.shape[DATA]
+        )
+        if not size:
+            return {}
         rows = self.data.held_out[: len(self.data.held_out) // size * size].reshape(-1, size)
         sums = [
-            self.token_loss(state.params, self._put(self.make_batch(part, np.random.default_rng((7, n)), False)))
+            self.token_loss(state.weights, self._put(self.make_batch(part, np.random.default_rng((7, n)), False)))
             for n, part in enumerate(rows)
         ]
         total, count = np.sum([[float(x) for x in pair] for pair in sums], axis=0)

@@ -69,7 +69,7 @@ class ValidationSet:
         `loss` is the mean negative log-likelihood in nats; `average_rank` is the mean rank in the pool, counted from 0;
         `mrr` is the mean of 1 / rank there, counted from 1.
         """
-        questions, passages = self._question_embeddings(train.params), self._passage_embeddings(train.params)
+        questions, passages = self._question_embeddings(train.weights), self._passage_embeddings(train.weights)
         above = self._above(questions, passages)
         return {
             "loss": self._loss(questions, passages),

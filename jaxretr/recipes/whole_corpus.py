@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jaxretr.config import BertShape, DevData, Dtype
+from jaxretr.config import AdapterShape, BertShape, DevData, Dtype
 from jaxretr.config import Encoder as EncoderConfig
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
@@ -20,10 +20,12 @@ from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokens import Template, load_tokenizer, vocabulary_size
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.retrieval import retrieval_figures
+from jaxretr.models.adapters import init_adapter
 from jaxretr.models.bert import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
 from jaxretr.models.joint_encoder import JointConfig
 from jaxretr.models.layers import Params
+from jaxretr.models.partition import partition
 from jaxretr.objectives.live_index import IndexProgram, make_refresh, make_search
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import DATA, padded_rows, put_rows
@@ -44,6 +46,11 @@ class Model(Protocol):
     def params(self) -> Params: ...
     @property
     def tokenizer(self) -> Any: ...
+
+
+def frozen_branches(config: EncoderConfig) -> tuple[str, ...]:
+    """Names of the branches of a dual encoder's parameters that a run does not train: all but the adapters, if any."""
+    return () if config.adapter is None else ("bert", "projection")
 
 
 class WholeCorpus:
@@ -77,7 +84,7 @@ class WholeCorpus:
 
     def refresh(self, train: TrainState, index: CorpusState) -> CorpusState:
         """Encodes all passages with the current weights; `index` is used up."""
-        return self.refresh_program(train.params, self.passages, index, train.step)
+        return self.refresh_program(train.weights, self.passages, index, train.step)
 
     def encode(self, train: TrainState) -> CorpusState:
         """A new index of all passages, encoded with the current weights."""
@@ -124,7 +131,7 @@ class DevSet:
         found = []
         for start in range(0, len(self.questions), batch):
             rows = self._rows.padded(start, start + batch, width_of(self._rows))
-            found.append(whole.search(train.params, fresh, *(put_batch(self.mesh, x) for x in rows)))
+            found.append(whole.search(train.weights, fresh, *(put_batch(self.mesh, x) for x in rows)))
         scores, rows = (np.concatenate([np.asarray(pair[part]) for pair in found]) for part in (0, 1))
         count = len(self.questions)
         return retrieval_figures(self.corpus, self.questions, self.qrels, scores[:count], rows[:count])
@@ -167,6 +174,8 @@ def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
             f"{config.path}: has {bert.max_position_embeddings} positions, the config asks for {longest}; "
             "lower encoder.max_passage_length or encoder.max_question_length"
         )
+    if config.adapter is not None:
+        model = with_new_adapters(model, config.adapter, seed)
     settings = dataclasses.replace(
         model.config,
         bert=bert,
@@ -176,7 +185,28 @@ def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
     )
     if vocabulary_size(model.tokenizer) > bert.vocab_size:
         raise UserError(f"{config.path}: the tokenizer has more entries than the model; use the model's own tokenizer")
-    return DualEncoder(settings, model.params, model.tokenizer)
+    return DualEncoder(settings, model.params, model.tokenizer, mlm_head=model.mlm_head)
+
+
+def with_new_adapters(model: DualEncoder, shape: AdapterShape, seed: int) -> DualEncoder:
+    """The model with adapters of this shape; those that it has already, if they have that shape."""
+    if model.config.adapter is not None and model.config.adapter.equals(shape):
+        return model.unmerge_lora()
+    if model.config.adapter is not None:
+        raise UsageError(
+            "encoder.adapter has another shape than the adapters that encoder.path has already; give the same shape to "
+            "train them on, or a path without adapters"
+        )
+    if not model.config.bert.num_hidden_layers:
+        raise UsageError("encoder.adapter: the encoder has no layers to put adapters into; leave it out")
+    try:
+        adapter = init_adapter(shape, model.config.bert, seed)
+    except ValueError as error:
+        raise UsageError(f"encoder.adapter: {error}") from None
+    # Each tower has its own, and they begin equal, as the towers do. Copies: donated buffers must not be the same.
+    params = {name: {**tower, "adapter": jax.tree.map(np.array, adapter)} for name, tower in model.params.items()}
+    config = dataclasses.replace(model.config, adapter=shape)
+    return DualEncoder(config, params, model.tokenizer, mlm_head=model.mlm_head)
 
 
 def _fresh_encoder(config: EncoderConfig, shape: BertShape, seed: int) -> DualEncoder:
@@ -206,24 +236,27 @@ def _fresh_encoder(config: EncoderConfig, shape: BertShape, seed: int) -> DualEn
     return DualEncoder(settings, init_params(settings, seed), tokenizer)
 
 
-def initial_state(model: Model, optimizer, mesh: Mesh) -> TrainState:
-    """The state before the first step, on the devices."""
+def initial_state(model: Model, optimizer, mesh: Mesh, frozen: Collection[str] = ()) -> TrainState:
+    """The state before the first step, on the devices; the branches named `frozen` are not trained."""
     # A copy: the first step donates these buffers, and the model keeps its own.
-    params = sharding.put(jax.tree.map(np.array, model.params), mesh)
-    train = TrainState.create(params, optimizer)
+    params, kept = partition(sharding.put(jax.tree.map(np.array, model.params), mesh), frozen)
+    train = TrainState.create(params, optimizer, kept)
     return jax.device_put(train, sharding.shardings(train, mesh))
 
 
-def abstract_train_state(model: Model, optimizer, mesh: Mesh) -> TrainState:
+def abstract_train_state(model: Model, optimizer, mesh: Mesh, frozen: Collection[str] = ()) -> TrainState:
     """The shapes and shardings of `initial_state`."""
-    return sharding.abstract(jax.eval_shape(lambda: TrainState.create(model.params, optimizer)), mesh)
+    params, kept = partition(model.params, frozen)
+    return sharding.abstract(jax.eval_shape(lambda: TrainState.create(params, optimizer, kept)), mesh)
 
 
-def save_encoder(model: DualEncoder, params: Params, folder: Path) -> None:
-    """Writes the dual encoder's folder with these parameters."""
-    params = jax.device_get(params)
+def save_encoder(model: DualEncoder, train: TrainState, folder: Path) -> None:
+    """Writes the dual encoder's folder with a run's parameters."""
+    params = jax.device_get(train.weights)
     if jax.process_index() == 0:
-        DualEncoder(model.config, params, model.tokenizer).save(folder)
+        # The head belongs to the encoder that it was trained with.
+        head = model.mlm_head if train.frozen else None
+        DualEncoder(model.config, params, model.tokenizer, mlm_head=head).save(folder)
 
 
 def question_store(stores: Path, texts: Sequence[str], model: Model) -> TokenStore:
@@ -245,11 +278,7 @@ def width_of(store: TokenStore) -> int:
 
 def select(store: TokenStore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Some rows of a store as a rectangle: tokens [n, L], lengths int32 [n]."""
-    width = width_of(store)
-    tokens = np.zeros((len(rows), width), store.dtype)
-    lengths = store.lengths[rows]
-    tokens[np.arange(width) < lengths[:, None]] = np.concatenate([store.row(row) for row in rows])
-    return tokens, lengths
+    return store.select(rows, width_of(store))
 
 
 def put_batch(mesh: Mesh, array: np.ndarray) -> jax.Array:

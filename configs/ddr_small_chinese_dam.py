@@ -1,0 +1,33 @@
+"""DDR in Chinese on a CPU, first part: a small encoder of characters, by masked language modelling from scratch.
+
+Needs cmrc2018_zh, a BEIR folder of 1,104 passages of Chinese Wikipedia with the splits trial and dev, in the folder that
+JAXRETR_DATA names (default: data). In order, or all at once by benchmarks/ddr_chinese.py:
+
+    jaxretr train configs/ddr_small_chinese_dam.py --workdir runs/ddr_chinese/dam
+    jaxretr train configs/ddr_small_chinese_rem.py --workdir runs/ddr_chinese/rem
+    jaxretr evaluate runs/ddr_chinese/rem --beir data/cmrc2018_zh --split dev
+
+The vocabulary is learnt from the corpus. BERT's rules set every Chinese character apart, so that its pieces are single
+characters (and words of the Latin alphabet).
+"""
+
+import os
+
+from jaxretr.config import BertShape, MlmConfig, Optimizer, PretrainData, Train
+
+DATA = os.environ.get("JAXRETR_DATA", "data")
+
+
+def config() -> MlmConfig:
+    return MlmConfig(
+        name="ddr_small_chinese_dam",
+        # All passages are read for the vocabulary: in so small a corpus many characters stand in one or two alone. It has
+        # 4,400 that are not rarer than that, and little that is written in Latin letters.
+        data=PretrainData(
+            corpora=(f"{DATA}/cmrc2018_zh",), vocab_size=5120, vocabulary_every=1, max_length=128, held_out=64
+        ),
+        bert=BertShape(hidden_size=128, layers=4, heads=4, intermediate_size=512),
+        chunk=16,
+        optimizer=Optimizer(learning_rate=1e-3, b2=0.98, weight_decay=0.01, warmup=0.05),
+        train=Train(steps=600, batch_size=32, log_every=50, save_every=300, eval_every=300, best_metric="loss"),
+    )

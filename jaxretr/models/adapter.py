@@ -1,0 +1,160 @@
+"""`Adapter`: the adapters of a dual encoder apart from it, as DDR's relevance module is kept and exchanged."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxretr.config import AdapterShape
+from jaxretr.errors import UserError
+from jaxretr.models.adapters import count
+from jaxretr.models.bert import BertConfig
+from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, Side
+from jaxretr.models.layers import Params
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A relevance module: small modules that make a retriever of any encoder of their shape.
+
+    Attributes:
+      shape: of the modules.
+      params: {"shared": modules} or {"question": modules, "passage": modules}, laid out as by `init_adapter`, float32.
+      encoder: the dual encoder that they were trained in, for its pooling, lengths and sizes; None where the file does
+        not tell (PEFT, adapter-transformers).
+      tokenizer: that encoder's `tokenizer_fingerprint`, or None.
+    """
+
+    shape: AdapterShape
+    params: Params
+    encoder: DualEncoderConfig | None = None
+    tokenizer: str | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of parameters."""
+        return count(self.params)
+
+    @staticmethod
+    def of(model: DualEncoder) -> "Adapter":
+        """The adapters of a model.
+
+        Raises:
+          UserError: it has none.
+        """
+        from jaxretr.data.tokens import tokenizer_fingerprint
+
+        if model.config.adapter is None:
+            raise UserError("this model has no adapters; train it with encoder.adapter set")
+        params = {name: tower["adapter"] for name, tower in model.params.items()}
+        encoder = dataclasses.replace(model.config, lora_merged=False)
+        return Adapter(model.config.adapter, params, encoder, tokenizer_fingerprint(model.tokenizer))
+
+    @staticmethod
+    def from_pretrained(path: str | Path, *, bert: BertConfig | None = None) -> "Adapter":
+        """Loads adapters.
+
+        Args:
+          path: a folder that `save` wrote, a model or run directory with adapters, a folder of PEFT (LoRA) or of
+            adapter-transformers (LoRA and parallel adapters), or a hub name of such a folder.
+          bert: the shape of the encoder that they are for; the layouts of others do not tell it.
+
+        Raises:
+          UserError: there are no adapters, or such as cannot be represented.
+        """
+        from jaxretr.models import adapter_folder
+
+        return adapter_folder.load(path, bert)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes adapter.json and adapter.safetensors (float32); both appear at once.
+
+        Args:
+          folder: new, empty, or an older adapter, which is replaced.
+
+        Raises:
+          UserError: the folder holds something else, or cannot be written.
+        """
+        from jaxretr.models import adapter_folder
+
+        adapter_folder.save(Path(folder), self)
+
+    def save_peft(self, folder: str | Path, base_model: str, *, side: Side = "passage") -> None:
+        """Writes LoRA in the layout of PEFT, for `peft.PeftModel.from_pretrained(encoder, folder)`.
+
+        Args:
+          folder: new, empty, or an older one of this kind, which is replaced.
+          base_model: path or hub name of the encoder, for the file.
+          side: of two towers, which one's; a folder of PEFT has one.
+
+        Raises:
+          UserError: there is a parallel adapter, no LoRA, or the folder holds something else.
+        """
+        from jaxretr.models import adapter_formats
+
+        if self.encoder is None:
+            raise UserError("these adapters were read from another library's folder; use that one")
+        modules = self.params["shared"] if "shared" in self.params else self.params[side]
+        adapter_formats.write_peft(folder, self.shape, modules, self.encoder.bert, base_model)
+
+    def put_into(self, model: DualEncoder) -> DualEncoder:
+        """The model with these adapters in the place of those that it has.
+
+        Args:
+          model: its encoder, projection and tokenizer stay. Where the adapters know the dual encoder that they were
+            trained in, its pooling, normalisation, template, lengths and number of towers are taken over.
+
+        Raises:
+          UserError: the encoder has another shape, or reads another vocabulary than they were trained with.
+        """
+        from jaxretr.data.tokens import tokenizer_fingerprint
+
+        model = model.without_adapters()
+        bert = model.config.bert
+        if self.encoder is not None:
+            _check_bert(self.encoder, model.config)
+        if self.tokenizer is not None and self.tokenizer != tokenizer_fingerprint(model.tokenizer):
+            raise UserError(
+                "the adapters were trained with another tokenizer than this encoder has; give an encoder that was "
+                "adapted from the same one"
+            )
+        settings = model.config if self.encoder is None else self.encoder
+        config = dataclasses.replace(settings, bert=bert, adapter=self.shape, lora_merged=False)
+        backbones = model.params if model.config.shared == config.shared else _with_towers(model, config.shared)
+        modules = self.params if set(self.params) == set(backbones) else dict.fromkeys(backbones, self.params["shared"])
+        params = {name: {**backbones[name], "adapter": modules[name]} for name in backbones}
+        return DualEncoder(config, params, model.tokenizer, dtype=model.dtype, mlm_head=model.mlm_head)
+
+
+def _with_towers(model: DualEncoder, shared: bool) -> Params:
+    if not shared:
+        return {side: jax.tree.map(np.array, model.params["shared"]) for side in ("question", "passage")}
+    if not same_towers(model.params):
+        raise UserError(
+            "the adapters are for one shared tower, but this encoder's two towers differ; give an encoder of one tower"
+        )
+    return {"shared": model.params["question"]}
+
+
+def same_towers(params: Params) -> bool:
+    """Whether all towers have the same encoder, bit for bit."""
+    first, *others = ({**tower, "adapter": {}} for tower in params.values())
+    return all(
+        jax.tree.structure(first) == jax.tree.structure(other)
+        and all(map(np.array_equal, jax.tree.leaves(first), jax.tree.leaves(other)))
+        for other in others
+    )
+
+
+def _check_bert(trained: DualEncoderConfig, given: DualEncoderConfig) -> None:
+    # Dropout and the width of new weights do not matter to weights that are there.
+    free = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.0}
+    one, other = (dataclasses.asdict(dataclasses.replace(config.bert, **free)) for config in (trained, given))
+    different = next((name for name in one if one[name] != other[name]), None)
+    if different is not None:
+        raise UserError(
+            f"the adapters were trained in an encoder with {different} {one[different]}, and this one has "
+            f"{other[different]}; give an encoder of the same shape"
+        )

@@ -1,0 +1,147 @@
+"""Adapters: small modules in a frozen encoder, which alone are trained; DDR's relevance module is made of them.
+
+Two kinds, which can stand together (Zhan et al. 2023, section 3.2):
+
+- LoRA (Hu et al. 2021) beside a dense layer: W x + b + (alpha / rank) B A x. It can be merged into W.
+- The parallel adapter (He et al. 2022) beside the feed-forward network, on the same input x:
+  FFN(x) + scale (W_up relu(W_down x + b_down) + b_up). Dropout applies to FFN(x) alone.
+
+B and W_up begin at zero, so that an encoder with new adapters gives what it gave without them.
+"""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxretr.config import AdapterShape
+from jaxretr.models.layers import Dense, Params, define, initialise, stack_layers
+
+if TYPE_CHECKING:  # bert.py imports this file.
+    from jaxretr.models.bert import BertConfig
+
+
+class Bottleneck(nnx.Module):
+    """Down to few dimensions and up again; begins as zero."""
+
+    def __init__(self, inputs: int, inner: int, outputs: int, *, bias: bool, dtype: Any, rngs: nnx.Rngs):
+        self.down = Dense(inputs, inner, bias=bias, std=0.0, dtype=dtype, rngs=rngs)
+        self.up = Dense(inner, outputs, bias=bias, std=0.0, dtype=dtype, rngs=rngs)
+        # The bound of torch's Linear, which the published modules began with.
+        bound = inputs**-0.5
+        kernel = jax.random.uniform(rngs.params(), (inputs, inner), jnp.float32, minval=-bound, maxval=bound)
+        self.down.kernel = nnx.Param(kernel)
+
+
+class LayerAdapter(nnx.Module):
+    """All adapters of one layer."""
+
+    def __init__(self, shape: AdapterShape, bert: "BertConfig", *, dtype: Any, rngs: nnx.Rngs):
+        sizes = dense_sizes(bert)
+        check_shape(shape, sizes)
+        if shape.lora_rank:
+            self.lora = nnx.Dict(
+                {
+                    target: Bottleneck(
+                        sizes[target][0], shape.lora_rank, sizes[target][1], bias=False, dtype=dtype, rngs=rngs
+                    )
+                    for target in shape.lora_targets
+                }
+            )
+        if shape.bottleneck:
+            size = bert.hidden_size
+            self.parallel = Bottleneck(size, shape.bottleneck, size, bias=True, dtype=dtype, rngs=rngs)
+        self.shape = shape
+
+    def beside_dense(self, name: str, x: jax.Array) -> jax.Array | float:
+        """What LoRA adds to the result of the dense layer `name`; x float32 [..., in] -> float32 [..., out]."""
+        if not self.shape.lora_rank or name not in self.shape.lora_targets:
+            return 0.0
+        lora = self.lora[name]
+        return self.shape.lora_factor * lora.up(lora.down(x))
+
+    def beside_feed_forward(self, x: jax.Array) -> jax.Array | float:
+        """What the parallel adapter adds to the feed-forward network's result; float32 [..., D] -> float32 [..., D]."""
+        if not self.shape.bottleneck:
+            return 0.0
+        return self.shape.scale * self.parallel.up(jax.nn.relu(self.parallel.down(x)))
+
+
+def check_shape(shape: AdapterShape, targets: Collection[str]) -> None:
+    """Raises ValueError for an adapter of nothing, or beside a layer that does not exist."""
+    if min(shape.lora_rank, shape.bottleneck) < 0 or not shape.lora_rank + shape.bottleneck:
+        raise ValueError(f"lora_rank={shape.lora_rank} and bottleneck={shape.bottleneck}: one of them must be above 0")
+    if shape.lora_rank and (not shape.lora_targets or not set(shape.lora_targets) <= set(targets)):
+        raise ValueError(f"lora_targets={shape.lora_targets}: choose among {', '.join(targets)}")
+
+
+def dense_sizes(bert: "BertConfig") -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of a layer's dense layers, by name."""
+    size, inner = bert.hidden_size, bert.intermediate_size
+    square = dict.fromkeys(("query", "key", "value", "attention_out"), (size, size))
+    return {**square, "ffn_in": (size, inner), "ffn_out": (inner, size)}
+
+
+def make_adapters(shape: AdapterShape, bert: "BertConfig", *, dtype: Any, stacked: bool, rngs: nnx.Rngs) -> Any:
+    """The adapters of all layers, stacked as the layers are."""
+    make = lambda rngs: LayerAdapter(shape, bert, dtype=dtype, rngs=rngs)  # noqa: E731
+    if stacked:
+        return stack_layers(make, bert.num_hidden_layers, rngs)
+    return nnx.List([make(rngs) for _ in range(bert.num_hidden_layers)])
+
+
+def init_adapter(shape: AdapterShape, bert: "BertConfig", seed: int) -> Params:
+    """Draws the adapters of one encoder.
+
+    Args:
+      shape: theirs.
+      bert: the encoder's.
+      seed: another one draws other values.
+
+    Returns:
+      float32, with N layers: {"lora": {target: {"down": {"kernel": [N, in, rank]}, "up": {"kernel": [N, rank, out]}}},
+      "parallel": {"down": {"kernel": [N, D, bottleneck], "bias": [N, bottleneck]}, "up": {"kernel": [N, bottleneck, D],
+      "bias": [N, D]}}}, without the kind that the shape leaves out.
+    """
+    return initialise(lambda rngs: make_adapters(shape, bert, dtype=jnp.float32, stacked=True, rngs=rngs), seed)
+
+
+def abstract_adapter(shape: AdapterShape, bert: "BertConfig") -> Params:
+    """The shapes of what `init_adapter` draws (ShapeDtypeStructs); allocates nothing."""
+    return define(lambda rngs: make_adapters(shape, bert, dtype=jnp.float32, stacked=True, rngs=rngs))[1]
+
+
+def kinds_of(shape: AdapterShape, adapter: Params) -> Params:
+    """The kinds of adapters that the shape has, of stacked or unstacked layers' parameters."""
+    if 0 in adapter:
+        return {number: kinds_of(shape, layer) for number, layer in adapter.items()}
+    there = {"lora": shape.lora_rank > 0, "parallel": shape.bottleneck > 0}
+    return {kind: adapter[kind] for kind in there if there[kind]}
+
+
+def merge_lora(bert_params: Params, adapter: Params, shape: AdapterShape, *, sign: float = 1.0) -> Params:
+    """Adds LoRA's product to the kernels that it stands beside, in float32.
+
+    Args:
+      bert_params: of a BertEncoder with stacked layers.
+      adapter: laid out as by `init_adapter`.
+      shape: the adapter's.
+      sign: -1 takes the product off again.
+
+    Returns:
+      The encoder's parameters; arrays that do not change are the same ones.
+    """
+    layers = dict(bert_params["layers"])
+    for target, lora in adapter.get("lora", {}).items():
+        down, up = (np.asarray(lora[part]["kernel"], np.float32) for part in ("down", "up"))
+        product = np.float32(sign * shape.lora_factor) * np.matmul(down, up)
+        layers[target] = {**layers[target], "kernel": np.asarray(layers[target]["kernel"]) + product}
+    return {**bert_params, "layers": layers}
+
+
+def count(params: Params) -> int:
+    """The number of parameters."""
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
