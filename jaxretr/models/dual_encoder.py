@@ -176,8 +176,9 @@ def embed(
     """
     stacked = 0 not in tower_params["bert"].get("layers", {})
     shape, bert_params = config.adapter, tower_params["bert"]
+    if shape is not None and config.lora_merged:
+        shape = shape.without_lora() if shape.bottleneck else None
     if shape is not None:
-        shape = shape.without_lora() if config.lora_merged else shape
         bert_params = {**bert_params, "adapter": kinds_of(shape, tower_params["adapter"])}
     encoder = nnx.merge(_graph(config.bert, shape, jnp.dtype(dtype).name, stacked), bert_params)
     states = encoder(tokens, lengths, keys, keep_matmuls=keep_matmuls)
