@@ -2,7 +2,7 @@
 # .venv and installs what it needs when that is missing or out of date. Another Python: make PYTHON=python3.12 test
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-.PHONY: help quickstart reproduce-spar test lint format bench clean
+.PHONY: help quickstart reproduce-spar reproduce-ddr test lint format bench clean
 
 BIN := .venv/bin
 PYTHON ?= python3.11 python3.12 python3.13 python3
@@ -18,6 +18,9 @@ quickstart: .venv/.installed ## train and evaluate a retriever from questions al
 
 reproduce-spar: .venv/.installed ## SPAR on the embedded data; on wiki_qa with JAXRETR_DATA=DIR (benchmarks/spar_wiki_qa.py)
 	$(BIN)/python benchmarks/spar_wiki_qa.py $(if $(JAXRETR_DATA),--data $(JAXRETR_DATA) --runs runs/spar,--embedded --runs runs/spar_embedded --seeds 0) $(SPAR)
+
+reproduce-ddr: .venv/.installed ## DDR on the embedded data; on four domains with JAXRETR_DATA=DIR (benchmarks/ddr_domains.py)
+	$(BIN)/python benchmarks/ddr_domains.py $(if $(JAXRETR_DATA),--data $(JAXRETR_DATA) --runs runs/ddr,--embedded --runs runs/ddr_embedded --seeds 0) $(DDR)
 
 test: .venv/.installed-dev ## all tests, or TESTS="tests/test_metrics.py ..."
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)

@@ -1,6 +1,7 @@
 """DDR across domains: relevance learnt on computer-vision abstracts, searched in other fields, and the paper's ablations.
 
     python benchmarks/ddr_domains.py --data DATA --runs runs/ddr --seeds 0 1 2
+    python benchmarks/ddr_domains.py --embedded --runs runs/ddr_embedded --seeds 0      # the data in the repository
 
 DATA holds the BEIR folders arxiv (titles ask for abstracts; splits cv-train, cv-dev, cv-test, cl-dev, cl-test), medquad
 and scifact (split test). The source is arXiv's cs.CV, whose 22,000 training titles are the only judgements that anything
@@ -21,6 +22,7 @@ import gzip
 import json
 import os
 import random
+import shlex
 import statistics
 import subprocess
 import sys
@@ -28,7 +30,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jaxretr.assets import ENCODER_SMALL
+from jaxretr.assets import ARXIV_LANGUAGE, ARXIV_VISION, ENCODER_SMALL
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.readers import read_beir
 from jaxretr.evaluate import metrics
@@ -134,13 +136,12 @@ class Lab:
         self.train("configs/ddr_small_dam.py", name, seed, *sizes, *words, *self.args.dam_settings, **environment)
 
     def supervised(self, kind: str, name: str, seed: int, start: Path, *words: object) -> None:
-        source = self.runs / "data/cv"
         sizes = ("--encoder.max-passage-length", self.args.length, "--train.steps", self.args.steps)
         # The last step's model: no target's questions, and none of the source's, choose a checkpoint.
         last = ("--data.dev-questions", "None", "--data.dev-qrels", "None", "--train.best-metric", "loss")
         often = ("--train.eval-every", self.args.steps, "--train.save-every", self.args.steps)
         settings = self.args.dr_settings if kind == "dr" else self.args.rem_settings
-        environment = {"JAXRETR_TRAIN": source, "JAXRETR_DAM": start, "JAXRETR_START": start}
+        environment = {"JAXRETR_TRAIN": self.args.source, "JAXRETR_DAM": start, "JAXRETR_START": start}
         words = (*sizes, *last, *often, *words, *settings)
         self.train(f"configs/ddr_small_{kind}.py", name, seed, *words, **environment)
 
@@ -148,13 +149,18 @@ class Lab:
 def train_main(lab: Lab, seed: int, targets: Sequence[Target]) -> None:
     """The runs of DR and DDR."""
     args, start, source = lab.args, Path(lab.args.start), lab.model("dam_source")
-    lab.dam("dam_source", 0, lab.runs / "data/cv", start, args.source_steps)
+    lab.dam("dam_source", 0, args.source, start, args.source_steps)
     lab.supervised("dr", f"dr_{seed}", seed, start)
     lab.supervised("rem", f"rem_{seed}", seed, source)
     for target in targets:
-        # The curve needs the way of one of them.
-        kept = ("--train.keep", 100, "--train.save-every", args.dam_steps // 6) if seed == 0 else ()
-        lab.dam(f"dam_{target.name}_{seed}", seed, target.folder, source, args.dam_steps, *kept)
+        lab.dam(f"dam_{target.name}_{seed}", seed, target.folder, source, args.dam_steps)
+
+
+def train_curve(lab: Lab, target: Target) -> None:
+    """A longer run of one target's domain module, of which six checkpoints stay."""
+    steps = lab.args.curve_steps
+    kept = ("--train.keep", 100, "--train.save-every", steps // 6)
+    lab.dam(f"dam_{target.name}_long", 0, target.folder, lab.model("dam_source"), steps, *kept)
 
 
 def train_ablations(lab: Lab, seed: int, targets: Sequence[Target]) -> None:
@@ -228,73 +234,88 @@ def table(lab: Lab, target: Target, targets: Sequence[Target]) -> None:
             "DDR, wrong domain": ("rem_{}", f"dam_{names[0]}_{{}}"),
         }
     bm25 = Bm25Index.build(target.corpus)
-    found = {"BM25": [target.values(lambda texts, k: bm25.search(texts, k))]}
+
+    def lexical(texts: Sequence[str], k: int):
+        scores, places = bm25.search(texts, k)
+        return scores, [[target.corpus.ids[place] for place in row] for row in places.tolist()]
+
+    # {row: {seed: values}}; BM25's one run stands for every seed.
+    found = {"BM25": dict.fromkeys(seeds, target.values(lexical))}
     for row, (run, domain) in rows.items():
-        found[row] = []
+        found[row] = {}
         for seed in seeds:
             names = [run.format(seed), *([] if domain is None else [domain.format(seed)])]
             if all(name in lab.seconds for name in names):
                 folder = None if domain is None else lab.model(names[1])
-                found[row].append(measure(lab, target, names[0], folder, "_".join([target.name, *names])))
+                found[row][seed] = measure(lab, target, names[0], folder, "_".join([target.name, *names]))
     print(f"\n{target.name}: {len(target.questions)} questions, {len(target.corpus)} passages")
-    print(f"{'':<42}" + "".join(f"{metric:>16}{'p (to DDR)':>12}" for metric in METRICS))
+    print(f"{'':<52}" + "".join(f"{metric:>16}{'p (to DDR)':>12}" for metric in METRICS))
     reference = found.get("DDR")
     for row, runs in found.items():
         if not runs:
             continue
-        line = f"{row if len(runs) in (1, len(seeds)) else f'{row}, {len(runs)} seeds':<42}"
+        which = "" if len(runs) == len(seeds) else f" [seed {' '.join(map(str, runs))}]"
+        line = f"{row + which:<52}"
         for metric in METRICS:
-            means = [100 * statistics.fmean(values[metric].values()) for values in runs]
-            spread = f" ± {statistics.stdev(means):.1f}" if len(means) > 1 else ""
+            means = [100 * statistics.fmean(values[metric].values()) for values in runs.values()]
+            spread = f" ± {statistics.stdev(means):.1f}" if len({*means}) > 1 else ""
             line += f"{f'{statistics.fmean(means):.1f}{spread}':>16}"
             if not reference or runs is reference:
                 line += f"{'':>12}"
             else:
-                line += f"{compare(mean_of(reference, metric), mean_of(runs, metric)).p_value:>12.4f}"
+                same = {seed: reference[seed] for seed in runs}  # a row of fewer seeds is compared with DDR's of these
+                line += f"{compare(mean_of(same, metric), mean_of(runs, metric)).p_value:>12.4f}"
         print(line)
 
 
-def mean_of(runs: Sequence[Values], metric: str) -> Mapping[str, float]:
+def mean_of(runs: Mapping[int, Values], metric: str) -> Mapping[str, float]:
     """Each question's mean over the seeds."""
-    return {question: statistics.fmean(values[metric][question] for values in runs) for question in runs[0][metric]}
+    first = next(iter(runs.values()))[metric]
+    return {question: statistics.fmean(values[metric][question] for values in runs.values()) for question in first}
 
 
 def costs(lab: Lab, target: Target) -> None:
-    """Prints what a further domain costs, against fine-tuning anew for it."""
+    """Prints what a further domain costs, against fine-tuning anew for it: seconds of each seed, and megabytes."""
+    seconds = {
+        kind: [round(lab.seconds[name]) for seed in lab.args.seeds if (name := pattern.format(seed)) in lab.seconds]
+        for kind, pattern in (("domain module", f"dam_{target.name}_{{}}"), ("fine-tuning", "dr_{}"), ("REM", "rem_{}"))
+    }
     seed = lab.args.seeds[0]
-    dam, redone = (lab.model(name) for name in (f"dam_{target.name}_{seed}", f"redone_{target.name}_{seed}"))
-    size = lambda folder: sum(path.stat().st_size for path in folder.rglob("*.safetensors")) / 1e6  # noqa: E731
-    adapter = size(lab.model(f"rem_{seed}") / "adapter")
-    print(f"\na further domain ({target.name}), seconds of wall clock with starting and compiling:")
-    print(
-        f"  DDR:   {lab.seconds.get(dam.parent.name, float('nan')):.0f} s, {size(dam):.1f} MB; the relevance module, shared, {adapter:.2f} MB"
-    )
-    if redone.exists():
-        seconds = sum(lab.seconds.get(path.parent.name, float("nan")) for path in (dam, redone))
-        print(f"  DDR\\D: {seconds:.0f} s, {size(redone):.1f} MB")
+    domain, adapter = lab.model(f"dam_{target.name}_{seed}"), lab.model(f"rem_{seed}") / "adapter"
+    sizes = {
+        name: sum(path.stat().st_size for path in folder.rglob("*.safetensors")) / 1e6
+        for name, folder in (("domain module", domain), ("REM", adapter))
+    }
+    print(f"\na further domain ({target.name}), seconds of wall clock with starting and compiling, a seed each:")
+    print(f"  DDR:   {seconds['domain module']}, {sizes['domain module']:.1f} MB")
+    print(f"  DDR\\D: the same and {seconds['fine-tuning']} of fine-tuning anew, with the source's judgements")
+    print(f"  once for all domains: the relevance module, {seconds['REM']}, {sizes['REM']:.2f} MB")
 
 
-def curve(lab: Lab, targets: Sequence[Target]) -> None:
-    """Draws recall@100 of seed 0 against the steps of the target's domain module."""
+def curve(lab: Lab, target: Target) -> None:
+    """Draws recall@100 and nDCG@10 against the steps of the target's domain module, with DR and DDR's module of one seed."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(6, 4))
-    for target in targets:
-        points = {}
-        for step, folder in dam_models(lab, f"dam_{target.name}_0").items():
-            values = measure(lab, target, "rem_0", folder, f"{target.name}_rem_0_dam_{target.name}_0_{step}")
-            points[step] = 100 * statistics.fmean(values["recall@100"].values())
-        baseline = measure(lab, target, "dr_0", None, f"{target.name}_dr_0")
-        (line,) = axes.plot([*points], [*points.values()], marker="o", label=f"{target.name}: DDR")
-        mean = 100 * statistics.fmean(baseline["recall@100"].values())
-        axes.axhline(mean, linestyle="--", color=line.get_color(), label=f"{target.name}: DR")
-        print(f"{target.name}, recall@100 by steps: " + ", ".join(f"{s}: {v:.1f}" for s, v in points.items()))
-    axes.set_xlabel("steps of the target's domain module")
-    axes.set_ylabel("recall@100")
-    axes.legend(fontsize=7)
+    name, seed = f"dam_{target.name}_long", lab.args.seeds[0]
+    points = {
+        step: measure(lab, target, f"rem_{seed}", folder, f"{target.name}_rem_{seed}_{name}_{step}")
+        for step, folder in dam_models(lab, name).items()
+    }
+    baseline = measure(lab, target, f"dr_{seed}", None, f"{target.name}_dr_{seed}")
+    figure, axes = plt.subplots(1, len(METRICS), figsize=(9, 3.5))
+    for metric, axis in zip(METRICS, axes, strict=True):
+        heights = {step: 100 * statistics.fmean(values[metric].values()) for step, values in points.items()}
+        line = 100 * statistics.fmean(baseline[metric].values())
+        axis.plot([*heights], [*heights.values()], marker="o", label="DDR")
+        axis.axhline(line, linestyle="--", color="grey", label="DR")
+        axis.set_xlabel(f"steps of the domain module of {target.name}")
+        axis.set_ylabel(metric)
+        axis.legend()
+        shown = ", ".join(f"{step}: {height:.1f}" for step, height in heights.items())
+        print(f"{target.name}, {metric} by steps (seed {seed}): {shown}; DR {line:.1f}")
     figure.tight_layout()
     figure.savefig(lab.runs / "curve.png", dpi=120)
     print(f"curve: {lab.runs / 'curve.png'}")
@@ -319,31 +340,43 @@ def dam_models(lab: Lab, name: str) -> dict[int, Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, required=True)
+    place = parser.add_mutually_exclusive_group(required=True)
+    place.add_argument("--data", type=Path, help="holds the folders arxiv, medquad and scifact")
+    place.add_argument("--embedded", action="store_true", help="2,500 abstracts a field, cs.CL the only target")
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--start", default=str(ENCODER_SMALL), help="the encoder that everything begins from")
-    parser.add_argument("--targets", nargs="+", default=["cl", "medquad", "scifact"])
+    parser.add_argument("--targets", nargs="+", default=["scifact", "cl", "medquad"])
     parser.add_argument("--source-steps", type=int, default=3000, help="of the source's domain module")
     parser.add_argument("--dam-steps", type=int, default=600, help="of each target's")
     parser.add_argument("--steps", type=int, default=200, help="of every supervised run")
     parser.add_argument("--length", type=int, default=64, help="tokens of a passage, and of a window")
     parser.add_argument("--passages", type=int, default=6000, help="of each target to search among")
     parser.add_argument("--ablations", nargs="*", default=["DF", "SI", "lora", "D"], help="also: source, parallel")
-    parser.add_argument("--ablated", type=int, default=2, help="targets, from the first, that DDR\\SI is trained for")
+    parser.add_argument(
+        "--curve-steps", type=int, default=1800, help="of a longer run for the first target's curve; 0: none"
+    )
+    parser.add_argument("--ablated", type=int, default=1, help="targets, from the first, that DDR\\SI is trained for")
     parser.add_argument("--refined", type=int, default=1, help="targets, from the first, that DDR\\D is trained for")
     for kind in ("dam", "rem", "dr"):
-        parser.add_argument(f"--{kind}-settings", nargs="+", default=[], help="overrides, --section.key=VALUE")
+        settings = f"overrides, in one word: --{kind}-settings='--optimizer.learning-rate 2e-4'"
+        parser.add_argument(f"--{kind}-settings", type=shlex.split, default=[], help=settings)
     args = parser.parse_args()
     args.runs.mkdir(parents=True, exist_ok=True)
-    cut_arxiv(args.data / "arxiv", args.runs / "data")
-    places = {"cv": args.runs / "data/cv", "cl": args.runs / "data/cl"}
-    targets = [Target(name, places.get(name, args.data / name), args.passages) for name in args.targets]
+    if args.embedded:
+        args.source, places = ARXIV_VISION, {"cl": ARXIV_LANGUAGE}
+        args.targets = ["cl"]
+    else:
+        cut_arxiv(args.data / "arxiv", args.runs / "data")
+        args.source, places = args.runs / "data/cv", {"cl": args.runs / "data/cl"}
+    targets = [Target(name, places.get(name, args.data and args.data / name), args.passages) for name in args.targets]
     lab = Lab(args)
     for stage in (train_main, train_ablations):
         for seed in args.seeds:
             stage(lab, seed, targets)
-    for target in (*targets, Target("cv", places["cv"], args.passages)):
+    if args.curve_steps:
+        train_curve(lab, targets[0])
+    for target in (*targets, Target("cv", args.source, args.passages)):
         table(lab, target, targets)
     costs(lab, targets[0])
     perplexities = {
@@ -354,8 +387,8 @@ def main() -> None:
         "held-out perplexity, before and after: "
         + "; ".join(f"{n} {v[0]:.0f} to {v[-1]:.0f}" for n, v in perplexities.items())
     )
-    if 0 in args.seeds:
-        curve(lab, targets)
+    if args.curve_steps:
+        curve(lab, targets[0])
 
 
 if __name__ == "__main__":

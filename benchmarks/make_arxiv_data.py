@@ -4,7 +4,6 @@
 abstracts' titles: a change of domain inside one collection. Abstracts are cut at 120 words; no model here reads more.
 """
 
-import json
 import random
 import sys
 from pathlib import Path

@@ -26,5 +26,5 @@ def config() -> ContrastiveConfig:
         # Half of the passages have more than 460 characters; their beginnings are read, here as in every search.
         encoder=dataclasses.replace(rem.encoder, path=DAM, max_question_length=40, max_passage_length=256),
         contrastive=dataclasses.replace(rem.contrastive, temperature=1 / 20),
-        train=dataclasses.replace(rem.train, steps=100, batch_size=32),
+        train=dataclasses.replace(rem.train, steps=60, batch_size=32),
     )

@@ -13,7 +13,7 @@ import pytest
 import tiny
 from nbformat import NotebookNode
 
-from jaxretr.assets import QUICKSTART
+from jaxretr.assets import ARXIV_LANGUAGE, ARXIV_VISION, ENCODER_SMALL, QUICKSTART
 from jaxretr.data.lexical_set import LexicalSet
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.combined_encoder import CombinedEncoder
@@ -23,19 +23,19 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 STEPS = 4
 
 
-def write_subset(folder: Path, questions_a_split: int = 16) -> None:
-    """Writes a BEIR folder of a few embedded questions of each split, and of their passages."""
+def write_subset(folder: Path, source: Path = QUICKSTART, questions_a_split: int = 16) -> None:
+    """Writes a BEIR folder of a few questions of each split of an embedded one, and of their passages."""
     (folder / "qrels").mkdir(parents=True)
     questions, passages = set(), set()
     for split in ("train", "dev", "test"):
-        lines = (QUICKSTART / f"qrels/{split}.tsv").read_text().splitlines()[: questions_a_split + 1]
+        lines = (source / f"qrels/{split}.tsv").read_text().splitlines()[: questions_a_split + 1]
         (folder / f"qrels/{split}.tsv").write_text("\n".join(lines) + "\n")
         for line in lines[1:]:
             question, passage, _ = line.split("\t")
             questions.add(question)
             passages.add(passage)
     for name, kept in (("corpus", passages), ("queries", questions)):
-        with gzip.open(QUICKSTART / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
+        with gzip.open(source / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
             rows = [line for line in lines if json.loads(line)["_id"] in kept]
         (folder / f"{name}.jsonl").write_text("".join(rows), encoding="utf-8")
 
@@ -176,6 +176,51 @@ def test_spar_lexical_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "16 + 768 = 784 numbers a passage" in printed
     same = re.findall(r"^weight [\d.]+: ([\d.]+)% of the first 20 places", printed, re.MULTILINE)
     assert len(same) == 2 and min(map(float, same)) > 99, "one index gives what each weight gave in the grid"
+
+
+def test_ddr_domains_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workdir = folder / "ddr_domains"
+    for name, source in (("vision", ARXIV_VISION), ("language", ARXIV_LANGUAGE)):
+        write_subset(folder / name, source)
+    notebook = run_notebook(
+        *("ddr_domains", folder, monkeypatch),
+        **{"SOURCE": folder / "vision", "TARGET": folder / "language", "ENCODER": ENCODER_SMALL, "WORKDIR": workdir},
+        **{"STEPS": 2, "SOURCE_STEPS": 3, "TARGET_STEPS": 30, "BATCH": 16, "LENGTH": 32},
+    )
+    printed = texts(notebook)
+    for name in ("vision", "language"):
+        assert f"{name}: 48 abstracts, 16 test titles" in printed
+        perplexity = re.search(rf"{name}: held-out perplexity (\d+) before, (\d+) after", printed)
+        assert perplexity and int(perplexity[2]) < int(perplexity[1])
+
+    # LoRA of rank 32 at query and value, and a bottleneck of 32, in 4 layers of 128; in float32.
+    size = 4 * (2 * 2 * 128 * 32 + 2 * 128 * 32 + 32 + 128)
+    shown = re.search(r"the relevance module: ([\d,]+) parameters, ([\d,]+) kB", printed)
+    assert shown and [int(number.replace(",", "")) for number in shown.groups()] == [
+        size,
+        pytest.approx(4 * size / 1000, rel=0.02),
+    ]
+    assert f"{size:,} parameters of adapters in the encoder of {workdir / 'language'}" in printed
+
+    table = printed.split("$ jaxretr assemble")[1].split("language, nDCG@10")[0]
+    percents = r" +([\d.]+)%" * 6
+    rows = {
+        name: [float(value) for value in re.search(rf"^{name}{percents}$", table, re.MULTILINE).groups()]  # pyright: ignore[reportOptionalMemberAccess]
+        for name in ("BM25", "DR", "REM in vision", "REM in language")
+    }
+    assert rows["REM in vision"] != rows["REM in language"]
+    assert printed.count(", p = ") == 3
+
+    report = json.loads((workdir / "adapted/report.json").read_text())
+    assert 100 * report["retrieval"]["ndcg@10"]["mean_b"] == pytest.approx(rows["REM in vision"][5], abs=0.051), (
+        "adapt begins with the table's model"
+    )
+    points = re.findall(r"(\d+): ([\d.]+)%", re.search(r"recall@20 by steps: (.*)", printed)[1])  # pyright: ignore[reportOptionalSubscript]
+    assert [int(step) for step, _ in points] == [0, 10, 20, 30]
+    assert float(points[0][1]) == rows["REM in vision"][4], "no step: the source's module"
+    best = json.loads((workdir / "language/best.json").read_text())["step"]
+    assert float(dict(points)[str(best)]) == rows["REM in language"][4]
+    check_picture(notebook)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

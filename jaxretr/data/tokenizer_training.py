@@ -4,9 +4,15 @@ Both are uncased: questions are often typed in lower case, and a small scorer ca
 passage only when the two are the same token.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal
+
+# Characters that a vocabulary knows: so many, or as many as make up so much of the text. For English these are the 400;
+# Chinese, of which each character is a word, needs thousands.
+_ALPHABET, _ALPHABET_SHARE = 400, 0.9995
 
 
 def train_tokenizer(kind: Literal["bert", "t5"], texts: Iterable[str], vocab_size: int, folder: Path) -> None:
@@ -28,8 +34,10 @@ def train_tokenizer(kind: Literal["bert", "t5"], texts: Iterable[str], vocab_siz
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
+    texts = list(texts)
+    alphabet = max(_ALPHABET, min(_alphabet(texts), vocab_size - len(special)))
     trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size, special_tokens=special, limit_alphabet=400, show_progress=False
+        vocab_size=vocab_size, special_tokens=special, limit_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     if kind == "bert":
@@ -45,3 +53,10 @@ def train_tokenizer(kind: Literal["bert", "t5"], texts: Iterable[str], vocab_siz
     )
     folder.mkdir(parents=True, exist_ok=True)
     fast.save_pretrained(folder)
+
+
+def _alphabet(texts: Sequence[str]) -> int:
+    """How many characters, the most frequent first, make up _ALPHABET_SHARE of the texts."""
+    counts = Counter(character for text in texts for character in text.lower() if not character.isspace())
+    wanted = _ALPHABET_SHARE * counts.total()
+    return sum(seen < wanted for seen in accumulate(sorted(counts.values(), reverse=True))) + 1
