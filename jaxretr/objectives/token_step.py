@@ -72,6 +72,7 @@ def make_token_step(
                 lambda sums, part: (jax.tree.map(jnp.add, sums, gradient(*part)), None), start, parts
             )[0]
         gradients, total, count = lax.psum((gradients, total, count), DATA)
+        count = jnp.maximum(count, 1.0)  # A small batch may have nothing to predict: no gradient then, not 0 / 0.
         gradients = jax.tree.map(lambda g: g / count, gradients)
         metrics = {"loss": total / count, "gradient_norm": optax.global_norm(gradients)}
         return state.apply_gradients(gradients, optimizer), metrics
