@@ -31,7 +31,7 @@ def partition(params: Params, frozen: Collection[str]) -> tuple[Params, Params]:
 
 def join(trained: Params, frozen: Params) -> Params:
     """The reverse of `partition`; the arrays are the same ones."""
-    if not frozen:
+    if not isinstance(trained, dict):  # a single array, of which nothing is frozen
         return trained
     joined = dict(trained)
     for name, value in frozen.items():
