@@ -23,6 +23,7 @@ from jaxretr.evaluate.metrics import Qrels
 from jaxretr.evaluate.significance import compare
 from jaxretr.files import atomic_write
 from jaxretr.metrics_log import read_metrics
+from jaxretr.models import adapter_folder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.hf_files import resolve
 from jaxretr.search.exact import ExactIndex
@@ -89,7 +90,7 @@ def read_input(args: argparse.Namespace) -> tuple[Corpus, list[Question], Qrels]
 
 def warn_if_not_apart(model: str) -> None:
     """Says what is to be expected of a model whose relevance is not in modules of its own."""
-    if DualEncoder.from_pretrained(model).config.adapter is None:
+    if adapter_folder.find(model) is None:
         log.warning(
             "%s has no adapters: what it knows of relevance is in the weights that are trained now, and may get lost. "
             "Compare the report's figures, or train adapters first (encoder.adapter)",

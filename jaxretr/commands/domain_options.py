@@ -1,9 +1,8 @@
 """What can be typed behind `jaxretr assemble` and `jaxretr adapt`."""
 
-import argparse
 from collections.abc import Callable
 
-Command = Callable[[str, str, str], argparse.ArgumentParser]
+from jaxretr.commands.combination_options import Command
 
 
 def add_commands(command: Command, number: Callable[[str], int]) -> None:

@@ -20,6 +20,7 @@ from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokens import Template, load_tokenizer, vocabulary_size
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.retrieval import retrieval_figures
+from jaxretr.models.adapter import Adapter
 from jaxretr.models.adapters import init_adapter
 from jaxretr.models.bert import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
@@ -200,13 +201,11 @@ def with_new_adapters(model: DualEncoder, shape: AdapterShape, seed: int) -> Dua
     if not model.config.bert.num_hidden_layers:
         raise UsageError("encoder.adapter: the encoder has no layers to put adapters into; leave it out")
     try:
-        adapter = init_adapter(shape, model.config.bert, seed)
+        modules = init_adapter(shape, model.config.bert, seed)
     except ValueError as error:
         raise UsageError(f"encoder.adapter: {error}") from None
-    # Each tower has its own, and they begin equal, as the towers do. Copies: donated buffers must not be the same.
-    params = {name: {**tower, "adapter": jax.tree.map(np.array, adapter)} for name, tower in model.params.items()}
-    config = dataclasses.replace(model.config, adapter=shape)
-    return DualEncoder(config, params, model.tokenizer, mlm_head=model.mlm_head)
+    # Each tower has its own, and they begin equal, as the towers do.
+    return Adapter(shape, {"shared": modules}).put_into(model)
 
 
 def _fresh_encoder(config: EncoderConfig, shape: BertShape, seed: int) -> DualEncoder:
