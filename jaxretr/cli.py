@@ -170,7 +170,14 @@ def _names(text: str) -> tuple[str, ...]:
 
 def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """Returns the parser, and each command's."""
-    from jaxretr.commands import analyse_options, combination_options, data_options, domain_options, mine_options
+    from jaxretr.commands import (
+        analyse_options,
+        combination_options,
+        data_options,
+        domain_options,
+        mine_options,
+        typo_options,
+    )
 
     parser = _Parser(
         prog="jaxretr",
@@ -303,6 +310,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
 
     combination_options.add_commands(command, _at_least_one)
     domain_options.add_commands(command, _at_least_one)
+    typo_options.add_commands(command, _at_least_one)
 
     parser_of = command(
         "export",
