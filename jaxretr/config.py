@@ -194,7 +194,58 @@ class Art:
     encode_rows: int = 512
     """Corpus rows that the refresh encodes at once on each device."""
     chunk: int = 32
-    """Texts that the training step embeds at once on each device: memory, not mathematics."""
+    """Passages that the training step embeds at once on each device, or as many tokens of questions: memory, not
+    mathematics."""
+
+
+@dataclass(frozen=True)
+class Typos:
+    """Training for misspelt questions: terms beside a run's own objective, see jaxretr/objectives/typos.py.
+
+    A question q has `variants` misspelt forms q~ in a step. With all weights at their defaults there are none, and
+    nothing changes.
+    """
+
+    profile: Literal["dictionary", "single_word", "spacing"] = "dictionary"
+    """How questions are misspelt (jaxretr/data/typos.py)."""
+    keyboard: Literal["qwerty", "qwertz", "azerty"] = "qwerty"
+    misspellings: str | None = None
+    """A dictionary of one's own for the profile "dictionary"; None: codespell's."""
+    variants: int = 1
+    pre_drawn: int = 0
+    """Misspell and tokenise each question so many times before the first step, and draw each step's forms from these;
+    0: misspell anew at every step."""
+    augmentation: float = 0.0
+    """Chance that a step reads a question itself misspelt."""
+    clean_weight: float = 1.0
+    """Of the run's own objective."""
+    contrast_weight: float = 0.0
+    """Of the cross-entropy of q's own forms among the misspelt forms of the batch's questions."""
+    passage_weight: float = 0.0
+    """Of the run's own objective from question to passages, read with q~ in place of q."""
+    self_teaching_weight: float = 0.0
+    """Of KL(q's distribution over the passages || q~'s), where q is the teacher."""
+    passage_self_teaching_weight: float = 0.0
+    """Of KL(the positive's distribution over the questions || over their misspelt forms); not with ART."""
+    multi_positive: bool = False
+    """`contrastive.symmetric` with forms: a passage's positives are q and its forms, its negatives the other questions
+    and their forms; not with ART."""
+
+    @property
+    def with_forms(self) -> bool:
+        """Whether a step reads misspelt forms beside the questions."""
+        weights = (
+            self.contrast_weight,
+            self.passage_weight,
+            self.self_teaching_weight,
+            self.passage_self_teaching_weight,
+        )
+        return self.multi_positive or any(weights)
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is misspelt at all."""
+        return self.with_forms or self.augmentation > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +256,7 @@ class ArtConfig(Config):
     encoder: Encoder
     scorer: Scorer
     art: Art = field(default_factory=Art)
+    typos: Typos = field(default_factory=Typos)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,7 +326,8 @@ class Contrastive:
     matryoshka: tuple[int, ...] = ()
     """Sizes D' of prefixes of the embedding: the losses of all of them and of the whole are summed."""
     chunk: int = 32
-    """Texts that each device embeds at once: memory, not mathematics. The batch is `train.batch_size`."""
+    """Passages that each device embeds at once, or as many tokens of questions: memory, not mathematics. The batch is
+    `train.batch_size`."""
 
 
 @dataclass(frozen=True)
@@ -336,6 +389,7 @@ class ContrastiveConfig(Config):
     contrastive: Contrastive = field(default_factory=Contrastive)
     distillation: Distillation = field(default_factory=Distillation)
     joint: Joint = field(default_factory=Joint)
+    typos: Typos = field(default_factory=Typos)
     index: LiveIndex = field(default_factory=LiveIndex)
     validation: Validation = field(default_factory=Validation)
 

@@ -24,6 +24,12 @@ class Examples:
     index: np.ndarray
     """Embeddings of every corpus row, [N, D]."""
     teacher: np.ndarray | None = None
+    texts: np.ndarray | None = None
+    """What the questions are, [B]: equal numbers for equal texts; None: all different."""
+
+    def same(self, i: int, j: int) -> bool:
+        """Whether two questions have the same text."""
+        return i == j if self.texts is None else bool(self.texts[i] == self.texts[j])
 
     def content(self, i: int, place: int) -> int:
         row = self.rows[i, place]
@@ -43,7 +49,7 @@ class Examples:
         return relevant
 
 
-def loss(program: ContrastiveProgram, q: Any, p: Any, examples: Examples) -> tuple[Any, float]:
+def loss(program: ContrastiveProgram, q: Any, p: Any, examples: Examples, forms: Any = None) -> tuple[Any, float]:
     """The batch's loss, and the mean number of negatives that each question met within the batch.
 
     Args:
@@ -51,13 +57,12 @@ def loss(program: ContrastiveProgram, q: Any, p: Any, examples: Examples) -> tup
       q: embeddings, float64 tensor [B, D].
       p: of each question's passages, [B, C, D].
       examples: what they are.
+      forms: of each question's misspelt forms, [B, V, D].
     """
     import torch
-    from torch.nn.functional import cross_entropy
 
     b = len(q)
     total = torch.zeros((), dtype=torch.float64)
-    count = 0
     for dim in program.sizes:
 
         def cut(x: Any, dim: int = dim) -> Any:
@@ -65,32 +70,100 @@ def loss(program: ContrastiveProgram, q: Any, p: Any, examples: Examples) -> tup
             normalise = program.encoder.normalise and dim < x.shape[-1]
             return torch.nn.functional.normalize(x[..., :dim], dim=-1) if normalise else x[..., :dim]
 
-        questions, passages, index = cut(q), cut(p), cut(torch.tensor(examples.index, dtype=torch.float64))
-        scores = torch.einsum("id,jcd->ijc", questions, passages) / program.temperature
-        count = 0
+        index = cut(torch.tensor(examples.index, dtype=torch.float64))
+        questions, passages = cut(q), cut(p)
         for i in range(b):
-            negatives = [scores[i, j, place] for j, place in negatives_of(program, examples, i)]
-            count += len(negatives)
-            if program.corpus_softmax:
-                others = distant_of(program, examples, i)
-                negatives += list(index[others] @ questions[i] / program.temperature)
-            losses = []
-            for place in examples.positives(program, i):
-                each = cross_entropy(torch.stack([scores[i, i, place], *negatives])[None], torch.tensor([0]))
-                if program.symmetric:
-                    of_questions = [
-                        scores[j, i, place]
-                        for j in range(b)
-                        if j != i and examples.content(i, place) not in examples.relevant(program, j)
-                    ]
-                    logits = torch.stack([scores[i, i, place], *of_questions])[None]
-                    each = (each + cross_entropy(logits, torch.tensor([0]))) / 2
-                losses.append(each)
-            if losses:
-                total = total + program.contrastive_weight * sum(losses) / len(losses) / b
-        if program.distillation != "none":
-            total = total + program.distillation_weight * distilled(program, questions, passages, examples) / b
-    return total, count / b
+            own = to_passages(program, questions[i], passages, index, examples, i)
+            if program.symmetric:
+                asked = questions[:, None]
+                if program.typos.multi_positive:
+                    asked = torch.cat([asked, cut(forms)], dim=1)
+                own = (own + to_questions(program, passages[i], asked, examples, i)) / 2
+            own = program.contrastive_weight * own
+            if program.distillation != "none":
+                own = own + program.distillation_weight * distilled(program, questions[i], passages[i], examples, i)
+            if forms is not None:
+                own = program.typos.clean_weight * own
+                own = own + for_typos(program, questions, cut(forms), passages, index, examples, i)
+            total = total + own / b
+    return total, sum(len(negatives_of(program, examples, i)) for i in range(b)) / b
+
+
+def to_passages(program: ContrastiveProgram, vector: Any, passages: Any, index: Any, examples: Examples, i: int) -> Any:
+    """Question i's cross-entropy, read with `vector`: each positive against the negatives alone, and the mean."""
+    negatives = [vector @ passages[j, place] for j, place in negatives_of(program, examples, i)]
+    if program.corpus_softmax:
+        negatives += list(index[distant_of(program, examples, i)] @ vector)
+    places = examples.positives(program, i)
+    return mean_of([entropy(program, vector @ passages[i, place], negatives) for place in places])
+
+
+def to_questions(program: ContrastiveProgram, own: Any, asked: Any, examples: Examples, i: int) -> Any:
+    """The other direction: forms [B, F, D] of all questions, of which those of question i are the positives."""
+    losses = []
+    for place in examples.positives(program, i):
+        negatives = [
+            own[place] @ form
+            for j in range(len(asked))
+            if j != i and examples.content(i, place) not in examples.relevant(program, j)
+            for form in asked[j]
+        ]
+        losses.append(mean_of([entropy(program, own[place] @ form, negatives) for form in asked[i]]))
+    return mean_of(losses)
+
+
+def for_typos(
+    program: ContrastiveProgram, questions: Any, forms: Any, passages: Any, index: Any, examples: Examples, i: int
+) -> Any:
+    """All terms that question i's misspelt forms [V, D] bring."""
+    import torch
+
+    typos, b = program.typos, len(questions)
+    total = torch.zeros((), dtype=torch.float64)
+    if typos.contrast_weight:
+        negatives = [questions[i] @ form for j in range(b) if not examples.same(i, j) for form in forms[j]]
+        each = [entropy(program, questions[i] @ form, negatives) for form in forms[i]]
+        total = total + typos.contrast_weight * mean_of(each)
+    for form in forms[i]:
+        if typos.passage_weight:
+            own = program.contrastive_weight * to_passages(program, form, passages, index, examples, i)
+            if program.distillation != "none":
+                own = own + program.distillation_weight * distilled(program, form, passages[i], examples, i)
+            total = total + typos.passage_weight * own / len(forms[i])
+        if typos.self_teaching_weight:
+            there = torch.tensor(examples.rows != NO_PASSAGE)
+            target = passages[there].detach() @ questions[i].detach() / program.temperature
+            taught = divergence(target, passages[there] @ form / program.temperature)
+            total = total + typos.self_teaching_weight * taught / len(forms[i])
+    for v in range(forms.shape[1]):
+        if typos.passage_self_teaching_weight:
+            target = questions.detach() @ passages[i, 0].detach() / program.temperature
+            taught = divergence(target, forms[:, v] @ passages[i, 0] / program.temperature)
+            total = total + typos.passage_self_teaching_weight * taught / forms.shape[1]
+    return total
+
+
+def entropy(program: ContrastiveProgram, positive: Any, negatives: list[Any]) -> Any:
+    """-log softmax of the positive's score."""
+    import torch
+
+    scores = torch.stack([positive, *negatives]) / program.temperature
+    return torch.nn.functional.cross_entropy(scores[None], torch.tensor([0]))
+
+
+def divergence(target: Any, model: Any) -> Any:
+    """KL(softmax(target) || softmax(model))."""
+    import torch
+
+    target = torch.softmax(target, dim=-1)
+    return (target * (target.log() - torch.log_softmax(model, dim=-1))).sum()
+
+
+def mean_of(losses: list[Any]) -> Any:
+    """The mean; 0 of none."""
+    import torch
+
+    return sum(losses) / len(losses) if losses else torch.zeros((), dtype=torch.float64)
 
 
 def negatives_of(program: ContrastiveProgram, examples: Examples, i: int) -> list[tuple[int, int]]:
@@ -115,28 +188,25 @@ def distant_of(program: ContrastiveProgram, examples: Examples, i: int) -> list[
     ]
 
 
-def distilled(program: ContrastiveProgram, questions: Any, passages: Any, examples: Examples) -> Any:
-    """The sum of all questions' distillation losses."""
+def distilled(program: ContrastiveProgram, vector: Any, own: Any, examples: Examples, i: int) -> Any:
+    """Question i's distillation loss, read with `vector`, over its own passages [C, D]."""
     import torch
 
     teacher = examples.teacher
     assert teacher is not None
-    total = torch.zeros((), dtype=torch.float64)
-    for i in range(len(questions)):
-        places = [
-            place
-            for place in range(teacher.shape[1])
-            if examples.rows[i, place] != NO_PASSAGE and not np.isnan(teacher[i, place])
-        ]
-        student = {place: questions[i] @ passages[i, place] for place in places}
-        if program.distillation == "margin_mse":
-            if 0 in places and len(places) > 1:
-                errors = [
-                    (student[0] - student[place]) - float(teacher[i, 0] - teacher[i, place]) for place in places[1:]
-                ]
-                total = total + sum(error**2 for error in errors) / len(errors)
-        elif len(places) > 1:
-            target = torch.softmax(torch.tensor(teacher[i, places] / program.teacher_temperature).double(), dim=-1)
-            model = torch.log_softmax(torch.stack([student[place] for place in places]) / program.temperature, dim=-1)
-            total = total + (target * (target.log() - model)).sum()
-    return total
+    nothing = torch.zeros((), dtype=torch.float64)
+    places = [
+        place
+        for place in range(teacher.shape[1])
+        if examples.rows[i, place] != NO_PASSAGE and not np.isnan(teacher[i, place])
+    ]
+    student = {place: vector @ own[place] for place in places}
+    if len(places) < 2:
+        return nothing
+    if program.distillation == "margin_mse":
+        if 0 not in places:
+            return nothing
+        errors = [(student[0] - student[place]) - float(teacher[i, 0] - teacher[i, place]) for place in places[1:]]
+        return sum(error**2 for error in errors) / len(errors)
+    target = torch.tensor(teacher[i, places] / program.teacher_temperature).double()
+    return divergence(target, torch.stack([student[place] for place in places]) / program.temperature)

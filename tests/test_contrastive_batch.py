@@ -18,6 +18,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from tiny import contrastive_program
 
+from jaxretr.config import Typos
 from jaxretr.objectives.contrastive import NO_PASSAGE, ContrastiveBatch, ContrastiveProgram, batch_loss
 from jaxretr.parallel.mesh import DATA, make_mesh
 from jaxretr.state import CorpusState
@@ -55,6 +56,30 @@ CASES: dict[str, dict[str, Any]] = {
         "temperature": 2.0,
         "teacher_temperature": 3.0,
     },
+    "typos as the paper has them": {"typos": Typos(contrast_weight=1.0, passage_weight=1.0), "temperature": 0.7},
+    "forms taught by their question, several positives": {
+        "positives": 2,
+        "typos": Typos(variants=3, self_teaching_weight=1.0, contrast_weight=0.5),
+    },
+    "taught both ways, forms as positives": {
+        "symmetric": True,
+        "positives": 2,
+        "sizes": (5, D),
+        "typos": Typos(
+            variants=2,
+            clean_weight=0.5,
+            self_teaching_weight=0.4,
+            passage_self_teaching_weight=0.1,
+            multi_positive=True,
+        ),
+    },
+    "typos over the corpus, in prefixes, with margins": {
+        "encoder": dataclasses.replace(PLAIN.encoder, normalise=True),
+        "corpus_softmax": True,
+        "sizes": (4, D),
+        "distillation": "margin_mse",
+        "typos": Typos(variants=2, passage_weight=0.7, self_teaching_weight=0.3),
+    },
 }
 
 
@@ -76,16 +101,32 @@ def drawn(program: ContrastiveProgram) -> tuple[np.ndarray, np.ndarray, Examples
     known[1, 2] = contents[rows[1, 1]]
     teacher = rng.normal(size=(B, C)).astype(np.float32)
     teacher[[0, 2, 4], [0, 1, 3]] = np.nan
-    return q, p, Examples(rows, known, contents, index, teacher if program.distillation != "none" else None)
+    texts = np.arange(B)
+    texts[6] = 1  # asked twice, with other passages
+    return q, p, Examples(rows, known, contents, index, teacher if program.distillation != "none" else None, texts)
+
+
+def forms_of(program: ContrastiveProgram, q: np.ndarray) -> np.ndarray | None:
+    """Vectors near the questions', [B, V, D]."""
+    if not program.typos.with_forms:
+        return None
+    noise = np.random.default_rng(SEED + 1).normal(size=(B, program.typos.variants, D))
+    forms = (q[:, None] + 0.5 * noise).astype(np.float32)
+    return forms / np.linalg.norm(forms, axis=-1, keepdims=True) if program.encoder.normalise else forms
 
 
 def ours(
-    program: ContrastiveProgram, mesh: jax.sharding.Mesh, q: np.ndarray, p: np.ndarray, examples: Examples
-) -> tuple[float, dict[str, float], np.ndarray, np.ndarray]:
+    program: ContrastiveProgram,
+    mesh: jax.sharding.Mesh,
+    q: np.ndarray,
+    p: np.ndarray,
+    examples: Examples,
+    forms: np.ndarray | None = None,
+) -> tuple[Any, ...]:
     """Loss, metrics and gradients, put together from the devices' parts as the step does it."""
     batch = ContrastiveBatch(
         *(
-            jnp.zeros((B, 1), jnp.int32),
+            jnp.asarray(examples.texts, jnp.int32)[:, None],
             jnp.ones(B, jnp.int32),
             jnp.asarray(examples.rows),
             jnp.asarray(examples.known),
@@ -99,41 +140,52 @@ def ours(
         mesh=mesh,
         axis_names={DATA},
         in_specs=P(DATA),
-        out_specs=(P(), P(), P(DATA), P(DATA)),
+        out_specs=(P(), P(), P(DATA)),
     )
     def parts(
-        q: jax.Array, p: jax.Array, index: CorpusState | None, contents: jax.Array, batch: ContrastiveBatch
+        vectors: tuple[jax.Array, ...], index: CorpusState | None, contents: jax.Array, batch: ContrastiveBatch
     ) -> Any:
         everyone = lax.all_gather(batch.rows, DATA, tiled=True, to="invarying")
         table = lax.all_gather(contents, DATA, tiled=True)
         own = jnp.where(batch.rows == NO_PASSAGE, NO_PASSAGE, table[batch.rows])
-        of_pair = jax.value_and_grad(
-            lambda q, p: batch_loss(program, q, p, own, everyone, index, contents, batch), argnums=(0, 1), has_aux=True
-        )
-        (loss, metrics), gradients = of_pair(q, p)
-        return lax.psum(loss, DATA), lax.psum(metrics, DATA), *gradients
 
-    arguments = (jnp.asarray(q), jnp.asarray(p), index, jnp.asarray(examples.contents), batch)
-    loss, metrics, *gradients = jax.jit(parts)(*arguments)
+        def of_vectors(vectors: tuple[jax.Array, ...]) -> tuple[jax.Array, dict[str, jax.Array]]:
+            q, p, *forms = vectors
+            return batch_loss(program, q, p, own, everyone, index, contents, batch, *forms)
+
+        (loss, metrics), gradients = jax.value_and_grad(of_vectors, has_aux=True)(vectors)
+        return lax.psum(loss, DATA), lax.psum(metrics, DATA), gradients
+
+    vectors = tuple(jnp.asarray(x) for x in (q, p, forms) if x is not None)
+    loss, metrics, gradients = jax.jit(parts)(vectors, index, jnp.asarray(examples.contents), batch)
     return float(loss), {name: float(value) for name, value in metrics.items()}, *map(np.asarray, gradients)
 
 
 @pytest.mark.parametrize(
-    ("case", "devices"), [*((case, 8) for case in CASES), ("corpus, prefixes, cosines", 1), ("margins", 2)]
+    ("case", "devices"),
+    [
+        *((case, 8) for case in CASES),
+        ("corpus, prefixes, cosines", 1),
+        ("margins", 2),
+        ("taught both ways, forms as positives", 2),
+    ],
 )
 def test_loss_and_gradients_are_those_of_the_definition(case: str, devices: int) -> None:
     program = dataclasses.replace(PLAIN, **CASES[case])
     q, p, examples = drawn(program)
-    loss, metrics, of_q, of_p = ours(program, make_mesh(jax.devices()[:devices]), q, p, examples)
+    forms = forms_of(program, q)
+    vectors = [x for x in (q, p, forms) if x is not None]
+    loss, metrics, *gradients = ours(program, make_mesh(jax.devices()[:devices]), q, p, examples, forms)
 
-    q64, p64 = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (q, p))
-    expected, negatives = contrastive_reference.loss(program, q64, p64, examples)
+    exact = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in vectors]
+    expected, negatives = contrastive_reference.loss(program, *exact[:2], examples, *exact[2:])
     expected.backward()
     np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
-    largest = max(float(q64.grad.abs().max()), float(p64.grad.abs().max()))
-    assert largest > 1e-3
-    np.testing.assert_allclose(of_q, q64.grad, atol=1e-5 * largest)
-    np.testing.assert_allclose(of_p, p64.grad, atol=1e-5 * largest)
+    largest = max(float(x.grad.abs().max()) for x in exact)
+    assert all(float(x.grad.abs().max()) > 1e-3 for x in exact)
+    for got, x in zip(gradients, exact, strict=True):
+        np.testing.assert_allclose(got, x.grad, atol=1e-5 * largest)
+    of_p = gradients[1]
     assert (of_p[examples.rows == NO_PASSAGE] == 0).all()
     counted = CORPUS if program.corpus_softmax else 0
     np.testing.assert_allclose(metrics["negatives"], negatives + counted, rtol=1e-6)

@@ -36,6 +36,15 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "negatives": {"static": 1, "retrieved": 2, "first_rank": 2, "last_rank": 6},
         "contrastive": {"symmetric": True},
         "index": {"write_back": True},
+        "typos": {
+            "variants": 2,
+            "augmentation": 0.3,
+            "contrast_weight": 1.0,
+            "passage_weight": 0.5,
+            "self_teaching_weight": 0.5,
+            "passage_self_teaching_weight": 0.5,
+            "multi_positive": True,
+        },
     },
     "whole corpus": {
         "encoder": {"max_passage_length": 32, "normalise": True},

@@ -21,6 +21,10 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
         "negatives": {"static": 1, "retrieved": 1, "last_rank": 8},
         "index": {"refresh_every": 2, "block_rows": 8},
     },
+    "with typos": {
+        "negatives": {"static": 1},
+        "typos": {"variants": 2, "augmentation": 0.5, "contrast_weight": 1.0, "passage_weight": 1.0},
+    },
 }
 
 

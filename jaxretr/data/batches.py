@@ -1,8 +1,14 @@
-"""Which examples a training step sees: a function of the seed and the step, and of nothing else."""
+"""Which examples a training step sees, a function of the seed and the step alone; and making them ahead of time."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
+
+# Steps that are made before they are asked for: one at work and one ready.
+_AHEAD = 2
 
 
 class QuestionBatches:
@@ -49,3 +55,27 @@ class QuestionBatches:
     def epoch(self, step: int) -> int:
         """Returns the epoch, counted from 0, of the first example of a step."""
         return int(step) * self.batch_size // self.num_examples
+
+
+class MadeAhead(Generic[T]):
+    """What the host makes for each step, made in a thread while the devices work on the steps before."""
+
+    def __init__(self, make: Callable[[int], T]):
+        """Sets it up; nothing is made yet.
+
+        Args:
+          make: a function of the step alone, whose result is not None.
+        """
+        import grain
+
+        self._steps: Any = grain.MapDataset.range(2**31).map(make)
+        self._options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_AHEAD)
+        self._next: int | None = None
+        self._iterator: Any = None
+
+    def __getitem__(self, step: int) -> T:
+        """Returns what `make` gives for a step, at once if it follows the step that was asked for last."""
+        if step != self._next:
+            self._iterator = iter(self._steps[step:].to_iter_dataset(self._options))
+        self._next = step + 1
+        return next(self._iterator)

@@ -10,7 +10,7 @@ rows are local. The "model" axis, which splits large matrices, is left to the co
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jaxretr.config import Typos
 from jaxretr.models.layers import Params
 from jaxretr.models.scorer import Prompt, score_pairs
 from jaxretr.models.t5 import T5Config
@@ -35,6 +36,7 @@ from jaxretr.objectives.live_index import (
     write_back,
 )
 from jaxretr.objectives.text_keys import TextKeys
+from jaxretr.objectives.typos import embed_with_forms, form_losses
 from jaxretr.parallel.mesh import DATA
 from jaxretr.state import CorpusState, CorpusTokens, TrainState
 
@@ -55,9 +57,16 @@ def art_loss(
     Returns:
       float32 scalar: the batch's mean, in nats.
     """
+    return art_losses(student, teacher, temperature=temperature, teacher_temperature=teacher_temperature).mean()
+
+
+def art_losses(
+    student: jax.Array, teacher: jax.Array, *, temperature: float, teacher_temperature: float = 1.0
+) -> jax.Array:
+    """`art_loss` of each question apart: float32 [..., K] -> [...]."""
     target = jax.nn.log_softmax(lax.stop_gradient(teacher).astype(jnp.float32) / teacher_temperature, axis=-1)
     model = jax.nn.log_softmax(student.astype(jnp.float32) / temperature, axis=-1)
-    return (jnp.exp(target) * (target - model)).sum(axis=-1).mean()
+    return (jnp.exp(target) * (target - model)).sum(axis=-1)
 
 
 @jax.tree_util.register_dataclass
@@ -73,6 +82,8 @@ class QuestionBatch:
     """"Question: {q}</s>", integers [B, T]."""
     target_lengths: jax.Array
     """int32 [B]."""
+    forms: CorpusTokens | None = None
+    """The questions' misspelt forms, tokens [B, V, L] and lengths [B, V]; None without terms for typos."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,7 @@ class ArtProgram(IndexProgram):
     shuffle_teacher: bool
     teacher_chunk: int
     scorer_dtype: Any
+    typos: Typos = field(default_factory=Typos)
 
 
 def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh: Mesh) -> Callable[..., Any]:
@@ -122,7 +134,8 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
     ) -> tuple[TrainState, CorpusState, dict[str, jax.Array], jax.Array]:
         # "Varying" keeps the gradients local; there is one reduction below, outside of every loop.
         params = jax.tree.map(lambda x: lax.pcast(x, DATA, to="varying"), state.params)
-        keys = TextKeys.of_step(program, state.step, len(batch.tokens), program.top_k)
+        forms = program.typos.variants if program.typos.with_forms else 0
+        keys = TextKeys.of_step(program, state.step, len(batch.tokens), program.top_k, forms)
 
         # 1. Search with the question vectors of this step, dropout and all, as the authors do.
         searched = embed_questions(program, params, state.frozen, batch.tokens, batch.lengths, keys.questions)
@@ -138,19 +151,28 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
             teacher = jax.vmap(jax.random.permutation)(keys.draws, teacher)
 
         # 4. Embed questions and passages with gradient, compare.
-        def loss_of(params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-            q = embed_questions(program, params, state.frozen, batch.tokens, batch.lengths, keys.questions)  # [b, D]
+        def loss_of(params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array, dict[str, jax.Array]]]:
+            q, forms = embed_with_forms(
+                program, params, state.frozen, batch.tokens, batch.lengths, batch.forms, keys
+            )  # [b, D], [b, V, D]
             p = embed_passages(program, params, state.frozen, found, keys.passages)  # [b, K, D]
-            student = jnp.einsum("bd,bkd->bk", q, p, precision=lax.Precision.HIGHEST)
-            loss = art_loss(
-                student,
-                teacher,
-                temperature=program.temperature,
-                teacher_temperature=program.teacher_temperature,
-            )
-            return loss, (student, p)
+            losses, student = (x[:, 0] for x in compare(program, q[:, None], p, teacher))
+            terms: dict[str, jax.Array] = {}
+            if forms is not None:
+                of_forms, terms = form_losses(
+                    program.typos,
+                    q,
+                    forms,
+                    student,
+                    jnp.ones(student.shape, bool),
+                    lambda vectors: compare(program, vectors, p, teacher),
+                    tokens=batch.tokens,
+                    temperature=program.temperature,
+                )
+                losses = program.typos.clean_weight * losses + of_forms
+            return losses.mean(), (student, p, {name: values.mean() for name, values in terms.items()})
 
-        (loss, (student, fresh)), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+        (loss, (student, fresh, terms)), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
 
         # 5. Write the fresh embeddings back, reduce once, update.
         if program.write_back:
@@ -160,12 +182,30 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
             "teacher_score": teacher.mean(),
             "agreement": (student.argmax(-1) == teacher.argmax(-1)).astype(jnp.float32).mean(),
             "staleness": staleness(index, state.step, program.corpus_rows),
+            **terms,
         }
         gradients, metrics = lax.pmean((gradients, metrics), DATA)
         metrics["gradient_norm"] = optax.global_norm(gradients)
         return state.apply_gradients(gradients, optimizer), index, metrics, rows
 
     return step
+
+
+def compare(program: ArtProgram, vectors: jax.Array, p: jax.Array, teacher: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The loss of question vectors against the teacher's scores of their passages.
+
+    Args:
+      program: the run's constants.
+      vectors: of questions, or of F forms of each, float32 [b, F, D].
+      p: of their passages, float32 [b, K, D].
+      teacher: its scores of the questions, whatever their form, float32 [b, K].
+
+    Returns:
+      losses float32 [b, F], and the student's scores divided by the temperature, float32 [b, F, K].
+    """
+    student = jnp.einsum("bfd,bkd->bfk", vectors, p, precision=lax.Precision.HIGHEST)
+    temperatures = {"temperature": program.temperature, "teacher_temperature": program.teacher_temperature}
+    return art_losses(student, teacher[:, None], **temperatures), student / program.temperature
 
 
 def teach(program: ArtProgram, params: Params, found: CorpusTokens, batch: QuestionBatch) -> jax.Array:

@@ -41,14 +41,15 @@ def embed_in_chunks(
       tokens: integers [n, L], padded on the right.
       lengths: int32 [n].
       keys: one PRNG key a row [n], or None.
-      chunk: rows embedded at once.
+      chunk: at most so many rows are embedded at once.
       frozen: the parameters without a gradient, as `partition` splits them off.
 
     Returns:
       float32 [n, D], in the order of the rows.
     """
     n, width = tokens.shape
-    size = min(chunk, n)
+    # Chunks of equal size: the last one is not filled up with more rows than there are chunks.
+    size = -(-n // -(-n // chunk))
     order = jnp.argsort(lengths, stable=True)
     # The first chunk is filled up with copies of the shortest row, which the result leaves out.
     spare = -n % size

@@ -12,17 +12,17 @@ def margin_mse(student: jax.Array, teacher: jax.Array, scored: jax.Array) -> jax
     either side, changes nothing.
 
     Args:
-      student: the model's scores, float32 [B, C]; the positive comes first.
-      teacher: the teacher's, float32 [B, C]; no gradient flows into it.
-      scored: bool [B, C]: whether the teacher scored this passage; the others are left out.
+      student: the model's scores, float32 [..., C]; the positive comes first.
+      teacher: the teacher's, float32 [..., C]; no gradient flows into it.
+      scored: bool [..., C]: whether the teacher scored this passage; the others are left out.
 
     Returns:
-      float32 [B]; 0 for a question whose first passage, or whose others, have no score.
+      float32 [...]; 0 for a question whose first passage, or whose others, have no score.
     """
     teacher = jnp.where(scored, lax.stop_gradient(teacher.astype(jnp.float32)), 0.0)
     student = student.astype(jnp.float32)
-    margins = (student[:, :1] - student[:, 1:]) - (teacher[:, :1] - teacher[:, 1:])
-    counts = scored[:, 1:] & scored[:, :1]
+    margins = (student[..., :1] - student[..., 1:]) - (teacher[..., :1] - teacher[..., 1:])
+    counts = scored[..., 1:] & scored[..., :1]
     return jnp.where(counts, jnp.square(margins), 0.0).sum(axis=-1) / jnp.maximum(counts.sum(axis=-1), 1)
 
 
@@ -32,12 +32,12 @@ def kl_divergence(student: jax.Array, teacher: jax.Array, scored: jax.Array) -> 
     Its gradient in the student's scores is student distribution - teacher distribution.
 
     Args:
-      student: the model's scores, already divided by their temperature, float32 [B, C].
+      student: the model's scores, already divided by their temperature, float32 [..., C].
       teacher: the teacher's, likewise; no gradient flows into it.
-      scored: bool [B, C]: the passages that both distributions are taken over.
+      scored: bool [..., C]: the passages that both distributions are taken over.
 
     Returns:
-      float32 [B], in nats; 0 for a question with fewer than two scored passages.
+      float32 [...], in nats; 0 for a question with fewer than two scored passages.
     """
     log_target = _log_softmax(lax.stop_gradient(teacher), scored)
     log_model = _log_softmax(student, scored)

@@ -37,7 +37,7 @@ class IndexProgram:
     encode_rows: int
     """Corpus rows that the refresh encodes at once on each device."""
     chunk: int
-    """Texts that a training step embeds at once on each device."""
+    """Passages that a training step embeds at once on each device."""
     seed: int
 
 
@@ -51,6 +51,8 @@ def embed_questions(
 ) -> jax.Array:
     """This device's questions in a training step, chunk by chunk.
 
+    As many of them make a chunk as have the tokens of a chunk of passages.
+
     Args:
       program: the run's constants.
       params: of the dual encoder, those that are trained.
@@ -62,7 +64,9 @@ def embed_questions(
     Returns:
       float32 [b, D].
     """
-    return _embed_texts(program, tower(params, "question"), tower(frozen, "question"), tokens, lengths, keys)
+    longest = program.encoder.max_passage_length, program.encoder.max_question_length
+    chunk = max(program.chunk, program.chunk * longest[0] // longest[1])
+    return _embed_texts(program, tower(params, "question"), tower(frozen, "question"), tokens, lengths, keys, chunk)
 
 
 def embed_passages(
@@ -82,7 +86,8 @@ def embed_passages(
     """
     b, k, length = found.tokens.shape
     flat = found.tokens.reshape(b * k, length), found.lengths.reshape(-1), None if keys is None else keys.reshape(-1)
-    return _embed_texts(program, tower(params, "passage"), tower(frozen, "passage"), *flat).reshape(b, k, -1)
+    towers = tower(params, "passage"), tower(frozen, "passage")
+    return _embed_texts(program, *towers, *flat, program.chunk).reshape(b, k, -1)
 
 
 def _embed_texts(
@@ -92,13 +97,14 @@ def _embed_texts(
     tokens: jax.Array,
     lengths: jax.Array,
     keys: jax.Array | None,
+    chunk: int,
 ) -> jax.Array:
     def embed_rows(params: Params, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None) -> jax.Array:
         return embed(
             program.encoder, params, tokens, lengths, dtype=program.encoder_dtype, keys=keys, keep_matmuls=True
         )
 
-    return embed_in_chunks(embed_rows, tower_params, tokens, lengths, keys, chunk=program.chunk, frozen=frozen)
+    return embed_in_chunks(embed_rows, tower_params, tokens, lengths, keys, chunk=chunk, frozen=frozen)
 
 
 def find_passages(

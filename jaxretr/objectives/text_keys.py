@@ -18,11 +18,13 @@ class TextKeys:
     """[b]."""
     passages: jax.Array | None
     """[b, K]."""
+    forms: jax.Array | None
+    """[b, V], of the questions' misspelt forms."""
     draws: jax.Array
     """[b], for whatever else a question's step draws: shuffled teachers, negatives."""
 
     @staticmethod
-    def of_step(program: IndexProgram, step: jax.Array, b: int, k: int) -> "TextKeys":
+    def of_step(program: IndexProgram, step: jax.Array, b: int, k: int, forms: int = 0) -> "TextKeys":
         """Keys that depend on (seed, step, place in the batch) only: any number of devices draws the same masks.
 
         Args:
@@ -30,6 +32,7 @@ class TextKeys:
           step: int32 scalar.
           b: this device's questions.
           k: passages a question.
+          forms: V, misspelt forms of each question.
         """
         key = jax.random.fold_in(jax.random.key(program.seed), step)
         place = lax.axis_index(DATA) * b + jnp.arange(b)
@@ -37,10 +40,10 @@ class TextKeys:
         draws = fold(jax.random.fold_in(key, 2), place)
         bert = program.encoder.bert
         if not (bert.hidden_dropout_prob or bert.attention_probs_dropout_prob):
-            return TextKeys(None, None, draws)
-        each = place[:, None] * k + jnp.arange(k)
-        return TextKeys(
-            fold(jax.random.fold_in(key, 0), place),
-            jax.vmap(fold, in_axes=(None, 0))(jax.random.fold_in(key, 1), each),
-            draws,
-        )
+            return TextKeys(None, None, None, draws)
+
+        def of_each(stream: int, count: int) -> jax.Array:
+            each = place[:, None] * count + jnp.arange(count)
+            return jax.vmap(fold, in_axes=(None, 0))(jax.random.fold_in(key, stream), each)
+
+        return TextKeys(fold(jax.random.fold_in(key, 0), place), of_each(1, k), of_each(3, forms), draws)

@@ -5,19 +5,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from jaxretr import optim
 from jaxretr.config import ArtConfig
-from jaxretr.data.batches import QuestionBatches
+from jaxretr.data.batches import MadeAhead, QuestionBatches
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir, read_corpus, read_questions
 from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokens import Template
-from jaxretr.errors import UserError
+from jaxretr.errors import UsageError, UserError
 from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.objectives.art import ArtProgram, QuestionBatch, make_step
 from jaxretr.parallel import sharding
+from jaxretr.recipes.step_questions import StepQuestions
 from jaxretr.recipes.whole_corpus import (
     DevSet,
     WholeCorpus,
@@ -27,7 +29,7 @@ from jaxretr.recipes.whole_corpus import (
     initial_state,
     load_encoder,
     put_batch,
-    question_store,
+    put_forms,
     save_encoder,
     select,
 )
@@ -47,6 +49,11 @@ class ArtRun:
     """An ART run as train.py sees it."""
 
     def __init__(self, config: ArtConfig, mesh: Mesh, workdir: Path):
+        if config.typos.multi_positive or config.typos.passage_self_teaching_weight:
+            raise UsageError(
+                "typos.multi_positive and typos.passage_self_teaching_weight need judged passages, and ART has none; leave "
+                "them out"
+            )
         self.config, self.mesh = config, mesh
         self.model = load_encoder(config.encoder, config.train.seed)
         self.scorer = QuestionScorer.from_pretrained(
@@ -79,6 +86,7 @@ class ArtRun:
             encoder_dtype=config.encoder.dtype,
             scorer_dtype=config.scorer.dtype,
             seed=config.train.seed,
+            typos=config.typos,
         )
         self.frozen = frozen_branches(config.encoder)
         self.optimizer = optim.build(config.optimizer, config.train.steps)
@@ -102,15 +110,17 @@ class ArtRun:
         # ---- questions -----------------------------------------------------------------------------------------------
         self.questions = training_questions(config)
         self.batches = QuestionBatches(len(self.questions), config.train.batch_size, config.train.seed)
-        self.question_rows = question_store(stores, [question.text for question in self.questions], self.model)
+        texts = [question.text for question in self.questions]
+        self.read = StepQuestions(texts, config.typos, self.model, stores, config.train.seed)
         self.target_rows = TokenStore.build(
             stores,
-            [question.text for question in self.questions],
+            texts,
             self.scorer.tokenizer,
             Template.SCORER_TARGET,
             config.scorer.max_question_length,
         )
-        self.dev = DevSet(config.data, self.corpus, self.model, mesh, stores)
+        self.made = MadeAhead(self._on_host)
+        self.dev = DevSet(config.data, self.corpus, self.model, mesh, stores, config.typos)
 
     # ---- as train.py calls it ----------------------------------------------------------------------------------------
 
@@ -145,9 +155,14 @@ class ArtRun:
 
     def batch(self, number: int) -> QuestionBatch:
         """The questions of step `number`, a function of (seed, number) alone."""
+        arrays, forms = self.made[number]
+        return QuestionBatch(*(put_batch(self.mesh, x) for x in arrays), forms=put_forms(self.mesh, forms))
+
+    def _on_host(self, number: int) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, np.ndarray] | None]:
+        """The arrays of a step: tokens, lengths, targets and their lengths; forms. The teacher reads no typos."""
         chosen = self.batches.indices(number)
-        arrays = (*select(self.question_rows, chosen), *select(self.target_rows, chosen))
-        return QuestionBatch(*(put_batch(self.mesh, x) for x in arrays))
+        tokens, lengths, forms = self.read.of_step(chosen, number)
+        return (tokens, lengths, *select(self.target_rows, chosen)), forms
 
 
 def training_questions(config: ArtConfig) -> list[Question]:

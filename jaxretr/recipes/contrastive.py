@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from jaxretr import optim
 from jaxretr.config import ContrastiveConfig
-from jaxretr.data.batches import QuestionBatches
+from jaxretr.data.batches import MadeAhead, QuestionBatches
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.token_statistics import document_frequencies
 from jaxretr.data.tokens import vocabulary_size
@@ -21,6 +21,7 @@ from jaxretr.objectives.contrastive import ContrastiveBatch, ContrastiveProgram,
 from jaxretr.parallel.mesh import put_rows
 from jaxretr.recipes.joint import JointModel
 from jaxretr.recipes.run_examples import read_run_examples
+from jaxretr.recipes.step_questions import StepQuestions
 from jaxretr.recipes.validation import ValidationSet
 from jaxretr.recipes.whole_corpus import (
     DevSet,
@@ -30,9 +31,8 @@ from jaxretr.recipes.whole_corpus import (
     initial_state,
     load_encoder,
     put_batch,
-    question_store,
+    put_forms,
     save_encoder,
-    select,
 )
 from jaxretr.state import CorpusState, TrainState
 
@@ -71,7 +71,8 @@ class ContrastiveRun:
         )
         self.draws = self.examples.draws
         self.batches = QuestionBatches(len(self.examples.texts), config.train.batch_size, config.train.seed)
-        self.question_rows = question_store(stores, self.examples.texts, self.model)
+        self.questions = StepQuestions(self.examples.texts, config.typos, self.model, stores, seed)
+        self.made = MadeAhead(self._on_host)
 
         # ---- programs ------------------------------------------------------------------------------------------------
         self.program = self._program()
@@ -85,7 +86,7 @@ class ContrastiveRun:
         searched = Corpus(*(column[: self.corpus_rows] for column in (passages.ids, passages.titles, passages.texts)))
         if data.dev_questions is not None and not self.corpus_rows:
             raise UsageError("data.dev_questions is searched for in a corpus; name it with --data.corpus FILE")
-        self.dev = DevSet(data, searched, self.model, mesh, stores)
+        self.dev = DevSet(data, searched, self.model, mesh, stores, config.typos)
         self.validation = None
         if self.examples.dev is not None:
             self.validation = ValidationSet(
@@ -139,6 +140,7 @@ class ContrastiveRun:
             distillation_weight=config.distillation.weight,
             contrastive_weight=config.distillation.contrastive_weight,
             teacher_temperature=config.distillation.teacher_temperature,
+            typos=config.typos,
         )
         if program.searches and not self.corpus_rows:
             raise UsageError("retrieved negatives and the corpus-wide softmax need a corpus; set --data.corpus FILE")
@@ -196,11 +198,20 @@ class ContrastiveRun:
 
     def batch(self, number: int) -> ContrastiveBatch:
         """The examples of step `number`, a function of (seed, number) alone."""
+        arrays, forms, teacher = self.made[number]
+        put = [put_batch(self.mesh, x) for x in arrays]
+        return ContrastiveBatch(
+            *put,
+            teacher=None if teacher is None else put_batch(self.mesh, teacher),
+            forms=put_forms(self.mesh, forms),
+        )
+
+    def _on_host(self, number: int) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, np.ndarray] | None, Any]:
+        """The arrays of a step: tokens, lengths, rows and known; forms; the teacher's scores."""
         chosen = self.batches.indices(number)
         rows, teacher = self.draws.rows(chosen, number)
-        arrays = (*select(self.question_rows, chosen), rows, self.draws.known(chosen))
-        put = [put_batch(self.mesh, x) for x in arrays]
-        return ContrastiveBatch(*put, teacher=None if teacher is None else put_batch(self.mesh, teacher))
+        tokens, lengths, forms = self.questions.of_step(chosen, number)
+        return (tokens, lengths, rows, self.draws.known(chosen)), forms, teacher
 
 
 def check(config: ContrastiveConfig) -> None:
@@ -221,3 +232,7 @@ def check(config: ContrastiveConfig) -> None:
         raise UsageError("contrastive.temperature and distillation.teacher_temperature must be above 0")
     if config.distillation.loss == "none" and config.distillation.contrastive_weight == 0:
         raise UsageError("distillation.contrastive_weight=0 leaves no loss; set --distillation.loss, or another weight")
+    if config.typos.multi_positive and not contrastive.symmetric:
+        raise UsageError(
+            "typos.multi_positive is about the passages' side of the loss; set --contrastive.symmetric as well"
+        )

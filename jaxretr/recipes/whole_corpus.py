@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jaxretr.config import AdapterShape, BertShape, DevData, Dtype
+from jaxretr.config import AdapterShape, BertShape, DevData, Dtype, Typos
 from jaxretr.config import Encoder as EncoderConfig
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_qrels, read_questions
 from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokens import Template, load_tokenizer, vocabulary_size
+from jaxretr.data.typos import TypoGenerator
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.retrieval import retrieval_figures
 from jaxretr.models.adapter import Adapter
@@ -109,8 +110,11 @@ class WholeCorpus:
 class DevSet:
     """Questions that a run is evaluated on: with judgements (recall, MRR, nDCG), answers (Acc@k), or both."""
 
-    def __init__(self, data: DevData, corpus: Corpus, model: Model, mesh: Mesh, stores: Path):
+    def __init__(self, data: DevData, corpus: Corpus, model: Model, mesh: Mesh, stores: Path, typos: Typos):
         """Reads and tokenises the dev questions that `data` names, if it names any.
+
+        A run that trains for typos is also evaluated on the dev questions with typos: the same ones at every step and
+        for every seed.
 
         Raises:
           UserError: neither judgements nor answers, or judgements of other questions.
@@ -119,20 +123,36 @@ class DevSet:
         if data.dev_questions is None:
             return
         self.questions, self.qrels = _dev_questions(data.dev_questions, data.dev_qrels)
-        self._rows = question_store(stores, [question.text for question in self.questions], model)
+        texts = [question.text for question in self.questions]
+        self._rows = {"": question_store(stores, texts, model)}
+        if typos.active:
+            generator = TypoGenerator(typos.profile, keyboard=typos.keyboard, misspellings=typos.misspellings)
+            self._rows["typo_"] = question_store(stores, generator.texts(texts, 0, range(len(texts))), model)
 
     def figures(self, train: TrainState, whole: WholeCorpus) -> dict[str, float]:
-        """Retrieval figures over the whole corpus, encoded with the current weights; none without questions."""
+        """Retrieval figures over the whole corpus, encoded with the current weights; none without questions.
+
+        Those of the misspelt questions have names that begin with "typo_".
+        """
         if not self.questions:
             return {}
         # Not the live index: parts of it are old, and the figures must not depend on how old.
         fresh = whole.encode(train)
+        return {
+            prefix + name: value
+            for prefix, rows in self._rows.items()
+            for name, value in self._of_rows(rows, train, whole, fresh).items()
+        }
+
+    def _of_rows(
+        self, store: TokenStore, train: TrainState, whole: WholeCorpus, index: CorpusState
+    ) -> dict[str, float]:
         devices = self.mesh.shape[DATA]
         batch = -(-EVALUATION_BATCH // devices) * devices
         found = []
         for start in range(0, len(self.questions), batch):
-            rows = self._rows.padded(start, start + batch, width_of(self._rows))
-            found.append(whole.search(train.weights, fresh, *(put_batch(self.mesh, x) for x in rows)))
+            rows = store.padded(start, start + batch, width_of(store))
+            found.append(whole.search(train.weights, index, *(put_batch(self.mesh, x) for x in rows)))
         scores, rows = (np.concatenate([np.asarray(pair[part]) for pair in found]) for part in (0, 1))
         count = len(self.questions)
         return retrieval_figures(self.corpus, self.questions, self.qrels, scores[:count], rows[:count])
@@ -283,3 +303,8 @@ def select(store: TokenStore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 def put_batch(mesh: Mesh, array: np.ndarray) -> jax.Array:
     """One array of a batch on the devices, split by row."""
     return put_rows(mesh, array, array.shape, array.dtype)
+
+
+def put_forms(mesh: Mesh, forms: tuple[np.ndarray, np.ndarray] | None) -> CorpusTokens | None:
+    """The misspelt forms of a batch on the devices, if there are any."""
+    return None if forms is None else CorpusTokens(*(put_batch(mesh, x) for x in forms))

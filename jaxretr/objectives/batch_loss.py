@@ -1,0 +1,237 @@
+"""The contrastive loss of a batch, at every size of the embedding and with all that can be added to it.
+
+Inside a shard_map over the mesh's "data" axis: b = B / devices questions are local, each with C passages of its own
+(positives first, then negatives), and M = B C passages make up the batch. The softmax itself and what decides which
+passages count are in contrastive_losses.py.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxretr.models.dual_encoder import truncated
+from jaxretr.objectives.contrastive_losses import NO_PASSAGE, Masks, among, contrastive_losses
+from jaxretr.objectives.contrastive_program import ContrastiveBatch, ContrastiveProgram
+from jaxretr.objectives.corpus_softmax import corpus_logsumexp
+from jaxretr.objectives.distillation import kl_divergence, margin_mse
+from jaxretr.objectives.typos import form_losses, self_teaching_losses
+from jaxretr.parallel.mesh import DATA
+from jaxretr.state import CorpusState
+
+
+def batch_loss(
+    program: ContrastiveProgram,
+    q: jax.Array,
+    p: jax.Array,
+    own: jax.Array,
+    rows: jax.Array,
+    index: CorpusState | None,
+    corpus_contents: jax.Array,
+    batch: ContrastiveBatch,
+    forms: jax.Array | None = None,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """This device's part of the batch's loss.
+
+    Args:
+      program: the run's constants.
+      q: this device's questions, float32 [b, D].
+      p: their passages, float32 [b, C, D].
+      own: these passages' contents, int32 [b, C].
+      rows: all passages' corpus rows, int32 [B, C].
+      index: this device's part of the live index; read by the corpus-wide softmax only.
+      corpus_contents: its rows' contents, int32 [n].
+      batch: this device's part of it.
+      forms: the questions' misspelt forms, float32 [b, V, D]; None without terms for typos.
+
+    Returns:
+      A float32 scalar and a dict of them; their sums over the devices are the batch's means.
+    """
+    b, c, _ = p.shape
+    size = b * lax.axis_size(DATA)
+    first = lax.axis_index(DATA) * b
+    contents, known = (lax.all_gather(x, DATA, tiled=True, to="invarying") for x in (own, batch.known))
+    settings = {
+        "positives": program.positives,
+        "mask_known_positives": program.mask_known_positives,
+        "mask_duplicates": program.mask_duplicates,
+    }
+    masks = Masks.of_batch(own, contents, batch.known, first=first, **settings)
+    false_negatives = jnp.concatenate(
+        [
+            known if program.mask_known_positives else known[:, :0],
+            contents[:, : program.positives if program.mask_duplicates else 0],
+        ],
+        axis=1,
+    )
+    every_q, every_p = (lax.all_gather(x, DATA, tiled=True) for x in (q, p))
+    every_form = None if forms is None else lax.all_gather(forms, DATA, tiled=True)
+    loss = jnp.zeros((), jnp.float32)
+    metrics: dict[str, jax.Array] = {}
+    for dim in program.sizes:  # the whole embedding comes last, and gives the metrics
+        own_q, own_p, all_q, all_p = (_prefix(program, dim, x) for x in (q, p, every_q, every_p))
+        all_forms = None if every_form is None else _prefix(program, dim, every_form)
+        to_passages = _ToPassages(
+            program,
+            own_p,
+            all_p.reshape(size * c, dim),
+            masks,
+            false_negatives,
+            first,
+            rows,
+            index,
+            corpus_contents,
+            batch,
+        )
+        losses, scores = (x[:, 0] for x in to_passages.softmax(own_q[:, None], all_q[:, None]))
+        if program.symmetric:
+            asked = all_q[:, None]
+            if program.typos.multi_positive and all_forms is not None:
+                asked = jnp.concatenate([asked, all_forms], axis=1)
+            losses = (losses + _of_passages(program, own_p, asked, own, contents, known, first)) / 2
+        losses = program.contrastive_weight * losses
+        if program.distillation != "none":
+            losses += program.distillation_weight * to_passages.distilled(own_q[:, None])[:, 0]
+        if forms is not None and all_forms is not None:
+            counted = jnp.broadcast_to(contents.reshape(-1) != NO_PASSAGE, scores.shape)
+            of_forms, terms = form_losses(
+                program.typos,
+                own_q,
+                _prefix(program, dim, forms),
+                scores,
+                counted,
+                partial(to_passages.losses, everyone=all_forms),
+                tokens=batch.tokens,
+                temperature=program.temperature,
+            )
+            losses = program.typos.clean_weight * losses + of_forms
+            if program.typos.passage_self_teaching_weight:
+                taught = _passages_taught(program, own_p[:, 0], all_q, all_forms)
+                losses += program.typos.passage_self_teaching_weight * taught
+                terms["typo_passage_self_teaching"] = taught
+            metrics |= {name: of_term.sum() / size for name, of_term in terms.items()}
+        loss += losses.sum() / size
+        best = jnp.where(masks.negative, scores, -jnp.inf).max(axis=-1)
+        metrics["accuracy"] = (jnp.where(masks.positive, scores, -jnp.inf).max(axis=-1) > best).sum() / size
+        # The corpus is counted without taking off the batch's own rows: they are few.
+        distant = program.corpus_rows if program.corpus_softmax else 0
+        metrics["negatives"] = masks.negative.sum() / size + jnp.float32(distant * b / size)
+    return loss, metrics
+
+
+@dataclass(frozen=True)
+class _ToPassages:
+    """The way from questions to the batch's passages, at one size D' of the embedding.
+
+    Vectors come with their forms, [b, F, D'] (F = 1 for the questions themselves); `everyone` is them of all devices,
+    [B, F, D'].
+    """
+
+    program: ContrastiveProgram
+    own_p: jax.Array  # [b, C, D']
+    all_p: jax.Array  # [M, D']
+    masks: Masks
+    false_negatives: jax.Array  # [B, X]
+    first: jax.Array | int
+    rows: jax.Array  # [B, C]
+    index: CorpusState | None
+    corpus_contents: jax.Array  # [n]
+    batch: ContrastiveBatch
+
+    def losses(self, vectors: jax.Array, everyone: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The run's loss from question to passages [b, F], with the scores [b, F, M]."""
+        losses, scores = self.softmax(vectors, everyone)
+        losses = self.program.contrastive_weight * losses
+        if self.program.distillation != "none":
+            losses += self.program.distillation_weight * self.distilled(vectors)
+        return losses, scores
+
+    def softmax(self, vectors: jax.Array, everyone: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The cross-entropy over the passages [b, F], with the scores [b, F, M]."""
+        program = self.program
+        b, f, dim = vectors.shape
+        scores = (_scores(vectors.reshape(b * f, dim), self.all_p) / program.temperature).reshape(b, f, -1)
+        further = None
+        if program.corpus_softmax:
+            assert self.index is not None
+            of_batch = corpus_logsumexp(
+                everyone.reshape(-1, dim),
+                self.index.embeddings[:, :dim],
+                self.corpus_contents,
+                self.rows.reshape(-1),
+                jnp.repeat(self.false_negatives, f, axis=0),
+                num_valid=program.corpus_rows,
+                temperature=program.temperature,
+                normalise=program.encoder.normalise and dim < program.encoder.embedding_size,
+                block_rows=program.block_rows,
+            )  # [B F]
+            further = lax.dynamic_slice_in_dim(of_batch, self.first * f, b * f).reshape(b, f)
+        masks = self.masks
+        return contrastive_losses(scores, masks.positive[:, None], masks.negative[:, None], further), scores
+
+    def distilled(self, vectors: jax.Array) -> jax.Array:
+        """The loss against the teacher's scores of the examples' own passages, [b, F]."""
+        program, batch = self.program, self.batch
+        assert batch.teacher is not None
+        own = self.own_p[:, : batch.rows.shape[1]]
+        student = jnp.einsum("bfd,bcd->bfc", vectors, own, precision=lax.Precision.HIGHEST)
+        teacher = batch.teacher[:, None]
+        scored = (batch.rows[:, None] != NO_PASSAGE) & ~jnp.isnan(teacher)
+        if program.distillation == "margin_mse":
+            return margin_mse(student, teacher, scored)
+        return kl_divergence(student / program.temperature, teacher / program.teacher_temperature, scored)
+
+
+def _prefix(program: ContrastiveProgram, dim: int, embeddings: jax.Array) -> jax.Array:
+    if dim == program.encoder.embedding_size:
+        return embeddings
+    return truncated(embeddings, dim, normalise=program.encoder.normalise)
+
+
+def _scores(q: jax.Array, p: jax.Array) -> jax.Array:
+    """Inner products float32 [b, M]; HIGHEST keeps GPUs and TPUs from rounding their operands."""
+    return jnp.matmul(q, p.T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+
+
+def _of_passages(
+    program: ContrastiveProgram,
+    p: jax.Array,
+    asked: jax.Array,
+    own: jax.Array,
+    contents: jax.Array,
+    known: jax.Array,
+    first: jax.Array,
+) -> jax.Array:
+    """The other direction: each positive passage's question against the batch's questions, float32 [b].
+
+    With the questions' misspelt forms, `asked` [B, F, D'], all forms of its question are positives of a passage.
+    """
+    b, places = len(own), program.positives
+    size, f, dim = asked.shape
+    passages = p[:, :places].reshape(b * places, dim)
+    scores = (_scores(passages, asked.reshape(size * f, dim)) / program.temperature).reshape(
+        b, places, -1
+    )  # [b, P, BF]
+    mine = jnp.arange(size) == (first + jnp.arange(b))[:, None]  # [b, B]
+    losses = []
+    for place in range(places):
+        content = own[:, place]
+        fits = jnp.zeros(mine.shape, bool)
+        if program.mask_known_positives:
+            fits |= among(content, known).T
+        if program.mask_duplicates:
+            fits |= among(content, contents[:, :places]).T
+        valid = (content != NO_PASSAGE)[:, None]
+        positive, negative = (jnp.repeat(mask, f, axis=1) for mask in (mine & valid, ~mine & ~fits & valid))
+        losses.append(contrastive_losses(scores[:, place], positive, negative))
+    return sum(losses) / jnp.maximum((own[:, :places] != NO_PASSAGE).sum(axis=-1), 1)
+
+
+def _passages_taught(program: ContrastiveProgram, p: jax.Array, all_q: jax.Array, all_forms: jax.Array) -> jax.Array:
+    """KL of each first positive's distribution over the questions, [b, D'], and over their misspelt forms, float32 [b]."""
+    b, (size, v, dim) = len(p), all_forms.shape
+    clean = _scores(p, all_q) / program.temperature
+    misspelt = (_scores(p, all_forms.reshape(size * v, dim)) / program.temperature).reshape(b, size, v)
+    return self_teaching_losses(clean, misspelt.swapaxes(1, 2), jnp.ones(clean.shape, bool))
