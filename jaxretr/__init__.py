@@ -14,6 +14,7 @@ _HOME = {
     "QuestionScorer": "jaxretr.models.question_scorer",
     "ExactIndex": "jaxretr.search.exact",
     "Bm25Index": "jaxretr.search.bm25",
+    "TypoGenerator": "jaxretr.data.typos",
     "UserError": "jaxretr.errors",
 }
 
@@ -24,11 +25,13 @@ __all__ = [
     "DualEncoder",
     "ExactIndex",
     "QuestionScorer",
+    "TypoGenerator",
     "UserError",
     "load_encoder",
 ]
 
 if TYPE_CHECKING:
+    from jaxretr.data.typos import TypoGenerator
     from jaxretr.errors import UserError
     from jaxretr.models.adapter import Adapter
     from jaxretr.models.combined_encoder import CombinedEncoder

@@ -177,6 +177,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         domain_options,
         evaluate_options,
         mine_options,
+        typo_options,
     )
 
     parser = _Parser(
@@ -297,6 +298,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
 
     combination_options.add_commands(command, _at_least_one)
     domain_options.add_commands(command, _at_least_one)
+    typo_options.add_commands(command, _at_least_one)
 
     parser_of = command(
         "export",

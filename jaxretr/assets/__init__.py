@@ -18,3 +18,6 @@ ARXIV_VISION = _HERE / "arxiv/cv"
 
 ARXIV_LANGUAGE = _HERE / "arxiv/cl"
 """The same of cs.CL: another domain of the same collection."""
+
+MISSPELLINGS = _HERE / "misspellings/misspellings.json.gz"
+"""{word: [misspellings]} of 17,833 English words; see NOTICE.txt there."""

@@ -1,0 +1,42 @@
+"""What can be typed behind `jaxretr typos`."""
+
+from collections.abc import Callable
+
+from jaxretr.commands.combination_options import Command
+
+
+def add_commands(command: Command, number: Callable[[str], int]) -> None:
+    """Adds the command.
+
+    Args:
+      command: (name, what it does, example) -> its parser.
+      number: reads a whole number from 1.
+    """
+    add = command(
+        "typos",
+        "Write versions of a file of queries with typos: several fixed draws, each a file that every command reads.",
+        "jaxretr typos wiki_qa/queries.jsonl --out wiki_qa_typos\n"
+        "  jaxretr typos queries.tsv --profile single_word --keyboard azerty --draws 3 --out typos",
+    ).add_argument
+    add("queries", metavar="QUERIES", help="BEIR jsonl or folder, DPR tsv, id<TAB>text, or .txt lines; also .gz")
+    add("--out", metavar="DIR", required=True, help="PROFILE-00.jsonl, PROFILE-01.jsonl ... and typos.json go there")
+    add(
+        "--profile",
+        choices=("dictionary", "single_word", "spacing"),
+        default="dictionary",
+        help="dictionary: a fifth of the words, by a list of misspellings, neighbouring keys and swaps; single_word: one "
+        "character of one word, the query lower-cased; spacing: words joined or split, letters swapped (default: "
+        "%(default)s)",
+    )
+    add(
+        "--keyboard",
+        choices=("qwerty", "qwertz", "azerty"),
+        help="for dictionary and single_word: whose keys are neighbours (default: qwerty)",
+    )
+    add(
+        "--misspellings",
+        metavar="FILE",
+        help="for dictionary: JSON {word: [misspellings]} or lines misspelling->word, also .gz (default: English)",
+    )
+    add("--draws", type=number, default=10, metavar="N", help="versions of each query (default: %(default)s)")
+    add("--seed", type=int, default=0, help="another seed gives other typos (default: %(default)s)")

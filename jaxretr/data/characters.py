@@ -1,0 +1,73 @@
+"""Characters as readers see them: which code points belong together, and which letters look alike."""
+
+# ruff: noqa: RUF001
+import unicodedata
+
+_JOINER = "\u200d"
+# What belongs to the character before it and is no mark by its category: joiners, the half-width voiced sound marks of
+# Japanese, the vowel am of Thai and Lao.
+_EXTENDING = frozenset("\u200c\u200d\uff9e\uff9f\u0e33\u0eb3")
+
+# Letters that are easily taken for each other, in some type face or next to each other (rn for m), also of other scripts.
+_SHAPES = {
+    letter: group[0]
+    for group in ("liıіι", "oоοσ", "aаα", "eе", "cс", "pрρ", "xхχ", "yуγ", "uvνυ", "sѕ", "jј", "rnη", "kкκ", "tтτ")
+    for letter in group
+}
+
+
+def split_characters(text: str) -> list[str]:
+    """Splits a text into characters as readers see them: what belongs to a letter or a picture stays with it.
+
+    That are combining marks, variation selectors, joiners and skin tones, the vowels and final consonants of Korean
+    syllables that are spelt out, and pictures joined to one.
+    """
+    found: list[str] = []
+    for character in text:
+        if found and (extends(character) or _is_joined(found[-1], character)):
+            found[-1] += character
+        else:
+            found.append(character)
+    return found
+
+
+def extends(character: str) -> bool:
+    """Whether a character belongs to the one before it."""
+    if character.isascii():
+        return False
+    return (
+        character in _EXTENDING
+        or unicodedata.category(character)[0] == "M"
+        or "\u1160" <= character <= "\u11ff"
+        or "\ud7b0" <= character <= "\ud7ff"
+        or "\U0001f3fb" <= character <= "\U0001f3ff"
+    )
+
+
+def _is_joined(before: str, character: str) -> bool:
+    # Letters behind a joiner (of Indian scripts, of Persian) are characters of their own.
+    return before[-1] == _JOINER and not before[0].isalnum() and not character.isalnum()
+
+
+def spans_of_characters(text: str) -> list[tuple[int, int]]:
+    """Returns begin and end of each letter or digit of a text, with the marks that stand on it."""
+    if text.isascii():
+        return [(at, at + 1) for at, character in enumerate(text) if character.isalnum()]
+    spans, begin = [], 0
+    for character in split_characters(text):
+        end = begin + len(character)
+        # A mark without a letter to stand on would move to another letter.
+        if character[0].isalnum() and not extends(character[0]):
+            spans.append((begin, end))
+        begin = end
+    return spans
+
+
+def look_alike(one: str, other: str) -> bool:
+    """Whether two letters are easily taken for each other, or differ by case or marks alone."""
+    return _shape(one) == _shape(other)
+
+
+def _shape(character: str) -> str:
+    base = unicodedata.normalize("NFD", character.lower())[0]
+    return _SHAPES.get(base, base)

@@ -1,0 +1,48 @@
+"""Random numbers that are a function of what they are for."""
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def output(state: int, number: int) -> int:
+    """Returns an output of SplitMix64 (Steele, Lea and Flood 2014), by its number.
+
+    Args:
+      state: seeds the generator; of any size and sign, taken modulo 2^64.
+      number: which of its outputs, counted from 0; likewise.
+
+    Returns:
+      A number of 64 bits. As a state of its own it seeds another generator, so that a key of several numbers is hashed
+      by taking one output after the other.
+    """
+    z = (state + _GOLDEN * (number + 1)) & _MASK
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & _MASK
+    return z ^ z >> 31
+
+
+class Draws:
+    """Small random numbers from the outputs of one SplitMix64: a few from each, since making one costs the most.
+
+    An output is read as a fraction of 1. Multiplied by n, its whole part is a number below n and what is left is a
+    fraction again, shorter by log2(n) bits. Call `renew` before they are used up: one output is good for a dozen
+    numbers below 30.
+    """
+
+    __slots__ = ("_fraction", "_number", "_state")
+
+    def __init__(self, state: int):
+        self._state = state
+        self._number = 0
+        self._fraction = 0
+
+    def renew(self) -> None:
+        """Takes the next output."""
+        self._fraction = output(self._state, self._number)
+        self._number += 1
+
+    def below(self, n: int) -> int:
+        """Returns one of 0 ... n - 1, each with the same chance (up to 2^-40 for the numbers of one output)."""
+        product = self._fraction * n
+        self._fraction = product & _MASK
+        return product >> 64
