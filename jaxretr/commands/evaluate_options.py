@@ -59,10 +59,10 @@ def add_options(
     add("--seed", type=int, metavar="N", help="of the typos (default: 0)")
     add(
         "--keyboard",
-        metavar="NAME",
-        help="whose neighbouring keys are mistaken: qwerty, qwertz, azerty (default: qwerty)",
+        choices=("qwerty", "qwertz", "azerty"),
+        help="for dictionary and single_word: whose keys are neighbours (default: qwerty)",
     )
-    add("--misspellings", metavar="FILE", help="of the dictionary profile, in place of the one that comes along")
+    add("--misspellings", metavar="FILE", help="for dictionary, as jaxretr typos reads it (default: English)")
     add(
         "--typo-queries",
         type=_named_file,
