@@ -175,6 +175,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         combination_options,
         data_options,
         domain_options,
+        evaluate_options,
         mine_options,
         typo_options,
     )
@@ -253,29 +254,16 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
 
     parser_of = command(
         "evaluate",
-        "Measure a run (recall, MRR, nDCG or Acc@k), or a model on a BEIR folder; paired tests with --baseline.",
+        "Measure a run (recall, MRR, nDCG or Acc@k), or a model on a BEIR folder; paired tests with --baseline, and\n"
+        "with --typos what typos in the questions cost a model, beside BM25 and other models.",
         "jaxretr evaluate --run run.trec --qrels qrels/test.tsv --baseline bm25.trec\n"
         "  jaxretr evaluate --run run.trec --answers questions.tsv --corpus corpus.tsv\n"
-        "  jaxretr evaluate runs/art --beir scifact --split test",
+        "  jaxretr evaluate runs/art --beir scifact --split test\n"
+        "  jaxretr evaluate runs/dpr --beir nq --split dev,test --typos --and-model runs/robust --plot typos.png\n"
+        "  jaxretr evaluate runs/dpr --beir nq --typos dictionary --typo-queries people=typed.jsonl",
     )
     _add_model(parser_of, optional=True)
-    add = parser_of.add_argument
-    add("--run", metavar="RUN", help="as search and bm25 write it; also MS MARCO's and DPR's results")
-    add("--qrels", metavar="FILE", help="judgements, BEIR's or TREC's")
-    add("--answers", metavar="FILE", help="questions with answers: Acc@k by DPR's matching, in the texts of --corpus")
-    add("--corpus", metavar="FILE", help="the passages of the run, for --answers")
-    add("--match", choices=("string", "regex"), default="string", help="of answers (default: %(default)s)")
-    add("--beir", metavar="DIR", help="a folder with corpus, queries and qrels, for MODEL")
-    add("--split", default="test", help="of the BEIR folder's qrels (default: %(default)s)")
-    add("--baseline", metavar="RUN2", help="a run to compare with, question by question")
-    add(
-        "--metrics",
-        type=_names,
-        metavar="NAMES",
-        help="by commas (default: ndcg@10,mrr@10,recall@100, or acc@1,acc@5,acc@20,acc@100 with --answers)",
-    )
-    add("--per-query", metavar="FILE", help="write the values of every question there, separated by tabs")
-    add("--json", action="store_true", help="print JSON instead of a table")
+    evaluate_options.add_options(parser_of, _at_least_one, _names)
 
     parser_of = command(
         "bm25",

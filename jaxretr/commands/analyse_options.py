@@ -3,6 +3,8 @@
 import argparse
 from collections.abc import Callable
 
+from jaxretr.commands.evaluate_options import splits
+
 
 def add_actions(
     parser: argparse.ArgumentParser,
@@ -64,7 +66,7 @@ def add_actions(
     add("--beir", metavar="DIR", required=True, help="a folder with corpus, queries and qrels")
     add(
         "--split",
-        type=_splits,
+        type=splits,
         default=("test",),
         metavar="NAMES",
         help="of the BEIR folder's qrels, by commas (default: test)",
@@ -96,11 +98,3 @@ def _probability(text: str) -> float:
     if not 0 < value < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is no number above 0 and below 1")
     return value
-
-
-def _splits(text: str) -> tuple[str, ...]:
-    # Each once: the same figures twice would be no news.
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if not names:
-        raise argparse.ArgumentTypeError("no split is named; give for instance dev,test")
-    return names

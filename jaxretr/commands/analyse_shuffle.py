@@ -1,31 +1,27 @@
 """`jaxretr analyse shuffle`: what the order of a question's words is worth to a model."""
 
 import argparse
-import dataclasses
 import json
 import logging
-import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from jaxretr.commands.evaluate import Search, dense_search, depth, mean, run_of, warn_of_missing
-from jaxretr.commands.progress import Progress
-from jaxretr.data.corpus import Corpus
-from jaxretr.data.questions import Question
-from jaxretr.data.readers import qrels_path, read_corpus, read_qrels, read_questions
+from jaxretr.commands.altered_questions import (
+    Split,
+    bm25_search,
+    check_metrics,
+    measure,
+    read_splits,
+    share_changed,
+)
+from jaxretr.commands.evaluate import Search, dense_search
+from jaxretr.data.readers import read_corpus
 from jaxretr.data.word_shuffle import shuffle_words
-from jaxretr.errors import UsageError, UserError
-from jaxretr.evaluate import metrics
-from jaxretr.evaluate.significance import Comparison, compare
+from jaxretr.errors import UsageError
+from jaxretr.evaluate.robustness import Robustness
 
 log = logging.getLogger(__name__)
-
-# Questions that BM25 searches between two signs of life.
-_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -35,37 +31,26 @@ class Shuffled:
     Attributes:
       questions: how many the split judges.
       reordered: the share of them whose words are in another order after shuffling, over all the shufflings.
-      comparisons: {metric: the mean over the shufflings compared with the original; difference < 0 is a loss}.
-      means: {metric: the mean over questions of each shuffling}.
+      figures: {metric: the shufflings compared with the original}.
     """
 
     questions: int
     reordered: float
-    comparisons: dict[str, Comparison]
-    means: dict[str, list[float]]
+    figures: dict[str, Robustness]
 
 
 def run(args: argparse.Namespace) -> None:
     """Prints the figures with the original and with shuffled questions, and their difference."""
     check_arguments(args)
+    splits = read_splits(args.beir, args.split)[1]
+    check_metrics(args.metrics)
     folder = Path(args.beir).expanduser()
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give a BEIR folder with corpus.jsonl, queries.jsonl and qrels/")
-    qrels = {split: read_qrels(qrels_path(folder, split)) for split in args.split}
-    questions = read_questions(folder)
-    of_split = {split: [question for question in questions if question.id in judged] for split, judged in qrels.items()}
-    for split, found in of_split.items():
-        if not found:
-            raise UserError(
-                f"{qrels_path(folder, split)}: judges no question of the queries file; check that the ids agree"
-            )
-    metrics.evaluate({"": {}}, {}, args.metrics)  # A misspelt metric is known before the corpus is encoded.
     corpus = read_corpus(folder)
     search = bm25_search(corpus) if args.bm25 else dense_search(args, corpus)
     seeds = range(args.seed, args.seed + args.seeds)
     results = {
-        split: shuffled_figures(search, found, qrels[split], args.metrics, seeds, f"{folder.name}, {split}")
-        for split, found in of_split.items()
+        name: shuffled_figures(search, split, args.metrics, seeds, f"{folder.name}, {name}")
+        for name, split in splits.items()
     }
     print(as_json(results, seeds) if args.json else as_table(results, seeds))
 
@@ -83,70 +68,25 @@ def check_arguments(args: argparse.Namespace) -> None:
             raise UsageError(f"--{given[0].replace('_', '-')} is MODEL's, but --bm25 stands in its place; leave it out")
 
 
-def bm25_search(corpus: Corpus) -> Search:
-    """Indexes the corpus for BM25."""
-    from jaxretr.search.bm25 import Bm25Index
-
-    log.info("indexing %d passages", len(corpus))
-    index = Bm25Index.build(corpus)
-
-    def search(questions: Sequence[Question], k: int) -> tuple[np.ndarray, list[list[str]]]:
-        scores, ids = [], []
-        with Progress(len(questions), "question", "searched") as progress:
-            for start in range(0, len(questions), _BLOCK):
-                texts = [question.text for question in questions[start : start + _BLOCK]]
-                of_block, rows = index.search(texts, k, threads=os.cpu_count() or 1)
-                scores.append(of_block)
-                ids += [[corpus.ids[row] for row in found] for found in rows.tolist()]
-                progress.advance(len(texts))
-        return np.concatenate(scores), ids
-
-    return search
-
-
-def shuffled_figures(
-    search: Search,
-    questions: Sequence[Question],
-    qrels: metrics.Qrels,
-    names: Sequence[str],
-    seeds: Sequence[int],
-    what: str,
-) -> Shuffled:
+def shuffled_figures(search: Search, split: Split, names: Sequence[str], seeds: Sequence[int], what: str) -> Shuffled:
     """Searches with the questions as they are and with each shuffling of them.
 
     Args:
       search: finds passages for questions.
-      questions: those of the split.
-      qrels: their judgements; questions that are judged but not there count as 0 on both sides.
+      split: the questions and their judgements.
       names: the metrics.
       seeds: of the shufflings.
       what: names the split in warnings.
     """
-    k = depth(tuple(names))
-    found = run_of(search, questions, k)
-    warn_of_missing(dict.fromkeys(qrels, 0.0), found, what)
-    original = metrics.evaluate(qrels, found, names, per_query=True)[1]
-    of_seeds, reordered = [], 0
-    for seed in seeds:
-        others = [dataclasses.replace(question, text=shuffle_words(question.text, seed)) for question in questions]
-        reordered += sum(a.text.split() != b.text.split() for a, b in zip(questions, others, strict=True))
-        of_seeds.append(metrics.evaluate(qrels, run_of(search, others, k), names, per_query=True)[1])
-    share = reordered / (len(questions) * len(seeds))
+    draws = [[shuffle_words(text, seed) for text in split.texts] for seed in seeds]
+    measured = measure(search, split, {"shuffled": draws}, names, what)
+    share = share_changed(split.texts, draws, str.split)
     if share < 0.5:
         log.warning(
             "%s: shuffling changes only %.0f %% of the questions: the others have one word between spaces, or few",
             *(what, 100 * share),
         )
-    # The mean change is added, not the mean taken: where nothing changes, no rounding may look like a change.
-    averaged = {
-        name: {
-            id: before + math.fsum(one[name][id] - before for one in of_seeds) / len(seeds)
-            for id, before in original[name].items()
-        }
-        for name in names
-    }
-    comparisons = {name: compare(averaged[name], original[name]) for name in names}
-    return Shuffled(len(qrels), share, comparisons, {name: [mean(one[name]) for one in of_seeds] for name in names})
+    return Shuffled(len(split.qrels), share, {name: measured.robustness("shuffled", name) for name in names})
 
 
 def as_json(results: Mapping[str, Shuffled], seeds: Sequence[int]) -> str:
@@ -154,17 +94,13 @@ def as_json(results: Mapping[str, Shuffled], seeds: Sequence[int]) -> str:
     splits = {}
     for split, result in results.items():
         of_metrics = {}
-        for name, c in result.comparisons.items():
+        for name, figures in result.figures.items():
+            compared = figures.comparison.as_json()
             of_metrics[name] = {
-                "original": c.mean_b,
-                "shuffled": c.mean_a,
-                # JSON has no NaN.
-                **{
-                    key: None if math.isnan(value) else value
-                    for key, value in dataclasses.asdict(c).items()
-                    if not key.startswith("mean_")
-                },
-                "of_seeds": result.means[name],
+                "original": compared.pop("mean_b"),
+                "shuffled": compared.pop("mean_a"),
+                **compared,
+                "of_seeds": figures.of_draws,
             }
         splits[split] = {"questions": result.questions, "reordered": result.reordered, "metrics": of_metrics}
     return json.dumps({"seeds": list(seeds), "splits": splits}, indent=1)
@@ -183,10 +119,11 @@ def as_table(results: Mapping[str, Shuffled], seeds: Sequence[int]) -> str:
             f"{'':<16}{'original':>10}{'shuffled':>10}{'difference':>12}{'95% interval':>20}{'p':>10}{'p (t-test)':>12}"
             f"{'better/equal/worse':>20}" + (f"{'lowest, highest seed':>24}" if many else "")
         )
-        for name, c in result.comparisons.items():
+        for name, figures in result.figures.items():
+            c = figures.comparison
             interval = f"[{c.low:+.4f}, {c.high:+.4f}]"
             counts = f"{c.wins}/{c.ties}/{c.losses}"
-            of_seeds = f"{min(result.means[name]):.4f}, {max(result.means[name]):.4f}"
+            of_seeds = f"{min(figures.of_draws):.4f}, {max(figures.of_draws):.4f}"
             lines.append(
                 f"{name:<16}{c.mean_b:>10.4f}{c.mean_a:>10.4f}{c.difference:>+12.4f}{interval:>20}{c.p_value:>10.4f}"
                 f"{c.t_test_p_value:>12.4f}{counts:>20}" + (f"{of_seeds:>24}" if many else "")

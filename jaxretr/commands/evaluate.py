@@ -1,16 +1,15 @@
 """`jaxretr evaluate`: figures of a run, or of a model on a BEIR folder, and paired tests against a baseline."""
 
 import argparse
-import dataclasses
 import json
 import logging
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from jaxretr.commands.evaluate_options import check_typos
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questions
@@ -29,22 +28,28 @@ Search = Callable[[Sequence[Question], int], tuple[np.ndarray, Sequence[Sequence
 Values = dict[str, dict[str, float]]
 """{metric: {question id: value}}"""
 
-_OF_QRELS = ("ndcg@10", "mrr@10", "recall@100")
+OF_QRELS = ("ndcg@10", "mrr@10", "recall@100")
 _OF_ANSWERS = ("acc@1", "acc@5", "acc@20", "acc@100")
 
 
 def run(args: argparse.Namespace) -> None:
     """Prints the figures, and writes those of each question if asked to."""
     check_arguments(args)
+    if args.typos is not None or args.typo_queries:
+        # Here, since that module stands on the functions of this one.
+        from jaxretr.commands import evaluate_typos
+
+        evaluate_typos.run(args)
+        return
     baseline = None if args.baseline is None else read_run(args.baseline)
     if args.model is not None:
-        beir = read_beir(args.beir, args.split)
-        names = args.metrics or _OF_QRELS
+        beir = read_beir(args.beir, args.split[0])
+        names = args.metrics or OF_QRELS
         found = run_of(dense_search(args, beir.corpus), beir.questions, depth(names))
         values, compared = (of_qrels(beir.qrels, each, names) for each in (found, baseline))
     elif args.qrels is not None:
         found, qrels = read_run(args.run), read_qrels(args.qrels)
-        values, compared = (of_qrels(qrels, each, args.metrics or _OF_QRELS) for each in (found, baseline))
+        values, compared = (of_qrels(qrels, each, args.metrics or OF_QRELS) for each in (found, baseline))
     else:
         found, questions, corpus = read_run(args.run), read_questions(args.answers), read_corpus(args.corpus)
         if not any(question.answers for question in questions):
@@ -61,6 +66,7 @@ def run(args: argparse.Namespace) -> None:
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Raises UsageError unless the arguments say exactly one thing to do."""
+    check_typos(args)
     if (args.model is None) == (args.run is None):
         raise UsageError("give either --run RUN with --qrels or --answers, or MODEL with --beir DIR")
     if args.model is not None:
@@ -176,14 +182,10 @@ def as_json(values: Values, comparisons: dict[str, Comparison] | None) -> str:
     """All figures as one JSON object."""
     content: dict[str, object] = {
         "questions": len(next(iter(values.values()))),
-        "metrics": {name: mean(of_questions) for name, of_questions in values.items()},
+        "metrics": {name: metrics.mean(of_questions) for name, of_questions in values.items()},
     }
     if comparisons is not None:
-        content["baseline"] = {
-            # JSON has no NaN.
-            name: {key: None if math.isnan(value) else value for key, value in dataclasses.asdict(comparison).items()}
-            for name, comparison in comparisons.items()
-        }
+        content["baseline"] = {name: comparison.as_json() for name, comparison in comparisons.items()}
     return json.dumps(content, indent=1)
 
 
@@ -191,7 +193,9 @@ def as_table(values: Values, comparisons: dict[str, Comparison] | None) -> str:
     """All figures as a table for people."""
     lines = [f"{'questions':<16}{len(next(iter(values.values()))):>10}"]
     if comparisons is None:
-        return "\n".join([*lines, *(f"{name:<16}{mean(of_questions):>10.4f}" for name, of_questions in values.items())])
+        return "\n".join(
+            [*lines, *(f"{name:<16}{metrics.mean(of_questions):>10.4f}" for name, of_questions in values.items())]
+        )
     lines.append(
         f"{'':<16}{'run':>10}{'baseline':>10}{'difference':>12}{'95% interval':>20}{'p':>10}{'p (t-test)':>12}"
         f"{'better/equal/worse':>20}"
@@ -204,8 +208,3 @@ def as_table(values: Values, comparisons: dict[str, Comparison] | None) -> str:
             f"{c.t_test_p_value:>12.4f}{counts:>20}"
         )
     return "\n".join(lines)
-
-
-def mean(of_questions: Mapping[str, float]) -> float:
-    """The mean over questions, summed as `metrics.evaluate` sums."""
-    return math.fsum(of_questions.values()) / len(of_questions)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxretr.commands.evaluate import mean
+from jaxretr.evaluate.metrics import mean
 from jaxretr.evaluate.significance import Comparison, compare
 from jaxretr.files import atomic_write
 from jaxretr.search.weight_choice import PAPER, Choice, adaptive_grid, choose
@@ -43,7 +43,6 @@ class Curve:
 
     def as_json(self) -> str:
         """All of it as one JSON object."""
-        comparison = dataclasses.asdict(self.comparison)
         content = {
             "metric": self.metric,
             "systems": self.systems,
@@ -51,8 +50,7 @@ class Curve:
             "alone": self.alone,
             "curve": [{"weight": weight, "value": value} for weight, value in self.values.items()],
             "best": dataclasses.asdict(self.choice),
-            # JSON has no NaN.
-            "best_against_first": {key: None if math.isnan(value) else value for key, value in comparison.items()},
+            "best_against_first": self.comparison.as_json(),
         }
         return json.dumps(content, indent=1)
 

@@ -74,8 +74,13 @@ def evaluate(
         found = _found(question_id, judged, run.get(question_id, {}))
         for name, (measure, cut) in computed.items():
             values[name][question_id] = measure(found, cut) if found.ideal else 0.0
-    means = {name: math.fsum(of_questions.values()) / len(qrels) for name, of_questions in values.items()}
+    means = {name: mean(of_questions) for name, of_questions in values.items()}
     return (means, values) if per_query else means
+
+
+def mean(of_questions: Mapping[str, float]) -> float:
+    """The mean of {question id: value}, at least one question, summed in double precision."""
+    return math.fsum(of_questions.values()) / len(of_questions)
 
 
 def single_precision(scores: Mapping[str, float]) -> NDArray[np.float32]:

@@ -1,6 +1,8 @@
 """Is one run better than another, or lucky? Paired tests on the values of the same questions."""
 
-from collections.abc import Mapping
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +41,10 @@ class Comparison:
     ties: int
     losses: int
     t_test_p_value: float
+
+    def as_json(self) -> dict[str, float | None]:
+        """The attributes by name, as JSON can hold them: it has no NaN."""
+        return {key: None if math.isnan(value) else value for key, value in dataclasses.asdict(self).items()}
 
 
 def compare(a: Mapping[str, float], b: Mapping[str, float], seed: int = 0) -> Comparison:
@@ -143,6 +149,27 @@ def paired_t_test(differences: NDArray[np.float64]) -> float:
     if error == 0:
         return 1.0 if differences[0] == 0 else 0.0
     return float(2 * stats.t.sf(abs(differences.mean() / error), df=len(differences) - 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Corrects p-values of several comparisons so that any false finding among them is as rare as their level says.
+
+    Holm's step-down: the smallest of m is multiplied by m, the next by m - 1 and so on, and none falls below a smaller
+    one's. Nothing is assumed about how the comparisons depend on each other.
+
+    Args:
+      p_values: each in [0, 1]; nan for a test that could not be made, which is not counted.
+
+    Returns:
+      The corrected values in the order of `p_values`, at most 1; nan where they are.
+    """
+    order = sorted((number for number, p in enumerate(p_values) if not math.isnan(p)), key=lambda n: p_values[n])
+    corrected = [math.nan] * len(p_values)
+    largest = 0.0
+    for rank, number in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p_values[number]))
+        corrected[number] = largest
+    return corrected
 
 
 def _blocks(resamples: int, questions: int) -> list[int]:

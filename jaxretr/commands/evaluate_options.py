@@ -1,0 +1,137 @@
+"""What can be typed behind `jaxretr evaluate`."""
+
+import argparse
+from collections.abc import Callable, Sequence
+
+from jaxretr.errors import UsageError
+
+# What belongs to the typos that --typos makes, and what to a comparison with typos of any origin; none of them has a
+# default in the parser, so that one that would be ignored is seen.
+_OF_MADE_TYPOS = ("draws", "seed", "keyboard", "misspellings")
+_OF_TYPOS = ("and_model", "no_bm25", "plot")
+_PICTURES = (".png", ".pdf", ".svg")
+
+
+def add_options(
+    parser: argparse.ArgumentParser, number: Callable[[str], int], names: Callable[[str], tuple[str, ...]]
+) -> None:
+    """Adds all options but MODEL's.
+
+    Args:
+      parser: of `jaxretr evaluate`.
+      number: reads a whole number from 1.
+      names: reads names of metrics.
+    """
+    add = parser.add_argument
+    add("--run", metavar="RUN", help="as search and bm25 write it; also MS MARCO's and DPR's results")
+    add("--qrels", metavar="FILE", help="judgements, BEIR's or TREC's")
+    add("--answers", metavar="FILE", help="questions with answers: Acc@k by DPR's matching, in the texts of --corpus")
+    add("--corpus", metavar="FILE", help="the passages of the run, for --answers")
+    add("--match", choices=("string", "regex"), default="string", help="of answers (default: %(default)s)")
+    add("--beir", metavar="DIR", help="a folder with corpus, queries and qrels, for MODEL")
+    add(
+        "--split",
+        type=splits,
+        default=("test",),
+        metavar="NAME",
+        help="of the BEIR folder's qrels; with typos several by commas (default: test)",
+    )
+    add("--baseline", metavar="RUN2", help="a run to compare with, question by question")
+    add(
+        "--metrics",
+        type=names,
+        metavar="NAMES",
+        help="by commas (default: ndcg@10,mrr@10,recall@100, or acc@1,acc@5,acc@20,acc@100 with --answers)",
+    )
+    add("--per-query", metavar="FILE", help="write the values of every question there, separated by tabs")
+    add("--json", action="store_true", help="print JSON instead of a table")
+
+    add = parser.add_argument_group("typos: MODEL with the questions as they are and with typos in them").add_argument
+    add(
+        "--typos",
+        type=_profiles,
+        nargs="?",
+        const=(),
+        metavar="PROFILES",
+        help="make typos by these profiles, by commas: dictionary, single_word, spacing (default: all)",
+    )
+    add("--draws", type=number, metavar="N", help="typos of every question and profile (default: 10)")
+    add("--seed", type=int, metavar="N", help="of the typos (default: 0)")
+    add(
+        "--keyboard",
+        choices=("qwerty", "qwertz", "azerty"),
+        help="for dictionary and single_word: whose keys are neighbours (default: qwerty)",
+    )
+    add("--misspellings", metavar="FILE", help="for dictionary, as jaxretr typos reads it (default: English)")
+    add(
+        "--typo-queries",
+        type=_named_file,
+        action="append",
+        metavar="NAME=FILE",
+        help="questions with typos from elsewhere, with the same ids, as one more kind; again for another kind, or with "
+        "the same NAME for another draw",
+    )
+    add(
+        "--and-model",
+        action="append",
+        metavar="MODEL2",
+        help="a further model for the same table, compared with MODEL; again for more. Of MODEL's options it shares "
+        "--compute and --batch-size",
+    )
+    add("--no-bm25", action="store_true", default=None, help="leave out BM25, which stands beside MODEL otherwise")
+    add("--plot", metavar="FILE", help="draw bars, clean against each kind of typos: a .png, .pdf or .svg")
+
+
+def check_typos(args: argparse.Namespace) -> None:
+    """Raises UsageError where the options for typos do not fit together, or are there without typos."""
+    if args.typos and args.model is None:
+        raise UsageError(f"--typos took '{','.join(args.typos)}' for its profiles: write MODEL before --typos")
+    if args.typos is None:
+        _refuse(args, _OF_MADE_TYPOS, "is for the typos that --typos makes: give --typos as well, or leave it out")
+    if args.typos is None and not args.typo_queries:
+        _refuse(args, _OF_TYPOS, "is for the figures with typos: give --typos or --typo-queries as well")
+        if len(args.split) > 1:
+            raise UsageError(f"--split {','.join(args.split)}: name one split; several, by commas, go with typos only")
+        return
+    option = "--typo-queries" if args.typos is None else "--typos"
+    if args.model is None:
+        raise UsageError(f"{option} needs MODEL with --beir DIR: the questions are searched again with typos in them")
+    if args.baseline is not None:
+        raise UsageError(f"{option} does not go with --baseline, a run of other questions; give --and-model MODEL2")
+    if args.plot is not None and not args.plot.lower().endswith(_PICTURES):
+        raise UsageError(f"--plot {args.plot}: give a name that ends in {', '.join(_PICTURES)}")
+
+
+def _refuse(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    for name in names:
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} {why}")
+
+
+def splits(text: str) -> tuple[str, ...]:
+    """Reads names of splits, by commas."""
+    # Each once: the same figures twice would be no news.
+    names = _words(text)
+    if not names:
+        raise argparse.ArgumentTypeError("no split is named; give for instance dev,test")
+    return names
+
+
+def _profiles(text: str) -> tuple[str, ...]:
+    names = _words(text)
+    if not names:
+        raise argparse.ArgumentTypeError(
+            "no profile is named; give for instance dictionary,spacing, or nothing for all"
+        )
+    return names
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _named_file(text: str) -> tuple[str, str]:
+    name, equals, path = text.partition("=")
+    if not (name.strip() and equals and path) or not name.isprintable():
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=FILE; give for instance people=typed.jsonl")
+    return name.strip(), path
