@@ -15,6 +15,7 @@ from nbformat import NotebookNode
 
 from jaxretr.assets import ARXIV_LANGUAGE, ARXIV_VISION, ENCODER_SMALL, QUICKSTART
 from jaxretr.data.lexical_set import LexicalSet
+from jaxretr.data.typos import PROFILES
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.combined_encoder import CombinedEncoder
 
@@ -221,6 +222,29 @@ def test_ddr_domains_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     best = json.loads((workdir / "language/best.json").read_text())["step"]
     assert float(dict(points)[str(best)]) == rows["REM in language"][4]
     check_picture(notebook)
+
+
+def test_typo_robust_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workdir = folder / "typo_robust"
+    notebook = run_notebook(
+        "typo_robust", folder, monkeypatch, STEPS=2, BATCH=8, LENGTH=16, DRAWS=2, WORKDIR=workdir
+    )
+    printed = texts(notebook)
+    assert "48 passages, 16 test questions" in printed
+    for profile in PROFILES:
+        assert len(re.findall(rf"^  {profile} .*\((?:\w+(?:, )?)+\)$", printed, re.MULTILINE)) == 3, "three typos each"
+    assert re.search(r"step +2  loss +[\d.]+  typo_contrast +\S+  typo_passages +[\d.]+$", printed, re.MULTILINE)
+
+    for system in (workdir / "plain", workdir / "robust", "BM25"):
+        for profile in PROFILES:
+            assert re.search(rf"^{system} +{profile} +2 +[\d.]+ % +[\d.]+ +[\d.]+ ", printed, re.MULTILINE)
+    assert re.search(rf"^{workdir / 'robust'} +clean +[+-][\d.]+ ", printed, re.MULTILINE), "the models are compared"
+    check_picture(notebook)
+
+    worst = re.search(r"\nplain +cosine ([\d.]+), rank of its passage (\d+) -> (\d+)", printed)
+    assert worst and 1 <= int(worst[2]) <= int(worst[3]) <= 48, "the question was chosen for what it loses"
+    means = re.findall(r"mean cosine of all test questions with their misspelt form (-?[\d.]+)", printed)
+    assert len(means) == 2 and all(0 < float(mean) <= 1 for mean in means)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

