@@ -33,7 +33,7 @@ def cpu_name() -> str:
 
 
 def forms(clean: str, typo: Typo, profile: str, keys: dict[str, str]) -> list[str]:
-    """Names each changed word by what it looks like; of the dictionary profile whatever is no swap or neighbouring key."""
+    """Names each changed word by its look: of the dictionary profile what is neither swap nor neighbouring key."""
     if profile == "spacing":
         more = len(typo.text.split()) - len(clean.split())
         return [] if typo.text == clean else [{-1: "join", 1: "split", 0: "swap"}[more]]

@@ -52,7 +52,7 @@ class Shape:
 
 @lru_cache(maxsize=_LONGEST_WORD)
 def _shape_of_letters(number: int) -> Shape:
-    """Most words are nothing but letters: they share what depends on their number alone, which saves time and memory."""
+    """Most words are letters alone: they share what depends on their number, which saves time and memory."""
     return Shape([(at, at + 1) for at in range(number)])
 
 

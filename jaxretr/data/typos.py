@@ -1,7 +1,7 @@
 """Queries with typos, made at random in three ways that are never to be mixed in one comparison.
 
-dictionary (Sidiropoulos and Kanoulas 2022): every fifth word, at least one, of two characters or more, is misspelt, stop
-    words too. A word that the dictionary of misspellings has gets one of its misspellings; any other one, with the same
+dictionary (Sidiropoulos and Kanoulas 2022): every fifth word, at least one, of two characters or more, is misspelt,
+    stop words too. A word that the dictionary of misspellings has gets one of its misspellings; any other one, with the same
     chance, a letter of a neighbouring key or a swap of two neighbouring characters (equal ones too, which changes
     nothing: one query in three hundred stays as it is). Upper and lower case stay.
     Of the changes in the authors' test queries .362 are keyboard, .339 swap and .294 dictionary. (Of their queries .026
