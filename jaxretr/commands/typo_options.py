@@ -24,8 +24,8 @@ def add_commands(command: Command, number: Callable[[str], int]) -> None:
         "--profile",
         choices=("dictionary", "single_word", "spacing"),
         default="dictionary",
-        help="dictionary: a fifth of the words, by a list of misspellings, neighbouring keys and swaps; single_word: one "
-        "character of one word, the query lower-cased; spacing: words joined or split, letters swapped (default: "
+        help="dictionary: a fifth of the words, by a list of misspellings, neighbouring keys and swaps; single_word: "
+        "one character of one word, the query lower-cased; spacing: words joined or split, letters swapped (default: "
         "%(default)s)",
     )
     add(

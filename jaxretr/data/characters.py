@@ -8,7 +8,7 @@ _JOINER = "\u200d"
 # Japanese, the vowel am of Thai and Lao.
 _EXTENDING = frozenset("\u200c\u200d\uff9e\uff9f\u0e33\u0eb3")
 
-# Letters that are easily taken for each other, in some type face or next to each other (rn for m), also of other scripts.
+# Letters that are easily taken for each other, in some type face or side by side (rn for m), also of other scripts.
 _SHAPES = {
     letter: group[0]
     for group in ("liıіι", "oоοσ", "aаα", "eе", "cс", "pрρ", "xхχ", "yуγ", "uvνυ", "sѕ", "jј", "rnη", "kкκ", "tтτ")

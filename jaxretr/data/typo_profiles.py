@@ -25,11 +25,11 @@ def dictionary(words: list[str], gaps: list[str] | None, draws: Draws, table: Wo
             continue
         if word.misspelt:
             operation, typo = "dictionary", word.misspelt[draws.below(len(word.misspelt))]
-        elif word.keyed and (not word.pairs or draws.below(2)):
+        elif word.keyed and (not word.shape.pairs or draws.below(2)):
             begin, end, near = word.keyed[draws.below(len(word.keyed))]
             operation, typo = "keyboard", word.replaced(begin, end, near[draws.below(len(near))])
         else:
-            operation, typo = "swap", word.swapped(word.pairs[draws.below(len(word.pairs))])
+            operation, typo = "swap", word.swapped(word.shape.pairs[draws.below(len(word.shape.pairs))])
         if typo != word.text:  # A swap of equal letters is drawn as often as any other, and changes nothing.
             words[index] = typo
             done.append((index, operation))
@@ -70,26 +70,26 @@ def single_word(words: list[str], gaps: list[str] | None, draws: Draws, table: W
 
 
 def _delete(word: Word, draws: Draws) -> tuple[str, str]:
-    if not word.removable:
+    if not word.shape.removable:
         return "", word.text
-    begin, end = word.removable[draws.below(len(word.removable))]
+    begin, end = word.shape.removable[draws.below(len(word.shape.removable))]
     return "delete", word.text[:begin] + word.text[end:]
 
 
 def _swap(word: Word, draws: Draws) -> tuple[str, str]:
-    if not word.pairs:
+    if not word.shape.pairs:
         return "", word.text
-    return "swap", word.swapped(word.pairs[draws.below(len(word.pairs))])
+    return "swap", word.swapped(word.shape.pairs[draws.below(len(word.shape.pairs))])
 
 
 def _insert(word: Word, draws: Draws) -> tuple[str, str]:
-    place = word.gaps[draws.below(len(word.gaps))]
+    place = word.shape.gaps[draws.below(len(word.shape.gaps))]
     letter = word.letters[draws.below(len(word.letters))]
     return "insert", word.text[:place] + letter + word.text[place:]
 
 
 def _substitute(word: Word, draws: Draws) -> tuple[str, str]:
-    begin, end = word.characters[draws.below(len(word.characters))]
+    begin, end = word.shape.characters[draws.below(len(word.shape.characters))]
     letter = word.letters[draws.below(len(word.letters))]
     # Named by what it looks like: the released data that the shares are compared with do not tell how they were made.
     near = letter in word.keys.get(word.text[begin:end], "")
@@ -134,7 +134,7 @@ def _can_split(words: list[str], at: int, table: Words) -> bool:
 
 def _split(words: list[str], at: int, table: Words, draws: Draws) -> None:
     word = table[words[at]]
-    _, middle, _ = word.pairs[draws.below(len(word.pairs))]
+    _, middle, _ = word.shape.pairs[draws.below(len(word.shape.pairs))]
     words[at] = f"{word.text[:middle]} {word.text[middle:]}"
 
 

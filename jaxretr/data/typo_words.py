@@ -1,14 +1,14 @@
 """A word as typos see it: its letters and digits, whole with their marks, and what can be done to them."""
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from jaxretr.data.characters import look_alike, spans_of_characters
 from jaxretr.data.stop_words import STOP_WORDS
 
-# Words that are remembered with all that was found out about them, about a kilobyte each; longer ones are not.
+# Words that are remembered with all that was found out about them, half a kilobyte each; longer ones are not.
 _MOST_WORDS = 1 << 15
 _LONGEST_WORD = 64
 
@@ -19,33 +19,64 @@ NO_LETTER = 3
 _Value = TypeVar("_Value")
 
 
+class Sources(NamedTuple):
+    """What typos are made from.
+
+    Attributes:
+      keys: {letter: its neighbours on the keyboard}.
+      letters: all letters of the keyboard.
+      misspellings: {word: its misspellings}, lower-case.
+    """
+
+    keys: Mapping[str, str]
+    letters: str
+    misspellings: Mapping[str, tuple[str, ...]]
+
+
+class Shape:
+    """Where the characters of a word are.
+
+    Attributes:
+      characters: begin and end of each letter or digit, with the marks that stand on it.
+      pairs: begin, middle and end of each two characters side by side.
+      removable: begin and end of the characters that stand beside another one.
+      gaps: where a character can be put in: before and behind each one.
+    """
+
+    def __init__(self, characters: list[tuple[int, int]]):
+        self.characters = characters
+        self.pairs = [(b, m, e) for (b, m), (n, e) in pairwise(characters) if m == n]
+        self.removable = sorted({span for b, m, e in self.pairs for span in ((b, m), (m, e))})
+        self.gaps = sorted({place for span in characters for place in span})
+
+
+@lru_cache(maxsize=_LONGEST_WORD)
+def _shape_of_letters(number: int) -> Shape:
+    """Most words are letters alone: they share what depends on their number, which saves time and memory."""
+    return Shape([(at, at + 1) for at in range(number)])
+
+
 class Word:
     """A piece of text between white space.
 
     Attributes:
       text: all of it, with the punctuation around it.
-      characters: begin and end of each letter or digit, with the marks that stand on it.
+      shape: where its characters are.
       keys: {letter: its neighbours on the keyboard}.
     """
 
-    def __init__(self, text: str, keys: Mapping[str, str], misspellings: Mapping[str, tuple[str, ...]]):
+    def __init__(self, text: str, sources: Sources):
         """Takes a word apart.
 
         Args:
           text: without white space.
-          keys: {letter: its neighbours on the keyboard}.
-          misspellings: {word: its misspellings}, lower-case.
+          sources: what typos are made from.
         """
         self.text = text
-        self.characters = spans_of_characters(text)
-        self.keys = keys
-        self._misspellings = misspellings
-
-    @cached_property
-    def pairs(self) -> list[tuple[int, int, int]]:
-        """Begin, middle and end of each two characters side by side."""
-        spans = self.characters
-        return [(b, m, e) for (b, m), (n, e) in pairwise(spans) if m == n]
+        self.keys = sources.keys
+        self._sources = sources
+        only_letters = text.isascii() and text.isalnum()
+        self.shape = _shape_of_letters(len(text)) if only_letters else Shape(spans_of_characters(text))
 
     @cached_property
     def keyed(self) -> list[tuple[int, int, str]]:
@@ -53,19 +84,19 @@ class Word:
         text, keys = self.text.lower(), self.keys
         if len(text) != len(self.text):  # İ becomes two characters.
             text = self.text
-        return [(b, e, keys[text[b:e]]) for b, e in self.characters if text[b:e] in keys]
+        return [(b, e, keys[text[b:e]]) for b, e in self.shape.characters if text[b:e] in keys]
 
     @cached_property
     def plain(self) -> str:
         """What a list has of it: in lower case, with the straight apostrophe, without the punctuation around it."""
-        if not self.characters:
+        if not self.shape.characters:
             return ""
-        return self.text[self.characters[0][0] : self.characters[-1][1]].lower().replace("\u2019", "'")
+        return self.text[self.shape.characters[0][0] : self.shape.characters[-1][1]].lower().replace("\u2019", "'")
 
     @cached_property
     def letter_count(self) -> int:
         """How many of its characters are letters."""
-        return sum(self.text[begin].isalpha() for begin, _ in self.characters)
+        return sum(self.text[begin].isalpha() for begin, _ in self.shape.characters)
 
     @cached_property
     def misspelt(self) -> list[str]:
@@ -75,52 +106,42 @@ class Word:
         their own. Stop words of fewer than five letters are not looked up.
         """
         plain = self.plain
-        if plain not in self._misspellings or (len(plain) < 5 and plain in STOP_WORDS):
+        if plain not in self._sources.misspellings or (len(plain) < 5 and plain in STOP_WORDS):
             return []
-        begin, end = self.characters[0][0], self.characters[-1][1]
+        begin, end = self.shape.characters[0][0], self.shape.characters[-1][1]
         pattern = self.text[begin:end]
         return [
             self.text[:begin] + in_case_of(pattern, wrong) + self.text[end:]
-            for wrong in self._misspellings[plain]
+            for wrong in self._sources.misspellings[plain]
             if form(plain, wrong, self.keys) not in ("swap", "keyboard")
         ]
 
     @cached_property
     def can_be_misspelt(self) -> bool:
         """Whether it has two characters and some operation of the dictionary profile does something to them."""
-        return len(self.characters) > 1 and bool(self.misspelt or self.keyed or self.pairs)
-
-    @cached_property
-    def removable(self) -> list[tuple[int, int]]:
-        """Begin and end of the characters that stand beside another one."""
-        return sorted({span for b, m, e in self.pairs for span in ((b, m), (m, e))})
-
-    @cached_property
-    def gaps(self) -> list[int]:
-        """Where a character can be put in: before and behind each one."""
-        return sorted({place for span in self.characters for place in span})
+        return len(self.shape.characters) > 1 and bool(self.misspelt or self.keyed or self.shape.pairs)
 
     @cached_property
     def letters(self) -> str | list[str]:
         """What a random letter for this word is drawn from: the keyboard, or its own if none of them has a key."""
         if self.keyed:
-            return "".join(self.keys)
-        return [self.text[b:e] for b, e in self.characters if self.text[b].isalpha()]
+            return self._sources.letters
+        return [self.text[b:e] for b, e in self.shape.characters if self.text[b].isalpha()]
 
     @cached_property
     def can_be_split(self) -> bool:
         """Whether it has four letters, and two characters side by side to part."""
-        return self.letter_count > 3 and bool(self.pairs)
+        return self.letter_count > 3 and bool(self.shape.pairs)
 
     @cached_property
     def begins_plain(self) -> bool:
         """Whether it begins with a letter or digit."""
-        return bool(self.characters) and self.characters[0][0] == 0
+        return bool(self.shape.characters) and self.shape.characters[0][0] == 0
 
     @cached_property
     def ends_plain(self) -> bool:
         """Whether it ends with a letter or digit."""
-        return bool(self.characters) and self.characters[-1][1] == len(self.text)
+        return bool(self.shape.characters) and self.shape.characters[-1][1] == len(self.text)
 
     @cached_property
     def transposable(self) -> list[tuple[int, int, int]]:
@@ -128,7 +149,7 @@ class Word:
         text = self.text
         return [
             (b, m, e)
-            for b, m, e in self.pairs
+            for b, m, e in self.shape.pairs
             if text[b].isalpha() and text[m].isalpha() and not look_alike(text[b:m], text[m:e])
         ]
 
@@ -154,14 +175,13 @@ class Words(dict[str, Word]):
       ranks: text -> how readily the single-word profile takes it: 0 first, `NO_LETTER` never.
     """
 
-    def __init__(self, keys: Mapping[str, str], misspellings: Mapping[str, tuple[str, ...]]):
+    def __init__(self, sources: Sources):
         super().__init__()
-        self._keys = keys
-        self._misspellings = misspellings
+        self._sources = sources
         self.ranks = _Ranks(self)
 
     def __missing__(self, text: str) -> Word:
-        word = Word(text, self._keys, self._misspellings)
+        word = Word(text, self._sources)
         _remember(self, text, word)
         return word
 

@@ -1,15 +1,16 @@
 """Queries with typos, made at random in three ways that are never to be mixed in one comparison.
 
-dictionary (Sidiropoulos and Kanoulas 2022): every fifth word, at least one, of two characters or more, is misspelt, stop
-    words too. A word that the dictionary of misspellings has gets one of its misspellings; any other one, with the same
+dictionary (Sidiropoulos and Kanoulas 2022): every fifth word, at least one, of two characters or more, is misspelt,
+    stop words too. A word that the dictionary of misspellings has gets one of its misspellings; any other one, with the same
     chance, a letter of a neighbouring key or a swap of two neighbouring characters (equal ones too, which changes
-    nothing: about one query in forty stays as it is). Upper and lower case stay.
-    Of the changes in the authors' test queries .362 are keyboard, .339 swap and .294 dictionary. The dictionary that
-    comes with this package has seven words of ten in common questions, "of" and "the" among them, more than the lists
-    of *common* misspellings that these shares speak of. Two restrictions make them the same: stop words of fewer than
-    five letters are not looked up, and of a word's misspellings those are left out that are a swap of neighbours or a
-    neighbouring key, the other two operations. By the second, counting operations and counting what the changes look
-    like give the same shares.
+    nothing: one query in three hundred stays as it is). Upper and lower case stay.
+    Of the changes in the authors' test queries .362 are keyboard, .339 swap and .294 dictionary. (Of their queries .026
+    are unchanged, more than swaps of equal letters can explain: English has too few of them.)
+    The dictionary that comes with this package has seven words of ten in common questions, "of" and "the" among them,
+    more than the lists of *common* misspellings that these shares speak of. Two restrictions make them the same: stop
+    words of fewer than five letters are not looked up, and of a word's misspellings those are left out that are a swap
+    of neighbours or a neighbouring key, the other two operations. By the second, counting operations and counting what
+    the changes look like give the same shares.
 single_word (Zhuang and Zuccon 2021): one change to one word of three letters or more that is no stop word: delete a
     letter, swap two neighbours, insert or substitute a random letter, or substitute one of a neighbouring key, each
     word and operation with the same chance; what changes nothing is drawn again, so the edit distance (with swaps) is
@@ -31,7 +32,7 @@ from jaxretr.data import typo_profiles
 from jaxretr.data.keyboards import neighbours
 from jaxretr.data.misspellings import read_misspellings
 from jaxretr.data.typo_draws import Draws, output
-from jaxretr.data.typo_words import Words
+from jaxretr.data.typo_words import Sources, Words
 from jaxretr.errors import UsageError, did_you_mean
 
 PROFILES = ("dictionary", "single_word", "spacing")
@@ -92,7 +93,9 @@ class TypoGenerator:
         self.profile, self.keyboard, self.misspellings, self.seed = profile, keyboard, misspellings, seed
         self._change = _CHANGES[profile]
         self._lowers = profile == "single_word"
-        self._words = Words(neighbours(keyboard), read_misspellings(misspellings) if profile == "dictionary" else {})
+        keys = neighbours(keyboard)
+        table = read_misspellings(misspellings) if profile == "dictionary" else {}
+        self._words = Words(Sources(keys, "".join(keys), table))
         self._key = output(output(0, PROFILES.index(profile)), operator.index(seed))
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
