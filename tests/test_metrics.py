@@ -204,6 +204,15 @@ def test_t_test_equals_scipys():
     assert math.isnan(significance.paired_t_test(np.ones(1)))
 
 
+def test_holm_by_hand():
+    # In ascending order .005 x 4, .01 x 3, .03 x 2, and .04, which may not fall below the one before.
+    assert significance.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert significance.holm([0.6, 0.02, 0.7]) == pytest.approx([1.0, 0.06, 1.0])
+    assert significance.holm([]) == []
+    first, second, third = significance.holm([0.02, float("nan"), 0.03])
+    assert (first, third) == pytest.approx((0.04, 0.04)) and math.isnan(second)
+
+
 def test_compare():
     rng = np.random.default_rng(6)
     b = rng.random(200)
