@@ -226,9 +226,7 @@ def test_ddr_domains_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_typo_robust_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workdir = folder / "typo_robust"
-    notebook = run_notebook(
-        "typo_robust", folder, monkeypatch, STEPS=2, BATCH=8, LENGTH=16, DRAWS=2, WORKDIR=workdir
-    )
+    notebook = run_notebook("typo_robust", folder, monkeypatch, STEPS=2, BATCH=8, LENGTH=16, DRAWS=2, WORKDIR=workdir)
     printed = texts(notebook)
     assert "48 passages, 16 test questions" in printed
     for profile in PROFILES:

@@ -83,16 +83,16 @@ def test_dictionary_profile_has_the_shares_of_the_released_queries_by_operation_
         assert tuple(forms) == typo.operations, (clean, typo)
 
 
-def test_a_fifth_of_the_words_changes_unless_equal_letters_are_swapped() -> None:
+def test_a_fifth_of_the_words_changes_unless_there_is_nothing_to_see() -> None:
     few = 0
     for clean, typo in drawn("dictionary", 1):
         wanted = max(1, len(clean.split()) // 5)
         assert len(typo.operations) <= wanted
         if len(typo.operations) < wanted:
             few += 1
-            # The swap that changed nothing: of letters, or of the digits of a year.
-            assert re.search(r"([^\W_])\1", clean) or len([word for word in clean.split() if len(word) > 1]) < wanted
-    assert 0 < few < 0.02 * len(QUESTIONS)
+            # A swap that changed nothing, of letters or of a year's digits; or a word of one character was drawn.
+            assert re.search(r"([^\W_])\1", clean) or any(len(re.findall(r"\w", word)) == 1 for word in clean.split())
+    assert 0 < few < 0.045 * len(QUESTIONS)  # .026 of the words have one character
 
 
 def test_single_word_profile_has_the_shares_of_the_released_queries() -> None:

@@ -21,9 +21,11 @@ def dictionary(words: list[str], gaps: list[str] | None, draws: Draws, table: Wo
     done: list[tuple[int, str]] = []
     for index in _in_random_order(len(words), draws):
         word = table[words[index]]
-        if not word.can_be_misspelt:
+        if len(word.shape.characters) == 1:  # It is drawn as often as any other, and stays as it is.
+            operation, typo = "", word.text
+        elif not word.can_be_misspelt:
             continue
-        if word.misspelt:
+        elif word.misspelt:
             operation, typo = "dictionary", word.misspelt[draws.below(len(word.misspelt))]
         elif word.keyed and (not word.shape.pairs or draws.below(2)):
             begin, end, near = word.keyed[draws.below(len(word.keyed))]

@@ -1,11 +1,11 @@
 """Queries with typos, made at random in three ways that are never to be mixed in one comparison.
 
-dictionary (Sidiropoulos and Kanoulas 2022): every fifth word, at least one, of two characters or more, is misspelt,
-    stop words too. A word that the dictionary of misspellings has gets one of its misspellings; any other one, with the same
-    chance, a letter of a neighbouring key or a swap of two neighbouring characters (equal ones too, which changes
-    nothing: one query in three hundred stays as it is). Upper and lower case stay.
-    Of the changes in the authors' test queries .362 are keyboard, .339 swap and .294 dictionary. (Of their queries .026
-    are unchanged, more than swaps of equal letters can explain: English has too few of them.)
+dictionary (Sidiropoulos and Kanoulas 2022): every fifth word, at least one, is drawn, stop words too, and misspelt if it
+    has two characters or more. A word that the dictionary of misspellings has gets one of its misspellings; any other
+    one, with the same chance, a letter of a neighbouring key or a swap of two neighbouring characters. Upper and lower
+    case stay. Drawing a word of one character, or a swap of two equal ones, leaves a query as it is, about one in forty.
+    Of the changes in the authors' test queries .362 are keyboard, .339 swap and .294 dictionary, and .026 of the queries
+    are unchanged: of English words about as many have one character, which is why they are drawn here.
     The dictionary that comes with this package has seven words of ten in common questions, "of" and "the" among them,
     more than the lists of *common* misspellings that these shares speak of. Two restrictions make them the same: stop
     words of fewer than five letters are not looked up, and of a word's misspellings those are left out that are a swap
