@@ -42,6 +42,7 @@ COMMANDS = (
     "combine",
     "tune",
     "fuse",
+    "typos",
 )
 
 

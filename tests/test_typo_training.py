@@ -1,6 +1,6 @@
 """Training with misspelt questions: what a step reads, what the terms are worth, and that they go with every objective."""
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ import optax
 import pytest
 from tiny import DATA, art_config, compiled_quickly, contrastive_config, write_supervised
 
-from jaxretr.config import Typos
+from jaxretr.config import AdapterShape, BertShape, Joint, Typos
+from jaxretr.data.lexical_set import LexicalSet, Ranking, Selection
+from jaxretr.data.readers import read_corpus
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.errors import UsageError
 from jaxretr.metrics_log import read_metrics
@@ -31,7 +33,7 @@ CHOSEN = np.array([2, 0, 1, 2, 3])
 @pytest.fixture(scope="module")
 def model(tiny_models: Path) -> DualEncoder:
     encoder = DualEncoder.from_pretrained(tiny_models / "encoder", pooling="mean")
-    config = dataclasses.replace(encoder.config, max_question_length=30)
+    config = replace(encoder.config, max_question_length=30)
     return DualEncoder(config, encoder.params, encoder.tokenizer)
 
 
@@ -185,7 +187,7 @@ def test_art_reads_typos_as_well(no_typos: None, tiny_models: Path, tmp_path: Pa
     """A form that equals the question has ART's own loss; the teacher reads the question as it is."""
     typos = {"variants": 2, "passage_weight": 1.0, "self_teaching_weight": 1.0, "contrast_weight": 0.25}
     run = ArtRun(art_config(tiny_models, typos=typos), make_mesh(), tmp_path)
-    plain = dataclasses.replace(run.program, typos=Typos())
+    plain = replace(run.program, typos=Typos())
     values = {}
     for name, program in (("plain", plain), ("typos", run.program)):
         step = compiled_quickly(art.make_step(program, optax.sgd(0.0), make_mesh()))
@@ -195,13 +197,45 @@ def test_art_reads_typos_as_well(no_typos: None, tiny_models: Path, tmp_path: Pa
         index = run.whole.encode(train_state)
         batch = run.batch(0)
         if name == "plain":
-            batch = dataclasses.replace(batch, forms=None)
+            batch = replace(batch, forms=None)
         arguments = (run.whole.passages, run.scorer_passages, run.scorer_params, batch)
         values[name] = {key: float(value) for key, value in step(train_state, index, *arguments)[2].items()}
     base, terms = values["plain"]["loss"], values["typos"]
     np.testing.assert_allclose(terms["typo_passages"], base, rtol=1e-5)
     assert abs(terms["typo_self_teaching"]) < 1e-6 and terms["typo_contrast"] > 0
     np.testing.assert_allclose(terms["loss"], 2 * base + 0.25 * terms["typo_contrast"], rtol=1e-5)
+
+
+def write_lexical_set(folder: Path) -> str:
+    """Four queries with a ranking of five passages each."""
+    corpus = read_corpus(DATA)
+    rows = np.arange(20, dtype=np.int32).reshape(4, 5)
+    ranking = Ranking("teacher", rows, (100.0 - rows).astype(np.float32))
+    given = {"selection": Selection(2, 4, 5), "corpus_fingerprint": corpus.fingerprint(), "corpus_rows": len(corpus)}
+    LexicalSet.write(folder, TEXTS, np.full(4, -1, np.int32), [ranking], settings={}, **given)
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", ["SPAR's Lambda", "DDR's relevance module", "a base beside a frozen Lambda"])
+def test_the_terms_are_added_to_any_supervised_run(kind: str, tiny_models: Path, tmp_path: Path) -> None:
+    typos = {"profile": "single_word", "variants": 2, "contrast_weight": 0.5, "passage_weight": 2.0}
+    values: dict[str, dict[str, float]] = {}
+    for name, settings in (("base", {}), ("typos", typos)):
+        config = contrastive_config(tiny_models, typos=settings, data={"dev_questions": None}, train={"batch_size": 4})
+        if kind == "SPAR's Lambda":
+            data = replace(config.data, train=write_lexical_set(tmp_path / f"{name} set"), corpus=str(DATA))
+            encoder = replace(config.encoder, fresh=BertShape(16, 0, 2, 32), pooling="mean", shared=True)
+            config = replace(config, data=data, encoder=encoder)
+        elif kind == "DDR's relevance module":
+            config = replace(config, encoder=replace(config.encoder, adapter=AdapterShape(4, bottleneck=4)))
+        else:
+            config = replace(config, joint=Joint(str(tiny_models / "encoder")))
+        run = ContrastiveRun(config, make_mesh(jax.devices()[:1]), tmp_path / name)
+        values[name] = {key: float(value) for key, value in run.step(run.init(), 0)[1].items()}
+    base, terms = values["base"]["loss"], values["typos"]
+    assert base > 0.1 and terms["typo_contrast"] > 0 and abs(terms["typo_passages"] - base) > 1e-6
+    expected = base + 0.5 * terms["typo_contrast"] + 2.0 * terms["typo_passages"]
+    np.testing.assert_allclose(terms["loss"], expected, rtol=1e-5)
 
 
 # ---- whole runs ------------------------------------------------------------------------------------------------------
