@@ -1,5 +1,6 @@
 """Training with misspelt questions: what a step reads, what the terms are worth, and that they go with every objective."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import optax
 import pytest
 from tiny import DATA, art_config, compiled_quickly, contrastive_config, write_supervised
 
-from jaxretr.config import AdapterShape, BertShape, Joint, Typos
+from jaxretr.config import AdapterShape, BertShape, ContrastiveConfig, Joint, Typos, load
 from jaxretr.data.lexical_set import LexicalSet, Ranking, Selection
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.typos import TypoGenerator
@@ -26,6 +27,7 @@ from jaxretr.recipes.step_questions import StepQuestions
 from jaxretr.state import TrainState
 from jaxretr.train import train
 
+ROOT = Path(__file__).parents[1]
 TEXTS = ["Who wrote the history of England?", "when was the second world war", "what is a dual encoder", "Who?"]
 CHOSEN = np.array([2, 0, 1, 2, 3])
 
@@ -258,3 +260,36 @@ def test_a_run_is_also_evaluated_on_fixed_typos(tiny_models: Path, tmp_path: Pat
     for name in ("typo_mrr@10", "typo_ndcg@10"):
         assert figures[0][name] == figures[1][name]
     assert any(figures[0][name] != figures[0][f"typo_{name}"] for name in ("mrr@10", "ndcg@10", "recall@5"))
+
+
+def test_the_paper_s_config_has_both_terms_on_two_towers() -> None:
+    config = load(ROOT / "configs/typos_msmarco.py")
+    assert isinstance(config, ContrastiveConfig)
+    assert config.typos == Typos(profile="dictionary", variants=1, contrast_weight=1.0, passage_weight=1.0)
+    assert not config.encoder.shared and config.encoder.pooling == "cls" and not config.encoder.normalise
+    assert config.contrastive.temperature == 1.0 and config.train.best_metric.startswith("typo_")
+
+
+def test_the_small_config_runs_with_the_settings_that_it_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every line of its docstring is parsed; multi-positive, which has the most of them, is trained."""
+    monkeypatch.delenv("JAXRETR_DATA", raising=False)
+    path = ROOT / "configs/typos_small.py"
+    listed = path.read_text().split('"""')[1]
+    arms = re.findall(r"^  (\w.*?)  +(--.*(?:\n {4,}--.*)*)", listed, re.MULTILINE)
+    assert [name.split()[0] for name, _ in arms] == ["augmentation", "contrast", "self-teaching", "multi-positive,"]
+    configs = [load(path, words.split()) for _, words in arms]
+    assert all(isinstance(config, ContrastiveConfig) and config.typos.active for config in configs)
+    words = [*arms[-1][1].split(), "--typos.variants", "3", "--typos.pre-drawn", "3", "--data.dev", "None"]
+    words += [
+        "--data.train",
+        str(DATA),
+        "--data.dev-questions",
+        str(DATA),
+        "--data.dev-qrels",
+        f"{DATA}/qrels/tydi.tsv",
+    ]
+    words += ["--train.steps", "2", "--train.batch-size", "8", "--train.eval-every", "2", "--train.save-every", "2"]
+    figures = train(load(path, [*words, "--encoder.max-passage-length", "32"]), tmp_path / "run")
+    assert {"recall@20", "typo_recall@20"} <= figures.keys()
+    logged = next(line for line in read_metrics(tmp_path / "run") if "loss" in line)
+    assert logged["typo_self_teaching"] > 0 and logged["typo_passage_self_teaching"] > 0
