@@ -89,7 +89,7 @@ class StepQuestions:
         """One typo of each of n questions, tokens [n, L] and lengths [n]; `places` [n, 1] among the pre-drawn ones."""
         if self.drawn is not None:
             return self.drawn.select(places[:, 0] * len(self.texts) + chosen, self.width)
-        texts = [self.texts[i] for i in chosen.tolist()]
+        texts = [self.texts[int(i)] for i in chosen]
         misspelt = self.generator.texts(texts, step, chosen.tolist(), variant)
         rows = question_rows(self.model.tokenizer, misspelt, self.model.config.max_question_length).ids
         lengths = np.array([len(row) for row in rows], np.int32)
@@ -112,7 +112,7 @@ class _PreDrawn(Sequence[str]):
             return [self[i] for i in range(*place.indices(len(self)))]
         if not 0 <= place < len(self):
             raise IndexError(place)
-        draw, row = divmod(place, len(self.texts))
+        draw, row = divmod(int(place), len(self.texts))
         return self.generator.texts([self.texts[row]], draw, [row], 1)[0]
 
 
