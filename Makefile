@@ -2,7 +2,7 @@
 # .venv and installs what it needs when that is missing or out of date. Another Python: make PYTHON=python3.12 test
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-.PHONY: help quickstart reproduce-spar reproduce-ddr test lint format bench clean
+.PHONY: help quickstart reproduce-spar reproduce-ddr reproduce-typos test lint format bench clean
 
 BIN := .venv/bin
 PYTHON ?= python3.11 python3.12 python3.13 python3
@@ -21,6 +21,9 @@ reproduce-spar: .venv/.installed ## SPAR on the embedded data; on wiki_qa with J
 
 reproduce-ddr: .venv/.installed ## DDR on the embedded data; on four domains with JAXRETR_DATA=DIR (benchmarks/ddr_domains.py)
 	$(BIN)/python benchmarks/ddr_domains.py $(if $(JAXRETR_DATA),--data $(JAXRETR_DATA) --runs runs/ddr,--embedded --runs runs/ddr_embedded --seeds 0) $(DDR)
+
+reproduce-typos: .venv/.installed ## training for typos on the embedded data; on wiki_qa with JAXRETR_DATA=DIR (benchmarks/typos_wiki_qa.py)
+	$(BIN)/python benchmarks/typos_wiki_qa.py $(if $(JAXRETR_DATA),--data $(JAXRETR_DATA) --runs runs/typos,--runs runs/typos_embedded --seeds 0) $(TYPOS)
 
 test: .venv/.installed-dev ## all tests, or TESTS="tests/test_metrics.py ..."
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)

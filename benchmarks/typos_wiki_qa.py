@@ -2,18 +2,21 @@
 
     python benchmarks/typos_wiki_qa.py --data DATA --runs runs/typos --seeds 0 1 2
     python benchmarks/typos_wiki_qa.py --data DATA --runs runs/typos_minilm --start minilm
+    python benchmarks/typos_wiki_qa.py --seeds 0
 
 DATA holds wiki_qa (a BEIR folder with the splits train, squad and tydi) and, if there, noiseqa (the squad questions with
 typos made by another program). Every arm is a run of configs/typos_small.py with in-batch negatives and a few settings
 changed; finished runs are not repeated. Arms are trained on one profile of typos and tested on ten draws of each: the
 questions of squad and tydi were not trained on, nor were their typos. `--start minilm` begins with all-MiniLM-L6-v2, for
-fewer steps with bfloat16 matmuls, and searches 5,000 of the passages, those that answer the questions among them.
+fewer steps with bfloat16 matmuls, and searches 5,000 of the passages, those that answer the questions among them. Without
+--data the runs train and test on the data that ships with the package.
 
 Prints MRR@10 of clean and misspelt questions, mean and standard deviation over the seeds, BM25 beside it, and paired
 randomisation tests on the questions' means over seeds and draws.
 """
 
 import argparse
+import gzip
 import importlib
 import json
 import os
@@ -26,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxretr.assets import QUICKSTART
 from jaxretr.commands.altered_questions import Split, bm25_search, measure, read_splits
 from jaxretr.commands.evaluate import Search
 from jaxretr.data.questions import Question
@@ -40,7 +44,6 @@ PROFILES = ("dictionary", "single_word")
 METRIC = "mrr@10"
 CLEAN = "clean"
 DRAWS = 10
-SPLITS = ("squad", "tydi")
 PASSAGES = 5000  # that all-MiniLM's arms search
 
 # condition -> question -> mean over the draws
@@ -102,7 +105,9 @@ def train(arm: str, profile: str, seed: int, args: argparse.Namespace) -> Path:
     if arm == "multi-positive":
         settings += ["--typos.variants", str(args.variants), "--typos.pre-drawn", str(args.variants)]
     command = [sys.executable, "-m", "jaxretr", "train", str(args.config), "--workdir", str(workdir)]
-    environment = {**os.environ, "JAXRETR_DATA": str(args.data)}
+    environment = {name: value for name, value in os.environ.items() if name != "JAXRETR_DATA"}
+    if args.data is not None:
+        environment["JAXRETR_DATA"] = str(args.data)
     subprocess.run([*command, *settings, *args.settings], check=True, env=environment)
     (workdir / "done").touch()
     return workdir / "model"
@@ -118,6 +123,8 @@ def minilm() -> Path:
 
 def beir_folder(args: argparse.Namespace) -> Path:
     """What is searched: wiki_qa, or a part of it where encoding the whole takes too long."""
+    if args.data is None:
+        return QUICKSTART
     whole = args.data / "wiki_qa"
     if args.start == "small":
         return whole
@@ -125,7 +132,7 @@ def beir_folder(args: argparse.Namespace) -> Path:
     if not (folder / "corpus.jsonl").exists():
         (folder / "qrels").mkdir(parents=True, exist_ok=True)
         corpus, kept, questions = read_corpus(whole), set(), []
-        for name, split in read_splits(str(whole), SPLITS)[1].items():
+        for name, split in read_splits(str(whole), args.splits)[1].items():
             shutil.copy(whole / f"qrels/{name}.tsv", folder / "qrels")
             kept |= {corpus.row(id) for judged in split.qrels.values() for id in judged}
             questions += [{"_id": question.id, "text": question.text} for question in split.questions]
@@ -137,16 +144,14 @@ def beir_folder(args: argparse.Namespace) -> Path:
     return folder
 
 
-def conditions(split: Split, name: str, folder: Path) -> dict[str, list[list[str]]]:
+def conditions(split: Split, name: str, folder: Path | None) -> dict[str, list[list[str]]]:
     """What the split's questions look like, by name: ten draws of each profile, and noiseqa's."""
     drawn = {
         profile: [TypoGenerator(profile).texts(split.texts, draw, split.rows) for draw in range(DRAWS)]
         for profile in PROFILES
     }
-    noisy = folder / "noiseqa" / "queries-noisy.jsonl.gz"
-    if name.startswith("squad") and noisy.exists():
-        import gzip
-
+    noisy = None if folder is None else folder / "noiseqa" / "queries-noisy.jsonl.gz"
+    if noisy is not None and name == "squad" and noisy.exists():
         with gzip.open(noisy, "rt") as file:
             rows = [json.loads(line) for line in file]
         misspelt = {row["_id"]: row["keyboard_synthetic"] for row in rows}
@@ -162,10 +167,11 @@ def values_of(name: str, search: Search | None, model: Path | None, args: argpar
     if kept.exists():
         return json.loads(kept.read_text())
     if search is None:
+        assert model is not None
         dtype = "bfloat16" if args.start == "minilm" else "float32"
         search = dense_search(DualEncoder.from_pretrained(model, dtype=dtype), args)
     of_splits: dict[str, Values] = {}
-    for split_name, split in read_splits(str(args.beir), SPLITS)[1].items():
+    for split_name, split in read_splits(str(args.beir), args.splits)[1].items():
         measured = measure(search, split, conditions(split, split_name, args.data), (METRIC,), split_name)
         of_splits[split_name] = {CLEAN: measured.original[METRIC]}
         for condition in measured.draws:
@@ -211,20 +217,19 @@ def tests(systems: dict[str, list[dict[str, Values]]], profile: str) -> list[str
     """Paired comparisons of arms that were trained on one profile."""
     lines = []
     for one, other in COMPARED:
-        pair = [next((s for n, s in systems.items() if n in (arm, f"{arm}, {profile}")), None) for arm in (one, other)]
-        if pair[0] is None or pair[1] is None:
+        pair = [of for arm in (one, other) for name, of in systems.items() if name in (arm, f"{arm}, {profile}")]
+        if len(pair) < 2:
             continue
         for split, conditions_of in pair[0][0].items():
             for condition in conditions_of:
-                of_questions = [
+                first, second = (
                     {
                         id: statistics.fmean(values[split][condition][id] for values in of_seeds)
                         for id in conditions_of[condition]
                     }
                     for of_seeds in pair
-                    if of_seeds is not None
-                ]
-                c = compare(*of_questions)
+                )
+                c = compare(first, second)
                 lines.append(
                     f"trained on {profile}: {one} - {other}, {split} {condition}: {100 * c.difference:+.1f} points, "
                     f"95% interval {100 * c.low:+.1f} to {100 * c.high:+.1f}, p = {c.p_value:.4f}"
@@ -234,7 +239,7 @@ def tests(systems: dict[str, list[dict[str, Values]]], profile: str) -> list[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="the folder with wiki_qa and noiseqa")
+    parser.add_argument("--data", type=Path, help="the folder with wiki_qa and noiseqa (default: the embedded data)")
     parser.add_argument("--runs", type=Path, default=Path("runs/typos"))
     parser.add_argument("--start", choices=("small", "minilm"), default="small")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -244,6 +249,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=ROOT / "configs/typos_small.py")
     parser.add_argument("--settings", nargs=argparse.REMAINDER, default=[], help="further settings of every run, last")
     args = parser.parse_args()
+    args.splits = ("test",) if args.data is None else ("squad", "tydi")
     args.beir = beir_folder(args)
 
     systems = {"BM25": [values_of("BM25", bm25_search(read_corpus(args.beir)), None, args)]}
