@@ -15,6 +15,7 @@ import tiny
 from command_errors import the_error
 
 from jaxretr import cli
+from jaxretr.commands.typo_plot import shortened
 from jaxretr.data.readers import read_beir, read_questions
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.evaluate import metrics
@@ -331,3 +332,8 @@ def test_where_there_is_no_number(tiny_models, tmp_path, capsys):
     assert all(one["t_test_p_value_holm"] is None and one["p_value_holm"] == 1 for one in figures["differences"])
     assert run(*words, "--draws", 1) == 0
     assert "nan" not in capsys.readouterr().out
+
+
+def test_a_picture_names_models_by_the_end_of_their_path_if_that_is_enough() -> None:
+    assert shortened(["runs/base/", "/far/runs/robust", "BM25"]) == ["base", "robust", "BM25"]
+    assert shortened(["a/model", "b/model", "BM25 (2)"]) == ["a/model", "b/model", "BM25 (2)"]

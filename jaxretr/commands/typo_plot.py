@@ -1,5 +1,6 @@
 """Bars of what typos cost: clean against each kind, a group for each system."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxretr.commands.typo_report import CLEAN, Report
@@ -42,7 +43,7 @@ def draw(report: Report, path: Path) -> None:
                 at = [group + (place - (len(kinds) - 1) / 2) * 0.8 / len(kinds) for group in range(len(systems))]
                 colour = "0.35" if kind == CLEAN else f"C{place - 1}"
                 axes.bar(at, means, 0.8 / len(kinds), yerr=deviations, capsize=2, color=colour, label=_plain(kind))
-            axes.set_xticks(range(len(systems)), [_plain(system) for system in systems], fontsize="small")
+            axes.set_xticks(range(len(systems)), [_plain(name) for name in shortened(systems)], fontsize="small")
             axes.set(ylabel=metric, title=_plain(f"{split}, {figures.questions} questions"), ylim=(0, None))
             axes.grid(axis="y", alpha=0.3)
             axes.set_axisbelow(True)
@@ -52,6 +53,12 @@ def draw(report: Report, path: Path) -> None:
     with matplotlib.rc_context({"svg.hashsalt": "jaxretr"}), atomic_write(path, "wb") as file:
         figure.savefig(file, dpi=120, format=form, metadata=_UNDATED[form])
     plt.close(figure)
+
+
+def shortened(names: Sequence[str]) -> list[str]:
+    """The last part of each path, where that is enough to tell it from the others; otherwise all of it."""
+    last = [name.rstrip("/").rsplit("/", 1)[-1] for name in names]
+    return [short if last.count(short) == 1 else name for name, short in zip(names, last, strict=True)]
 
 
 def _plain(name: str) -> str:
