@@ -232,20 +232,20 @@ class Typos:
     and their forms; not with ART."""
 
     @property
-    def with_forms(self) -> bool:
-        """Whether a step reads misspelt forms beside the questions."""
+    def forms(self) -> int:
+        """Misspelt forms that a step reads beside each question; 0 where no term wants them."""
         weights = (
             self.contrast_weight,
             self.passage_weight,
             self.self_teaching_weight,
             self.passage_self_teaching_weight,
         )
-        return self.multi_positive or any(weights)
+        return self.variants if self.multi_positive or any(weights) else 0
 
     @property
     def active(self) -> bool:
         """Whether anything is misspelt at all."""
-        return self.with_forms or self.augmentation > 0
+        return self.forms > 0 or self.augmentation > 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,8 +211,8 @@ def outcome(folder: Path, workdir: Path, mesh: jax.sharding.Mesh, chunk: int, dr
     # Two towers whose adapters differ, as the backbones do not.
     trained = {name: lively(part, seed, noise=0.2) for seed, (name, part) in enumerate(sorted(trained.items()))}
     optimizer = optax.sgd(1.0)
-    put: Callable[[Params], Params] = lambda tree: sharding.put(jax.tree.map(np.array, tree), mesh)  # noqa: E731
-    state = TrainState.create(put(trained), optimizer, put(frozen))
+    copies = (sharding.put(jax.tree.map(np.array, tree), mesh) for tree in (trained, frozen))
+    state = TrainState.create(next(copies), optimizer, next(copies))
     state = jax.device_put(state, sharding.shardings(state, mesh))
     step = compiled_quickly(make_step(run.program, optimizer, mesh))
     state, _, values, rows = step(state, None, run.whole.passages, run.device_contents, run.batch(0))

@@ -108,7 +108,7 @@ def drawn(program: ContrastiveProgram) -> tuple[np.ndarray, np.ndarray, Examples
 
 def forms_of(program: ContrastiveProgram, q: np.ndarray) -> np.ndarray | None:
     """Vectors near the questions', [B, V, D]."""
-    if not program.typos.with_forms:
+    if not program.typos.forms:
         return None
     noise = np.random.default_rng(SEED + 1).normal(size=(B, program.typos.variants, D))
     forms = (q[:, None] + 0.5 * noise).astype(np.float32)

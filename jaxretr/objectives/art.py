@@ -26,6 +26,7 @@ from jaxretr.models.layers import Params
 from jaxretr.models.scorer import Prompt, score_pairs
 from jaxretr.models.t5 import T5Config
 from jaxretr.objectives.chunks import largest_divisor
+from jaxretr.objectives.distillation import kl_divergence
 from jaxretr.objectives.live_index import (
     IndexProgram,
     embed_passages,
@@ -57,16 +58,8 @@ def art_loss(
     Returns:
       float32 scalar: the batch's mean, in nats.
     """
-    return art_losses(student, teacher, temperature=temperature, teacher_temperature=teacher_temperature).mean()
-
-
-def art_losses(
-    student: jax.Array, teacher: jax.Array, *, temperature: float, teacher_temperature: float = 1.0
-) -> jax.Array:
-    """`art_loss` of each question apart: float32 [..., K] -> [...]."""
-    target = jax.nn.log_softmax(lax.stop_gradient(teacher).astype(jnp.float32) / teacher_temperature, axis=-1)
-    model = jax.nn.log_softmax(student.astype(jnp.float32) / temperature, axis=-1)
-    return (jnp.exp(target) * (target - model)).sum(axis=-1)
+    everything = jnp.ones(student.shape, bool)
+    return kl_divergence(student / temperature, teacher / teacher_temperature, everything).mean()
 
 
 @jax.tree_util.register_dataclass
@@ -134,8 +127,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
     ) -> tuple[TrainState, CorpusState, dict[str, jax.Array], jax.Array]:
         # "Varying" keeps the gradients local; there is one reduction below, outside of every loop.
         params = jax.tree.map(lambda x: lax.pcast(x, DATA, to="varying"), state.params)
-        forms = program.typos.variants if program.typos.with_forms else 0
-        keys = TextKeys.of_step(program, state.step, len(batch.tokens), program.top_k, forms)
+        keys = TextKeys.of_step(program, state.step, len(batch.tokens), program.top_k, program.typos.forms)
 
         # 1. Search with the question vectors of this step, dropout and all, as the authors do.
         searched = embed_questions(program, params, state.frozen, batch.tokens, batch.lengths, keys.questions)
@@ -203,9 +195,9 @@ def compare(program: ArtProgram, vectors: jax.Array, p: jax.Array, teacher: jax.
     Returns:
       losses float32 [b, F], and the student's scores divided by the temperature, float32 [b, F, K].
     """
-    student = jnp.einsum("bfd,bkd->bfk", vectors, p, precision=lax.Precision.HIGHEST)
-    temperatures = {"temperature": program.temperature, "teacher_temperature": program.teacher_temperature}
-    return art_losses(student, teacher[:, None], **temperatures), student / program.temperature
+    student = jnp.einsum("bfd,bkd->bfk", vectors, p, precision=lax.Precision.HIGHEST) / program.temperature
+    everything = jnp.ones(student.shape, bool)
+    return kl_divergence(student, teacher[:, None] / program.teacher_temperature, everything), student
 
 
 def teach(program: ArtProgram, params: Params, found: CorpusTokens, batch: QuestionBatch) -> jax.Array:

@@ -91,9 +91,7 @@ def batch_loss(
             if program.typos.multi_positive and all_forms is not None:
                 asked = jnp.concatenate([asked, all_forms], axis=1)
             losses = (losses + _of_passages(program, own_p, asked, own, contents, known, first)) / 2
-        losses = program.contrastive_weight * losses
-        if program.distillation != "none":
-            losses += program.distillation_weight * to_passages.distilled(own_q[:, None])[:, 0]
+        losses = to_passages.with_distillation(losses[:, None], own_q[:, None])[:, 0]
         if forms is not None and all_forms is not None:
             counted = jnp.broadcast_to(contents.reshape(-1) != NO_PASSAGE, scores.shape)
             of_forms, terms = form_losses(
@@ -143,10 +141,14 @@ class _ToPassages:
     def losses(self, vectors: jax.Array, everyone: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The run's loss from question to passages [b, F], with the scores [b, F, M]."""
         losses, scores = self.softmax(vectors, everyone)
+        return self.with_distillation(losses, vectors), scores
+
+    def with_distillation(self, losses: jax.Array, vectors: jax.Array) -> jax.Array:
+        """Contrastive losses of vectors and what they learn from a teacher, each with its weight, [b, F]."""
         losses = self.program.contrastive_weight * losses
         if self.program.distillation != "none":
             losses += self.program.distillation_weight * self.distilled(vectors)
-        return losses, scores
+        return losses
 
     def softmax(self, vectors: jax.Array, everyone: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The cross-entropy over the passages [b, F], with the scores [b, F, M]."""
@@ -211,9 +213,8 @@ def _of_passages(
     b, places = len(own), program.positives
     size, f, dim = asked.shape
     passages = p[:, :places].reshape(b * places, dim)
-    scores = (_scores(passages, asked.reshape(size * f, dim)) / program.temperature).reshape(
-        b, places, -1
-    )  # [b, P, BF]
+    scores = _scores(passages, asked.reshape(size * f, dim)) / program.temperature
+    scores = scores.reshape(b, places, size * f)
     mine = jnp.arange(size) == (first + jnp.arange(b))[:, None]  # [b, B]
     losses = []
     for place in range(places):

@@ -81,7 +81,7 @@ def make_step(
         # "Varying" keeps the gradients local; there is one reduction below, outside of every loop.
         params = jax.tree.map(lambda x: lax.pcast(x, DATA, to="varying"), state.params)
         b, c = len(batch.tokens), batch.rows.shape[1] + program.retrieved
-        keys = TextKeys.of_step(program, state.step, b, c, program.typos.variants if program.typos.with_forms else 0)
+        keys = TextKeys.of_step(program, state.step, b, c, program.typos.forms)
 
         # 1. Find negatives with the question vectors of this step.
         rows = batch.rows

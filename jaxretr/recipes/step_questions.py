@@ -13,15 +13,10 @@ from jaxretr.config import Typos
 from jaxretr.data.tokens import question_rows
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.errors import UsageError
-from jaxretr.recipes.whole_corpus import Model, question_store, width_of
+from jaxretr.recipes.whole_corpus import Model, question_store, typo_generator, width_of
 
 # The generator's `variant`: 0 is the question that is read misspelt itself, the forms beside it count from 1.
 _AUGMENTED = 0
-
-
-def typo_generator(typos: Typos, seed: int) -> TypoGenerator:
-    """The generator that a config describes."""
-    return TypoGenerator(typos.profile, keyboard=typos.keyboard, misspellings=typos.misspellings, seed=seed)
 
 
 class StepQuestions:
@@ -79,9 +74,9 @@ class StepQuestions:
         places = np.argsort(rng.random((b, typos.pre_drawn)), axis=1)
         if misspelt.any():
             tokens[misspelt], lengths[misspelt] = self._typos(chosen[misspelt], step, _AUGMENTED, places[misspelt, -1:])
-        if not typos.with_forms:
+        if not typos.forms:
             return tokens, lengths, None
-        made = [self._typos(chosen, step, 1 + v, places[:, v : v + 1]) for v in range(typos.variants)]
+        made = [self._typos(chosen, step, 1 + v, places[:, v : v + 1]) for v in range(typos.forms)]
         of_forms = tuple(np.stack(parts, axis=1) for parts in zip(*made, strict=True))
         return tokens, lengths, (of_forms[0], of_forms[1])
 
@@ -124,12 +119,12 @@ def check(typos: Typos) -> None:
         )
     if not 0 <= typos.augmentation <= 1:
         raise UsageError(f"typos.augmentation={typos.augmentation}: is a chance, from 0 to 1")
-    if typos.variants > 1 and not typos.with_forms:
+    if typos.variants > 1 and not typos.forms:
         raise UsageError(f"typos.variants={typos.variants}: no term reads them; set one of the weights of typos")
     if not typos.active and typos.pre_drawn:
         raise UsageError(f"typos.pre_drawn={typos.pre_drawn}: no term reads them; set one of the weights of typos")
-    needed = typos.variants * typos.with_forms + (typos.augmentation > 0)
+    needed = typos.forms + (typos.augmentation > 0)
     if typos.pre_drawn and typos.pre_drawn < needed:
         raise UsageError(f"typos.pre_drawn={typos.pre_drawn}: a step reads {needed} of a question; draw as many")
-    if typos.clean_weight != 1 and not typos.with_forms:
+    if typos.clean_weight != 1 and not typos.forms:
         raise UsageError("typos.clean_weight weighs the objective against terms for typos; set one of these")

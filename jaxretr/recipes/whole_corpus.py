@@ -126,8 +126,8 @@ class DevSet:
         texts = [question.text for question in self.questions]
         self._rows = {"": question_store(stores, texts, model)}
         if typos.active:
-            generator = TypoGenerator(typos.profile, keyboard=typos.keyboard, misspellings=typos.misspellings)
-            self._rows["typo_"] = question_store(stores, generator.texts(texts, 0, range(len(texts))), model)
+            misspelt = typo_generator(typos).texts(texts, 0, range(len(texts)))
+            self._rows["typo_"] = question_store(stores, misspelt, model)
 
     def figures(self, train: TrainState, whole: WholeCorpus) -> dict[str, float]:
         """Retrieval figures over the whole corpus, encoded with the current weights; none without questions.
@@ -276,6 +276,11 @@ def save_encoder(model: DualEncoder, train: TrainState, folder: Path) -> None:
         # The head belongs to the encoder that it was trained with.
         head = model.mlm_head if train.frozen else None
         DualEncoder(model.config, params, model.tokenizer, mlm_head=head).save(folder)
+
+
+def typo_generator(typos: Typos, seed: int = 0) -> TypoGenerator:
+    """The generator that a config describes."""
+    return TypoGenerator(typos.profile, keyboard=typos.keyboard, misspellings=typos.misspellings, seed=seed)
 
 
 def question_store(stores: Path, texts: Sequence[str], model: Model) -> TokenStore:
