@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import os
 import secrets
 import shutil
@@ -102,6 +103,12 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise UserError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def sha256(path: str | os.PathLike[str]) -> str:
+    """Of a file, read in pieces; hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:

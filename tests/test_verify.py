@@ -13,8 +13,8 @@ from jaxretr import cli
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UsageError, UserError
 from jaxretr.export.folder import export
-from jaxretr.export.golden import sha256
 from jaxretr.export.verify import verify
+from jaxretr.files import sha256
 from jaxretr.models.hf_files import TensorFiles, write_safetensors
 
 LAYOUTS: dict[str, dict[str, Any]] = {

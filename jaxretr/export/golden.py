@@ -5,7 +5,6 @@ vocabulary; golden.npy holds the vectors. Not a .safetensors file: vLLM would lo
 """
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import numpy as np
 import jaxretr
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows
 from jaxretr.errors import UserError
-from jaxretr.files import atomic_write
+from jaxretr.files import atomic_write, sha256
 from jaxretr.models.combined_encoder import CombinedConfig, CombinedEncoder, parts_of
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig
 from jaxretr.models.encode import without_truncation_warnings
@@ -205,12 +204,6 @@ def hashes(folder: Path) -> dict[str, str]:
     """The sha256 of each file of weights, vocabulary or golden vectors, by its path in the folder."""
     found = sorted({path for pattern in _HASHED for path in folder.rglob(pattern)})
     return {path.relative_to(folder).as_posix(): sha256(path) for path in found}
-
-
-def sha256(path: Path) -> str:
-    """Of a file, read in pieces."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _repeated(text: str, words: int) -> str:

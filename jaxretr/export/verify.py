@@ -10,6 +10,7 @@ import numpy as np
 from jaxretr.errors import UserError
 from jaxretr.export import golden, peers
 from jaxretr.export.golden import Golden, Vectors
+from jaxretr.files import sha256
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.combined_folder import load_encoder
 from jaxretr.models.dual_encoder import DualEncoder
@@ -90,7 +91,7 @@ def changed_files(folder: Path, expected: Golden) -> list[str]:
     for name, digest in expected.files.items():
         if not (folder / name).is_file():
             problems.append(f"{name} is missing")
-        elif (found := golden.sha256(folder / name)) != digest:
+        elif (found := sha256(folder / name)) != digest:
             twin = next((other for other, known in expected.files.items() if known == found), None)
             problems.append(f"{name} is what {twin} was" if twin else f"{name} was changed")
     return problems
