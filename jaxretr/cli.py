@@ -175,6 +175,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         combination_options,
         data_options,
         domain_options,
+        encode_options,
         evaluate_options,
         mine_options,
         typo_options,
@@ -219,26 +220,12 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
 
     parser_of = command(
         "encode",
-        "Encode a corpus into a folder of shards; an interrupted run goes on where it was.",
+        "Encode a corpus into a folder of shards; an interrupted run goes on where it was. With several hosts each\n"
+        "encodes its share, if JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say which it is.",
         "jaxretr encode runs/art --corpus corpus.jsonl --out runs/art/embeddings",
     )
     _add_model(parser_of)
-    add = parser_of.add_argument
-    add("--corpus", metavar="FILE", required=True, help="BEIR jsonl or folder, DPR tsv, MS MARCO tsv; also .gz")
-    add("--out", metavar="DIR", required=True, help="new, empty, or the folder of an interrupted run")
-    add(
-        "--side",
-        choices=("passage", "question"),
-        default="passage",
-        help="which tower; with question FILE holds questions (default: %(default)s)",
-    )
-    add(
-        "--dtype",
-        choices=("float32", "float16"),
-        default="float32",
-        help="of the stored numbers (default: %(default)s)",
-    )
-    add("--shard-rows", type=_at_least_one, default=50_000, metavar="N", help="rows a file (default: %(default)s)")
+    encode_options.add_options(parser_of, _at_least_one)
 
     parser_of = command(
         "search",

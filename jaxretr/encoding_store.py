@@ -1,36 +1,57 @@
 """The embedding store: a folder of shards that an interrupted `jaxretr encode` goes on with.
 
-It holds embeddings-00000-of-00003.npy and so on (float32 or float16, [rows, D]), ids.jsonl (one JSON string a row), and
-meta.json, which names the model and the texts by fingerprint and lists the shards that are finished. Each file appears
-whole or not at all, and a shard counts only once meta.json lists it.
+It holds
+
+  meta.json                        model, texts and settings; written first, and never again
+  ids.jsonl                        one JSON string a row
+  embeddings-00000-of-00003.npy    a shard: float32, float16, bfloat16 (its bits as uint16) or int8, [rows, D]
+  scales-00000-of-00003.npy        of an int8 shard, float32 [rows]: a row is its integers times its scale
+  embeddings-00000-of-00003.json   the shard's record: sha256 of its files, and the address of the store it belongs to
+  ids.json                         the same of the ids
+
+The address is a sha256 over all that decides the numbers: model, texts, settings. Each file appears whole or not at
+all, and a shard counts only once it has a record: so any number of processes and hosts can write one store, and none of
+them writes to another's file. The arrays are read through memory maps.
 """
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
 from jaxretr.data.corpus import Corpus, content_fingerprint
+from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.questions import Question
 from jaxretr.data.tokens import tokenizer_fingerprint
+from jaxretr.data.vector_files import VectorDtype, bytes_a_row, dequantise, numpy_dtype, quantise, read_npy, write_npy
 from jaxretr.errors import UserError
-from jaxretr.files import atomic_write
+from jaxretr.files import atomic_write, sha256
 from jaxretr.json_dataclass import dataclass_from
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder, Side
+from jaxretr.parallel.mesh import wait_for_all
+from jaxretr.sealed_json import read_sealed, write_sealed
 from jaxretr.search.index_folder import read_ids
 
 META = "meta.json"
 IDS = "ids.jsonl"
+IDS_RECORD = "ids.json"
 
 _FORMAT = "jaxretr-embeddings"
-_VERSION = 1
+_VERSION = 2
+_AGAIN = "run the same `jaxretr encode` command again to replace it"
+
+# Of int8 shards, which are made float32 a piece at a time.
+_PIECE_ROWS = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +64,9 @@ class StoreMeta:
       model_fingerprint: of weights, configuration and tokenizer.
       texts_fingerprint: of ids and texts in their order.
       rows, dim: N and D.
-      dtype: of the stored numbers, "float32" or "float16".
+      dtype: of the stored numbers.
       compute: of the encoder's matmuls, "float32" or "bfloat16".
       shard_rows: rows of every shard but the last.
-      truncated: for each shard how many of its texts were cut at the model's maximum length; None: not finished.
     """
 
     side: Side
@@ -55,96 +75,121 @@ class StoreMeta:
     texts_fingerprint: str
     rows: int
     dim: int
-    dtype: str
+    dtype: VectorDtype
     compute: str
     shard_rows: int
-    truncated: tuple[int | None, ...] = ()
 
     @property
     def shards(self) -> int:
         """How many shards the whole store has."""
         return -(-self.rows // self.shard_rows)
 
+    @property
+    def address(self) -> str:
+        """A sha256 (hexadecimal) over all that decides the numbers; the model's name does not."""
+        return hashlib.sha256(json.dumps({**dataclasses.asdict(self), "model": None}).encode()).hexdigest()
+
+    @property
+    def bytes(self) -> int:
+        """What the shards take on disk; the ids come on top."""
+        return self.rows * bytes_a_row(self.dim, self.dtype)
+
+    def span(self, shard: int) -> tuple[int, int]:
+        """The rows [start, stop) of a shard."""
+        start = shard * self.shard_rows
+        return start, min(start + self.shard_rows, self.rows)
+
 
 class EmbeddingStore:
-    """A store that is being written (`begin`) or that is complete (`open`)."""
+    """A store that is being written (`begin`) or that is complete (`open`).
 
-    def __init__(self, folder: Path, meta: StoreMeta):
+    Attributes:
+      folder: where it is.
+      meta: what it holds.
+    """
+
+    def __init__(self, folder: Path, meta: StoreMeta, cut: Sequence[int | None]):
         """Use `begin` or `open`."""
         self.folder = folder
         self.meta = meta
+        self._cut = list(cut)
 
     @classmethod
-    def begin(cls, folder: str | Path, meta: StoreMeta, ids: Sequence[str]) -> "EmbeddingStore":
+    def begin(cls, folder: str | Path, meta: StoreMeta, ids: Iterable[str]) -> "EmbeddingStore":
         """Makes the folder, or goes on with one that the same model and texts were begun in.
+
+        Shards that are there are read and compared with their sha256; what was removed or damaged counts as missing.
+        In a run of several processes all must call this.
 
         Args:
           folder: new, empty, or a store.
-          meta: of the whole store; its `truncated` is not looked at.
-          ids: N ids.
+          meta: of the whole store.
+          ids: N ids; read only where they are not written yet.
 
         Raises:
           UserError: the folder holds something else or another model's or other texts' embeddings, or cannot be
             written.
         """
         folder = Path(folder).expanduser()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # What a killed process left behind; complete files have no such name.
-            for leftover in folder.glob(".*.part"):
-                leftover.unlink(missing_ok=True)
-            names = sorted(entry.name for entry in folder.iterdir())
-        except OSError as error:
-            raise UserError(f"{folder}: cannot be written ({error.strerror}); give another --out folder") from error
-        meta = dataclasses.replace(meta, truncated=(None,) * meta.shards)
-        if META in names:
-            found = _read_meta(folder)
-            _check_same(folder, found, meta)
-            meta = dataclasses.replace(meta, truncated=found.truncated)
-        elif set(names) - {IDS}:
-            raise UserError(f"{folder}: holds something else ({names[0]}); give a new or empty --out folder")
-        store = cls(folder, meta)
-        if META not in names or IDS not in names:
-            with atomic_write(folder / IDS) as file:
-                file.writelines(json.dumps(name) + "\n" for name in ids)
-        # A listed shard that has been removed or damaged since is encoded again.
-        store._update([cut if store._is_whole(shard) else None for shard, cut in enumerate(meta.truncated)])
+        store = cls(folder, meta, [None] * meta.shards)
+        if jax.process_index() == 0:
+            store._prepare(ids)
+        wait_for_all("the store's folder")
+        store._cut = store._map(store._cut_if_whole, range(meta.shards))
         return store
 
     @classmethod
     def open(cls, folder: str | Path) -> "EmbeddingStore":
-        """Opens a complete store for reading.
+        """Opens a complete store for reading; looks at headers and sizes only, see `verify`.
 
         Raises:
           UserError: there is none, it is incomplete, or it is damaged.
         """
-        store = cls(Path(folder).expanduser(), _read_meta(Path(folder).expanduser()))
-        missing = store.missing()
+        folder = Path(folder).expanduser()
+        store = cls(folder, meta := _read_meta(folder), [])
+        missing = [shard for shard in range(meta.shards) if not store._record_path(shard).exists()]
         if missing:
             raise UserError(
-                f"{store.folder}: {len(missing)} of {store.meta.shards} shards are not finished; "
+                f"{folder}: {len(missing)} of {meta.shards} shards are not finished; "
                 "run the same `jaxretr encode` command again to complete it"
             )
-        for shard in range(store.meta.shards):
-            store._array(shard)
+        store._cut = [store._record(shard)["truncated"] for shard in range(meta.shards)]
+        for shard in range(meta.shards):
+            store._arrays(shard)
         return store
+
+    def verify(self, advance: Callable[[int], None] = lambda rows: None) -> None:
+        """Reads everything and compares it with the sha256 that it was written with.
+
+        Args:
+          advance: called with the number of rows that were compared since the last call, from any thread.
+
+        Raises:
+          UserError: a byte was changed, in one line that names all such files.
+        """
+
+        def problems_of(shard: int) -> list[str]:
+            problems = self._changed(self._record(shard))
+            start, stop = self.meta.span(shard)
+            advance(stop - start)
+            return problems
+
+        problems = self._changed(read_sealed(self.folder / IDS_RECORD, _AGAIN))
+        problems += [problem for of_shard in self._map(problems_of, range(self.meta.shards)) for problem in of_shard]
+        if problems:
+            raise UserError(f"{self.folder}: {', '.join(problems)}; {_AGAIN}")
 
     def missing(self) -> list[int]:
         """The numbers of the shards that are not finished."""
-        return [shard for shard, cut in enumerate(self.meta.truncated) if cut is None]
-
-    def span(self, shard: int) -> tuple[int, int]:
-        """The rows [start, stop) of a shard."""
-        start = shard * self.meta.shard_rows
-        return start, min(start + self.meta.shard_rows, self.meta.rows)
+        return [shard for shard, cut in enumerate(self._cut) if cut is None]
 
     @property
     def cut(self) -> int:
         """How many texts of the finished shards were cut at the model's maximum length."""
-        return sum(cut or 0 for cut in self.meta.truncated)
+        return sum(cut or 0 for cut in self._cut)
 
     def write(self, shard: int, embeddings: np.ndarray, cut: int) -> None:
-        """Writes a shard and lists it as finished.
+        """Writes a shard, and then its record.
 
         Args:
           shard: its number.
@@ -154,18 +199,21 @@ class EmbeddingStore:
         Raises:
           UserError: a number is not finite or too large for the store's dtype, or the folder cannot be written.
         """
+        dtype = self.meta.dtype
+        stored = numpy_dtype("float32" if dtype == "int8" else dtype)
         with np.errstate(over="ignore"):  # Reported in the next lines, with its row.
-            values = np.ascontiguousarray(embeddings, self.meta.dtype)
+            values = np.ascontiguousarray(embeddings, stored)
         finite = np.isfinite(values).all(axis=1)
         if not finite.all():
-            row = self.span(shard)[0] + int(np.argmin(finite))
-            remedy = "; check the model" if self.meta.dtype == "float32" else "; use --dtype float32 in another folder"
-            raise UserError(f"{self._path(shard)}: row {row}: its embedding is no finite {self.meta.dtype}{remedy}")
-        with atomic_write(self._path(shard), "wb") as file:
-            # Not np.save: on a full disk it raises an error that has lost the operating system's reason.
-            np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
-            file.write(values.data)
-        self._update([cut if number == shard else old for number, old in enumerate(self.meta.truncated)])
+            row = self.meta.span(shard)[0] + int(np.argmin(finite))
+            remedy = "use --dtype float32 in another folder" if dtype == "float16" else "check the model"
+            raise UserError(f"{self._paths(shard)[0]}: row {row}: its embedding is no finite {stored}; {remedy}")
+        arrays = quantise(values) if dtype == "int8" else (values,)
+        for path, array in zip(self._paths(shard), arrays, strict=True):
+            with atomic_write(path, "wb") as file:
+                write_npy(file, array)
+        self._write_record(self._record_path(shard), self._paths(shard), truncated=cut)
+        self._cut[shard] = cut
 
     def read_ids(self) -> list[str]:
         """The ids of all rows.
@@ -176,39 +224,113 @@ class EmbeddingStore:
         return read_ids(self.folder / IDS, self.meta.rows, "remove it and run `jaxretr encode` again")
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """Yields the shards as memory maps [rows, D], in the order of the rows."""
+        """Yields all rows in their order, as arrays [n, D]: the shards' memory maps, or pieces of int8 as float32."""
         for shard in range(self.meta.shards):
-            yield self._array(shard)
+            arrays = self._arrays(shard)
+            if len(arrays) == 1:
+                yield arrays[0]
+                continue
+            for start in range(0, len(arrays[0]), _PIECE_ROWS):
+                yield dequantise(*(array[start : start + _PIECE_ROWS] for array in arrays))
 
-    def _path(self, shard: int) -> Path:
-        return self.folder / f"embeddings-{shard:05d}-of-{self.meta.shards:05d}.npy"
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Reads rows [start, stop), as many of them as there are; float32 [n, D]."""
+        found = [np.empty((0, self.meta.dim), np.float32)]
+        for shard in range(start // self.meta.shard_rows, self.meta.shards):
+            first, _ = self.meta.span(shard)
+            if first >= stop:
+                break
+            arrays = [array[max(start - first, 0) : stop - first] for array in self._arrays(shard)]
+            found.append(dequantise(*arrays) if len(arrays) == 2 else arrays[0].astype(np.float32))
+        return np.concatenate(found)
 
-    def _array(self, shard: int) -> np.ndarray:
-        path = self._path(shard)
-        again = "run the same `jaxretr encode` command again to replace it"
+    # ---- files -------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, ids: Iterable[str]) -> None:
+        folder = self.folder
         try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise UserError(f"{path}: cannot be read ({_first_line(error)}); {again}") from error
-        start, stop = self.span(shard)
-        if array.shape != (stop - start, self.meta.dim) or array.dtype != self.meta.dtype:
-            raise UserError(
-                f"{path}: holds {array.dtype} {list(array.shape)}, but {META} says {self.meta.dtype} "
-                f"{[stop - start, self.meta.dim]}; {again}"
-            )
-        return array
+            folder.mkdir(parents=True, exist_ok=True)
+            # What a killed process left behind; complete files have no such name.
+            for leftover in folder.glob(".*.part"):
+                leftover.unlink(missing_ok=True)
+            names = sorted(entry.name for entry in folder.iterdir())
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written ({error.strerror}); give another --out folder") from error
+        if META in names:
+            _check_same(folder, _read_meta(folder), self.meta)
+        elif names:
+            raise UserError(f"{folder}: holds something else ({names[0]}); give a new or empty --out folder")
+        else:
+            content = {"format": _FORMAT, "version": _VERSION, **dataclasses.asdict(self.meta)}
+            write_sealed(folder / META, content)
+        if not self._ids_are_whole():
+            with atomic_write(folder / IDS) as file:
+                file.writelines(json.dumps(name) + "\n" for name in ids)
+            self._write_record(folder / IDS_RECORD, [folder / IDS])
 
-    def _is_whole(self, shard: int) -> bool:
+    def _ids_are_whole(self) -> bool:
         try:
-            self._array(shard)
+            return not self._changed(read_sealed(self.folder / IDS_RECORD, _AGAIN))
         except UserError:
             return False
-        return True
 
-    def _update(self, truncated: Sequence[int | None]) -> None:
-        self.meta = dataclasses.replace(self.meta, truncated=tuple(truncated))
-        with atomic_write(self.folder / META) as file:
-            json.dump({"format": _FORMAT, "version": _VERSION, **dataclasses.asdict(self.meta)}, file, indent=1)
+    def _paths(self, shard: int) -> list[Path]:
+        names = ["embeddings", "scales"] if self.meta.dtype == "int8" else ["embeddings"]
+        return [self.folder / f"{name}-{shard:05d}-of-{self.meta.shards:05d}.npy" for name in names]
+
+    def _record_path(self, shard: int) -> Path:
+        return self.folder / f"embeddings-{shard:05d}-of-{self.meta.shards:05d}.json"
+
+    def _write_record(self, path: Path, files: Sequence[Path], **facts: int) -> None:
+        hashes = {file.name: sha256(file) for file in files}
+        write_sealed(path, {"store": self.meta.address, "sha256": hashes, **facts})
+
+    def _record(self, shard: int) -> dict[str, Any]:
+        path = self._record_path(shard)
+        record = read_sealed(path, _AGAIN)
+        if record.get("store") != self.meta.address:
+            raise UserError(f"{path}: belongs to another store (another model, other texts or settings); {_AGAIN}")
+        return record
+
+    def _changed(self, record: dict[str, Any]) -> list[str]:
+        """One line for each file of a record that is not as it was."""
+        problems = []
+        for name, digest in record["sha256"].items():
+            path = self.folder / name
+            if not path.is_file():
+                problems.append(f"{name} is missing")
+            elif sha256(path) != digest:
+                problems.append(f"{name} was changed")
+        return problems
+
+    def _arrays(self, shard: int) -> list[np.ndarray]:
+        """The shard's memory maps: its numbers, and the scales of int8."""
+        start, stop = self.meta.span(shard)
+        dtypes, shapes = [self.meta.dtype, "float32"], [(stop - start, self.meta.dim), (stop - start,)]
+        found = []
+        for path, dtype, shape in zip(self._paths(shard), dtypes, shapes, strict=False):
+            try:
+                array = read_npy(path, dtype)
+            except (OSError, ValueError, EOFError) as error:
+                raise UserError(f"{path}: cannot be read ({_first_line(error)}); {_AGAIN}") from error
+            if array.shape != shape:
+                raise UserError(f"{path}: holds {list(array.shape)}, but {META} says {list(shape)}; {_AGAIN}")
+            found.append(array)
+        return found
+
+    def _cut_if_whole(self, shard: int) -> int | None:
+        """How many texts of a shard were cut; None where it has to be written (again)."""
+        try:
+            record = self._record(shard)
+            self._arrays(shard)
+        except UserError:
+            return None
+        return None if self._changed(record) else record["truncated"]
+
+    def _map(self, function: Callable[[int], Any], shards: Iterable[int]) -> list[Any]:
+        # Hashing lets other threads run.
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+            return list(threads.map(function, shards))
 
 
 def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "passage") -> str:
@@ -236,8 +358,10 @@ def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "pass
     return digest.hexdigest()
 
 
-def texts_fingerprint(content: Corpus | Sequence[Question]) -> str:
+def texts_fingerprint(content: Corpus | CorpusStream | Sequence[Question]) -> str:
     """A sha256 (hexadecimal) over ids and texts (and titles), in their order."""
+    if isinstance(content, CorpusStream):
+        return content.fingerprint
     if isinstance(content, Corpus):
         return content.fingerprint()
     return content_fingerprint([question.id for question in content], [question.text for question in content])
@@ -254,20 +378,15 @@ def is_store(folder: str | Path) -> bool:
 
 def _read_meta(folder: Path) -> StoreMeta:
     path = folder / META
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: no readable store ({_first_line(error)}); run `jaxretr encode` first") from error
+    if not path.is_file():
+        raise UserError(f"{path}: no store is there; run `jaxretr encode` first")
     another = f"{path}: not the description of a {_FORMAT} version {_VERSION}; give another folder"
-    if not isinstance(content, dict) or (content.pop("format", None), content.pop("version", None)) != (
-        _FORMAT,
-        _VERSION,
-    ):
+    if not is_store(folder):
         raise UserError(another)
-    meta: StoreMeta = dataclass_from(StoreMeta, content, str(path))
-    if len(meta.truncated) != meta.shards:
+    content = read_sealed(path, "encode into another folder")
+    if (content.pop("format"), content.pop("version", None)) != (_FORMAT, _VERSION):
         raise UserError(another)
-    return meta
+    return dataclass_from(StoreMeta, content, str(path))
 
 
 def _check_same(folder: Path, found: StoreMeta, wanted: StoreMeta) -> None:

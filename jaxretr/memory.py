@@ -12,8 +12,8 @@ log = logging.getLogger(__name__)
 
 def size(count: float) -> str:
     """Bytes for people: "1.5 GiB"."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
+    for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1024 or unit == "TiB":
             return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
         count /= 1024
     raise AssertionError

@@ -136,7 +136,7 @@ def test_version(capsys: pytest.CaptureFixture[str]):
         ("--verson", "--verson: no such option; did you mean '--version'?"),
         ("encode m --corpsu c --out o", "--corpsu: no such option of encode; did you mean '--corpus'?"),
         ("encode m --corpus c --out o --dytpe=float16", "--dytpe: no such option of encode; did you mean '--dtype'?"),
-        ("encode m --corpus c --out o --dtype int8", "argument --dtype: invalid choice: 'int8'"),
+        ("encode m --corpus c --out o --dtype int4", "argument --dtype: invalid choice: 'int4'"),
         ("encode m --corpus c --out o --shard-rows 0", "argument --shard-rows: '0' is no whole number from 1"),
         ("encode m --corpus c --out o more", "more: not expected here; see: jaxretr encode --help"),
         ("encode m", "the following arguments are required: --corpus, --out; see: jaxretr encode --help"),
@@ -379,7 +379,10 @@ def test_encode_goes_on_after_a_kill_and_reports_cut_texts(
     encoder = DualEncoder.from_pretrained(trained / "run")
     encoder.encode_passages(list(read_corpus(CORPUS)))
     assert encoder.truncated > 0
-    assert f"{rows} passages, 16 dimensions, 3 shards; {encoder.truncated} texts were cut at 48 tokens" in captured.out
+    assert (
+        f"{rows} passages, 16 dimensions, float32, 1.2 KiB in 3 shards; {encoder.truncated} texts were cut"
+        in captured.out
+    )
 
 
 def test_encode_questions_in_float16(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

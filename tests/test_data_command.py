@@ -223,7 +223,7 @@ def test_inspect_what_this_program_wrote(tmp_path, capsys):
     )
     store = EmbeddingStore.begin(tmp_path / "store", meta, ["a", "b", "c"])
     for shard in store.missing():
-        store.write(shard, np.ones((2 - shard, 4), np.float32), cut=0)
+        store.write(shard, np.ones((2 - shard, 4), np.float32), cut=shard)
     ExactIndex(np.eye(3, 4, dtype=np.float32), ids=["a", "b", "c"]).save(tmp_path / "index")
     expected = {
         (tokens.folder, "token store"): {
@@ -234,10 +234,15 @@ def test_inspect_what_this_program_wrote(tmp_path, capsys):
         },
         (tmp_path / "store", "embedding store"): {
             "passages": "3",
+            "cut at the model's length": "1",
             "dimensions": "4",
             "shards": "2",
             "type": "float32",
+            "matmuls": "float32",
+            "on disk": "48 bytes",
             "model": "the/model",
+            "address": meta.address[:12],
+            "length of a vector": "2.0000 (of the first 3, from 2.0000 to 2.0000)",
         },
         (tmp_path / "index", "exact index"): {"rows": "3", "dimensions": "4", "type": "float32", "ids": "3"},
     }

@@ -1,4 +1,4 @@
-"""The embedding store: an interrupted run goes on, nothing half-written is ever read, and mixtures are refused."""
+"""The embedding store: an interrupted run goes on, nothing half-written or changed is read, mixtures are refused."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ META = StoreMeta(
 
 def fill(store: EmbeddingStore, shards: list[int] | None = None) -> None:
     for shard in store.missing() if shards is None else shards:
-        start, stop = store.span(shard)
+        start, stop = store.meta.span(shard)
         store.write(shard, EMBEDDINGS[start:stop], cut=shard)
 
 
@@ -50,10 +50,43 @@ def test_what_is_written_is_read(tmp_path: Path):
     np.testing.assert_array_equal(np.concatenate(blocks), EMBEDDINGS)
     assert read.read_ids() == IDS
     assert read.cut == 0 + 1 + 2
-    assert files(read.folder) == [*(f"embeddings-0000{n}-of-00003.npy" for n in range(3)), "ids.jsonl", "meta.json"]
+    of_shards = [f"embeddings-0000{n}-of-00003.{ending}" for n in range(3) for ending in ("json", "npy")]
+    assert files(read.folder) == [*of_shards, "ids.json", "ids.jsonl", "meta.json"]
+    np.testing.assert_array_equal(read.rows(3, 9), EMBEDDINGS[3:9])
+    np.testing.assert_array_equal(read.rows(8, 99), EMBEDDINGS[8:])
     # A .npy file like any other.
     np.testing.assert_array_equal(np.load(read.folder / "embeddings-00001-of-00003.npy"), EMBEDDINGS[4:8])
     assert is_store(read.folder)
+
+
+@pytest.mark.parametrize("dtype, error", [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
+def test_half_precision_is_rounded_once_and_memory_mapped(tmp_path: Path, dtype: str, error: float):
+    meta = dataclasses.replace(META, dtype=dtype)
+    fill(EmbeddingStore.begin(tmp_path, meta, IDS))
+    store = EmbeddingStore.open(tmp_path)
+    blocks = list(store.blocks())
+    assert all(block.dtype.name == dtype and isinstance(block, np.memmap) for block in blocks)
+    # Rounding to the nearest changes a number by at most half of its last place.
+    np.testing.assert_allclose(np.concatenate(blocks).astype(np.float32), EMBEDDINGS, rtol=error, atol=0)
+    np.testing.assert_array_equal(store.rows(2, 7), np.concatenate(blocks)[2:7].astype(np.float32))
+    assert meta.bytes == sum((tmp_path / name).stat().st_size - 128 for name in files(tmp_path) if name.endswith("npy"))
+
+
+def test_int8_is_off_by_half_a_step_of_each_rows_own_scale(tmp_path: Path):
+    meta = dataclasses.replace(META, dtype="int8")
+    # Rows of very different size: one scale for all would leave nothing of the small ones. And a row of zeros.
+    embeddings = EMBEDDINGS * np.float32(10.0) ** np.arange(-5, 5, dtype=np.float32)[:, None]
+    embeddings[4] = 0
+    store = EmbeddingStore.begin(tmp_path, meta, IDS)
+    for shard in store.missing():
+        store.write(shard, embeddings[slice(*meta.span(shard))], 0)
+    read = np.concatenate(list(EmbeddingStore.open(tmp_path).blocks()))
+    assert read.dtype == np.float32
+    step = np.abs(embeddings).max(axis=1, keepdims=True) / 127
+    assert (np.abs(read - embeddings) <= step * (0.5 + 1e-5)).all()
+    np.testing.assert_array_equal(EmbeddingStore.open(tmp_path).rows(3, 10), read[3:10])
+    # The headers of .npy files, 128 bytes each, are not counted.
+    assert meta.bytes == sum((tmp_path / name).stat().st_size - 128 for name in files(tmp_path) if name.endswith("npy"))
 
 
 def test_float16_is_rounded_once_and_refuses_what_it_cannot_hold(tmp_path: Path):
@@ -73,7 +106,7 @@ def test_a_number_that_is_not_finite_is_refused_and_leaves_no_shard(tmp_path: Pa
     broken[3, 0] = np.nan
     with pytest.raises(UserError, match=r"row 3: .*check the model"):
         store.write(0, broken, 0)
-    assert files(tmp_path) == ["ids.jsonl", "meta.json"]
+    assert files(tmp_path) == ["ids.json", "ids.jsonl", "meta.json"]
 
 
 # ---- interrupted runs ------------------------------------------------------------------------------------------------
@@ -90,23 +123,26 @@ def test_finished_shards_are_not_asked_for_again(tmp_path: Path):
     np.testing.assert_array_equal(np.concatenate(list(EmbeddingStore.open(tmp_path).blocks())), EMBEDDINGS)
 
 
-@pytest.mark.parametrize("moment", ["ids", "first meta", "shard", "shard listed"])
+@pytest.mark.parametrize("moment", ["before ids", "before their record", "shard", "before its record"])
 def test_killed_at_any_moment_the_store_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str):
     """A kill between two files, and the half file that it leaves behind."""
 
     class Killed(BaseException):
         pass
 
-    def killed(*_: object) -> None:
+    def killed(*_: object, **__: object) -> None:
         raise Killed
 
-    if moment == "ids":
+    if moment == "before ids":
+        with pytest.raises(Killed):
+            EmbeddingStore.begin(tmp_path, META, (killed() for _ in range(1)))
+        assert files(tmp_path) == ["meta.json"]
         (tmp_path / ".ids.jsonl.0a1b.part").write_text('"1"\n"0')
-    elif moment == "first meta":
+    elif moment == "before their record":
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(EmbeddingStore, "_update", killed)
+            patch.setattr(EmbeddingStore, "_write_record", killed)
             EmbeddingStore.begin(tmp_path, META, IDS)
-        assert files(tmp_path) == ["ids.jsonl"]
+        assert files(tmp_path) == ["ids.jsonl", "meta.json"]
     else:
         store = EmbeddingStore.begin(tmp_path, META, IDS)
         fill(store, [0])
@@ -114,17 +150,59 @@ def test_killed_at_any_moment_the_store_resumes(tmp_path: Path, monkeypatch: pyt
             (tmp_path / ".embeddings-00001-of-00003.npy.0a1b.part").write_bytes(b"\x93NUMPY half")
         else:
             with monkeypatch.context() as patch, pytest.raises(Killed):
-                patch.setattr(EmbeddingStore, "_update", killed)
+                patch.setattr(EmbeddingStore, "_write_record", killed)
                 fill(store, [1])
-            # Written, but not listed, so its count of cut texts is not known: it is encoded again.
+            # Written, but without a record, so its count of cut texts is not known: it is encoded again.
             assert (tmp_path / "embeddings-00001-of-00003.npy").exists()
     again = EmbeddingStore.begin(tmp_path, META, IDS)
-    assert again.missing() == ([1, 2] if moment.startswith("shard") else [0, 1, 2])
+    assert again.missing() == ([1, 2] if "shard" in moment or "its" in moment else [0, 1, 2])
     fill(again)
     read = EmbeddingStore.open(tmp_path)
     np.testing.assert_array_equal(np.concatenate(list(read.blocks())), EMBEDDINGS)
     assert read.read_ids() == IDS
+    read.verify()
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_one_changed_byte_in_any_file_is_found(tmp_path: Path, dtype: str):
+    fill(EmbeddingStore.begin(tmp_path, dataclasses.replace(META, dtype=dtype), IDS))
+    counted = []
+    EmbeddingStore.open(tmp_path).verify(counted.append)
+    assert sum(counted) == ROWS
+    for name in files(tmp_path):
+        path = tmp_path / name
+        content = path.read_bytes()
+        # In the middle of what is in the file: of a .npy, behind its header.
+        place = len(content) - 3 if name.endswith("npy") else len(content) // 2
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(UserError, match=name.split("-")[0].split(".")[0]):
+            EmbeddingStore.open(tmp_path).verify()
+        path.write_bytes(content)
+    EmbeddingStore.open(tmp_path).verify()
+
+
+def test_a_shard_with_a_changed_byte_is_encoded_again(tmp_path: Path):
+    fill(EmbeddingStore.begin(tmp_path, META, IDS))
+    path = tmp_path / "embeddings-00001-of-00003.npy"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 4]))
+    again = EmbeddingStore.begin(tmp_path, META, IDS)
+    assert again.missing() == [1]
+    fill(again)
+    assert path.read_bytes() == whole
+
+
+def test_a_shard_of_another_store_is_found(tmp_path: Path):
+    other = dataclasses.replace(META, model_fingerprint="another")
+    for folder, meta in (("one", META), ("other", other)):
+        fill(EmbeddingStore.begin(tmp_path / folder, meta, IDS))
+    for ending in ("npy", "json"):
+        name = f"embeddings-00001-of-00003.{ending}"
+        (tmp_path / "one" / name).write_bytes((tmp_path / "other" / name).read_bytes())
+    with pytest.raises(UserError, match=r"embeddings-00001.*belongs to another store \(another model, other texts"):
+        EmbeddingStore.open(tmp_path / "one")
+    assert EmbeddingStore.begin(tmp_path / "one", META, IDS).missing() == [1]
 
 
 @pytest.mark.parametrize("damage", ["cut short", "removed", "another shape", "no npy"])
@@ -159,6 +237,9 @@ def test_damaged_ids_are_named_and_removed_ones_written_again(tmp_path: Path):
     (tmp_path / "ids.jsonl").write_text("".join(lines[:-1]))
     with pytest.raises(UserError, match="9 ids for 10 embeddings"):
         store.read_ids()
+    with pytest.raises(UserError, match=r"ids\.jsonl was changed"):
+        store.verify()
+    assert EmbeddingStore.begin(tmp_path, META, IDS).read_ids() == IDS
     (tmp_path / "ids.jsonl").unlink()
     assert EmbeddingStore.begin(tmp_path, META, IDS).read_ids() == IDS
 
@@ -205,14 +286,12 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path):
 @pytest.mark.parametrize(
     "content, message",
     [
-        (None, "no readable store .*run `jaxretr encode` first"),
-        ("{", "no readable store"),
-        ("[]", "not the description of a jaxretr-embeddings version 1"),
-        ('{"format": "jaxretr-exact-index", "version": 1}', "not the description of a jaxretr-embeddings version 1"),
-        ({"version": 2}, "not the description of a jaxretr-embeddings version 1"),
-        ({"row": 3}, r"meta\.json: unknown key 'row'; did you mean 'rows'"),
-        ({"truncated": [0]}, "not the description"),
-        ({"rows": "10"}, r"meta\.json: 'rows' is '10'; it must be a whole number"),
+        (None, "no store is there; run `jaxretr encode` first"),
+        ("{", "not the description of a jaxretr-embeddings version 2"),
+        ("[]", "not the description of a jaxretr-embeddings version 2"),
+        ('{"format": "jaxretr-exact-index", "version": 1}', "not the description of a jaxretr-embeddings version 2"),
+        ({"rows": 11}, r"meta\.json: was changed after it was written; encode into another folder"),
+        ({"more": 1}, r"meta\.json: was changed after it was written"),
     ],
 )
 def test_meta_that_is_not_ours(tmp_path: Path, content: str | dict | None, message: str):

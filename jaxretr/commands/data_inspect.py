@@ -5,6 +5,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +19,14 @@ from jaxretr.data.text_rows import BadRows, RowError, find_input
 from jaxretr.data.training_formats import FORMATS, numbered_examples
 from jaxretr.errors import UsageError
 from jaxretr.evaluate.runs import read_run
+from jaxretr.memory import size
+
+if TYPE_CHECKING:
+    from jaxretr.encoding_store import EmbeddingStore
 
 _SHOWN_CHARACTERS = 100
 _SHOWN_PASSAGES = 3
+_SAMPLED_VECTORS = 1000
 
 
 def run(args: argparse.Namespace) -> None:
@@ -226,14 +232,20 @@ def store_lines(path: Path) -> list[str]:
     from jaxretr.search.index_folder import read
 
     if is_store(path):
-        meta = EmbeddingStore.open(path).meta
+        store = EmbeddingStore.open(path)
+        meta = store.meta
         return [
             f"{path}: embedding store",
             _row(f"{meta.side}s", meta.rows),
+            _row("  cut at the model's length", store.cut),
             _row("dimensions", meta.dim),
             _row("shards", meta.shards),
             _row("type", meta.dtype),
+            _row("matmuls", meta.compute),
+            _row("on disk", size(meta.bytes)),
             _row("model", meta.model),
+            _row("address", meta.address[:12]),
+            _row("length of a vector", _lengths(store)),
         ]
     embeddings, ids = read(path)
     return [
@@ -243,6 +255,12 @@ def store_lines(path: Path) -> list[str]:
         _row("type", embeddings.dtype.name),
         _row("ids", "none" if ids is None else len(ids)),
     ]
+
+
+def _lengths(store: "EmbeddingStore") -> str:
+    """Of some vectors, which show whether the model normalises them."""
+    first = np.linalg.norm(store.rows(0, _SAMPLED_VECTORS), axis=1)
+    return f"{first.mean():.4f} (of the first {len(first)}, from {first.min():.4f} to {first.max():.4f})"
 
 
 class _Listed(BadRows):

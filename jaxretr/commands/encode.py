@@ -1,22 +1,51 @@
 """`jaxretr encode`: texts to an embedding store."""
 
 import argparse
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
+import jax
+
+from jaxretr.commands.data import counted
 from jaxretr.commands.model import encode_rows, load_model
 from jaxretr.commands.progress import Progress
-from jaxretr.data.corpus import Corpus
+from jaxretr.data.corpus import Corpus, Passage
+from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.questions import Question
-from jaxretr.data.readers import read_corpus, read_questions
+from jaxretr.data.readers import read_questions
+from jaxretr.data.vector_files import VectorDtype
 from jaxretr.encoding_store import EmbeddingStore, StoreMeta, model_fingerprint, texts_fingerprint
+from jaxretr.errors import UsageError, UserError
+from jaxretr.memory import announce, size
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder, Side
+from jaxretr.parallel.mesh import init_distributed, wait_for_all
+
+log = logging.getLogger(__name__)
+
+Content = Corpus | CorpusStream | Sequence[Question]
+
+# A text of 100 words as Python holds it, and its tokens.
+_BYTES_A_TEXT = 3_000
+
+# What the encoder's own arrays take while it runs: programs and activations of a batch that suits a CPU.
+_BYTES_OF_THE_ENGINE = 200 * 2**20
 
 
 def run(args: argparse.Namespace) -> None:
     """Encodes a corpus (or questions) into the shards that are not there yet."""
-    content = read_corpus(args.corpus) if args.side == "passage" else read_questions(args.corpus)
+    if args.side == "question" and len(args.corpus) > 1:
+        raise UsageError("--side question reads one file; give --corpus once")
+    init_distributed()
+    content: Content = (
+        CorpusStream(args.corpus, watch=lambda passages: counted(passages, "passage"))
+        if args.side == "passage"
+        else read_questions(args.corpus[0])
+    )
     encoder = load_model(args)
     store = encode_into(
         encoder,
@@ -28,61 +57,119 @@ def run(args: argparse.Namespace) -> None:
         shard_rows=args.shard_rows,
         batch_size=args.batch_size,
     )
+    if jax.process_index():
+        return
     meta = store.meta
     longest = getattr(encoder.config, f"max_{args.side}_length")
     print(
-        f"{store.folder}: {meta.rows} {args.side}s, {meta.dim} dimensions, {meta.shards} shards; "
-        f"{store.cut} texts were cut at {longest} tokens"
+        f"{store.folder}: {meta.rows} {args.side}s, {meta.dim} dimensions, {meta.dtype}, {size(meta.bytes)} in "
+        f"{meta.shards} shards; {store.cut} texts were cut at {longest} tokens"
     )
 
 
 def encode_into(
     encoder: DualEncoder | CombinedEncoder,
-    content: Corpus | Sequence[Question],
+    content: Content,
     out: str | Path,
     *,
     model: str,
     compute: str,
-    dtype: str = "float32",
+    dtype: VectorDtype = "float32",
     shard_rows: int = 50_000,
     batch_size: int | None = None,
 ) -> EmbeddingStore:
     """Encodes into an embedding store, going on where an earlier process was interrupted.
 
+    In a run of several processes each encodes its share of the shards on its own devices; all must call this, and all
+    must see the folder.
+
     Args:
       encoder: the model.
-      content: a corpus for its passage side, questions for its question side.
+      content: a corpus for its passage side, questions for its question side. A `CorpusStream` is read along the way:
+        the texts of two shards are in memory at a time.
       out: the store's folder.
       model: its name, for messages.
       compute: of its matmuls, "float32" or "bfloat16".
-      dtype: of the stored numbers, "float32" or "float16".
+      dtype: of the stored numbers.
       shard_rows: rows a file.
       batch_size: texts a batch; None: what suits the device.
+
+    Returns:
+      The complete store.
     """
-    side: Side = "passage" if isinstance(content, Corpus) else "question"
+    side: Side = "passage" if isinstance(content, Corpus | CorpusStream) else "question"
     meta = StoreMeta(
         side=side,
         model=model,
         model_fingerprint=model_fingerprint(encoder, side),
         texts_fingerprint=texts_fingerprint(content),
-        rows=len(content),
+        rows=content.num_rows if isinstance(content, CorpusStream) else len(content),
         dim=encoder.config.embedding_size,
         dtype=dtype,
         compute=compute,
         shard_rows=shard_rows,
     )
     store = EmbeddingStore.begin(out, meta, ids_of(content))
-    with Progress(len(content), side, "encoded") as progress:
-        missing = store.missing()
-        progress.skip(sum(stop - start for start, stop in map(store.span, set(range(meta.shards)) - set(missing))))
+    mine = range(jax.process_index(), meta.shards, jax.process_count())
+    missing = [shard for shard in store.missing() if shard in mine]
+    left = _rows(meta, missing)
+    if missing:
+        announce(
+            f"{left} {side}s of {meta.dim} dimensions",
+            2 * min(shard_rows, meta.rows) * (meta.dim * 4 + _BYTES_A_TEXT) + _BYTES_OF_THE_ENGINE,
+            disk=meta.bytes * left // meta.rows,
+            folder=store.folder,
+        )
+    began = time.monotonic()
+    with Progress(_rows(meta, mine), side, "encoded") as progress, ThreadPoolExecutor(1, "read") as thread:
+        progress.skip(_rows(meta, mine) - left)
+        pieces = _pieces(content, [meta.span(shard) for shard in missing])
+        coming = thread.submit(next, pieces, None)
         for shard in missing:
+            piece = coming.result()
+            start, stop = meta.span(shard)
+            if piece is None or len(piece) < stop - start:
+                raise UserError("the corpus has become shorter while it was read; leave it as it is, and start again")
+            coming = thread.submit(next, pieces, None)
             embeddings, cut = encode_rows(
-                encoder, content, *store.span(shard), batch_size=batch_size, advance=progress.advance
+                encoder, piece, 0, len(piece), batch_size=batch_size, advance=progress.advance
             )
             store.write(shard, embeddings, cut)
-    return store
+    if missing:
+        seconds = time.monotonic() - began
+        log.info("encoded %d %ss in %.0f s, %.0f/s", left, side, seconds, left / seconds)
+    wait_for_all("the end of encoding")
+    return EmbeddingStore.open(out)
 
 
-def ids_of(content: Corpus | Sequence[Question]) -> list[str]:
+def ids_of(content: Content) -> Iterable[str]:
     """The ids of passages or questions, in their order."""
-    return content.ids if isinstance(content, Corpus) else [question.id for question in content]
+    if isinstance(content, CorpusStream):
+        return (passage.id for _, passage in content.passages())
+    return content.ids if isinstance(content, Corpus) else (question.id for question in content)
+
+
+def _rows(meta: StoreMeta, shards: Iterable[int]) -> int:
+    return sum(stop - start for start, stop in map(meta.span, shards))
+
+
+def _pieces(content: Content, spans: Sequence[tuple[int, int]]) -> Iterator[Corpus | Sequence[Question]]:
+    """Yields the passages or questions of spans [start, stop), which ascend."""
+    if isinstance(content, CorpusStream):
+        passages, row = content.passages(), 0
+        for start, stop in spans:
+            next(islice(passages, start - row, start - row), None)
+            yield _as_corpus(passage for _, passage in islice(passages, stop - start))
+            row = stop
+        return
+    for start, stop in spans:
+        yield (
+            _as_corpus(map(content.__getitem__, range(start, stop)))
+            if isinstance(content, Corpus)
+            else content[start:stop]
+        )
+
+
+def _as_corpus(passages: Iterable[Passage]) -> Corpus:
+    rows = list(passages)
+    return Corpus([row.id for row in rows], [row.title for row in rows], [row.text for row in rows])

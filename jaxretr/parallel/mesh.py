@@ -141,6 +141,12 @@ def replicate(mesh: Mesh, tree: Any) -> Any:
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
 
 
+def wait_for_all(what: str) -> None:
+    """Returns when all processes of the run have come here; `what` names the place, and all must give the same."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)
+
+
 def to_host(x: Any) -> np.ndarray:
     """Fetches a whole array, also one whose shards are on other hosts (then every host must call this)."""
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):

@@ -1,0 +1,31 @@
+"""What can be typed behind `jaxretr encode`."""
+
+import argparse
+from collections.abc import Callable
+
+
+def add_options(parser: argparse.ArgumentParser, number: Callable[[str], int]) -> None:
+    """Adds all options but MODEL's; `number` reads a whole number from 1."""
+    add = parser.add_argument
+    add(
+        "--corpus",
+        metavar="FILE",
+        required=True,
+        action="append",
+        help="BEIR jsonl or folder, DPR tsv, MS MARCO tsv; also .gz; again for another file of the same corpus. Read "
+        "along the way, never held in memory",
+    )
+    add("--out", metavar="DIR", required=True, help="new, empty, or the folder of an interrupted run")
+    add(
+        "--side",
+        choices=("passage", "question"),
+        default="passage",
+        help="which tower; with question FILE holds questions (default: %(default)s)",
+    )
+    add(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16", "int8"),
+        default="float32",
+        help="of the stored numbers; int8 has a scale for each row (default: %(default)s)",
+    )
+    add("--shard-rows", type=number, default=50_000, metavar="N", help="rows a file (default: %(default)s)")
