@@ -1,4 +1,4 @@
-"""`jaxretr encode` killed at random moments, and encoding by two processes: the bytes are those of one undisturbed run."""
+"""`jaxretr encode` as processes: killed at random moments or two at once they write the bytes of one undisturbed run."""
 
 import os
 import random
@@ -98,3 +98,22 @@ def test_two_processes_encode_one_store(words: list[str], undisturbed: tuple[dic
     # The first says what was made, and each encoded its half.
     assert [" shards; " in stdout for stdout, _ in outputs] == [True, False]
     assert all("encoded 10 passages in" in stderr for _, stderr in outputs), outputs
+
+
+def test_a_corpus_larger_than_memory_is_read_along_the_way(words: list[str], tmp_path: Path):
+    """Nine times as many passages need no more memory; held as texts alone they would take 100 MB more."""
+    program = "import sys\nfrom jaxretr import cli, memory\nassert cli.main(sys.argv[1:]) == 0\nprint(memory.peak())"
+    peaks = []
+    for count in (3_000, 27_000):
+        corpus = tmp_path / f"{count}.jsonl"
+        with open(corpus, "w", encoding="utf-8") as file:
+            for row in range(count):
+                file.write(f'{{"_id": "{row}", "text": "{row} {"words " * 700}"}}\n')
+        command = [sys.executable, "-c", program, "encode", words[4], "--corpus", str(corpus), "--shard-rows", "1000"]
+        done = subprocess.run(
+            [*command, "--out", str(tmp_path / f"{count}")], capture_output=True, text=True, check=True
+        )
+        peaks.append(int(done.stdout.splitlines()[-1]))
+    grown = (peaks[1] - peaks[0]) / 2**20
+    print(f"peaks of {peaks[0] / 2**20:.0f} and {peaks[1] / 2**20:.0f} MiB")
+    assert grown < 60, "8 bytes a passage are kept, and what the allocator makes of it"
