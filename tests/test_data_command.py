@@ -224,7 +224,9 @@ def test_inspect_what_this_program_wrote(tmp_path, capsys):
     store = EmbeddingStore.begin(tmp_path / "store", meta, ["a", "b", "c"])
     for shard in store.missing():
         store.write(shard, np.ones((2 - shard, 4), np.float32), cut=shard)
-    ExactIndex(np.eye(3, 4, dtype=np.float32), ids=["a", "b", "c"]).save(tmp_path / "index")
+    ExactIndex(np.eye(3, 4, dtype=np.float32), ids=["a", "b", "c"], metadata={"year": [1, 2, 2], "by": ["x"] * 3}).save(
+        tmp_path / "index"
+    )
     expected = {
         (tokens.folder, "token store"): {
             "rows": "20",
@@ -244,7 +246,13 @@ def test_inspect_what_this_program_wrote(tmp_path, capsys):
             "address": meta.address[:12],
             "length of a vector": "2.0000 (of the first 3, from 2.0000 to 2.0000)",
         },
-        (tmp_path / "index", "exact index"): {"rows": "3", "dimensions": "4", "type": "float32", "ids": "3"},
+        (tmp_path / "index", "exact index"): {
+            "rows": "3",
+            "dimensions": "4",
+            "type": "float32",
+            "ids": "3",
+            "metadata": "year, by",
+        },
     }
     for (folder, kind), found in expected.items():
         assert run("inspect", folder) == 0

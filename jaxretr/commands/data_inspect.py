@@ -254,7 +254,7 @@ def store_lines(path: Path) -> list[str]:
         _row("dimensions", embeddings.shape[1]),
         _row("type", embeddings.dtype.name),
         _row("ids", "none" if ids is None else len(ids)),
-        _row("metadata", ", ".join(metadata) or "none"),
+        *([_row("metadata", ", ".join(metadata))] if metadata else []),
     ]
 
 
