@@ -110,13 +110,15 @@ class _Found:
 
     Attributes:
       grades: the grade of each retrieved passage, best first; None without a judgement.
-      ranks: ranks (from 1) of the relevant ones, ascending.
+      gains: (rank from 1, grade) of those with a grade from 1, by rank.
+      ranks: ranks of the relevant ones, ascending.
       ideal: the grades from 1 of all judged passages, retrieved or not, descending.
       relevant: how many passages are relevant, retrieved or not.
       not_relevant: how many are judged not relevant, with a grade from 0.
     """
 
     grades: list[int | None]
+    gains: list[tuple[int, int]]
     ranks: list[int]
     ideal: list[int]
     relevant: int
@@ -132,9 +134,11 @@ def _found(question_id: str, judged: Mapping[str, int], retrieved: Mapping[str, 
     # which is the order of their UTF-8 bytes, hence of C's strcmp.
     ranking = sorted(zip(scores.tolist(), retrieved, strict=True), reverse=True)
     grades = [judged.get(passage_id) for _, passage_id in ranking]
+    gains = [(rank, grade) for rank, grade in enumerate(grades, start=1) if grade is not None and grade > 0]
     return _Found(
         grades,
-        [rank for rank, grade in enumerate(grades, start=1) if grade is not None and grade >= level],
+        gains,
+        [rank for rank, grade in gains if grade >= level],
         sorted((grade for grade in judged.values() if grade > 0), reverse=True),
         sum(grade >= level for grade in judged.values()),
         sum(0 <= grade < level for grade in judged.values()),
@@ -142,11 +146,7 @@ def _found(question_id: str, judged: Mapping[str, int], retrieved: Mapping[str, 
 
 
 def _ndcg(found: _Found, cut: float) -> float:
-    gained = sum(
-        grade / math.log2(rank + 1)
-        for rank, grade in enumerate(found.grades, start=1)
-        if grade and grade > 0 and rank <= cut
-    )
+    gained = sum(grade / math.log2(rank + 1) for rank, grade in found.gains if rank <= cut)
     best = sum(grade / math.log2(rank + 1) for rank, grade in enumerate(found.ideal, start=1) if rank <= cut)
     return _share(gained, best)
 
@@ -193,7 +193,7 @@ def _bpref(found: _Found, cut: float) -> float:
 
 
 def _holes(found: _Found, cut: float) -> float:
-    first = [grade for rank, grade in enumerate(found.grades, start=1) if rank <= cut]
+    first = found.grades[: int(min(cut, len(found.grades)))]
     return _share(first.count(None), len(first))
 
 
