@@ -241,11 +241,12 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
 
     parser_of = command(
         "evaluate",
-        "Measure a run (recall, MRR, nDCG or Acc@k), or a model on a BEIR folder; paired tests with --baseline, and\n"
-        "with --typos what typos in the questions cost a model, beside BM25 and other models.",
-        "jaxretr evaluate --run run.trec --qrels qrels/test.tsv --baseline bm25.trec\n"
+        "Measure a run (recall, MRR, nDCG or Acc@k), or a model on a BEIR folder or a suite of them; paired tests with\n"
+        "--baseline, and with --typos what typos in the questions cost a model, beside BM25 and other models.",
+        "jaxretr evaluate --run run.trec --qrels qrels/test.tsv --baseline bm25.trec --plot curves.pdf\n"
         "  jaxretr evaluate --run run.trec --answers questions.tsv --corpus corpus.tsv\n"
         "  jaxretr evaluate runs/art --beir scifact --split test\n"
+        "  jaxretr evaluate runs/art --suite beir --out runs/art/beir --format latex\n"
         "  jaxretr evaluate runs/dpr --beir nq --split dev,test --typos --and-model runs/robust --plot typos.png\n"
         "  jaxretr evaluate runs/dpr --beir nq --typos dictionary --typo-queries people=typed.jsonl",
     )
