@@ -177,6 +177,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         domain_options,
         encode_options,
         evaluate_options,
+        export_options,
         mine_options,
         typo_options,
     )
@@ -288,28 +289,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     domain_options.add_commands(command, _at_least_one)
     typo_options.add_commands(command, _at_least_one)
 
-    parser_of = command(
-        "export",
-        "Write a model in the layout of another library, with a model card and vectors that verify checks.",
-        "jaxretr export runs/dpr --to sentence-transformers --out exports/dpr\n"
-        "  jaxretr export runs/dpr --to huggingface --layout dpr --out exports/dpr_hf --license apache-2.0",
-    )
-    _add_model(parser_of, encodes=False)
-    add = parser_of.add_argument
-    add(
-        "--to",
-        choices=("huggingface", "sentence-transformers", "jaxretr"),
-        required=True,
-        help="whose layout; sentence-transformers' is also text-embeddings-inference's and vLLM's",
-    )
-    add("--out", metavar="DIR", required=True, help="a new or empty folder")
-    add(
-        "--layout",
-        choices=("bert", "dpr"),
-        help="of huggingface: BertModel, or DPRQuestionEncoder and DPRContextEncoder (default: dpr for a model with a "
-        "projection, which BertModel has not, else bert)",
-    )
-    add("--license", metavar="NAME", help="for the model card, as the hub writes it (default: unknown)")
+    export_options.add_command(command, lambda parser: _add_model(parser, encodes=False), _at_least_one)
 
     parser_of = command(
         "verify",
