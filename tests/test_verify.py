@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from test_export import make
 
-from jaxretr import cli
+from jaxretr import cli, sealed_json
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UsageError, UserError
-from jaxretr.export import golden, sealed_json
+from jaxretr.export import golden
 from jaxretr.export.folder import export
 from jaxretr.export.verify_model import verify
 from jaxretr.files import sha256

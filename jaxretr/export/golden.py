@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 import jaxretr
+from jaxretr import sealed_json
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows
 from jaxretr.errors import UserError
-from jaxretr.export import sealed_json
 from jaxretr.files import atomic_write, sha256
 from jaxretr.models.combined_encoder import CombinedConfig, CombinedEncoder, parts_of
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import jaxretr
+from jaxretr import sealed_json
 from jaxretr.errors import UserError
-from jaxretr.export import sealed_json
 from jaxretr.files import sha256
 
 MANIFEST = "manifest.json"
