@@ -16,6 +16,7 @@ _HOME = {
     "Bm25Index": "jaxretr.search.bm25",
     "TypoGenerator": "jaxretr.data.typos",
     "UserError": "jaxretr.errors",
+    "mteb_model": "jaxretr.evaluate.mteb_adapter",
 }
 
 __all__ = [
@@ -28,11 +29,13 @@ __all__ = [
     "TypoGenerator",
     "UserError",
     "load_encoder",
+    "mteb_model",
 ]
 
 if TYPE_CHECKING:
     from jaxretr.data.typos import TypoGenerator
     from jaxretr.errors import UserError
+    from jaxretr.evaluate.mteb_adapter import mteb_model
     from jaxretr.models.adapter import Adapter
     from jaxretr.models.combined_encoder import CombinedEncoder
     from jaxretr.models.combined_folder import load_encoder

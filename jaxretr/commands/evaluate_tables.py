@@ -88,7 +88,8 @@ def as_text(grid: Grid) -> str:
     marks = any(cell.marked for row in grid.rows for cell in row.cells)
     lines = [(grid.head, *(column + " " * marks for column in grid.columns))]
     lines += [
-        (row.name, *(cell.text + ("†" if cell.marked else " ") * marks for cell in row.cells)) for row in grid.rows
+        (" ".join(row.name.split()), *(cell.text + ("†" if cell.marked else " ") * marks for cell in row.cells))
+        for row in grid.rows
     ]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join([cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])]).rstrip() for cells in lines]
