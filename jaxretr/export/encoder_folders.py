@@ -161,7 +161,7 @@ def check(folder: Path, library: str, load: Callable[[Path], Callable[[np.ndarra
     )
     refuse(folder, [f"computed by {library}, {problem}"] if problem else [])
     return (
-        f"{len(expected)} golden vectors of {' and '.join(facts['texts'])}s, computed by {library}, agree to "
+        f"{len(expected)} golden vectors of {' and '.join(f'{side}s' for side in facts['texts'])}, computed by {library}, agree to "
         f"{difference:.1g} of their length (allowed: {TOLERANCE:.0e})"
     )
 

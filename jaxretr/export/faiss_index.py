@@ -64,7 +64,7 @@ def export(
       UserError: FAISS is not installed or cannot make such an index, an id that a file of lines cannot hold, vectors
         that are not finite, or a folder that cannot be written.
     """
-    faiss = import_extra("faiss", "faiss")
+    faiss = import_extra("faiss", "export")
     out, meta = Path(out).expanduser(), source.store.meta
     source.check_ids_of_lines("FAISS's docid file")
     index, recipe = _new_index(faiss, kind, meta.rows, meta.dim)
@@ -120,7 +120,7 @@ def verify(folder: Path) -> str:
     facts = stated.facts
     # FAISS trusts what it reads, down to the sizes that it allocates: a changed index is not given to it.
     refuse(folder, manifest.changed_files(folder, stated))
-    faiss = import_extra("faiss", "faiss")
+    faiss = import_extra("faiss", "export")
     try:
         read = faiss.read_index_binary if facts["faiss_kind"] == BINARY else faiss.read_index
         index = read(str(folder / INDEX))

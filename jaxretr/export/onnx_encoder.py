@@ -43,8 +43,8 @@ def export(
     Raises:
       UserError: onnx or onnxruntime is not installed, a parallel adapter, or as of `encoder_folders.export`.
     """
-    import_extra("onnx", "onnx")
-    import_extra("onnxruntime", "onnx")
+    import_extra("onnx", "export")
+    import_extra("onnxruntime", "export")
     if isinstance(encoder, CombinedEncoder):
         parts = [part.as_plain() for part in encoder.parts]
         encoder = CombinedEncoder(parts, encoder.config.weights, encoder.config.how, names=encoder.names)
@@ -61,7 +61,7 @@ def verify(folder: Path) -> str:
 
 
 def _write(folder: Path, one: Tower) -> None:
-    onnx = import_extra("onnx", "onnx")
+    onnx = import_extra("onnx", "export")
     params = jax.tree.map(to_host, one.params)
     model = onnx_graph.build(one.encoder.config, params)
     apart = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) > _INSIDE
@@ -71,7 +71,7 @@ def _write(folder: Path, one: Tower) -> None:
 
 
 def _load(folder: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    runtime = import_extra("onnxruntime", "onnx")
+    runtime = import_extra("onnxruntime", "export")
     try:
         session = runtime.InferenceSession(str(folder / MODEL), providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a dozen kinds of its own.

@@ -33,7 +33,7 @@ class _Graph:
 
     def constant(self, values: Any, name: str = "", dtype: Any = np.float32) -> str:
         name = name or f"constant_{len(self.constants)}"
-        self.constants[name] = self.numpy_helper.from_array(np.ascontiguousarray(values, dtype), name)
+        self.constants[name] = self.numpy_helper.from_array(np.asarray(values, dtype, order="C"), name)
         return name
 
     def integers(self, *values: int) -> str:
@@ -62,8 +62,8 @@ def build(config: DualEncoderConfig, params: Params) -> Any:
     Raises:
       UserError: onnx is not installed.
     """
-    onnx = import_extra("onnx", "onnx")
-    import_extra("onnx.numpy_helper", "onnx")
+    onnx = import_extra("onnx", "export")
+    import_extra("onnx.numpy_helper", "export")
     graph, bert, weights = _Graph(onnx), config.bert, params["bert"]
     mask = graph.add("Cast", MASK, to=onnx.TensorProto.FLOAT)
     x = _embeddings(graph, bert, weights)

@@ -51,7 +51,7 @@ def export(
       UserError: flatbuffers is not installed, or as of `encoder_folders.export`.
     """
     # jax.export writes and reads its files with it.
-    import_extra("flatbuffers", "stablehlo")
+    import_extra("flatbuffers", "export")
     if isinstance(encoder, CombinedEncoder):
         parts = [part.merge_lora() for part in encoder.parts]
         encoder = CombinedEncoder(parts, encoder.config.weights, encoder.config.how, names=encoder.names)
@@ -64,7 +64,7 @@ def export(
 
 def verify(folder: Path) -> str:
     """Lets the exported programs compute the golden vectors; see `encoder_folders.check`."""
-    import_extra("flatbuffers", "stablehlo")
+    import_extra("flatbuffers", "export")
     return encoder_folders.check(folder, "StableHLO", _load)
 
 
