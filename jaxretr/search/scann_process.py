@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 BLOCK_ROWS = 16_384
 
 # What the worker holds besides arrays: Python, NumPy and ScaNN.
-_WORKER_BYTES = 56 << 20
+_WORKER_BYTES = 42 << 20
 
 # Of every centre of the codebook (16 for two dimensions), which ScaNN writes out once for each leaf before it saves one.
-_CENTRE_BYTES = 300
+_CENTRE_BYTES = 310
 
 
 class ScannFailed(Exception):
@@ -86,7 +86,7 @@ def worker_bytes(train_rows: int, dim: int, leaves: int) -> int:
     """
     sample, block = 4 * dim * train_rows, 4 * dim * BLOCK_ROWS
     saving = leaves * dim * 8 * _CENTRE_BYTES
-    return _WORKER_BYTES + max(5 * sample, 2 * sample + saving, 5 * block // 2 + saving)
+    return _WORKER_BYTES + max(5 * sample, 2 * sample + saving, 3 * block // 2 + saving)
 
 
 def train(vectors: Path, out: Path, *, leaves: int, sample: int, seed: int) -> int:
