@@ -13,6 +13,7 @@ _HOME = {
     "Adapter": "jaxretr.models.adapter",
     "QuestionScorer": "jaxretr.models.question_scorer",
     "ExactIndex": "jaxretr.search.exact",
+    "ScannIndex": "jaxretr.search.scann",
     "Bm25Index": "jaxretr.search.bm25",
     "TypoGenerator": "jaxretr.data.typos",
     "UserError": "jaxretr.errors",
@@ -26,6 +27,7 @@ __all__ = [
     "DualEncoder",
     "ExactIndex",
     "QuestionScorer",
+    "ScannIndex",
     "TypoGenerator",
     "UserError",
     "load_encoder",
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from jaxretr.models.question_scorer import QuestionScorer
     from jaxretr.search.bm25 import Bm25Index
     from jaxretr.search.exact import ExactIndex
+    from jaxretr.search.scann import ScannIndex
 
 
 def __getattr__(name: str) -> Any:

@@ -180,6 +180,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         export_options,
         mine_options,
         typo_options,
+        update_options,
     )
 
     parser = _Parser(
@@ -288,6 +289,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     combination_options.add_commands(command, _at_least_one)
     domain_options.add_commands(command, _at_least_one)
     typo_options.add_commands(command, _at_least_one)
+    update_options.add_commands(command)
 
     export_options.add_command(command, lambda parser: _add_model(parser, encodes=False), _at_least_one)
 

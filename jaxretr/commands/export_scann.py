@@ -1,0 +1,59 @@
+"""`jaxretr export MODEL --to scann --index STORE`: a ScaNN index with a recall certificate."""
+
+import argparse
+import logging
+
+from jaxretr.commands.model import encode, load_model
+from jaxretr.commands.progress import Progress
+from jaxretr.commands.search import check_store
+from jaxretr.data.readers import read_questions
+from jaxretr.encoding_store import EmbeddingStore
+from jaxretr.errors import UsageError
+from jaxretr.search.scann import ScannIndex
+from jaxretr.search.scann_folder import check_target
+from jaxretr.search.scann_process import require_scann
+
+log = logging.getLogger(__name__)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Builds, tunes and certifies the index of a store, and prints the certificate."""
+    if args.index is None:
+        raise UsageError("--to scann makes an index of passages: give --index STORE, the folder of `jaxretr encode`")
+    # Everything that can be wrong with the input is found before the model is loaded.
+    out = check_target(args.out)
+    require_scann()
+    store = EmbeddingStore.open(args.index)
+    questions = None if args.queries is None else read_questions(args.queries)
+    encoder = load_model(args)
+    check_store(store, encoder, args.model)
+    embeddings = None if questions is None else encode(encoder, questions, getattr(args, "batch_size", None))
+    with Progress(store.meta.rows, "passage", "hashed") as progress:
+        index = ScannIndex.build(
+            store,
+            target_recall=args.target_recall,
+            k=args.k,
+            questions=embeddings,
+            train_size=args.train_size,
+            seed=args.seed,
+            # Beside the result: large files, and one file system.
+            workdir=_beside(out),
+            advance=progress.advance,
+        )
+    index.save(out)
+    print_certificate(index)
+    print(f"{out}: {len(index)} passages")
+
+
+def print_certificate(index: ScannIndex) -> None:
+    """What was measured, for people."""
+    from jaxretr.search.certificate import table
+
+    if index.certificate is not None:
+        print(table(index.certificate))
+
+
+def _beside(folder):
+    parent = folder.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    return parent
