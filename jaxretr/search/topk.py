@@ -2,7 +2,19 @@
 
 The order of results is total: higher score first, and the lower row first among equal scores. Nothing here holds a
 [B, N] matrix: each device streams over blocks of its own rows, and only k candidates a question leave it.
+
+`local_topk` has two formulations of the same search and takes the one that was measured to be faster:
+
+  `grouped_topk` on CPUs: the scores of a block of rows are reduced to the maxima of groups of 8 neighbouring rows while
+    they are in the cache; one selection over all maxima finds k groups, and only their rows are scored again. XLA's
+    top_k reads its input once but pays for every change of the best k, so few selections over much are cheap, and a
+    selection in every block is not.
+  `streamed_topk` elsewhere, and where k is so large that the groups would hold most of the rows: a selection in every
+    block, merged with the best so far.
 """
+
+from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +26,17 @@ from jaxretr.parallel.mesh import DATA
 # Row of a result that does not exist (fewer than k rows); its score is -inf.
 NO_ROW = np.int32(np.iinfo(np.int32).max)
 
-# On a CPU blocks must stay in its cache: on 2 cores 2k to 8k rows were about equally fast, 16k slower, 64k much slower.
+# Rows that `streamed_topk` scores at a time; `grouped_topk` takes no more than CPU_BLOCK_ROWS.
 BLOCK_ROWS = 8192
+CPU_BLOCK_ROWS = 1024
 
 GROUP = 16
+
+# Of `grouped_topk`: rows a group, and rows a group of groups, over whose maxima the first selection goes.
+FINE, COARSE = 8, 64
+
+# Bytes of maxima that `grouped_topk` holds: above this it selects after a part of the rows, and goes on.
+MAXIMA_BYTES = 64 * 2**20
 
 
 def local_topk(
@@ -27,8 +46,10 @@ def local_topk(
     *,
     num_valid_local: jax.Array | int,
     block_rows: int = BLOCK_ROWS,
+    allowed: jax.Array | None = None,
+    scales: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Top k of one device's rows for each question, streamed over blocks; holds at most [B, block_rows] scores.
+    """Top k of one device's rows for each question, streamed over blocks; never holds a [B, n] matrix of scores.
 
     Scores are fp32 sums of products in the wider of the two dtypes: fp32 questions with bf16 rows are exact for the
     stored rows, while questions cast to bf16 by the caller use the matrix unit's native bf16 x bf16 -> fp32. No
@@ -36,26 +57,56 @@ def local_topk(
 
     Args:
       queries: embeddings [B, D], float32 or bfloat16, B > 0.
-      rows: this device's rows [n, D], float32 or bfloat16, n > 0.
+      rows: this device's rows [n, D], float32, bfloat16 or int8, n > 0.
       k: number of results; may exceed n.
       num_valid_local: int32 scalar; rows at or after it are padding and never returned.
-      block_rows: rows scored at a time.
+      block_rows: rows scored at a time, at most.
+      allowed: bool [n], the rows that may be returned; None: all.
+      scales: float32 [n], what to multiply a row's scores with (int8 rows); None: nothing.
 
     Returns:
       scores float32 [B, k], descending, and local rows int32 [B, k]; missing results are -inf and NO_ROW.
     """
-    queries, rows = lax.stop_gradient((queries, rows))
+    # One structure for both formulations: what is not given is no argument.
+    given = {name: array for name, array in (("allowed", allowed), ("scales", scales)) if array is not None}
+    arrays = lax.stop_gradient((queries, rows, jnp.asarray(num_valid_local, jnp.int32), given))
+
+    def of(formulation: Callable) -> Callable:
+        return lambda queries, rows, valid, given: formulation(
+            queries, rows, k, num_valid_local=valid, block_rows=block_rows, **given
+        )
+
+    if not can_group(rows.shape[0], k, block_rows):
+        return of(streamed_topk)(*arrays)
+    return lax.platform_dependent(*arrays, cpu=of(grouped_topk), default=of(streamed_topk))
+
+
+def streamed_topk(
+    queries: jax.Array,
+    rows: jax.Array,
+    k: int,
+    *,
+    num_valid_local: jax.Array,
+    block_rows: int,
+    allowed: jax.Array | None = None,
+    scales: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """`local_topk` with a selection in every block; holds [B, block_rows] scores."""
     n = rows.shape[0]
     block_rows = min(block_rows, n)
-    num_valid_local = jnp.asarray(num_valid_local, jnp.int32)
 
     def score_block(block: jax.Array, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         # The last block is moved back to end with the shard, so that all blocks have one shape; what it then shares
         # with the block before it is masked.
         start = jnp.minimum(block * block_rows, n - block_rows)
-        scores = inner_products(queries, lax.dynamic_slice_in_dim(rows, start, block_rows))  # [B, block_rows]
+        cut = partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=block_rows)
+        scores = inner_products(queries, cut(rows))  # [B, block_rows]
+        if scales is not None:
+            scores *= cut(scales)
         row = start + jnp.arange(block_rows, dtype=jnp.int32)
         valid = (row >= block * block_rows) & (row < num_valid_local)
+        if allowed is not None:
+            valid &= cut(allowed)
         # top_k ranks 0.0 above -0.0, which are equal scores.
         scores = jnp.where(valid, jnp.where(scores == 0, 0.0, scores), -jnp.inf)
         scores, row = block_candidates(scores, row, k)
@@ -65,12 +116,112 @@ def local_topk(
     # The carry starts with constants, but must have the type "varying over the mesh" that the loop gives it; a choice
     # between two equal constants has that type whatever axes the inputs vary over, and the compiler removes it.
     varies = (queries[0, 0] > 0) | (rows[0, 0] > 0) | (num_valid_local > 0)
+    if allowed is not None:
+        varies |= allowed[0]
+    if scales is not None:
+        varies |= scales[0] > 0
     none = (
         jnp.full((queries.shape[0], k), jnp.where(varies, -jnp.inf, -jnp.inf)),
         jnp.full((queries.shape[0], k), jnp.where(varies, NO_ROW, NO_ROW)),
     )
     scores, row = lax.fori_loop(0, -(-n // block_rows), score_block, none)
     return scores, jnp.where(scores == -jnp.inf, NO_ROW, row)
+
+
+def can_group(n: int, k: int, block_rows: int) -> bool:
+    """Whether `grouped_topk` can search n rows for k results, and would leave most of the rows out at the end."""
+    return min(block_rows, n) >= COARSE and 2 * FINE * k <= n
+
+
+def grouped_topk(
+    queries: jax.Array,
+    rows: jax.Array,
+    k: int,
+    *,
+    num_valid_local: jax.Array,
+    block_rows: int,
+    allowed: jax.Array | None = None,
+    scales: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """`local_topk` where `can_group`: the maxima of all groups, one selection, and the scores of k groups again.
+
+    The k groups that come first by (maximum descending, group ascending) hold the top k: a row outside them is preceded
+    by the maximum of each of the k, which is higher, or equal and in a lower row. The same holds for groups of groups.
+    """
+    (n, _), batch = rows.shape, queries.shape[0]
+    # One question is bound by memory: its scores of all rows are few, and cutting blocks would copy the rows.
+    whole = batch == 1 and n % COARSE == 0 and rows.dtype == queries.dtype and 4 * n <= MAXIMA_BYTES
+    block = n if whole else min(block_rows, CPU_BLOCK_ROWS, n) // COARSE * COARSE
+    blocks = -(-n // block)
+    passes = -(-(blocks * block // FINE * batch * 4) // MAXIMA_BYTES)
+    per_pass = -(-blocks // passes)
+
+    def first_row(number: jax.Array) -> jax.Array:
+        # The last block is moved back to end with the shard; what it then shares with the one before is masked.
+        return jnp.minimum(number * block, n - block)
+
+    def block_maxima(number: jax.Array) -> jax.Array:
+        start = first_row(number)
+        cut = (lambda x: x) if whole else partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=block)
+        scores = inner_products(cut(rows), queries)  # [block, B]: questions last, so that maxima are taken in parallel
+        if scales is not None:
+            scores *= cut(scales)[:, None]
+        row = start + jnp.arange(block, dtype=jnp.int32)
+        valid = (row >= number * block) & (row < num_valid_local)
+        if allowed is not None:
+            valid &= cut(allowed)
+        scores = jnp.where(valid[:, None], scores, -jnp.inf)
+        return scores.reshape(block // FINE, FINE, batch).max(1)
+
+    def best_groups(part: jax.Array) -> tuple[jax.Array, jax.Array]:
+        numbers = part * per_pass + jnp.arange(per_pass, dtype=jnp.int32)
+        maxima = block_maxima(numbers[0])[None] if per_pass == 1 else lax.map(block_maxima, numbers)
+        maxima = maxima.reshape(-1, batch)
+        # top_k ranks 0.0 above -0.0, which are equal scores.
+        maxima = jnp.where(maxima == 0, 0.0, maxima)
+        best, group = _top_groups(maxima, k)
+        return best, part * (per_pass * block // FINE) + group
+
+    if passes == 1:
+        maxima, groups = best_groups(jnp.int32(0))
+    else:
+        maxima, groups = lax.map(best_groups, jnp.arange(passes, dtype=jnp.int32))  # [passes, B, k']
+        maxima, groups = (jnp.moveaxis(x, 0, 1).reshape(batch, -1) for x in (maxima, groups))
+    if groups.shape[1] > k:
+        _, groups = select_best(maxima, groups, k)
+    groups = jnp.sort(groups, axis=-1)  # in the order of rows, so that the first of equal scores is the lowest row
+
+    def score_groups(of_question: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        query, group = of_question
+        number, place = group // (block // FINE), group % (block // FINE)
+        first = first_row(number) + place * FINE
+        cut = jax.vmap(lambda x, start: lax.dynamic_slice_in_dim(x, start, FINE), in_axes=(None, 0))
+        scores = inner_products(cut(rows, first).reshape(k * FINE, -1), query[None])[:, 0]
+        row = first[:, None] + jnp.arange(FINE, dtype=jnp.int32)
+        valid = (row >= number[:, None] * block) & (row < num_valid_local)
+        if allowed is not None:
+            valid &= cut(allowed, first)
+        if scales is not None:
+            scores *= cut(scales, first).reshape(-1)
+        return jnp.where(valid.reshape(-1), jnp.where(scores == 0, 0.0, scores), -jnp.inf), row.reshape(-1)
+
+    scores, row = select_best(*lax.map(score_groups, (queries, groups)), k)
+    return scores, jnp.where(scores == -jnp.inf, NO_ROW, row)
+
+
+def _top_groups(maxima: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """The first k groups (or all) of maxima [groups, B] for each question: their maxima and numbers, [B, k]."""
+    groups, batch = maxima.shape
+    width = COARSE // FINE
+    if groups // width <= k:
+        best, group = lax.top_k(maxima.T, min(k, groups))
+        return best, group
+    coarse = maxima.reshape(groups // width, width, batch)
+    _, chosen = lax.top_k(coarse.max(1).T, k)
+    chosen = jnp.sort(chosen, axis=-1)  # [B, k]
+    fine = coarse[chosen, :, jnp.arange(batch)[:, None]].reshape(batch, -1)
+    number = (chosen[:, :, None] * width + jnp.arange(width, dtype=jnp.int32)).reshape(batch, -1)
+    return select_best(fine, number, k)
 
 
 def global_topk(
@@ -111,6 +262,8 @@ def search_step(
     queries_sharded: bool = False,
     block_rows: int = BLOCK_ROWS,
     axis: str = DATA,
+    allowed: jax.Array | None = None,
+    scales: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Searches rows sharded over `axis`; call it inside a shard_map over `axis`.
 
@@ -120,7 +273,8 @@ def search_step(
       k: number of results; may exceed the rows there are.
       num_valid: int32 scalar; global rows at or after it are padding.
       queries_sharded: `queries` is this device's [B / devices, D]; the batch is gathered first.
-      block_rows: rows scored at a time.
+      block_rows: rows scored at a time, at most.
+      allowed, scales: this device's part [n], see `local_topk`.
 
     Returns:
       scores float32 [B, k] and global rows int32 [B, k] of the whole batch, identical on all devices.
@@ -129,7 +283,9 @@ def search_step(
         queries = lax.all_gather(queries, axis, tiled=True, to="invarying")
     n = rows.shape[0]
     num_valid_local = jnp.clip(jnp.asarray(num_valid, jnp.int32) - lax.axis_index(axis).astype(jnp.int32) * n, 0, n)
-    found = local_topk(queries, rows, min(k, n), num_valid_local=num_valid_local, block_rows=block_rows)
+    found = local_topk(
+        queries, rows, min(k, n), num_valid_local=num_valid_local, block_rows=block_rows, allowed=allowed, scales=scales
+    )
     return global_topk(*found, k, rows_per_shard=n, axis=axis)
 
 
