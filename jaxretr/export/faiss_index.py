@@ -104,6 +104,8 @@ def export(
             "asked": f"{len(questions)} {asked}",
             "faiss": faiss.__version__,
         }
+        # Verifying reads it again, and memory need not hold it twice.
+        del index
         return finish(partial, out, KIND, facts, _readme(out.absolute().name, facts), verify)
 
 

@@ -56,7 +56,7 @@ def export(
     source.check_ids_of_lines("Pyserini's docid file")
     texts = 0 if corpus is None else 2 * find_input(corpus, "corpus.jsonl").stat().st_size
     disk = expected_bytes(meta.rows, meta.dim) + texts
-    memory.announce(f"{meta.rows} passages for Pyserini", 64 << 20, disk=disk, folder=out)
+    memory.announce(f"{meta.rows} passages for Pyserini", 200 * meta.rows + (128 << 20), disk=disk, folder=out)
     with atomic_folder(out) as partial:
         with atomic_write(partial / EMBEDDINGS) as file:
             vectors = (vector for piece in source.pieces(advance) for vector in piece)

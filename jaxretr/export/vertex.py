@@ -75,8 +75,8 @@ def export(
     if since is not None:
         since = Path(since).expanduser()
         known = row_digests.read_previous(since, KIND, meta.dim)
-    # The ids are here already; each may need an entry in the table of the earlier export.
-    needed = 16 * meta.rows + (0 if known is None else 120 * len(known)) + (64 << 20)
+    # Ids and digests of all rows, in tables when they are verified; beside them pieces of vectors.
+    needed = 400 * meta.rows + (128 << 20)
     memory.announce(f"{meta.rows} passages for Vertex", needed, disk=disk, folder=out)
     with atomic_folder(out) as partial:
         digests = np.empty(meta.rows, np.uint64)
