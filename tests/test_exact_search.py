@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec
 
 from jaxretr.errors import UsageError, UserError
 from jaxretr.parallel.mesh import DATA, make_mesh, padded_rows, put_rows, replicate, to_host
-from jaxretr.search import exact, index_folder
+from jaxretr.search import exact, index_folder, slabs
 from jaxretr.search.exact import ExactIndex, search_blocks
+from jaxretr.search.host_rows import put_matrix
 from jaxretr.search.topk import NO_ROW, local_topk, search_step
 
 # Small integers: every sum is exact in any order and dtype, and most scores are shared by many rows.
@@ -185,14 +186,14 @@ def test_index_does_not_change_with_the_array_it_was_made_from(mesh1):
 
 
 def test_long_batches_are_cut_and_short_ones_share_a_program(mesh8, monkeypatch):
-    monkeypatch.setattr(exact, "_QUERY_BUCKETS", (1, 8))
+    monkeypatch.setattr(slabs, "QUERY_BUCKETS", (1, 8))
     rows = integers(1501, DIM)
     index = ExactIndex(rows, mesh=mesh8, block_rows=BLOCK)
     assert_exact(index, integers(17, DIM, seed=4), rows, 4)  # 8 + 8 + 1
-    programs = exact._search_slab._cache_size()
+    programs = slabs.search_slab._cache_size()
     for batch in (2, 3, 7, 8, 9):
         assert_exact(index, integers(batch, DIM, seed=batch), rows, 4)
-    assert exact._search_slab._cache_size() == programs
+    assert slabs.search_slab._cache_size() == programs
 
 
 # ---------------------------------------------------------------- corpora larger than the devices
@@ -223,7 +224,7 @@ def test_a_memory_map_over_the_budget_is_streamed_two_slabs_at_a_time(mesh8, tmp
     live, events, wait = [], [], jax.block_until_ready
 
     def recorded_put_rows(mesh, read, shape, dtype):
-        put = put_rows(mesh, read, shape, dtype)
+        put = put_matrix(mesh, read, shape, dtype)
         live.append(sum(array.shape == shape for array in jax.live_arrays()))
         events.append("put")
         return put
@@ -232,7 +233,8 @@ def test_a_memory_map_over_the_budget_is_streamed_two_slabs_at_a_time(mesh8, tmp
         events.append("wait")
         return wait(arrays)
 
-    monkeypatch.setattr(exact, "put_rows", recorded_put_rows)
+    for module in (exact, slabs):
+        monkeypatch.setattr(module, "put_matrix", recorded_put_rows)
     monkeypatch.setattr(jax, "block_until_ready", recorded_wait)
     assert_exact(index, queries, rows, 4)
     assert len(live) == 5 and max(live) == 2
@@ -407,7 +409,7 @@ def test_compiled_search_holds_no_batch_by_corpus_matrix_and_has_no_collective_i
     batch, n, block, k = 64, 8192, 128, 4
     shapes = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((batch, DIM), (n, DIM)))
     arguments = (*shapes, jax.ShapeDtypeStruct((), np.int32))
-    traced = exact._search_slab.trace(*arguments, mesh=mesh8, k=k, block_rows=block)
+    traced = slabs.search_slab.trace(*arguments, mesh=mesh8, k=k, block_rows=block)
     limit = max(n // 8 * DIM, batch * block)
     largest = max(size for size in array_sizes(traced.jaxpr.jaxpr))
     assert largest == limit, "the largest array is the score block"

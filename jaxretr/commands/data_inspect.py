@@ -247,13 +247,14 @@ def store_lines(path: Path) -> list[str]:
             _row("address", meta.address[:12]),
             _row("length of a vector", _lengths(store)),
         ]
-    embeddings, ids = read(path)
+    embeddings, ids, metadata = read(path)
     return [
         f"{path}: exact index",
         _row("rows", len(embeddings)),
         _row("dimensions", embeddings.shape[1]),
         _row("type", embeddings.dtype.name),
         _row("ids", "none" if ids is None else len(ids)),
+        _row("metadata", ", ".join(metadata) or "none"),
     ]
 
 

@@ -1,6 +1,7 @@
 """Exact search over a corpus of embeddings: resident on the devices, or streamed through them from the host."""
 
 import functools
+import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -8,15 +9,21 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 
 from jaxretr.errors import UsageError, UserError, did_you_mean
-from jaxretr.parallel.mesh import DATA, make_mesh, padded_rows, put_rows, replicate, to_host
+from jaxretr.parallel.mesh import DATA, make_mesh, padded_rows, put_rows, to_host
+from jaxretr.search import first_pass as rounding
 from jaxretr.search import index_folder
-from jaxretr.search.topk import BLOCK_ROWS, NO_ROW, merge_topk, search_step
+from jaxretr.search.filters import Filters, Metadata, Where
+from jaxretr.search.host_rows import embedding_matrix, put_matrix, query_matrix, read_rows
+from jaxretr.search.slabs import Slab, cut_to_slabs, search_slabs
+from jaxretr.search.topk import BLOCK_ROWS, NO_ROW
 
-# Batches of questions are padded to one of these sizes, so that few programs are compiled; longer ones are cut.
-_QUERY_BUCKETS = (1, 8, 32, 128, 512)
+log = logging.getLogger(__name__)
+
+# Bytes of the slabs in which an index with a first pass reads its unrounded rows to measure its recall.
+_SLAB_BYTES = 128 * 2**20
 
 
 class ExactIndex:
@@ -30,7 +37,9 @@ class ExactIndex:
         embeddings: np.ndarray | jax.Array,
         ids: Sequence[str] | None = None,
         *,
+        metadata: Metadata | None = None,
         dtype: str = "float32",
+        first_pass: str | None = None,
         mesh: Mesh | None = None,
         block_rows: int = BLOCK_ROWS,
         max_device_bytes: int | None = None,
@@ -38,73 +47,188 @@ class ExactIndex:
         """Puts the embeddings on the devices, or keeps them on the host when they are too large.
 
         Args:
-          embeddings: passage embeddings [N, D]; a memory map is read one device's shard at a time.
+          embeddings: passage embeddings [N, D]; a memory map is read a few MB at a time.
           ids: N different strings; "0", "1", ... by default.
+          metadata: field -> N strings, numbers, truth values or None, for `search(where=...)`.
           dtype: stored as "float32" or "bfloat16".
+          first_pass: "bfloat16" or "int8": the devices hold the rows rounded to that, and what a search finds there is
+            scored again with the rows as they are, which stay on the host (so do not change the array; a memory map
+            takes no memory). Exact where an error bound proves it, which `search_proven` tells for each question and
+            the log in sum; `first_pass_recall` measures the rest. None: the search itself is exact.
           mesh: devices to search on, rows sharded over its "data" axis; all local devices by default.
-          block_rows: rows scored at a time on each device.
+          block_rows: rows scored at a time on each device, at most.
           max_device_bytes: bytes of embeddings that one device may hold. A larger corpus stays where it is (so do not
             change the array) and every search streams it through the devices; results are the same.
 
         Raises:
-          UserError: wrong shapes or types, NaN or infinity, or ids that repeat or do not match the rows.
-          UsageError: unknown dtype, or a budget too small for any slice of the corpus.
+          UserError: wrong shapes or types, NaN or infinity, ids that repeat or do not match the rows, or metadata that
+            does not.
+          UsageError: unknown dtype or first_pass, or a budget too small for any slice of the corpus or for a first
+            pass.
         """
-        self._init(embeddings, ids, "embeddings", dtype, mesh, block_rows, max_device_bytes)
+        self._init(embeddings, ids, metadata, "embeddings", dtype, first_pass, mesh, block_rows, max_device_bytes)
 
-    def _init(self, embeddings, ids, source, dtype, mesh, block_rows, max_device_bytes):
+    def _init(self, embeddings, ids, metadata, source, dtype, first_pass, mesh, block_rows, max_device_bytes):
         self._dtype = _storage_dtype(dtype)
+        kind = rounding.check_kind(first_pass)
         self._mesh = make_mesh(jax.local_devices()) if mesh is None else mesh
         self._block_rows = _positive("block_rows", block_rows)
-        embeddings = _embedding_matrix(embeddings, source)
+        embeddings = embedding_matrix(embeddings, source)
         self._shape = n, dim = embeddings.shape
         if not n:
             raise UserError(f"{source}: no rows to index; encode at least one passage")
         if n >= NO_ROW:
             raise UserError(f"{source}: {n} rows are more than the {NO_ROW - 1} of one index; split the corpus")
         self._ids = None if ids is None else _unique_ids(ids, n)
-        read = functools.partial(_read_rows, embeddings, dtype=self._dtype, source=source)
+        self._filters = Filters(n, self._ids, metadata)
+        self._source = source
+        read = functools.partial(read_rows, embeddings, dtype=self._dtype, source=source)
         total = padded_rows(n, self._mesh)
-        # One of the two: rows resident on the devices, or the host's array that every search streams.
+        resident = self._dtype if kind is None else np.dtype(jnp.dtype(kind))
+        fits = max_device_bytes is None or _device_bytes(total, dim, resident, self._mesh) <= max_device_bytes
+        # Resident on the devices are all rows or none, as they are or rounded.
         self._rows: jax.Array | None = None
-        self._host: np.ndarray | None = None
-        if max_device_bytes is None or _device_bytes(total, dim, self._dtype, self._mesh) <= max_device_bytes:
-            self._rows = put_rows(self._mesh, read, (total, dim), self._dtype)
+        self._rounded: rounding.FirstPass | None = None
+        # The host's array: streamed by every search, or read for the exact scores after a first pass.
+        self._host: np.ndarray | None = None if fits and kind is None else embeddings
+        self._slab_rows = _slab_rows(dim, self._dtype, self._mesh, 2 * _SLAB_BYTES)
+        if kind is not None:
+            if not fits:
+                raise UsageError(
+                    f"max_device_bytes={max_device_bytes} is too small for a first pass in {kind}, which stays on the "
+                    "devices; search without one"
+                )
+            exact = functools.partial(read_rows, embeddings, dtype=np.dtype(np.float32), source=source)
+            self._rounded = rounding.round_rows(self._mesh, exact, (total, dim), kind)
+        elif fits:
+            self._rows = put_matrix(self._mesh, read, (total, dim), self._dtype)
         else:
-            self._host, self._source = embeddings, source
             self._slab_rows = _slab_rows(dim, self._dtype, self._mesh, max_device_bytes)
 
     def __len__(self) -> int:
         return self._shape[0]
 
-    def search(self, queries: np.ndarray | jax.Array, k: int = 10) -> tuple[np.ndarray, list[list[str]]]:
+    @property
+    def dim(self) -> int:
+        """D, the embeddings' dimensions."""
+        return self._shape[1]
+
+    def search(
+        self,
+        queries: np.ndarray | jax.Array,
+        k: int = 10,
+        *,
+        allow: Iterable[str] | None = None,
+        deny: Iterable[str] | None = None,
+        where: Where | None = None,
+    ) -> tuple[np.ndarray, list[list[str]]]:
         """Finds the k passages with the highest inner product for each question.
 
         Args:
-          queries: question embeddings [B, D], cast to float32.
-          k: results a question; at most N are returned.
+          queries: question embeddings [B, D], cast to float32; any number of them.
+          k: results a question; as many are returned as there are rows that may be found, if that is less.
+          allow: ids that may be found; all by default.
+          deny: ids that may not be found.
+          where: field -> the value that a row must have there, or several of which it must have one. Fields are those
+            of `metadata`; a value that no row has matches nothing.
 
         Returns:
-          scores float32 [B, min(k, N)], descending, and for each question the ids in the same order.
+          scores float32 [B, k'], descending, and for each question the ids in the same order; k' is the smaller one of
+          k and of the number of rows that may be found, which is the same for all questions.
 
         Raises:
-          UserError: wrong shape, NaN or infinity in the questions, or k < 1.
+          UserError: wrong shape, NaN or infinity in the questions, k < 1, or an id or a field that is not there.
         """
-        scores, rows = self.search_rows(queries, k)
+        scores, rows = self.search_rows(queries, k, allow=allow, deny=deny, where=where)
         name = str if self._ids is None else self._ids.__getitem__
         return scores, [[name(row) for row in found] for found in rows.tolist()]
 
-    def search_rows(self, queries: np.ndarray | jax.Array, k: int = 10) -> tuple[np.ndarray, np.ndarray]:
-        """Like `search`, but returns row numbers, int64 [B, min(k, N)], in place of ids."""
-        n, dim = self._shape
-        k = min(_positive("k", k), n)
-        queries = _query_matrix(queries, dim)
-        if self._host is not None:
-            slabs = _slabs(self._mesh, [self._host], self._dtype, self._source, self._slab_rows)
+    def search_rows(
+        self,
+        queries: np.ndarray | jax.Array,
+        k: int = 10,
+        *,
+        allow: Iterable[str] | None = None,
+        deny: Iterable[str] | None = None,
+        where: Where | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Like `search`, but returns row numbers, int64 [B, k'], in place of ids."""
+        scores, rows, proven = self.search_proven(queries, k, allow=allow, deny=deny, where=where)
+        if not proven.all():
+            log.info(
+                "%d of %d questions are not proven exact after the first pass; first_pass_recall measures them",
+                *(np.count_nonzero(~proven), len(proven)),
+            )
+        return scores, rows
+
+    def search_proven(
+        self,
+        queries: np.ndarray | jax.Array,
+        k: int = 10,
+        *,
+        allow: Iterable[str] | None = None,
+        deny: Iterable[str] | None = None,
+        where: Where | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Like `search_rows`, and whether each question's result is proven exact, bool [B]: always without first pass."""
+        queries = query_matrix(queries, self.dim)
+        mask = self._filters.mask(allow, deny, where)
+        there = len(self) if mask is None else int(np.count_nonzero(mask))
+        k = min(_positive("k", k), there)
+        if not k:
+            return (
+                np.empty((len(queries), 0), np.float32),
+                np.empty((len(queries), 0), np.int64),
+                np.ones(len(queries), bool),
+            )
+        if self._rounded is not None:
+            return self._two_passes(self._rounded, queries, k, mask, rounding.candidates(k, there))
+        return *self._one_pass(queries, k, mask), np.ones(len(queries), bool)
+
+    def _one_pass(self, queries: np.ndarray, k: int, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        if self._rows is not None:
+            slabs = iter([Slab(self._rows, len(self), self._put_mask(mask))])
         else:
-            assert self._rows is not None
-            slabs = iter([(self._rows, n)])
-        return _search_slabs(self._mesh, slabs, queries, k, self._block_rows)
+            assert self._host is not None
+            slabs = cut_to_slabs(
+                *(self._mesh, [self._host], self._dtype, self._source), slab_rows=self._slab_rows, allowed=mask
+            )
+        return search_slabs(self._mesh, slabs, queries, k, self._block_rows)
+
+    def _two_passes(
+        self, rounded: rounding.FirstPass, queries: np.ndarray, k: int, mask: np.ndarray | None, count: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        assert self._host is not None
+        query_dtype = rounded.query_dtype(self._mesh, len(queries))
+        slabs = [Slab(rounded.rows, len(self), self._put_mask(mask), rounded.scales)]
+        first, found = search_slabs(self._mesh, slabs, queries, count, self._block_rows, query_dtype)
+        scores, rows = rounding.rescore(self._host, queries, found, k, self._dtype)
+        there = len(self) if mask is None else np.count_nonzero(mask)
+        proven = scores[:, -1].astype(np.float64) > first[:, -1] + rounded.slack(queries, query_dtype)
+        return scores, rows, proven | (count == there)
+
+    def first_pass_recall(self, queries: np.ndarray | jax.Array, k: int = 10) -> float:
+        """Measures what a first pass loses: the mean share of the true top k that a search with it finds.
+
+        Args:
+          queries: question embeddings [B, D].
+          k: results a question.
+
+        Returns:
+          From 0 to 1; 1 without a first pass.
+        """
+        if self._rounded is None:
+            return 1.0
+        queries = query_matrix(queries, self.dim)
+        _, found = self.search_rows(queries, k)
+        _, true = self._one_pass(queries, found.shape[1], None)
+        shares = [len(np.intersect1d(*pair)) / found.shape[1] for pair in zip(found, true, strict=True)]
+        return float(np.mean(shares)) if shares else 1.0
+
+    def _put_mask(self, mask: np.ndarray | None) -> jax.Array | None:
+        if mask is None:
+            return None
+        return put_rows(self._mesh, mask, (padded_rows(len(self), self._mesh),), np.bool_)
 
     def save(self, directory: str | os.PathLike) -> None:
         """Writes the index to a folder, which appears complete or not at all and replaces an older index.
@@ -118,12 +242,12 @@ class ExactIndex:
         pieces = self._pieces()
         if self._mesh.is_multi_process and jax.process_index():
             return
-        index_folder.write(directory, self._shape, self._dtype, self._ids, pieces)
+        index_folder.write(directory, self._shape, self._dtype, self._ids, self._filters.metadata, pieces)
 
     def _pieces(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yields (first row, rows) that cover the index; padding may follow the last row."""
         if self._host is not None:
-            read = functools.partial(_read_rows, self._host, dtype=self._dtype, source=self._source)
+            read = functools.partial(read_rows, self._host, dtype=self._dtype, source=self._source)
             starts = range(0, len(self), self._block_rows)
             return ((start, read(start, start + self._block_rows)) for start in starts)
         assert self._rows is not None
@@ -137,6 +261,7 @@ class ExactIndex:
         cls,
         directory: str | os.PathLike,
         *,
+        first_pass: str | None = None,
         mesh: Mesh | None = None,
         block_rows: int = BLOCK_ROWS,
         max_device_bytes: int | None = None,
@@ -146,10 +271,11 @@ class ExactIndex:
         Raises:
           UserError: the folder is missing, incomplete, damaged or of another format.
         """
-        embeddings, ids = index_folder.read(directory)
+        embeddings, ids, metadata = index_folder.read(directory)
         index = cls.__new__(cls)
         source = str(Path(directory) / index_folder.EMBEDDINGS)
-        index._init(embeddings, ids, source, embeddings.dtype.name, mesh, block_rows, max_device_bytes)
+        dtype = embeddings.dtype.name
+        index._init(embeddings, ids, metadata, source, dtype, first_pass, mesh, block_rows, max_device_bytes)
         return index
 
 
@@ -158,6 +284,7 @@ def search_blocks(
     queries: np.ndarray | jax.Array,
     k: int = 10,
     *,
+    allowed: np.ndarray | None = None,
     dtype: str = "float32",
     mesh: Mesh | None = None,
     block_rows: int = BLOCK_ROWS,
@@ -170,123 +297,25 @@ def search_blocks(
       blocks: host arrays [n, D], in the order of rows; at most two are on the devices at a time. A block larger than
         the first one is cut.
       queries: question embeddings [B, D], cast to float32.
-      k: results a question; at most as many as there are rows are returned.
+      k: results a question; as many are returned as there are rows that may be found, if that is less.
+      allowed: bool [N], the rows that may be found, see `filters.Filters.mask`; all by default.
       dtype, mesh, block_rows: see `ExactIndex`.
 
     Returns:
-      scores float32 [B, min(k, N)], descending, and rows int64 [B, min(k, N)] counted over all blocks.
+      scores float32 [B, k'], descending, and rows int64 [B, k'] counted over all blocks; k' is the smaller one of k and
+      of the number of rows that may be found.
 
     Raises:
-      UserError: wrong shapes, NaN or infinity, no rows at all, or k < 1.
+      UserError: wrong shapes, NaN or infinity, no rows at all, another number of rows than `allowed` has, or k < 1.
     """
     storage = _storage_dtype(dtype)
     mesh = make_mesh(jax.local_devices()) if mesh is None else mesh
-    queries = _query_matrix(queries, None)
-    slabs = _slabs(mesh, blocks, storage, "blocks", None, queries.shape[1])
-    return _search_slabs(mesh, slabs, queries, _positive("k", k), _positive("block_rows", block_rows))
-
-
-@functools.partial(jax.jit, static_argnames=("mesh", "k", "block_rows"))
-def _search_slab(queries, rows, num_valid, *, mesh: Mesh, k: int, block_rows: int):
-    """Returns scores [B, k] and rows of the slab [B, k], on every device."""
-    step = functools.partial(_sharded_step, k=k, block_rows=block_rows)
-    specs = (PartitionSpec(), PartitionSpec(DATA), PartitionSpec())
-    return jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())(queries, rows, num_valid)
-
-
-def _sharded_step(queries, rows, num_valid, *, k: int, block_rows: int):
-    return search_step(queries, rows, k, num_valid=num_valid, block_rows=block_rows)
-
-
-@jax.jit
-def _merge_slab(best, found, first):
-    scores, rows = found
-    return merge_topk(best[0], best[1], scores, jnp.where(rows == NO_ROW, NO_ROW, rows + first))
-
-
-def _search_slabs(
-    mesh: Mesh, slabs: Iterator[tuple[jax.Array, int]], queries: np.ndarray, k: int, block_rows: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Searches slabs (sharded rows, number of valid rows) one after the other and merges as it goes."""
-    batch = len(queries)
-    # No questions are padded to one, so that the result gets its shape like any other.
-    starts = range(0, max(batch, 1), _QUERY_BUCKETS[-1])
-    chunks = [replicate(mesh, _padded_queries(queries[i : i + _QUERY_BUCKETS[-1]])) for i in starts]
-    best: list = []
-    n = 0
-    for rows, count in slabs:
-        found = [_search_slab(q, rows, np.int32(count), mesh=mesh, k=k, block_rows=block_rows) for q in chunks]
-        # Wait for the slab before this one: without this the host would queue the whole corpus on the devices.
-        jax.block_until_ready(best)
-        best = [_merge_slab(old, new, np.int32(n)) for old, new in zip(best, found, strict=True)] if best else found
-        n += count
-        if n >= NO_ROW:
-            raise UserError(f"blocks: more than {NO_ROW - 1} rows; search the corpus in parts")
-    if not n:
-        raise UserError("blocks: no rows to search; give at least one")
-    k = min(k, n)
-    scores, rows = (np.concatenate([to_host(part[i]) for part in best])[:batch, :k] for i in (0, 1))
-    return scores, rows.astype(np.int64)
-
-
-def _slabs(
-    mesh: Mesh,
-    blocks: Iterable[np.ndarray],
-    dtype: np.dtype,
-    source: str,
-    slab_rows: int | None,
-    dim: int | None = None,
-) -> Iterator[tuple[jax.Array, int]]:
-    """Cuts host blocks into slabs of one shape (by default that of the first block) and puts them on the devices."""
-    first = 0
-    for block in blocks:
-        block = _embedding_matrix(block, source)
-        if dim is not None and block.shape[1] != dim:
-            raise UserError(
-                f"{source}: the block from row {first} on has {block.shape[1]} columns, the questions have {dim};"
-                " encode both with the same model"
-            )
-        slab_rows = slab_rows or padded_rows(len(block), mesh)
-        for start in range(0, len(block), slab_rows):
-            piece = block[start : start + slab_rows]
-            read = functools.partial(_read_rows, piece, dtype=dtype, source=source, first=first)
-            yield put_rows(mesh, read, (slab_rows, block.shape[1]), dtype), len(piece)
-            first += len(piece)
-
-
-def _read_rows(rows: np.ndarray, start: int, stop: int, *, dtype: np.dtype, source: str, first: int = 0) -> np.ndarray:
-    """Returns rows [start, stop) in the storage dtype, always a copy; the corpus row of rows[0] is `first`."""
-    with np.errstate(over="ignore"):  # reported below
-        values = np.array(rows[start:stop], dtype=dtype)
-    finite = np.isfinite(values).all(axis=1)
-    if not finite.all():
-        row = first + start + int(np.argmin(finite))
-        raise UserError(
-            f"{source}: row {row} holds NaN, infinity or a number too large for {dtype.name}; encode it again"
-        )
-    return values
-
-
-def _embedding_matrix(embeddings: np.ndarray | jax.Array, source: str) -> np.ndarray:
-    array = to_host(embeddings) if isinstance(embeddings, jax.Array) else np.asanyarray(embeddings)
-    numeric = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
-    if array.ndim != 2 or not array.shape[1] or not numeric:
-        raise UserError(f"{source}: expected numbers [rows, dimensions], got {array.dtype} {list(array.shape)}")
-    return array
-
-
-def _query_matrix(queries: np.ndarray | jax.Array, dim: int | None) -> np.ndarray:
-    queries = _embedding_matrix(queries, "queries")
-    if dim is not None and queries.shape[1] != dim:
-        raise UserError(
-            f"queries: {queries.shape[1]} columns, but the index has {dim}; encode both with the same model"
-        )
-    return _read_rows(queries, 0, len(queries), dtype=np.dtype(np.float32), source="queries")
-
-
-def _padded_queries(queries: np.ndarray) -> np.ndarray:
-    size = next(bucket for bucket in _QUERY_BUCKETS if bucket >= len(queries))
-    return np.pad(queries, ((0, size - len(queries)), (0, 0)))
+    queries = query_matrix(queries, None)
+    k = _positive("k", k)
+    slabs = cut_to_slabs(mesh, blocks, storage, "blocks", dim=queries.shape[1], allowed=allowed)
+    scores, rows = search_slabs(mesh, slabs, queries, k, _positive("block_rows", block_rows))
+    there = scores.shape[1] if allowed is None else min(scores.shape[1], int(np.count_nonzero(allowed)))
+    return scores[:, :there], rows[:, :there]
 
 
 def _storage_dtype(name: str) -> np.dtype:

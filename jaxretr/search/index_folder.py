@@ -1,10 +1,11 @@
-"""The folder of an exact index: embeddings.npy (bfloat16 as its uint16 bits), ids.jsonl and meta.json."""
+"""The folder of an exact index: embeddings.npy (bfloat16 as its uint16 bits), ids.jsonl, metadata.jsonl and meta.json."""
 
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,7 @@ from jaxretr.errors import UserError
 DTYPES = ("float32", "bfloat16")
 EMBEDDINGS = "embeddings.npy"
 IDS = "ids.jsonl"
+METADATA = "metadata.jsonl"
 META = "meta.json"
 
 _FORMAT = "jaxretr-exact-index"
@@ -25,6 +27,7 @@ def write(
     shape: tuple[int, int],
     dtype: np.dtype,
     ids: list[str] | None,
+    metadata: Mapping[str, Sequence[Any]],
     pieces: Iterable[tuple[int, np.ndarray]],
 ) -> None:
     """Writes an index beside the folder and then renames it into place, replacing an older index.
@@ -34,6 +37,7 @@ def write(
       shape: (N, D) of the embeddings.
       dtype: float32 or bfloat16.
       ids: N ids, or None when the rows have none.
+      metadata: field -> N values.
       pieces: (first row, rows [n, D]) that cover the embeddings; rows beyond N are padding and left out.
 
     Raises:
@@ -47,7 +51,7 @@ def write(
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             temporary.mkdir()
-            _write_files(temporary, shape, dtype, ids, pieces)
+            _write_files(temporary, shape, dtype, ids, metadata, pieces)
             if target.exists():
                 target.rename(old)
             temporary.rename(target)
@@ -67,6 +71,7 @@ def _write_files(
     shape: tuple[int, int],
     dtype: np.dtype,
     ids: list[str] | None,
+    metadata: Mapping[str, Sequence[Any]],
     pieces: Iterable[tuple[int, np.ndarray]],
 ) -> None:
     bits = _bits(dtype)
@@ -82,12 +87,18 @@ def _write_files(
     if ids is not None:
         with open(folder / IDS, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(name) + "\n" for name in ids)
+    if metadata:
+        with open(folder / METADATA, "w", encoding="utf-8") as file:
+            for row in zip(*metadata.values(), strict=True):
+                file.write(json.dumps(dict(zip(metadata, row, strict=True))) + "\n")
     meta = {"format": _FORMAT, "version": _VERSION, "rows": n, "dim": dim, "dtype": dtype.name, "ids": ids is not None}
+    if metadata:
+        meta["metadata"] = list(metadata)
     (folder / META).write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
 
 
-def read(directory: str | os.PathLike) -> tuple[np.ndarray, list[str] | None]:
-    """Returns the embeddings [N, D] as a memory map in their dtype, and the ids if the index has them.
+def read(directory: str | os.PathLike) -> tuple[np.ndarray, list[str] | None, dict[str, list[Any]]]:
+    """Returns the embeddings [N, D] as a memory map in their dtype, the ids if the index has them, and its metadata.
 
     Raises:
       UserError: the folder is missing, incomplete, damaged or of another format.
@@ -106,7 +117,8 @@ def read(directory: str | os.PathLike) -> tuple[np.ndarray, list[str] | None]:
             f"{path}: holds {stored.dtype} {list(stored.shape)}, but {META} says {dtype.name} {list(shape)};"
             " save the index again"
         )
-    return stored.view(dtype), read_ids(folder / IDS, meta["rows"]) if meta["ids"] else None
+    ids = read_ids(folder / IDS, meta["rows"]) if meta["ids"] else None
+    return stored.view(dtype), ids, _read_metadata(folder / METADATA, meta["rows"], meta.get("metadata", []))
 
 
 def _bits(dtype: np.dtype) -> np.dtype:
@@ -126,29 +138,52 @@ def _read_meta(path: Path) -> dict:
         or meta.get("version") != _VERSION
         or any(type(meta.get(key)) is not expected for key, expected in types.items())
         or meta["dtype"] not in DTYPES
+        or not isinstance(fields := meta.get("metadata", []), list)
+        or not all(isinstance(field, str) for field in fields)
     ):
         raise UserError(f"{path}: not the description of a {_FORMAT} version {_VERSION}; save the index again")
     return meta
 
 
+def _read_metadata(path: Path, n: int, fields: list[str]) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {field: [] for field in fields}
+    if not fields:
+        return columns
+    remedy = "save the index again"
+    for number, row in _json_lines(path, remedy):
+        if not isinstance(row, dict) or list(row) != fields:
+            raise UserError(f"{path}:{number}: not an object with the fields {', '.join(fields)}; {remedy}")
+        for field, column in columns.items():
+            column.append(row[field])
+    if len(columns[fields[0]]) != n:
+        raise UserError(f"{path}: {len(columns[fields[0]])} rows for {n} embeddings; {remedy}")
+    return columns
+
+
 def read_ids(path: Path, n: int, remedy: str = "save the index again") -> list[str]:
     """Reads n ids, one JSON string a line; raises UserError with `remedy` where the file is not that."""
     ids = []
+    for number, name in _json_lines(path, remedy):
+        if not isinstance(name, str):
+            raise UserError(f"{path}:{number}: not a JSON string; {remedy}")
+        ids.append(name)
+    if len(ids) != n:
+        raise UserError(f"{path}: {len(ids)} ids for {n} embeddings; {remedy}")
+    return ids
+
+
+def _json_lines(path: Path, remedy: str) -> Iterator[tuple[int, Any]]:
+    """Yields (line number, what it holds); None for a line that is no JSON."""
     try:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    name = json.loads(line)
+                    content = json.loads(line)
                 except ValueError:
-                    name = None
-                if not isinstance(name, str):
-                    raise UserError(f"{path}:{number}: not a JSON string; {remedy}")
-                ids.append(name)
+                    content = None
+                yield number, content
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({_first_line(error)}); {remedy}") from error
-    if len(ids) != n:
-        raise UserError(f"{path}: {len(ids)} ids for {n} embeddings; {remedy}")
-    return ids
 
 
 def _first_line(error: Exception) -> str:

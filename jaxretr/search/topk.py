@@ -35,8 +35,9 @@ GROUP = 16
 # Of `grouped_topk`: rows a group, and rows a group of groups, over whose maxima the first selection goes.
 FINE, COARSE = 8, 64
 
-# Bytes of maxima that `grouped_topk` holds: above this it selects after a part of the rows, and goes on.
-MAXIMA_BYTES = 64 * 2**20
+# Bytes of maxima that `grouped_topk` holds, of which a sixteenth of the rows' bytes counts if it is between the two:
+# above this it selects after a part of the rows, and goes on.
+MAXIMA_BYTES = 8 * 2**20, 64 * 2**20
 
 
 def local_topk(
@@ -57,7 +58,8 @@ def local_topk(
 
     Args:
       queries: embeddings [B, D], float32 or bfloat16, B > 0.
-      rows: this device's rows [n, D], float32, bfloat16 or int8, n > 0.
+      rows: this device's rows [n, D], float32, bfloat16 or int8, n > 0; or the bits of bfloat16 as uint16, since XLA
+        has no bfloat16 on CPUs and would make all rows float32 before the first block.
       k: number of results; may exceed n.
       num_valid_local: int32 scalar; rows at or after it are padding and never returned.
       block_rows: rows scored at a time, at most.
@@ -100,7 +102,7 @@ def streamed_topk(
         # with the block before it is masked.
         start = jnp.minimum(block * block_rows, n - block_rows)
         cut = partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=block_rows)
-        scores = inner_products(queries, cut(rows))  # [B, block_rows]
+        scores = inner_products(queries, as_numbers(cut(rows), queries))  # [B, block_rows]
         if scales is not None:
             scores *= cut(scales)
         row = start + jnp.arange(block_rows, dtype=jnp.int32)
@@ -150,10 +152,10 @@ def grouped_topk(
     """
     (n, _), batch = rows.shape, queries.shape[0]
     # One question is bound by memory: its scores of all rows are few, and cutting blocks would copy the rows.
-    whole = batch == 1 and n % COARSE == 0 and rows.dtype == queries.dtype and 4 * n <= MAXIMA_BYTES
+    whole = batch == 1 and n % COARSE == 0 and rows.dtype == queries.dtype
     block = n if whole else min(block_rows, CPU_BLOCK_ROWS, n) // COARSE * COARSE
     blocks = -(-n // block)
-    passes = -(-(blocks * block // FINE * batch * 4) // MAXIMA_BYTES)
+    passes = 1 if whole else -(-(blocks * block // FINE * batch * 4) // maxima_limit(rows.nbytes))
     per_pass = -(-blocks // passes)
 
     def first_row(number: jax.Array) -> jax.Array:
@@ -163,7 +165,9 @@ def grouped_topk(
     def block_maxima(number: jax.Array) -> jax.Array:
         start = first_row(number)
         cut = (lambda x: x) if whole else partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=block)
-        scores = inner_products(cut(rows), queries)  # [block, B]: questions last, so that maxima are taken in parallel
+        scores = inner_products(
+            as_numbers(cut(rows), queries), queries
+        )  # [block, B]: questions last, so that maxima are taken in parallel
         if scales is not None:
             scores *= cut(scales)[:, None]
         row = start + jnp.arange(block, dtype=jnp.int32)
@@ -171,14 +175,14 @@ def grouped_topk(
         if allowed is not None:
             valid &= cut(allowed)
         scores = jnp.where(valid[:, None], scores, -jnp.inf)
-        return scores.reshape(block // FINE, FINE, batch).max(1)
+        maxima = scores.reshape(block // FINE, FINE, batch).max(1)
+        # top_k ranks 0.0 above -0.0, which are equal scores.
+        return jnp.where(maxima == 0, 0.0, maxima)
 
     def best_groups(part: jax.Array) -> tuple[jax.Array, jax.Array]:
         numbers = part * per_pass + jnp.arange(per_pass, dtype=jnp.int32)
         maxima = block_maxima(numbers[0])[None] if per_pass == 1 else lax.map(block_maxima, numbers)
         maxima = maxima.reshape(-1, batch)
-        # top_k ranks 0.0 above -0.0, which are equal scores.
-        maxima = jnp.where(maxima == 0, 0.0, maxima)
         best, group = _top_groups(maxima, k)
         return best, part * (per_pass * block // FINE) + group
 
@@ -196,7 +200,7 @@ def grouped_topk(
         number, place = group // (block // FINE), group % (block // FINE)
         first = first_row(number) + place * FINE
         cut = jax.vmap(lambda x, start: lax.dynamic_slice_in_dim(x, start, FINE), in_axes=(None, 0))
-        scores = inner_products(cut(rows, first).reshape(k * FINE, -1), query[None])[:, 0]
+        scores = inner_products(as_numbers(cut(rows, first), queries).reshape(k * FINE, -1), query[None])[:, 0]
         row = first[:, None] + jnp.arange(FINE, dtype=jnp.int32)
         valid = (row >= number[:, None] * block) & (row < num_valid_local)
         if allowed is not None:
@@ -207,6 +211,11 @@ def grouped_topk(
 
     scores, row = select_best(*lax.map(score_groups, (queries, groups)), k)
     return scores, jnp.where(scores == -jnp.inf, NO_ROW, row)
+
+
+def maxima_limit(row_bytes: int) -> int:
+    """Bytes of maxima that `grouped_topk` holds at most."""
+    return min(max(row_bytes // 16, MAXIMA_BYTES[0]), MAXIMA_BYTES[1])
 
 
 def _top_groups(maxima: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -307,6 +316,15 @@ def inner_products(queries: jax.Array, rows: jax.Array) -> jax.Array:
         precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     )
+
+
+def as_numbers(rows: jax.Array, queries: jax.Array) -> jax.Array:
+    """Rows that are given as the bits of bfloat16 become bfloat16 for questions of that type, else float32."""
+    if rows.dtype != jnp.uint16:
+        return rows
+    if queries.dtype == jnp.bfloat16:
+        return lax.bitcast_convert_type(rows, jnp.bfloat16)
+    return lax.bitcast_convert_type(rows.astype(jnp.uint32) << 16, jnp.float32)
 
 
 def block_candidates(scores: jax.Array, row: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:

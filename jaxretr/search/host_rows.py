@@ -1,0 +1,129 @@
+"""Rows of the host's arrays on their way to the devices: checked, converted and copied a piece at a time.
+
+Of an array of any size a few MB are held beside the copy: no mask of all its numbers, no second copy for padding or for
+the device (a CPU device takes an aligned array as it is), and no pages of a memory map that have been read.
+"""
+
+import math
+import mmap
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxretr.errors import UserError
+from jaxretr.parallel.mesh import put_rows, to_host
+
+# Bytes that are converted and checked at a time.
+PIECE_BYTES = 4 * 2**20
+
+# XLA takes a host array as a CPU device's memory only at such an address.
+_ALIGNMENT = 64
+
+
+def read_rows(rows: np.ndarray, start: int, stop: int, *, dtype: np.dtype, source: str, first: int = 0) -> np.ndarray:
+    """Copies rows [start, stop).
+
+    Args:
+      rows: [n, D]; a memory map does not stay in memory.
+      start, stop: what is beyond n is filled with zeros.
+      dtype: of the copy.
+      source: what errors call the rows.
+      first: the corpus row of rows[0].
+
+    Returns:
+      dtype [stop - start, D], which nobody else holds.
+
+    Raises:
+      UserError: a number is NaN, infinite, or too large for dtype.
+    """
+    values = _aligned((stop - start, rows.shape[1]), dtype)
+    at = 0
+    for piece in pieces(rows[start:stop]):
+        copied = values[at : at + len(piece)]
+        with np.errstate(over="ignore"):  # reported below
+            copied[...] = piece
+        finite = np.isfinite(copied).all(axis=1)
+        if not finite.all():
+            row = first + start + at + int(np.argmin(finite))
+            raise UserError(
+                f"{source}: row {row} holds NaN, infinity or a number too large for {dtype.name}; encode it again"
+            )
+        at += len(piece)
+    values[at:] = 0
+    return values
+
+
+def pieces(rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Cuts rows [n, D] to views of a few MB; a memory map's pages are given back after each."""
+    step = max(1, PIECE_BYTES // (rows.shape[1] * 4))
+    for start in range(0, len(rows), step):
+        piece = rows[start : start + step]
+        yield piece
+        release(piece)
+
+
+def gather(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Copies rows by their numbers, int64 [c]; of a memory map few pages are held at a time."""
+    found = np.empty((len(wanted), rows.shape[1]), rows.dtype)
+    # Around each row that is touched the system may map up to 2 MB.
+    step = 16 if is_mapped(rows) else len(wanted)
+    for start in range(0, len(wanted), max(step, 1)):
+        found[start : start + step] = rows[wanted[start : start + step]]
+        release(rows)
+    return found
+
+
+def put_matrix(
+    mesh: Mesh, read: Callable[[int, int], np.ndarray], shape: tuple[int, int], dtype: np.dtype
+) -> jax.Array:
+    """`put_rows`, of bfloat16 on CPUs as bits, as `topk.local_topk` wants them."""
+    if dtype == jnp.bfloat16 and mesh.devices.flat[0].platform == "cpu":
+        return put_rows(mesh, lambda start, stop: read(start, stop).view(np.uint16), shape, np.uint16)
+    return put_rows(mesh, read, shape, dtype)
+
+
+def is_mapped(rows: np.ndarray) -> bool:
+    """Whether rows are of a read-only memory map of a file; another map's pages may hold changes."""
+    mapped = getattr(rows, "_mmap", None)
+    return isinstance(mapped, mmap.mmap) and getattr(rows, "mode", None) == "r" and hasattr(mapped, "madvise")
+
+
+def release(rows: np.ndarray) -> None:
+    """Gives back the memory of rows that have been read, if they are of a read-only memory map of a file."""
+    if not is_mapped(rows):
+        return
+    mapped: mmap.mmap = rows._mmap  # pyright: ignore[reportAttributeAccessIssue]
+    begin = rows.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+    end = min(begin + rows.nbytes, len(mapped))
+    begin -= begin % mmap.PAGESIZE
+    if end > begin:
+        mapped.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
+def embedding_matrix(embeddings: np.ndarray | jax.Array, source: str) -> np.ndarray:
+    """Checks that it is numbers [rows, dimensions], and returns it as the host's array."""
+    array = to_host(embeddings) if isinstance(embeddings, jax.Array) else np.asanyarray(embeddings)
+    numeric = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
+    if array.ndim != 2 or not array.shape[1] or not numeric:
+        raise UserError(f"{source}: expected numbers [rows, dimensions], got {array.dtype} {list(array.shape)}")
+    return array
+
+
+def query_matrix(queries: np.ndarray | jax.Array, dim: int | None) -> np.ndarray:
+    """Checks questions and copies them to float32 [B, D]; `dim` is the D that they must have, if that is known."""
+    queries = embedding_matrix(queries, "queries")
+    if dim is not None and queries.shape[1] != dim:
+        raise UserError(
+            f"queries: {queries.shape[1]} columns, but the index has {dim}; encode both with the same model"
+        )
+    return read_rows(queries, 0, len(queries), dtype=np.dtype(np.float32), source="queries")
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    skip = -memory.ctypes.data % _ALIGNMENT
+    return memory[skip : skip + size].view(dtype).reshape(shape)

@@ -1,0 +1,166 @@
+"""The compiled search of slabs: rows on the devices, all of a corpus or one part of it after another."""
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxretr.errors import UserError
+from jaxretr.parallel.mesh import DATA, padded_rows, put_rows, replicate, to_host
+from jaxretr.search.host_rows import embedding_matrix, put_matrix, read_rows
+from jaxretr.search.topk import NO_ROW, merge_topk, search_step
+
+# Batches of questions are padded to one of these sizes, so that few programs are compiled; longer ones are cut.
+QUERY_BUCKETS = (1, 8, 32, 64, 128, 256, 512)
+
+
+@dataclass(frozen=True)
+class Slab:
+    """Rows on the devices, sharded over the data axis.
+
+    Attributes:
+      rows: [n, D], padding included.
+      count: rows that are none.
+      allowed: bool [n], the rows that may be found; None: all.
+      scales: float32 [n] of int8 rows, else None.
+    """
+
+    rows: jax.Array
+    count: int
+    allowed: jax.Array | None = None
+    scales: jax.Array | None = None
+
+
+@functools.partial(jax.jit, static_argnames=("mesh", "k", "block_rows"))
+def search_slab(queries, rows, num_valid, allowed=None, scales=None, *, mesh: Mesh, k: int, block_rows: int):
+    """Returns scores [B, k] and rows of the slab [B, k], on every device."""
+    by_row = PartitionSpec(DATA)
+    given = {name: array for name, array in (("allowed", allowed), ("scales", scales)) if array is not None}
+
+    def step(queries, rows, num_valid, given):
+        return search_step(queries, rows, k, num_valid=num_valid, block_rows=block_rows, **given)
+
+    specs = (PartitionSpec(), by_row, PartitionSpec(), by_row)
+    return jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=PartitionSpec())(queries, rows, num_valid, given)
+
+
+@jax.jit
+def _merge_slab(best, found, first):
+    scores, rows = found
+    return merge_topk(best[0], best[1], scores, jnp.where(rows == NO_ROW, NO_ROW, rows + first))
+
+
+def search_slabs(
+    mesh: Mesh, slabs: Iterable[Slab], queries: np.ndarray, k: int, block_rows: int, query_dtype: str | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Searches slabs one after the other and merges as it goes.
+
+    While one slab is searched the host reads the next one and sends it: two are on the devices.
+
+    Args:
+      mesh: the slabs' devices.
+      slabs: in the order of rows.
+      queries: float32 [B, D].
+      k: results a question.
+      block_rows: rows scored at a time.
+      query_dtype: what the questions are rounded to on the devices; None: they are not.
+
+    Returns:
+      scores float32 [B, k'] and rows int64 [B, k'] counted over all slabs; k' is k or the number of rows, if that is
+      less. Where fewer rows are allowed the rest is -inf and NO_ROW.
+    """
+    batch = len(queries)
+    # No questions are padded to one, so that the result gets its shape like any other.
+    starts = range(0, max(batch, 1), QUERY_BUCKETS[-1])
+    padded = [_padded_queries(queries[i : i + QUERY_BUCKETS[-1]]) for i in starts]
+    if query_dtype is not None:
+        padded = [chunk.astype(jnp.dtype(query_dtype)) for chunk in padded]
+    chunks = [replicate(mesh, chunk) for chunk in padded]
+    best: list = []
+    n = 0
+    for slab in slabs:
+        found: list = []
+        for chunk in chunks:
+            # Two batches at most are under way: each takes memory for its scores.
+            if len(found) > 1:
+                jax.block_until_ready(found[-2])
+            found.append(
+                search_slab(
+                    chunk,
+                    slab.rows,
+                    np.int32(slab.count),
+                    slab.allowed,
+                    slab.scales,
+                    mesh=mesh,
+                    k=k,
+                    block_rows=block_rows,
+                )
+            )
+        # Wait for the slab before this one: without this the host would queue the whole corpus on the devices.
+        jax.block_until_ready(best)
+        best = [_merge_slab(old, new, np.int32(n)) for old, new in zip(best, found, strict=True)] if best else found
+        n += slab.count
+        if n >= NO_ROW:
+            raise UserError(f"blocks: more than {NO_ROW - 1} rows; search the corpus in parts")
+    if not n:
+        raise UserError("blocks: no rows to search; give at least one")
+    k = min(k, n)
+    scores, rows = (np.concatenate([to_host(part[i])[:, :k] for part in best])[:batch] for i in (0, 1))
+    return scores, rows.astype(np.int64)
+
+
+def cut_to_slabs(
+    mesh: Mesh,
+    blocks: Iterable[np.ndarray],
+    dtype: np.dtype,
+    source: str,
+    *,
+    slab_rows: int | None = None,
+    dim: int | None = None,
+    allowed: np.ndarray | None = None,
+) -> Iterator[Slab]:
+    """Cuts host blocks into slabs of one shape and puts them on the devices.
+
+    Args:
+      mesh: the devices.
+      blocks: [n, D], in the order of rows.
+      dtype: of the rows on the devices.
+      source: what errors call the blocks.
+      slab_rows: of every slab; None: those of the first block.
+      dim: the D that they must have; None: any.
+      allowed: bool [N] over all blocks; None: all.
+
+    Raises:
+      UserError: another D, NaN or infinity, or more or fewer rows than `allowed` has.
+    """
+    first = 0
+    for block in blocks:
+        block = embedding_matrix(block, source)
+        if dim is not None and block.shape[1] != dim:
+            raise UserError(
+                f"{source}: the block from row {first} on has {block.shape[1]} columns, the questions have {dim};"
+                " encode both with the same model"
+            )
+        slab_rows = slab_rows or padded_rows(len(block), mesh)
+        for start in range(0, len(block), slab_rows):
+            piece = block[start : start + slab_rows]
+            read = functools.partial(read_rows, piece, dtype=dtype, source=source, first=first)
+            rows = put_matrix(mesh, read, (slab_rows, block.shape[1]), dtype)
+            mask = None
+            if allowed is not None:
+                if first + len(piece) > len(allowed):
+                    raise UserError(f"{source}: more rows than the {len(allowed)} that `allowed` is about")
+                mask = put_rows(mesh, allowed[first : first + len(piece)], (slab_rows,), np.bool_)
+            yield Slab(rows, len(piece), mask)
+            first += len(piece)
+    if allowed is not None and first != len(allowed):
+        raise UserError(f"{source}: {first} rows, but `allowed` is about {len(allowed)}")
+
+
+def _padded_queries(queries: np.ndarray) -> np.ndarray:
+    size = next(bucket for bucket in QUERY_BUCKETS if bucket >= len(queries))
+    return np.pad(queries, ((0, size - len(queries)), (0, 0)))
