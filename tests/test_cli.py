@@ -485,7 +485,9 @@ def test_evaluate_compares_with_a_baseline(bm25: Path, tmp_path: Path, capsys: p
     worse.write_text("".join(lines))
     words = ["evaluate", "--run", bm25, "--qrels", QRELS, "--metrics", "mrr@10", "--baseline", worse]
     assert run(*words, "--json") == 0
-    compared = json.loads(capsys.readouterr().out)["baselines"][0]["metrics"]["mrr@10"]
+    printed = json.loads(capsys.readouterr().out)
+    compared = printed["baseline"]["mrr@10"]
+    assert printed["baselines"][0]["metrics"]["mrr@10"] == compared
     measured = [metrics.evaluate(read_qrels(QRELS), each, ["mrr@10"])["mrr@10"] for each in (run_of, read_trec(worse))]
     assert [compared["mean_a"], compared["mean_b"]] == pytest.approx(measured)
     assert compared["difference"] > 0 and 0 < compared["p_value"] < 0.2

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -119,7 +120,7 @@ class Report:
 
     def as_json(self) -> dict[str, object]:
         """All figures, as JSON can hold them."""
-        content: dict[str, object] = {
+        content: dict[str, Any] = {
             "questions": self.questions,
             "metrics": {name: self.mean(0, name) for name in self.metrics},
         }
@@ -139,6 +140,8 @@ class Report:
                 }
                 for system, found in zip(self.systems[1:], self.against, strict=True)
             ]
+        if len(self.against) == 1:  # The short way to the figures of the only one.
+            content["baseline"] = content["baselines"][0]["metrics"]
         return content
 
     def write_per_query(self, path: Path) -> None:
