@@ -46,8 +46,7 @@ def add_command(
         "jaxretr export runs/dpr --to sentence-transformers --out exports/dpr\n"
         "  jaxretr export runs/dpr --to huggingface --layout dpr --out exports/dpr_hf --license apache-2.0\n"
         "  jaxretr export runs/dpr --to onnx --out exports/dpr_onnx\n"
-        "  jaxretr export runs/dpr --to vertex --index embeddings --corpus corpus.jsonl --restricts lang year \\\n"
-        "      --out exports/vertex_2 --since exports/vertex_1",
+        "  jaxretr export runs/dpr --to vertex --index embeddings --out exports/new --since exports/old",
     )
     add_model(parser)
     add = parser.add_argument
