@@ -109,7 +109,7 @@ def write_store(folder: Path, encoder: DualEncoder, ids: Sequence[str], vectors:
     )
     store = EmbeddingStore.begin(folder, meta, ids)
     for shard in range(meta.shards):
-        store.write(shard, vectors[slice(*store.span(shard))], 0)
+        store.write(shard, vectors[slice(*store.meta.span(shard))], 0)
 
 
 def source_of(folder: Path) -> IndexSource:

@@ -117,9 +117,9 @@ def found_by_model(args: argparse.Namespace, names: Sequence[str]) -> tuple[Run,
     """Searches the BEIR folder with MODEL."""
     store = None
     if args.index is not None:
-        from jaxretr.encoding_store import EmbeddingStore
+        from jaxretr.commands.stores import open_store
 
-        store = EmbeddingStore.open(args.index)
+        store = open_store(args.index)
     beir = read_beir(args.beir, args.split[0])
     search = dense_search(args, beir.corpus) if store is None else stored_search(args, beir.corpus, store)
     return run_of(search, beir.questions, depth(names)), by_qrels(beir.qrels, args.relevance_level)

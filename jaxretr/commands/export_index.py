@@ -5,15 +5,15 @@ import argparse
 from jaxretr.commands.model import encode, load_model
 from jaxretr.commands.progress import Progress
 from jaxretr.commands.search import check_store
+from jaxretr.commands.stores import open_store
 from jaxretr.data.readers import read_questions
-from jaxretr.encoding_store import EmbeddingStore
 from jaxretr.export.index_source import IndexSource
 
 
 def run(args: argparse.Namespace) -> None:
     """Checks that MODEL made the store, and writes the folder."""
     # Everything that can be wrong with the input is found before the model is loaded.
-    store = EmbeddingStore.open(args.index)
+    store = open_store(args.index)
     questions = None if args.queries is None else read_questions(args.queries)
     encoder = load_model(args)
     check_store(store, encoder, args.model)

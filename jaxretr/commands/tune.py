@@ -14,6 +14,7 @@ from jaxretr.commands.measuring import check_same_corpus, depth
 from jaxretr.commands.model import encode
 from jaxretr.commands.progress import Progress
 from jaxretr.commands.search import check_store
+from jaxretr.commands.stores import open_store
 from jaxretr.commands.weight_curve import trace
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
     encoder = load_models(args.models, args.how, compute=args.compute)
     if len(encoder.parts) != 2:
         raise UsageError(f"tune finds one weight, of two models; {args.models[0]} has {len(encoder.parts)} parts")
-    stores = [None if path is None else EmbeddingStore.open(path) for path in (args.index_a, args.index_b)]
+    stores = [None if path is None else open_store(path) for path in (args.index_a, args.index_b)]
     for part, name, store in zip(encoder.parts, encoder.names, stores, strict=True):
         if store is not None:
             check_store(store, part, name)

@@ -2,8 +2,8 @@
 
 import argparse
 
-from jaxretr.commands.progress import Progress
-from jaxretr.encoding_store import EmbeddingStore, is_store
+from jaxretr.commands.stores import open_store
+from jaxretr.encoding_store import is_store
 from jaxretr.errors import UsageError
 from jaxretr.export.verify import verify
 
@@ -18,9 +18,7 @@ def verify_store(args: argparse.Namespace) -> str:
     """Compares an embedding store with its hashes."""
     if args.library is not None:
         raise UsageError(f"{args.folder}: is an embedding store, which {args.library} does not read; leave --with out")
-    store = EmbeddingStore.open(args.folder)
-    with Progress(store.meta.rows, store.meta.side, "verified") as progress:
-        store.verify(progress.advance)
+    store = open_store(args.folder)
     return (
         f"{store.meta.rows} {store.meta.side}s in {store.meta.shards} shards, of {store.meta.model}; all hashes agree"
     )
