@@ -1,13 +1,17 @@
 """Exact search: ours against FAISS IndexFlatIP (when faiss-cpu is installed) and blocked numpy, interleaved in one run.
 
     python benchmarks/search.py                                # under two minutes on 2 cores
-    python benchmarks/search.py --rows 1000000 --dim 384 --queries 1 8 64 512
+    python benchmarks/search.py --preset minilm                # 1M x 384: 8 GB of memory, some minutes
+    python benchmarks/search.py --preset bert                  # 200k x 768
 
-Prints the median seconds of each and the ratio peer / ours with its spread (above 1: ours is faster), after checking
-that all return the same scores.
+FAISS runs as it comes, and with its BLAS path forced and its block sizes tuned by hand, the best of a few. Prints the
+seconds of each (median and least) and the ratio peer / ours with its spread (above 1: ours is faster), after checking
+that all return the same scores; then the table of ratios, and which formulation of ours each number of questions used.
+On a busy machine look at the least, not at the median.
 """
 
 import argparse
+import functools
 import os
 import platform
 import statistics
@@ -18,11 +22,23 @@ import numpy as np
 
 Search = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
+PRESETS = {"minilm": (1_000_000, 384), "bert": (200_000, 768)}
+
+# Rows and questions of a block of FAISS's BLAS path; its defaults are 1024 and 4096.
+FAISS_BLOCKS = [(1024, 4096), (4096, 64), (16384, 512), (65536, 64)]
+
+_PIECE = 50_000
+
 
 def clustered(rng: np.random.Generator, n: int, dim: int, centres: np.ndarray) -> np.ndarray:
     """Unit vectors [n, dim] around shared centres: as with real embeddings, neighbours are much closer than the rest."""
-    rows = centres[rng.integers(len(centres), size=n)] + 0.6 * rng.standard_normal((n, dim), dtype=np.float32)
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    rows = np.empty((n, dim), np.float32)
+    for start in range(0, n, _PIECE):
+        piece = rows[start : start + _PIECE]
+        piece[:] = 0.6 * rng.standard_normal(piece.shape, dtype=np.float32)
+        piece += centres[rng.integers(len(centres), size=len(piece))]
+        piece /= np.linalg.norm(piece, axis=1, keepdims=True)
+    return rows
 
 
 def numpy_search(rows: np.ndarray, block: int = 16384) -> Search:
@@ -43,15 +59,56 @@ def numpy_search(rows: np.ndarray, block: int = 16384) -> Search:
     return search
 
 
-def faiss_search(rows: np.ndarray, threads: int) -> Search | None:
+def faiss_searches(rows: np.ndarray, threads: int) -> dict[str, Search]:
+    """FAISS as it comes, and its BLAS path with the best blocks for the questions that come first."""
     try:
         import faiss
     except ImportError:
-        return None
+        return {}
     faiss.omp_set_num_threads(threads)
     index = faiss.IndexFlatIP(rows.shape[1])
     index.add(rows)
-    return index.search
+    variables = faiss.cvar
+    names = (
+        "distance_compute_blas_threshold",
+        "distance_compute_blas_database_bs",
+        "distance_compute_blas_query_bs",
+    )
+    best: dict[int, tuple[int, int]] = {}
+
+    def forced(queries: np.ndarray, k: int, blocks: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        before = [getattr(variables, name) for name in names]
+        try:
+            for name, value in zip(names, (1, *blocks), strict=True):
+                setattr(variables, name, value)
+            return index.search(queries, k)
+        finally:
+            for name, value in zip(names, before, strict=True):
+                setattr(variables, name, value)
+
+    def tuned(queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        if len(queries) not in best:
+            seconds = {blocks: _seconds(functools.partial(forced, queries, k, blocks)) for blocks in FAISS_BLOCKS}
+            best[len(queries)] = min(seconds, key=seconds.__getitem__)
+        return forced(queries, k, best[len(queries)])
+
+    return {"faiss": index.search, "faiss tuned": tuned}
+
+
+def formulation(rows: int, dim: int, questions: int, k: int) -> str:
+    """Which formulation of ours a CPU uses, in words."""
+    import jax
+
+    from jaxretr.search import topk
+
+    if jax.default_backend() != "cpu" or not topk.can_group(rows, k, topk.BLOCK_ROWS):
+        return f"streamed: a selection in every block of {topk.BLOCK_ROWS} rows"
+    width = f"maxima of {topk.FINE} rows, selected by those of {topk.COARSE}, {k} groups scored again"
+    if questions == 1:
+        return f"grouped: all rows in one product, {width}"
+    selections = -(-(rows // topk.FINE * questions * 4) // topk.maxima_limit(rows * dim * 4))
+    times = "" if selections == 1 else f", {selections} selections"
+    return f"grouped: rows x questions in blocks of {topk.CPU_BLOCK_ROWS} rows, {width}{times}"
 
 
 def cpu_name() -> str:
@@ -62,15 +119,27 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
 
 
+def _seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", choices=PRESETS, help="rows and dimensions of a usual corpus")
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=384)
     parser.add_argument("--queries", type=int, nargs="+", default=[1, 8, 64, 512])
     parser.add_argument("-k", type=int, default=100)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--block-rows", type=int, default=None, help="rows scored at a time (default: the library's)")
+    parser.add_argument("--also", nargs="*", choices=("bfloat16", "first-bfloat16", "first-int8"), default=[],
+                        help="other forms of our index: rows stored as bfloat16, or a first pass in few bits")  # fmt: skip
+    parser.add_argument("--without", nargs="*", choices=("numpy", "faiss", "faiss tuned"), default=[])
     args = parser.parse_args()
+    if args.preset:
+        args.rows, args.dim = PRESETS[args.preset]
 
     import jax
 
@@ -80,38 +149,50 @@ def main() -> None:
     centres = rng.standard_normal((max(1, args.rows // 200), args.dim), dtype=np.float32)
     rows = clustered(rng, args.rows, args.dim, centres)
     block = {} if args.block_rows is None else {"block_rows": args.block_rows}
-    index, half = ExactIndex(rows, **block), ExactIndex(rows, dtype="bfloat16", **block)
+    forms = {"bfloat16": {"dtype": "bfloat16"}} | {f"first-{x}": {"first_pass": x} for x in ("bfloat16", "int8")}
+    indexes = {"jaxretr": ExactIndex(rows, **block)}
+    indexes |= {f"jaxretr {name}": ExactIndex(rows, **block, **forms[name]) for name in args.also}
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    searches: dict[str, Search | None] = {
-        "jaxretr": index.search_rows,
-        "jaxretr bf16": half.search_rows,
-        "numpy": numpy_search(rows),
-        "faiss": faiss_search(rows, threads),
-    }
-    print(f"{cpu_name()}, {threads} threads; jax {jax.__version__} on {jax.devices()[0].device_kind}")
-    print(f"{args.rows} x {args.dim} fp32, k={args.k}, median of {args.repeats} interleaved runs")
-    if searches["faiss"] is None:
+    searches: dict[str, Search] = {name: index.search_rows for name, index in indexes.items()}
+    peers = faiss_searches(rows, threads)
+    searches |= peers | {"numpy": numpy_search(rows)}
+    live = {name: search for name, search in searches.items() if name not in args.without}
+    print(f"{cpu_name()}, {threads} threads, load {os.getloadavg()[0]:.1f}; jax {jax.__version__} on "
+          f"{jax.devices()[0].device_kind}")  # fmt: skip
+    print(f"{args.rows} x {args.dim} fp32, clustered, k={args.k}, {args.repeats} interleaved runs")
+    if not peers:
         print("faiss is left out: pip install faiss-cpu")
-    live = {name: search for name, search in searches.items() if search is not None}
 
+    table: dict[str, list[str]] = {name: [] for name in live if name != "jaxretr"}
     for batch in args.queries:
         queries = clustered(rng, batch, args.dim, centres)
-        expected = live["numpy"](queries, args.k)[0]
+        expected = live["jaxretr"](queries, args.k)[0]
         seconds: dict[str, list[float]] = {name: [] for name in live}
-        for name, search in live.items():  # also compiles and warms up
-            # bfloat16 keeps 8 bits of each coordinate: scores of unit vectors differ by at most 2^-8.
-            tolerance = 2**-8 if name == "jaxretr bf16" else 1e-5
+        for name, search in live.items():  # also compiles, tunes and warms up
+            # bfloat16 keeps 8 bits of each coordinate: scores of unit vectors differ by at most 2^-8. Two sums of
+            # float32 differ by some of their last bits.
+            tolerance = 2**-8 if name == "jaxretr bfloat16" else 1e-5
             np.testing.assert_allclose(search(queries, args.k)[0], expected, atol=tolerance, err_msg=name)
         for _ in range(args.repeats):
             for name, search in live.items():
-                start = time.perf_counter()
-                search(queries, args.k)
-                seconds[name].append(time.perf_counter() - start)
-        print(f"\n{batch} questions")
+                seconds[name].append(_seconds(functools.partial(search, queries, args.k)))
+        print(f"\n{batch} questions; {formulation(args.rows, args.dim, batch, args.k)}")
+        for name, index in indexes.items():
+            if index.first_pass:
+                print(f"  {name}: recall {index.first_pass_recall(queries, args.k):.4f}, proven exact "
+                      f"{index.search_proven(queries, args.k)[2].mean():.4f} of the questions")  # fmt: skip
         for name, times in seconds.items():
             ratios = sorted(peer / ours for peer, ours in zip(times, seconds["jaxretr"], strict=True))
-            spread = f"{statistics.median(ratios):5.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-            print(f"  {name:13s} {statistics.median(times):8.4f} s   {name} / jaxretr = {spread}")
+            least = min(times) / min(seconds["jaxretr"])
+            spread = f"{statistics.median(ratios):5.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}; of the least {least:.2f})"
+            print(f"  {name:22s} {statistics.median(times):8.4f} s (least {min(times):.4f})   / jaxretr = {spread}")
+            if name in table:
+                table[name].append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})")
+    print(f"\nseconds of a peer / seconds of jaxretr, median (spread), {args.rows} x {args.dim}, k={args.k}")
+    print("| questions | " + " | ".join(map(str, args.queries)) + " |")
+    print("|---" * (len(args.queries) + 1) + "|")
+    for name, cells in table.items():
+        print(f"| {name} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

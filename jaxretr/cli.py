@@ -179,6 +179,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         evaluate_options,
         export_options,
         mine_options,
+        search_options,
         typo_options,
         update_options,
     )
@@ -231,15 +232,13 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
 
     parser_of = command(
         "search",
-        "Exact search over what encode wrote, or over a saved exact index.",
-        "jaxretr search runs/art --index runs/art/embeddings --queries queries.jsonl -k 100 --out run.trec",
+        "Exact search over what encode wrote, or over a saved exact index; approximate search over a ScaNN folder.",
+        "jaxretr search runs/art --index runs/art/embeddings --queries queries.jsonl -k 100 --out run.trec\n"
+        "  jaxretr search runs/art --index emb --queries q.jsonl --out run.trec --corpus c.jsonl --where language=en",
     )
     _add_model(parser_of)
-    parser_of.add_argument("--index", metavar="DIR", required=True, help="the folder of encode or of ExactIndex.save")
+    search_options.add_options(parser_of)
     _add_run(parser_of)
-    parser_of.add_argument(
-        "--corpus", metavar="FILE", help="for --format dpr and jsonl: the passages' titles and texts"
-    )
 
     parser_of = command(
         "evaluate",

@@ -51,7 +51,7 @@ _VERSION = 2
 _AGAIN = "run the same `jaxretr encode` command again to replace it"
 
 # Of int8 shards, which are made float32 a piece at a time.
-_PIECE_ROWS = 65_536
+PIECE_ROWS = 65_536
 
 T = TypeVar("T")
 
@@ -230,8 +230,8 @@ class EmbeddingStore:
             if len(arrays) == 1:
                 yield arrays[0]
                 continue
-            for start in range(0, len(arrays[0]), _PIECE_ROWS):
-                yield dequantise(*(array[start : start + _PIECE_ROWS] for array in arrays))
+            for start in range(0, len(arrays[0]), PIECE_ROWS):
+                yield dequantise(*(array[start : start + PIECE_ROWS] for array in arrays))
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         """Reads rows [start, stop), as many of them as there are; float32 [n, D]."""

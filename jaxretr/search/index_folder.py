@@ -121,6 +121,15 @@ def read(directory: str | os.PathLike) -> tuple[np.ndarray, list[str] | None, di
     return stored.view(dtype), ids, _read_metadata(folder / METADATA, meta["rows"], meta.get("metadata", []))
 
 
+def describe(directory: str | os.PathLike) -> dict[str, Any]:
+    """What the folder says of itself: rows, dim, dtype, ids (whether it has them), metadata (its fields, if it has any).
+
+    Raises:
+      UserError: it is no index.
+    """
+    return _read_meta(Path(directory) / META)
+
+
 def _bits(dtype: np.dtype) -> np.dtype:
     """Returns the dtype that stands for `dtype` in a .npy file, whose format has no bfloat16."""
     return np.dtype(np.uint16) if dtype.itemsize == 2 else dtype

@@ -209,7 +209,8 @@ def grouped_topk(
             scores *= cut(scales, first).reshape(-1)
         return jnp.where(valid.reshape(-1), jnp.where(scores == 0, 0.0, scores), -jnp.inf), row.reshape(-1)
 
-    scores, row = select_best(*lax.map(score_groups, (queries, groups)), k)
+    scores, row = lax.map(score_groups, (queries, groups))  # [B, k * FINE]
+    scores, row = select_best(scores, row, k)
     return scores, jnp.where(scores == -jnp.inf, NO_ROW, row)
 
 
