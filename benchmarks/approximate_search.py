@@ -1,7 +1,7 @@
 """ScaNN against FAISS: recall that was promised, questions a second at equal recall, memory, and a tenth replaced.
 
-    python benchmarks/scann.py runs/passages runs/questions               # stores that `jaxretr encode` wrote
-    python benchmarks/scann.py runs/passages runs/questions --update      # and delete and add a tenth of the passages
+    python benchmarks/approximate_search.py runs/passages runs/questions               # stores that `jaxretr encode` wrote
+    python benchmarks/approximate_search.py runs/passages runs/questions --update      # and delete and add a tenth of the passages
 
 Half of the questions tunes, the other half is what everything here is measured on. Every peer gets the cheapest of its
 settings that reaches at least ScaNN's recall on those questions; all run one thread, interleaved, in one batch.
