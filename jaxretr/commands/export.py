@@ -11,7 +11,7 @@ def run(args: argparse.Namespace) -> None:
     """Looks at the options and lets the target's module do it."""
     export_options.settle(args)
     if args.to == "scann":
-        from jaxretr.commands import export_scann  # pyright: ignore[reportAttributeAccessIssue]
+        from jaxretr.commands import export_scann
 
         export_scann.run(args)
         return

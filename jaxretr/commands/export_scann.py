@@ -1,25 +1,20 @@
 """`jaxretr export MODEL --to scann --index STORE`: a ScaNN index with a recall certificate."""
 
 import argparse
-import logging
+from pathlib import Path
 
 from jaxretr.commands.model import encode, load_model
 from jaxretr.commands.progress import Progress
 from jaxretr.commands.search import check_store
 from jaxretr.data.readers import read_questions
 from jaxretr.encoding_store import EmbeddingStore
-from jaxretr.errors import UsageError
 from jaxretr.search.scann import ScannIndex
 from jaxretr.search.scann_folder import check_target
 from jaxretr.search.scann_process import require_scann
 
-log = logging.getLogger(__name__)
-
 
 def run(args: argparse.Namespace) -> None:
     """Builds, tunes and certifies the index of a store, and prints the certificate."""
-    if args.index is None:
-        raise UsageError("--to scann makes an index of passages: give --index STORE, the folder of `jaxretr encode`")
     # Everything that can be wrong with the input is found before the model is loaded.
     out = check_target(args.out)
     require_scann()
@@ -27,7 +22,7 @@ def run(args: argparse.Namespace) -> None:
     questions = None if args.queries is None else read_questions(args.queries)
     encoder = load_model(args)
     check_store(store, encoder, args.model)
-    embeddings = None if questions is None else encode(encoder, questions, getattr(args, "batch_size", None))
+    embeddings = None if questions is None else encode(encoder, questions, None)
     with Progress(store.meta.rows, "passage", "hashed") as progress:
         index = ScannIndex.build(
             store,
@@ -53,7 +48,7 @@ def print_certificate(index: ScannIndex) -> None:
         print(table(index.certificate))
 
 
-def _beside(folder):
+def _beside(folder: Path) -> Path:
     parent = folder.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
     return parent

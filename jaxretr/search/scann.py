@@ -20,17 +20,11 @@ from jaxretr.search.machine import cpu_threads
 from jaxretr.search.scann_build import Plan, check_ids, check_vectors, plan_of, write_vectors
 from jaxretr.search.scann_folder import Facts
 from jaxretr.search.scann_questions import Questions
-from jaxretr.search.scann_rescore import rescore
-from jaxretr.search.scann_rows import VECTORS, Columns, Rows
+from jaxretr.search.scann_rows import VECTORS, Rows
+from jaxretr.search.scann_searcher import Searcher
 from jaxretr.search.scann_tuning import Setting
 
 log = logging.getLogger(__name__)
-
-# Candidates for each result, where more results are asked for than the settings were tuned for.
-_CANDIDATES_A_RESULT = 3
-
-# Questions whose candidates are held at a time.
-_QUESTIONS = 512
 
 Advance = Callable[[int], None]
 
@@ -46,6 +40,7 @@ class ScannIndex:
       rows: vectors and ids.
       questions: those of tuning and certificate, if there are any.
       certificate: what was measured, if it was.
+      searcher: ScaNN over the rows, to be asked with numbers in place of a target.
     """
 
     def __init__(
@@ -65,10 +60,8 @@ class ScannIndex:
           keeper: removes that folder when the index is gone.
         """
         self.facts, self.rows, self.questions, self.certificate = facts, rows, questions, certificate
-        self._folder, self._keeper = folder, keeper
-        self._scratch: tempfile.TemporaryDirectory | None = None
-        self._searcher: Any = None
-        self._searched: object = None  # the slots of the rows that the searcher was made of
+        self.searcher = Searcher(folder, facts, rows)
+        self._keeper = keeper
         self._exact: Any = None  # an ExactIndex, where ScaNN does not work
         if facts.kind != "exact" and (problem := scann_process.scann_problem()):
             from jaxretr.search.exact import ExactIndex
@@ -173,7 +166,11 @@ class ScannIndex:
           UserError: the folder holds something else, or cannot be written.
         """
         facts = replace(self.facts, rows=len(self))
-        scann_folder.write(directory, facts, self._folder, self.rows, self.questions, self.certificate)
+        self.searcher.check_not_replaced()
+        scann_folder.write(directory, facts, self.searcher.folder, self.rows, self.questions, self.certificate)
+        if self.searcher.was_replaced():  # It was this index's own folder: the files hold its changes now.
+            self.facts, self.rows, self.questions, self.certificate = scann_folder.read(self.searcher.folder)
+            self.searcher = Searcher(self.searcher.folder, self.facts, self.rows)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -210,9 +207,8 @@ class ScannIndex:
         if self._exact is not None:
             return self._exact.search_rows(queries, k)
         setting = self._setting(target_recall)
-        return self.search_with(
-            queries, min(k, len(self)), setting.leaves, setting.candidates, threads or cpu_threads()
-        )
+        k = min(k, len(self))
+        return self.searcher.search(queries, k, setting.leaves, setting.candidates, threads or cpu_threads())
 
     def _setting(self, target: float | None) -> Setting:
         settings = self.facts.settings
@@ -223,69 +219,6 @@ class ScannIndex:
                 f"target_recall={target}: the index was built for {there}; choose one of these, or build again"
             )
         return found
-
-    def search_with(
-        self, queries: NDArray[np.float32], k: int, leaves: int, candidates: int, threads: int
-    ) -> tuple[np.ndarray, NDArray[np.int64]]:
-        """`search_rows` with numbers in place of a target.
-
-        Args:
-          queries: [B, D], finite.
-          k: at most N.
-          leaves: of the tree that are searched, 0 where there is none.
-          candidates: that are scored exactly; three for each result where k is more than the index was tuned for.
-          threads: to divide the questions among.
-        """
-        if k > self.facts.k:
-            candidates = max(candidates, _CANDIDATES_A_RESULT * k)
-        candidates = min(max(candidates, k), len(self))
-        parts = [
-            self._search_part(queries[start : start + _QUESTIONS], k, leaves, candidates, threads)
-            for start in range(0, max(len(queries), 1), _QUESTIONS)
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
-
-    def _search_part(self, queries: np.ndarray, k: int, leaves: int, candidates: int, threads: int):
-        found, approximate = self.candidates(queries, leaves, candidates, threads)
-        # A plain array: Numba does not know memory maps.
-        columns = (np.asarray(self.rows.base.vectors), self.rows.added.vectors, self.rows.slots)
-        scores, rows, counts = rescore(queries, found, approximate, *columns, k, threads)
-        # The leaves that were searched may hold fewer than k passages: then all are.
-        short = np.flatnonzero(counts < k)
-        if len(short):
-            found, approximate = self.candidates(queries[short], self.facts.leaves, len(self), threads)
-            scores[short], rows[short], _ = rescore(queries[short], found, approximate, *columns, k, threads)
-        return scores, rows
-
-    def candidates(self, queries: np.ndarray, leaves: int, count: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
-        """What ScaNN proposes: rows uint32 [B, at most count] and its scores float32, NaN where there is none."""
-        if self.facts.kind == "exact" or not len(queries):
-            shape = len(queries), len(self)
-            return np.broadcast_to(np.arange(len(self), dtype=np.uint32), shape).copy(), np.zeros(shape, np.float32)
-        searcher = self._current_searcher()
-        leaves = leaves or -1
-        if len(queries) == 1:
-            found, approximate = searcher.search(queries[0], count, -1, leaves)
-            return found[None], approximate[None]
-        size = max(1, -(-len(queries) // threads))
-        return searcher.search_batched(queries, count, -1, leaves, threads > 1, min(size, 256))
-
-    def _current_searcher(self) -> Any:
-        """ScaNN over the rows as they are now."""
-        if self._searched is not self.rows.slots:
-            self._searcher = None  # before the next one: not two in memory
-            folder, tree = self._folder, self.facts.kind == "tree"
-            if self.rows.changed:
-                self._scratch = tempfile.TemporaryDirectory(prefix="jaxretr-scann-")
-                folder = Path(self._scratch.name)
-                for name in self.facts.scann_files():
-                    os.symlink((self._folder / name).absolute(), folder / name)
-                self.rows.write(folder, [scann_worker.CODES, scann_worker.TOKENS])
-            self._searcher = scann_process.open_searcher(folder, tree)
-            self._searched = self.rows.slots
-        return self._searcher
 
     # ---- changing ----------------------------------------------------------------------------------------------------
 
@@ -313,7 +246,7 @@ class ScannIndex:
         names = check_ids(ids, len(passages))
         if not names:
             return 0
-        replaced = self.rows.put(self._encoded(passages), names)
+        replaced = self.rows.put(self.searcher.encoded(passages), names)
         self._now_changed(len(names))
         return replaced
 
@@ -357,12 +290,11 @@ class ScannIndex:
         memory.announce(what, plan.memory(), disk=plan.disk(), folder=folder)
         self.rows.write(folder, [VECTORS])
         _train(folder, plan, facts.seed, lambda rows: None)
-        self._searcher = None
         size = 0 if plan.kind == "exact" else np.load(folder / scann_worker.CODES, mmap_mode="r").shape[1]
         self.rows = Rows.read(folder, n, facts.dim, size or None, plan.kind == "tree", self.rows.ids)
-        self._folder, self._keeper = folder, keeper
         changes = {"kind": plan.kind, "leaves": plan.leaves, "train_rows": plan.train_rows, "code_size": size}
         self.facts = replace(facts, rows=n, changed=0, k=min(facts.k, n), **changes)
+        self.searcher, self._keeper = Searcher(folder, self.facts, self.rows), keeper
         targets = [setting.target for setting in facts.settings]
         self.facts = replace(self.facts, settings=scann_measure.tuned(self, self.questions, targets))
         self.certify()
@@ -373,6 +305,7 @@ class ScannIndex:
         return self.facts.changed / len(self)
 
     def _can_change(self) -> None:
+        self.searcher.check_not_replaced()
         if self.facts.kind != "exact":
             scann_process.require_scann()
 
@@ -394,19 +327,6 @@ class ScannIndex:
             raise UserError(
                 f"{store.folder}: was encoded with another model ({meta.model}) than the index ({self.facts.model}); "
                 "encode the passages with that one"
-            )
-
-    def _encoded(self, passages: np.ndarray) -> Columns:
-        """With ScaNN's codes and leaves, by the tree and the codebook that there are."""
-        if self.facts.kind == "exact":
-            return Columns(passages, None, None)
-        tree = self.facts.kind == "tree"
-        with tempfile.TemporaryDirectory(prefix="jaxretr-scann-") as made:
-            folder = Path(made)
-            np.save(folder / VECTORS, passages)
-            scann_process.encode(folder / VECTORS, self._folder, folder, tree=tree)
-            return Columns(
-                passages, np.load(folder / scann_worker.CODES), np.load(folder / scann_worker.TOKENS) if tree else None
             )
 
     # ---- measuring ---------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from jaxretr.search.scann import ScannIndex
 
 KIND = "scann"
+MANIFEST = manifest.MANIFEST
 
 # Processors differ in the last bits of ScaNN's approximate scores, so a candidate at the edge may change.
 _RECALL_TOLERANCE = 0.002
@@ -182,7 +183,7 @@ def verify(folder: str | Path) -> str:
     content = manifest.read(folder)
     if problems := manifest.changed_files(folder, content):
         raise UserError(f"{folder}: not what was built: {'; '.join(problems)}; build the index again")
-    intact = f"{folder}: intact; {len(content.files)} files unchanged"
+    intact = f"{content.facts.get('rows')} passages, {len(content.files)} files unchanged"
     if content.facts.get("kind") != "exact":
         require_scann()
     index = ScannIndex.load(folder)

@@ -31,11 +31,11 @@ def tuned(index: "ScannIndex", questions: Questions | None, targets: Sequence[fl
     exact = scann_questions.exact_rows(vectors, own, index.rows.vector_blocks(), k, n)
 
     def candidates(leaves: int, count: int) -> NDArray[np.int64]:
-        found, approximate = index.candidates(vectors, leaves, count, cpu_threads())
+        found, approximate = index.searcher.candidates(vectors, leaves, count, cpu_threads())
         return np.where(np.isnan(approximate), -1, found.astype(np.int64))
 
     def search(leaves: int, count: int, some: int) -> object:
-        return index.search_with(vectors[:some], k, leaves, count, 1)
+        return index.searcher.search(vectors[:some], k, leaves, count, 1)
 
     settings = tune(candidates, search, exact, own, targets=targets, leaves=index.facts.leaves, rows=n)
     for setting in settings:
@@ -99,6 +99,6 @@ def _recalls(
 
 
 def _searcher(index: "ScannIndex", setting: Setting) -> certificates.Search:
-    return lambda queries, k, threads: index.search_with(
+    return lambda queries, k, threads: index.searcher.search(
         queries, min(k, len(index)), setting.leaves, setting.candidates, threads
     )

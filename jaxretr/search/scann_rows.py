@@ -119,14 +119,12 @@ class Rows:
         return self._taken(self.base.vectors, self.added.vectors, self.slots[row : row + 1])[0]
 
     def vector_blocks(self) -> Iterator[np.ndarray]:
-        """Yields all vectors in the order of rows, [n, D] at a time, each block a copy or a map of its own."""
+        """Yields all vectors in the order of rows, [n, D] at a time, each block a copy or a piece of the map."""
         return self._blocks(self.base.vectors, self.added.vectors)
 
     def release(self) -> None:
         """Gives back the pages of the vectors' file that were read; they count as this process's memory."""
-        mapped = getattr(self.base.vectors, "_mmap", None)
-        if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
-            mapped.madvise(mmap.MADV_DONTNEED)
+        _release(self.base.vectors)
 
     def write(self, folder: Path, names: Sequence[str]) -> None:
         """Writes files of `names` with the rows as they are, a piece at a time."""
@@ -144,11 +142,9 @@ class Rows:
 
     def _blocks(self, base: np.ndarray, added: np.ndarray) -> Iterator[np.ndarray]:
         size = max(1, _PIECE_BYTES // max(1, base[:1].nbytes))
-        path = getattr(base, "filename", None)
         for start in range(0, len(self), size):
-            # Mapped anew for each block: closing a map gives back the pages that were read.
-            source = base if path is None else np.load(path, mmap_mode="r")
-            yield self._taken(source, added, self.slots[start : start + size])
+            yield self._taken(base, added, self.slots[start : start + size])
+            _release(base)
 
     @staticmethod
     def _taken(base: np.ndarray, added: np.ndarray, slots: NDArray[np.int64]) -> np.ndarray:
@@ -168,6 +164,12 @@ class Rows:
 
 def _all(columns: Columns) -> tuple[np.ndarray | None, ...]:
     return columns.vectors, columns.codes, columns.tokens
+
+
+def _release(array: np.ndarray) -> None:
+    mapped = getattr(array, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _freeze(columns: Columns) -> None:
