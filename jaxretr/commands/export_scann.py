@@ -6,8 +6,8 @@ from pathlib import Path
 from jaxretr.commands.model import encode, load_model
 from jaxretr.commands.progress import Progress
 from jaxretr.commands.search import check_store
+from jaxretr.commands.stores import open_store
 from jaxretr.data.readers import read_questions
-from jaxretr.encoding_store import EmbeddingStore
 from jaxretr.search.scann import ScannIndex
 from jaxretr.search.scann_folder import check_target
 from jaxretr.search.scann_process import require_scann
@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> None:
     # Everything that can be wrong with the input is found before the model is loaded.
     out = check_target(args.out)
     require_scann()
-    store = EmbeddingStore.open(args.index)
+    store = open_store(args.index)
     questions = None if args.queries is None else read_questions(args.queries)
     encoder = load_model(args)
     check_store(store, encoder, args.model)

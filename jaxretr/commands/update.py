@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 
 from jaxretr.commands.export_scann import print_certificate
-from jaxretr.encoding_store import EmbeddingStore
+from jaxretr.commands.stores import open_store
 from jaxretr.errors import UserError
 from jaxretr.search.scann import ScannIndex
 from jaxretr.search.scann_process import require_scann
@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> None:
     """Deletes, then adds, then writes the folder anew: it is the old one until the new one is complete."""
     require_scann()
     ids = [] if args.delete is None else _read_ids(Path(args.delete))
-    store = None if args.add is None else EmbeddingStore.open(args.add)
+    store = None if args.add is None else open_store(args.add)
     index = ScannIndex.load(args.folder)
     if ids:
         index.delete(ids)
