@@ -59,7 +59,7 @@ def stored_search(args: argparse.Namespace, corpus: Corpus, store: "EmbeddingSto
     check_same_corpus([store], corpus, f"those of {args.beir}")
     encoder = load_model(args)
     check_store(store, encoder, args.model)
-    return lambda questions, k: search_store(store, encode(encoder, questions, args.batch_size), k)
+    return lambda questions, k: search_store(store, corpus.ids, encode(encoder, questions, args.batch_size), k)
 
 
 def check_same_corpus(
