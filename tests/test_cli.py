@@ -38,6 +38,7 @@ COMMANDS = (
     "bm25",
     "export",
     "verify",
+    "update",
     "analyse",
     "combine",
     "tune",

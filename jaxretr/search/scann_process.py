@@ -118,7 +118,7 @@ def encode(
 
 def open_searcher(folder: Path, tree: bool) -> Any:
     """ScaNN's searcher over a folder; not through ScaNN's own loader, which would unpickle what lies there."""
-    module = import_extra("scann.scann_ops.py.scann_ops_pybind", "scann")
+    module = import_extra(scann_worker.MODULE, "scann")
     try:
         return module.scann_pybind.ScannNumpy(str(folder), scann_worker.assets(scann_worker.index_files(tree)))
     except (RuntimeError, ValueError) as error:

@@ -1,7 +1,7 @@
 """ScaNN's training and hashing: a program of its own, started by jaxretr/search/scann_process.py.
 
 A broken installation ends this process alone, what ScaNN prints stays here, and the memory that training takes is
-given back to the last byte. It imports nothing of this package, so that it starts in a second and holds little.
+given back to the last byte. Nothing here imports JAX, so that it starts in a second and holds little.
 
 The whole corpus is never in memory: ScaNN learns the tree and the codebook from a sample, and then makes the codes of
 one block of rows after the other, each as a small index of its own that is handed the finished tree and codebook.
@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from jaxretr.errors import import_extra
+
+MODULE = "scann.scann_ops.py.scann_ops_pybind"
 
 CONFIG = "scann_config.pb"
 CODEBOOK = "ah_codebook.pb"
@@ -61,7 +65,7 @@ def index_files(tree: bool) -> list[str]:
 
 def train(vectors: str, out: str, leaves: int, sample: int, seed: int, threads: int) -> dict[str, Any]:
     """Learns a tree of `leaves` leaves (1: none) and the codebook from `sample` rows, into the folder `out`."""
-    from scann.scann_ops.py import scann_ops_pybind
+    scann_ops_pybind = import_extra(MODULE, "scann")
 
     n = len(np.load(vectors, mmap_mode="r"))
     drawn = np.sort(np.random.default_rng(seed).choice(n, sample, replace=False)) if sample < n else np.arange(n)
@@ -90,7 +94,7 @@ def train(vectors: str, out: str, leaves: int, sample: int, seed: int, threads: 
 
 def encode(vectors: str, model: str, out: str, tree: bool, block: int, codes: str, tokens: str) -> dict[str, Any]:
     """Makes the codes and the leaves' numbers of all rows, a block at a time, with the files of the folder `model`."""
-    from scann.scann_ops.py import scann_ops_pybind
+    scann_ops_pybind = import_extra(MODULE, "scann")
 
     n = len(np.load(vectors, mmap_mode="r"))
     with open(Path(out) / codes, "wb") as codes_file, open(Path(out) / tokens, "wb") as tokens_file:
@@ -125,7 +129,7 @@ def _append(file: Any, values: np.ndarray, start: int, n: int) -> None:
 
 def self_test() -> dict[str, Any]:
     """Trains, hashes, loads and searches a tiny index; what it must find is known."""
-    from scann.scann_ops.py import scann_ops_pybind
+    scann_ops_pybind = import_extra(MODULE, "scann")
 
     vectors = np.random.default_rng(0).standard_normal((256, 8), dtype=np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
