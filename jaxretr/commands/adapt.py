@@ -164,7 +164,7 @@ def compare_models(
     """
     index = ExactIndex(encode(before, corpus, None), corpus.ids)
     searches = (
-        lambda asked, k: search_store(store, encode(after, asked, None), k),
+        lambda asked, k: search_store(store, corpus.ids, encode(after, asked, None), k),
         lambda asked, k: index.search(encode(before, asked, None), k),
     )
     a, b = (of_qrels(qrels, run_of(search, questions, depth(METRICS)), METRICS) for search in searches)
