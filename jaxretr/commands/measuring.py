@@ -56,10 +56,10 @@ def stored_search(args: argparse.Namespace, corpus: Corpus, store: "EmbeddingSto
     from jaxretr.commands.model import encode, load_model
     from jaxretr.commands.search import check_store, search_store
 
-    ids = check_same_corpus([store], corpus, f"those of {args.beir}")
+    check_same_corpus([store], corpus, f"those of {args.beir}")
     encoder = load_model(args)
     check_store(store, encoder, args.model)
-    return lambda questions, k: search_store(store, ids, encode(encoder, questions, args.batch_size), k)
+    return lambda questions, k: search_store(store, corpus.ids, encode(encoder, questions, args.batch_size), k)
 
 
 def check_same_corpus(

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxretr.errors import UserError
 from jaxretr.search import scann_process
-from jaxretr.search.exact import _unique_ids
+from jaxretr.search.exact import unique_ids
 
 # Fewer passages than these are scored all (a search of 1,000 takes no longer than ScaNN's own steps), or have no tree.
 _NO_CODES_BELOW = 1_000
@@ -110,7 +110,7 @@ def check_vectors(vectors: np.ndarray, source: str) -> tuple[int, int]:
 
 def check_ids(ids: Sequence[str] | None, n: int) -> list[str]:
     """Returns n ids, "0", "1", ... by default; raises UserError where they repeat, are too many or no strings."""
-    return [str(row) for row in range(n)] if ids is None else _unique_ids(ids, n)
+    return [str(row) for row in range(n)] if ids is None else unique_ids(ids, n)
 
 
 def write_vectors(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, int], source: str) -> None:
