@@ -17,8 +17,8 @@ from jaxretr.search.scann_rows import VECTORS, Columns, Rows
 # Candidates for each result, where more results are asked for than the settings were tuned for.
 _CANDIDATES_A_RESULT = 3
 
-# Questions whose candidates are held at a time.
-_QUESTIONS = 512
+# Questions that a thread hands to ScaNN at a time: with more or fewer it is slower.
+_QUESTIONS = 256
 
 
 class Searcher:
@@ -55,9 +55,10 @@ class Searcher:
         if k > self._facts.k:
             candidates = max(candidates, _CANDIDATES_A_RESULT * k)
         candidates = min(max(candidates, k), len(self._rows))
+        size = _QUESTIONS * threads
         parts = [
-            self._search_part(queries[start : start + _QUESTIONS], k, leaves, candidates, threads)
-            for start in range(0, max(len(queries), 1), _QUESTIONS)
+            self._search_part(queries[start : start + size], k, leaves, candidates, threads)
+            for start in range(0, max(len(queries), 1), size)
         ]
         if len(parts) == 1:
             return parts[0]
@@ -86,7 +87,7 @@ class Searcher:
             found, approximate = scann.search(queries[0], count, -1, leaves)
             return found[None], approximate[None]
         size = max(1, -(-len(queries) // threads))
-        return scann.search_batched(queries, count, -1, leaves, threads > 1, min(size, 256))
+        return scann.search_batched(queries, count, -1, leaves, threads > 1, min(size, _QUESTIONS))
 
     def _current(self) -> Any:
         """ScaNN over the rows as they are now."""
