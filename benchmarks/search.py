@@ -17,6 +17,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -104,11 +105,11 @@ def formulation(rows: int, dim: int, questions: int, k: int) -> str:
     if jax.default_backend() != "cpu" or not topk.can_group(rows, k, topk.BLOCK_ROWS):
         return f"streamed: a selection in every block of {topk.BLOCK_ROWS} rows"
     width = f"maxima of {topk.FINE} rows, selected by those of {topk.COARSE}, {k} groups scored again"
-    if questions == 1:
+    if topk.scores_whole(rows // topk.COARSE * topk.COARSE, questions):
         return f"grouped: all rows in one product, {width}"
     selections = -(-(rows // topk.FINE * questions * 4) // topk.maxima_limit(rows * dim * 4))
     times = "" if selections == 1 else f", {selections} selections"
-    return f"grouped: rows x questions in blocks of {topk.CPU_BLOCK_ROWS} rows, {width}{times}"
+    return f"grouped: rows x questions in blocks of {topk.cpu_block_rows(questions)} rows, {width}{times}"
 
 
 def cpu_name() -> str:
@@ -149,7 +150,9 @@ def main() -> None:
     centres = rng.standard_normal((max(1, args.rows // 200), args.dim), dtype=np.float32)
     rows = clustered(rng, args.rows, args.dim, centres)
     block = {} if args.block_rows is None else {"block_rows": args.block_rows}
-    forms = {"bfloat16": {"dtype": "bfloat16"}} | {f"first-{x}": {"first_pass": x} for x in ("bfloat16", "int8")}
+    forms: dict[str, dict[str, Any]] = {"bfloat16": {"dtype": "bfloat16"}} | {
+        f"first-{x}": {"first_pass": x} for x in ("bfloat16", "int8")
+    }
     indexes = {"jaxretr": ExactIndex(rows, **block)}
     indexes |= {f"jaxretr {name}": ExactIndex(rows, **block, **forms[name]) for name in args.also}
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

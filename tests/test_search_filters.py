@@ -119,7 +119,10 @@ def test_streamed_blocks_take_a_mask(mesh):  # noqa: F811
         (lambda f: Filters(3, None).mask(where={"year": 1}), "no field 'year' in the index; it has none"),
         (lambda f: Filters(3, None, {"a": [1, 2]}), "'a' has 2 values for 3 rows"),
         (lambda f: Filters(3, None, {"a": "abc"}), "'a' has 3 values for 3 rows|one for each"),
-        (lambda f: Filters(2, None, {"a": [1, [2]]}), "'a' holds a list at row 1"),
+        (
+            lambda f: Filters(2, None, {"a": [1, [2]]}),  # pyright: ignore[reportArgumentType]
+            "'a' holds a list at row 1",
+        ),
         (lambda f: Filters(2, None, {"a": [1, float("nan")]}), "'a' holds nan at row 1"),
     ],
 )

@@ -9,7 +9,7 @@ from jaxretr.data.vector_files import bytes_a_row
 from jaxretr.parallel.mesh import DATA, padded_rows
 from jaxretr.search.host_rows import PIECE_BYTES
 from jaxretr.search.slabs import QUERY_BUCKETS
-from jaxretr.search.topk import BLOCK_ROWS, COARSE, CPU_BLOCK_ROWS, FINE, can_group, maxima_limit
+from jaxretr.search.topk import BLOCK_ROWS, COARSE, FINE, can_group, cpu_block_rows, maxima_limit, scores_whole
 
 # Compiling the programs of a search and holding them, measured on a CPU: 10 to 25 MB.
 _PROGRAMS = 20 * 2**20
@@ -91,9 +91,9 @@ def _search_bytes(rows: int, dim: int, batch: int, k: int, stored: int, cpu: boo
     if not (cpu and can_group(rows, k, BLOCK_ROWS)):
         block = min(BLOCK_ROWS, rows)
         return batch * (2 * block * 4 + 2 * (k + block) * 8) + block * (stored + dim * 4)
-    if batch == 1:
-        return rows * 4 + k * FINE * dim * 4
+    if scores_whole(rows, batch) and stored == dim * 4:
+        return batch * rows * (4 + 8 // FINE) + batch * k * FINE * 16 + k * FINE * dim * 4
     maxima = min(rows // FINE * batch * 4, maxima_limit(rows * stored))
     transposed = 2 * maxima * FINE // COARSE
-    block = CPU_BLOCK_ROWS * (batch * 4 * 2 + dim * 4)
-    return maxima + transposed + block + batch * k * FINE * 16 + k * FINE * (dim * 4 + stored)
+    block = cpu_block_rows(batch) * (batch * 4 * 2 + dim * 4)
+    return maxima + transposed + block + batch * k * FINE * 16 + 4 * k * FINE * (dim * 4 + stored)

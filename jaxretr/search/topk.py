@@ -26,9 +26,8 @@ from jaxretr.parallel.mesh import DATA
 # Row of a result that does not exist (fewer than k rows); its score is -inf.
 NO_ROW = np.int32(np.iinfo(np.int32).max)
 
-# Rows that `streamed_topk` scores at a time; `grouped_topk` takes no more than CPU_BLOCK_ROWS.
+# Rows that `streamed_topk` scores at a time.
 BLOCK_ROWS = 8192
-CPU_BLOCK_ROWS = 1024
 
 GROUP = 16
 
@@ -37,7 +36,11 @@ FINE, COARSE = 8, 64
 
 # Bytes of maxima that `grouped_topk` holds, of which a sixteenth of the rows' bytes counts if it is between the two:
 # above this it selects after a part of the rows, and goes on.
-MAXIMA_BYTES = 8 * 2**20, 64 * 2**20
+MAXIMA_BYTES = 8 * 2**20, 128 * 2**20
+
+# With so few questions `grouped_topk` scores all rows in one product, if that takes no more bytes than this.
+WHOLE_BATCH = 8
+WHOLE_BYTES = 64 * 2**20
 
 
 def local_topk(
@@ -151,9 +154,8 @@ def grouped_topk(
     by the maximum of each of the k, which is higher, or equal and in a lower row. The same holds for groups of groups.
     """
     (n, _), batch = rows.shape, queries.shape[0]
-    # One question is bound by memory: its scores of all rows are few, and cutting blocks would copy the rows.
-    whole = batch == 1 and n % COARSE == 0 and rows.dtype == queries.dtype
-    block = n if whole else min(block_rows, CPU_BLOCK_ROWS, n) // COARSE * COARSE
+    whole = scores_whole(n, batch) and rows.dtype == queries.dtype
+    block = n if whole else min(block_rows, cpu_block_rows(batch), n) // COARSE * COARSE
     blocks = -(-n // block)
     passes = 1 if whole else -(-(blocks * block // FINE * batch * 4) // maxima_limit(rows.nbytes))
     per_pass = -(-blocks // passes)
@@ -209,9 +211,23 @@ def grouped_topk(
             scores *= cut(scales, first).reshape(-1)
         return jnp.where(valid.reshape(-1), jnp.where(scores == 0, 0.0, scores), -jnp.inf), row.reshape(-1)
 
-    scores, row = lax.map(score_groups, (queries, groups))  # [B, k * FINE]
+    # A few questions at a time keep all cores busy.
+    scores, row = lax.map(score_groups, (queries, groups), batch_size=4 if batch >= 32 else None)  # [B, k * FINE]
     scores, row = select_best(scores, row, k)
     return scores, jnp.where(scores == -jnp.inf, NO_ROW, row)
+
+
+def scores_whole(n: int, batch: int) -> bool:
+    """Whether `grouped_topk` scores all rows in one product: for few questions, which are bound by memory.
+
+    Cutting blocks copies the rows. More questions are bound by the matmul, and their scores must stay in the cache.
+    """
+    return batch <= WHOLE_BATCH and n % COARSE == 0 and 4 * n * batch <= WHOLE_BYTES
+
+
+def cpu_block_rows(batch: int) -> int:
+    """Rows that `grouped_topk` scores at a time: 2 MB of scores, within limits, were the fastest."""
+    return min(max(2**19 // batch, 512), 4096)
 
 
 def maxima_limit(row_bytes: int) -> int:
