@@ -112,7 +112,7 @@ def recall_bounds(recalls: NDArray[np.float64], z: float = _Z) -> tuple[float, f
 
     Args:
       recalls: of each question.
-      z: how many standard errors: 1.96 for 95% in the middle, 2.326 for 99% above the lower end.
+      z: how many standard errors to either side; 1.96 for 95% between the ends.
 
     Returns:
       The lower and the upper end.

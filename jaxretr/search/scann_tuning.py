@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from jaxretr.search.certificate import recall_bounds
 
-# One-sided 99%: many settings are looked at, and the fastest that seems good enough is one that was lucky.
-_Z = 2.326
+# One-sided 99%, times the root of 2: as many other questions, whose mean recall varies as much, shall show the target as
+# well. Of many settings the fastest that seems good enough is one that was lucky, so a small share of misses remains.
+_Z = 2.326 * 2**0.5
 
 # Rungs of the ladders of leaves and of candidates, each this many times the one before.
 _STEP = 1.35
@@ -33,8 +34,8 @@ class Setting:
       leaves: of the tree that are searched; 0 where there is none.
       candidates: that are scored exactly, where k results are asked for.
       tuning_recall: the recall on the tuning questions.
-      certain: its lower bound, 99%.
-      reached: whether that is the target or more; if not, this is the setting with the highest bound.
+      certain: what it is on as many other questions, with 99% certainty.
+      reached: whether that is the target or more; if not, this is the setting of which most is certain.
     """
 
     target: float
@@ -84,8 +85,10 @@ def tune(
     for some in ladder(1, leaves) if leaves > 1 else [0]:
         places = _places(candidates(some, most), exact, own)
         for count in counts:
+            # As though one more question had missed a neighbour: that few questions found all of them proves little.
             recalls = (places < count).mean(axis=1)
-            measured[some, count] = float(recalls.mean()), recall_bounds(recalls, _Z)[0]
+            bound = recall_bounds(np.append(recalls, 1 - 1 / k), _Z)[0]
+            measured[some, count] = float(recalls.mean()), bound
         # With more leaves fewer candidates may do, and that may be faster: go on a little.
         beyond += measured[some, counts[-1]][1] >= max(targets)
         if beyond > 3:
