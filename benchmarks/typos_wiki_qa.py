@@ -31,7 +31,7 @@ import numpy as np
 
 from jaxretr.assets import QUICKSTART
 from jaxretr.commands.altered_questions import Split, bm25_search, measure, read_splits
-from jaxretr.commands.evaluate import Search
+from jaxretr.commands.measuring import Search
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.typos import TypoGenerator

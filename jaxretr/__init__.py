@@ -13,9 +13,11 @@ _HOME = {
     "Adapter": "jaxretr.models.adapter",
     "QuestionScorer": "jaxretr.models.question_scorer",
     "ExactIndex": "jaxretr.search.exact",
+    "ScannIndex": "jaxretr.search.scann",
     "Bm25Index": "jaxretr.search.bm25",
     "TypoGenerator": "jaxretr.data.typos",
     "UserError": "jaxretr.errors",
+    "mteb_model": "jaxretr.evaluate.mteb_adapter",
 }
 
 __all__ = [
@@ -25,14 +27,17 @@ __all__ = [
     "DualEncoder",
     "ExactIndex",
     "QuestionScorer",
+    "ScannIndex",
     "TypoGenerator",
     "UserError",
     "load_encoder",
+    "mteb_model",
 ]
 
 if TYPE_CHECKING:
     from jaxretr.data.typos import TypoGenerator
     from jaxretr.errors import UserError
+    from jaxretr.evaluate.mteb_adapter import mteb_model
     from jaxretr.models.adapter import Adapter
     from jaxretr.models.combined_encoder import CombinedEncoder
     from jaxretr.models.combined_folder import load_encoder
@@ -40,6 +45,7 @@ if TYPE_CHECKING:
     from jaxretr.models.question_scorer import QuestionScorer
     from jaxretr.search.bm25 import Bm25Index
     from jaxretr.search.exact import ExactIndex
+    from jaxretr.search.scann import ScannIndex
 
 
 def __getattr__(name: str) -> Any:

@@ -177,9 +177,11 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         domain_options,
         encode_options,
         evaluate_options,
+        export_options,
         mine_options,
         search_options,
         typo_options,
+        update_options,
     )
 
     parser = _Parser(
@@ -240,11 +242,12 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
 
     parser_of = command(
         "evaluate",
-        "Measure a run (recall, MRR, nDCG or Acc@k), or a model on a BEIR folder; paired tests with --baseline, and\n"
-        "with --typos what typos in the questions cost a model, beside BM25 and other models.",
-        "jaxretr evaluate --run run.trec --qrels qrels/test.tsv --baseline bm25.trec\n"
+        "Measure a run (recall, MRR, nDCG or Acc@k), or a model on a BEIR folder or a suite of them; paired tests with\n"
+        "--baseline, and with --typos what typos in the questions cost a model, beside BM25 and other models.",
+        "jaxretr evaluate --run run.trec --qrels qrels/test.tsv --baseline bm25.trec --plot curves.pdf\n"
         "  jaxretr evaluate --run run.trec --answers questions.tsv --corpus corpus.tsv\n"
         "  jaxretr evaluate runs/art --beir scifact --split test\n"
+        "  jaxretr evaluate runs/art --suite beir --out runs/art/beir --format latex\n"
         "  jaxretr evaluate runs/dpr --beir nq --split dev,test --typos --and-model runs/robust --plot typos.png\n"
         "  jaxretr evaluate runs/dpr --beir nq --typos dictionary --typo-queries people=typed.jsonl",
     )
@@ -285,29 +288,9 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     combination_options.add_commands(command, _at_least_one)
     domain_options.add_commands(command, _at_least_one)
     typo_options.add_commands(command, _at_least_one)
+    update_options.add_commands(command)
 
-    parser_of = command(
-        "export",
-        "Write a model in the layout of another library, with a model card and vectors that verify checks.",
-        "jaxretr export runs/dpr --to sentence-transformers --out exports/dpr\n"
-        "  jaxretr export runs/dpr --to huggingface --layout dpr --out exports/dpr_hf --license apache-2.0",
-    )
-    _add_model(parser_of, encodes=False)
-    add = parser_of.add_argument
-    add(
-        "--to",
-        choices=("huggingface", "sentence-transformers", "jaxretr"),
-        required=True,
-        help="whose layout; sentence-transformers' is also text-embeddings-inference's and vLLM's",
-    )
-    add("--out", metavar="DIR", required=True, help="a new or empty folder")
-    add(
-        "--layout",
-        choices=("bert", "dpr"),
-        help="of huggingface: BertModel, or DPRQuestionEncoder and DPRContextEncoder (default: dpr for a model with a "
-        "projection, which BertModel has not, else bert)",
-    )
-    add("--license", metavar="NAME", help="for the model card, as the hub writes it (default: unknown)")
+    export_options.add_command(command, lambda parser: _add_model(parser, encodes=False), _at_least_one)
 
     parser_of = command(
         "verify",

@@ -22,12 +22,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from jaxretr import sealed_json
 from jaxretr.data.corpus import Corpus, content_fingerprint
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.questions import Question
@@ -39,7 +40,6 @@ from jaxretr.json_dataclass import dataclass_from
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder, Side
 from jaxretr.parallel.mesh import wait_for_all
-from jaxretr.sealed_json import read_sealed, write_sealed
 from jaxretr.search.index_folder import read_ids
 
 META = "meta.json"
@@ -52,6 +52,8 @@ _AGAIN = "run the same `jaxretr encode` command again to replace it"
 
 # Of int8 shards, which are made float32 a piece at a time.
 PIECE_ROWS = 65_536
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +137,7 @@ class EmbeddingStore:
         if jax.process_index() == 0:
             store._prepare(ids)
         wait_for_all("the store's folder")
-        store._cut = store._map(store._cut_if_whole, range(meta.shards))
+        store._cut = list(store._map(store._cut_if_whole, range(meta.shards)))
         return store
 
     @classmethod
@@ -162,20 +164,18 @@ class EmbeddingStore:
         """Reads everything and compares it with the sha256 that it was written with.
 
         Args:
-          advance: called with the number of rows that were compared since the last call, from any thread.
+          advance: called with the number of rows that were compared since the last call.
 
         Raises:
           UserError: a byte was changed, in one line that names all such files.
         """
 
-        def problems_of(shard: int) -> list[str]:
-            problems = self._changed(self._record(shard))
-            start, stop = self.meta.span(shard)
+        problems = self._changed(sealed_json.read_intact(self.folder / IDS_RECORD, _AGAIN))
+        shards = range(self.meta.shards)
+        of_shards = self._map(lambda shard: self._changed(self._record(shard)), shards)
+        for (start, stop), changed in zip(map(self.meta.span, shards), of_shards, strict=True):
+            problems += changed
             advance(stop - start)
-            return problems
-
-        problems = self._changed(read_sealed(self.folder / IDS_RECORD, _AGAIN))
-        problems += [problem for of_shard in self._map(problems_of, range(self.meta.shards)) for problem in of_shard]
         if problems:
             raise UserError(f"{self.folder}: {', '.join(problems)}; {_AGAIN}")
 
@@ -262,7 +262,7 @@ class EmbeddingStore:
             raise UserError(f"{folder}: holds something else ({names[0]}); give a new or empty --out folder")
         else:
             content = {"format": _FORMAT, "version": _VERSION, **dataclasses.asdict(self.meta)}
-            write_sealed(folder / META, content)
+            sealed_json.write(folder / META, content)
         if not self._ids_are_whole():
             with atomic_write(folder / IDS) as file:
                 file.writelines(json.dumps(name) + "\n" for name in ids)
@@ -270,7 +270,7 @@ class EmbeddingStore:
 
     def _ids_are_whole(self) -> bool:
         try:
-            return not self._changed(read_sealed(self.folder / IDS_RECORD, _AGAIN))
+            return not self._changed(sealed_json.read_intact(self.folder / IDS_RECORD, _AGAIN))
         except UserError:
             return False
 
@@ -283,11 +283,11 @@ class EmbeddingStore:
 
     def _write_record(self, path: Path, files: Sequence[Path], **facts: int) -> None:
         hashes = {file.name: sha256(file) for file in files}
-        write_sealed(path, {"store": self.meta.address, "sha256": hashes, **facts})
+        sealed_json.write(path, {"store": self.meta.address, "sha256": hashes, **facts})
 
     def _record(self, shard: int) -> dict[str, Any]:
         path = self._record_path(shard)
-        record = read_sealed(path, _AGAIN)
+        record = sealed_json.read_intact(path, _AGAIN)
         if record.get("store") != self.meta.address:
             raise UserError(f"{path}: belongs to another store (another model, other texts or settings); {_AGAIN}")
         return record
@@ -327,10 +327,10 @@ class EmbeddingStore:
             return None
         return None if self._changed(record) else record["truncated"]
 
-    def _map(self, function: Callable[[int], Any], shards: Iterable[int]) -> list[Any]:
+    def _map(self, function: Callable[[int], T], shards: Iterable[int]) -> Iterator[T]:
         # Hashing lets other threads run.
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-            return list(threads.map(function, shards))
+            yield from threads.map(function, shards)
 
 
 def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "passage") -> str:
@@ -383,7 +383,7 @@ def _read_meta(folder: Path) -> StoreMeta:
     another = f"{path}: not the description of a {_FORMAT} version {_VERSION}; give another folder"
     if not is_store(folder):
         raise UserError(another)
-    content = read_sealed(path, "encode into another folder")
+    content = sealed_json.read_intact(path, "encode into another folder")
     if (content.pop("format"), content.pop("version", None)) != (_FORMAT, _VERSION):
         raise UserError(another)
     return dataclass_from(StoreMeta, content, str(path))

@@ -40,8 +40,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if isinstance(hint, types.UnionType) and isinstance(value, dict):
         inner = next((part for part in hint.__args__ if is_dataclass(part)), None)
         return value if inner is None else _convert(inner, value, where)
-    if typing.get_origin(hint) is tuple and isinstance(value, list):
-        return tuple(value)
+    if typing.get_origin(hint) is tuple and isinstance(value, list | tuple):
+        return tuple(
+            _convert(typing.get_args(hint)[0], item, f"{where}[{number}]") for number, item in enumerate(value)
+        )
     return value
 
 
@@ -57,6 +59,10 @@ def _fits(hint: Any, value: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            _fits(part, item) for pair in value.items() for part, item in zip(parts, pair, strict=True)
+        )
     return isinstance(value, hint)
 
 

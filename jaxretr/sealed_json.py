@@ -1,4 +1,8 @@
-"""JSON files that know when a byte of them was changed: they hold the sha256 of their own content."""
+"""JSON files that vouch for themselves: their last entry is a sha256 over all the others.
+
+Hashes of other files stand in such a file; who hashes that one? It is written in one way only, so any other byte in it,
+a space between two entries included, is found by writing it again.
+"""
 
 import hashlib
 import json
@@ -8,43 +12,51 @@ from typing import Any
 from jaxretr.errors import UserError
 from jaxretr.files import atomic_write
 
-_DIGEST = "digest"
+_SEAL = "digest"
 
 
-def write_sealed(path: Path, content: dict[str, Any]) -> None:
-    """Writes an object of JSON values, whole or not at all, with the key "digest" added."""
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Writes content, which JSON must hold as it is (lists, not tuples), and its seal."""
     with atomic_write(path) as file:
-        file.write(_sealed(content))
+        file.write(_text(content))
 
 
-def read_sealed(path: Path, remedy: str) -> dict[str, Any]:
-    """Reads what `write_sealed` wrote, without the digest.
+def read(path: Path, remedy: str) -> tuple[dict[str, Any], bool]:
+    """Reads what `write` wrote.
 
     Args:
       path: the file.
-      remedy: what to do where it cannot be read.
+      remedy: for errors.
+
+    Returns:
+      The content without its seal, and whether not a byte of the file was changed.
 
     Raises:
-      UserError: it is missing, no such file, or not as it was written.
+      UserError: it is missing, or no JSON object.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path}: cannot be read ({getattr(error, 'strerror', None) or 'no UTF-8'}); {remedy}"
-        ) from error
-    try:
+        text = path.read_bytes().decode("utf-8")
         content = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON ({error}); {remedy}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); {remedy}") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path}: not a JSON object; {remedy}")
-    content.pop(_DIGEST, None)
-    if _sealed(content) != text:
+        raise UserError(f"{path}: holds no JSON object; {remedy}")
+    content.pop(_SEAL, None)
+    return content, text == _text(content)
+
+
+def read_intact(path: Path, remedy: str) -> dict[str, Any]:
+    """Like `read`, but a changed byte is an error as well."""
+    content, intact = read(path, remedy)
+    if not intact:
         raise UserError(f"{path}: was changed after it was written; {remedy}")
     return content
 
 
-def _sealed(content: dict[str, Any]) -> str:
-    plain = json.dumps(content, indent=1, ensure_ascii=False)
-    return json.dumps({**content, _DIGEST: hashlib.sha256(plain.encode()).hexdigest()}, indent=1, ensure_ascii=False)
+def _text(content: dict[str, Any]) -> str:
+    digest = hashlib.sha256(_dump(content).encode("utf-8", "surrogatepass")).hexdigest()
+    return _dump({**content, _SEAL: digest}) + "\n"
+
+
+def _dump(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False)

@@ -134,7 +134,7 @@ def test_a_file_that_is_missing_or_a_folder(tmp_path: Path, capsys: pytest.Captu
     assert run("bm25", "--corpus", tmp_path / "folder", *out) == 1
     assert "holds neither corpus.jsonl nor corpus.jsonl.gz; give a file or a BEIR folder" in the_error(capsys)
     assert run("evaluate", "--run", tmp_path, "--qrels", CORPUS) == 1
-    assert "check the path of the run" in the_error(capsys)
+    assert "check the path and its rights" in the_error(capsys)
     assert run("bm25", "--corpus", CORPUS, "--queries", QUERIES, "--out", tmp_path / "folder") == 1
     assert the_error(capsys) == f"{tmp_path / 'folder'}: is a folder; name a file"
 

@@ -38,6 +38,7 @@ COMMANDS = (
     "bm25",
     "export",
     "verify",
+    "update",
     "analyse",
     "combine",
     "tune",
@@ -147,7 +148,7 @@ def test_version(capsys: pytest.CaptureFixture[str]):
         ("evaluate --run r", "--run needs either --qrels FILE or --answers FILE"),
         ("evaluate --run r --qrels q --answers a", "--run needs either --qrels FILE or --answers FILE"),
         ("evaluate --run r --answers a", "--answers are looked for in the passages' texts: give --corpus FILE"),
-        ("evaluate", "give either --run RUN with --qrels or --answers, or MODEL with --beir DIR"),
+        ("evaluate", "give either --run RUN with --qrels or --answers, or MODEL with --beir DIR or --suite DIR"),
         ("evaluate m", "MODEL needs --beir DIR"),
         ("evaluate m --beir d --qrels q", "--qrels, --answers and --corpus belong to --run"),
         ("evaluate --run r --qrels q --beir d", "--beir needs MODEL"),
@@ -485,7 +486,9 @@ def test_evaluate_compares_with_a_baseline(bm25: Path, tmp_path: Path, capsys: p
     worse.write_text("".join(lines))
     words = ["evaluate", "--run", bm25, "--qrels", QRELS, "--metrics", "mrr@10", "--baseline", worse]
     assert run(*words, "--json") == 0
-    compared = json.loads(capsys.readouterr().out)["baseline"]["mrr@10"]
+    printed = json.loads(capsys.readouterr().out)
+    compared = printed["baseline"]["mrr@10"]
+    assert printed["baselines"][0]["metrics"]["mrr@10"] == compared
     measured = [metrics.evaluate(read_qrels(QRELS), each, ["mrr@10"])["mrr@10"] for each in (run_of, read_trec(worse))]
     assert [compared["mean_a"], compared["mean_b"]] == pytest.approx(measured)
     assert compared["difference"] > 0 and 0 < compared["p_value"] < 0.2

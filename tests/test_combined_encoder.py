@@ -16,7 +16,7 @@ from jaxretr.data.tokens import load_tokenizer
 from jaxretr.encoding_store import model_fingerprint
 from jaxretr.errors import UserError
 from jaxretr.export.folder import export
-from jaxretr.export.verify import verify
+from jaxretr.export.verify_model import verify
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.combined_folder import load_encoder
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params

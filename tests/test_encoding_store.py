@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny
 
+from jaxretr.cli import main
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.encoding_store import EmbeddingStore, StoreMeta, is_store, model_fingerprint
 from jaxretr.errors import UserError
@@ -344,3 +345,14 @@ def test_whatever_decides_the_embeddings_is_in_the_fingerprint(encoder: DualEnco
         path.write_text(json.dumps(content))
         tokenizer = load_tokenizer(tmp_path)
     assert model_fingerprint(DualEncoder(config, params, tokenizer)) != model_fingerprint(encoder)
+
+
+def test_verify_reads_every_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    fill(EmbeddingStore.begin(tmp_path, META, IDS))
+    assert main(["verify", str(tmp_path)]) == 0
+    assert f"{tmp_path}: intact; 10 passages in 3 shards, of the/model; all hashes agree" in capsys.readouterr().out
+    path = tmp_path / "embeddings-00002-of-00003.npy"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    assert main(["verify", str(tmp_path)]) == 1
+    assert "embeddings-00002-of-00003.npy was changed; run the same" in capsys.readouterr().err
+    assert main(["verify", str(tmp_path), "--with", "transformers"]) == 2

@@ -15,7 +15,7 @@ import tiny
 from command_errors import the_error
 
 from jaxretr import cli
-from jaxretr.commands.typo_plot import shortened
+from jaxretr.commands.pictures import shortened
 from jaxretr.data.readers import read_beir, read_questions
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.evaluate import metrics
@@ -89,10 +89,12 @@ def test_what_does_not_change_is_exactly_equal():
         ("m --beir d --seed 0", "--seed is for the typos that --typos makes"),
         ("m --beir d --typo-queries a=b --keyboard qwerty", "--keyboard is for the typos that --typos makes"),
         ("m --beir d --misspellings f", "--misspellings is for the typos that --typos makes"),
-        ("m --beir d --plot a.png", "--plot is for the figures with typos: give --typos or --typo-queries as well"),
+        ("m --beir d --plot a.gif", "--plot a.gif: give a name that ends in .png, .pdf, .svg"),
+        ("m --beir d --typos --format latex", "--format latex: with --typos there are table and json"),
+        ("m --suite d --typos", "--suite does not go with --typos; leave it out"),
         ("m --beir d --and-model n", "--and-model is for the figures with typos"),
         ("m --beir d --no-bm25", "--no-bm25 is for the figures with typos"),
-        ("m --beir d --split a,b", "--split a,b: name one split; several, by commas, go with typos only"),
+        ("m --beir d --split a,b", "--split a,b: name one split; several, by commas, go with typos or --suite only"),
         ("m --beir d --typos --plot a.gif", "--plot a.gif: give a name that ends in .png, .pdf, .svg"),
         ("m --beir d --typos --draws 0", "argument --draws: '0' is no whole number from 1"),
         ("m --beir d --typos --keyboard dvorak", "argument --keyboard: invalid choice: 'dvorak'"),

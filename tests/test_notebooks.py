@@ -245,6 +245,30 @@ def test_typo_robust_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(means) == 2 and all(0 < float(mean) <= 1 for mean in means)
 
 
+def test_verified_index_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workdir = folder / "verified_index"
+    notebook = run_notebook("verified_index", folder, monkeypatch, SHARD=5, WORKDIR=workdir)
+    printed = texts(notebook)
+    killed = re.search(r"killed with (\d+) shards finished", printed)
+    assert killed and 1 <= int(killed[1]) <= 10
+    assert "48 passages, 16 dimensions, float32" in printed and "embedding store" in printed
+    assert "embeddings-00000-of-00010.npy was changed; run the same `jaxretr encode` command" in printed
+    assert f"{workdir / 'store'}: intact; 48 passages in 10 shards" in printed
+    assert "BM25" in printed or "bm25" in printed
+
+    assert "# Recall certificate" in printed and "0.99 @10" in printed
+    assert f"{workdir / 'scann'}: intact; " in printed
+    same = re.search(r"([\d.]+)% of the exact ten best, over 16 questions", printed)
+    assert same and float(same[1]) == 100, "so few passages are all scored"
+    assert "43 passages; certificate stale: True" in printed
+    assert re.findall(r"^target ([\d.]+): recall@10 ([\d.]+)$", printed, re.MULTILINE) == [
+        (target, "1.0000") for target in ("0.9", "0.95", "0.99")
+    ]
+    for name in ("onnx", "vertex"):
+        assert f"{workdir / name}: intact; " in printed
+    check_picture(notebook, 2)
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_are_kept_without_outputs(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)

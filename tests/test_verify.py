@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from test_export import make
 
-from jaxretr import cli
+from jaxretr import cli, sealed_json
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UsageError, UserError
+from jaxretr.export import golden
 from jaxretr.export.folder import export
-from jaxretr.export.verify import verify
+from jaxretr.export.verify_model import verify
 from jaxretr.files import sha256
 from jaxretr.models.hf_files import TensorFiles, write_safetensors
 
@@ -56,6 +57,11 @@ def edit(path: Path, *keys: str, value: Any) -> None:
     path.write_text(json.dumps(content))
 
 
+def seal(path: Path) -> None:
+    """Gives a changed golden.json its hash anew."""
+    sealed_json.write(path, sealed_json.read(path, "")[0])
+
+
 def change_weight(folder: Path, name: str) -> None:
     """Moves one number of a tensor by a hundredth."""
     tensors = TensorFiles.open(folder)
@@ -80,10 +86,31 @@ def refused(folder: Path) -> str:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_export_is_intact_wherever_it_lies(copied: Any, layout: str) -> None:
     folder = copied(layout)
-    (folder / "README.md").write_text("Notes of my own.")  # Not what decides a vector.
+    (folder / ".gitattributes").write_text("Of the hub.")  # What was added is nobody's business.
     report = verify(folder)
     assert report.readers == ("jaxretr",) and report.texts == 10 and report.difference < 1e-6
-    assert report.files == (3 if layout == "jaxretr" else 5)
+    assert report.files == len([path for path in folder.rglob("*") if path.is_file()]) - 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_changed_byte_in_any_file(exports: Path, copied: Any, layout: str) -> None:
+    """Also in files that no vector depends on, and in the file that holds the hashes of all the others."""
+    folder = copied(layout)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    assert {path.name for path in files} >= {"golden.json", "golden.npy", "README.md", "tokenizer_config.json"}
+    rng = np.random.default_rng(7)
+    for path in files:
+        content = path.read_bytes()
+        # Of golden.json, which hashes itself, every kind of byte: in texts, hashes, numbers and between them.
+        for at in rng.choice(len(content), 12 if path.name == "golden.json" else 1, replace=False):
+            changed = bytearray(content)
+            changed[at] ^= 1 << int(rng.integers(8))
+            path.write_bytes(changed)
+            with pytest.raises(UserError) as caught:
+                verify(folder)
+            assert path.name in str(caught.value), f"{path} at byte {at}"
+        path.write_bytes(content)
+    verify(folder)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -96,9 +123,11 @@ def test_a_changed_weight(copied: Any, layout: str) -> None:
     file = (place / "model.safetensors").relative_to(folder).as_posix()
     message = refused(folder)
     assert f"{file} was changed; the vectors of 5 of 5 passages differ by up to" in message
-    assert "questions" not in message
-    # Whoever writes the new hash into golden.json is found out by the vectors.
+    assert "questions" not in message and "golden.json" not in message
+    # Whoever writes the new hash into golden.json is found out by its own hash, and by the vectors.
     edit(folder / "golden.json", "files", file, value=sha256(place / "model.safetensors"))
+    assert "golden.json was changed; the vectors of 5 of 5 passages differ" in refused(folder)
+    seal(folder / "golden.json")
     message = refused(folder)
     assert "was changed" not in message and "of 5 passages differ" in message
 
@@ -137,10 +166,12 @@ def test_a_wrong_pooling(copied: Any, layout: str) -> None:
         edit(folder / "jaxretr.json", "export" if layout == "bert" else "config", "pooling", value="mean")
     message = refused(folder)
     assert "pooling is mean instead of cls; the vectors of 5 of 5 questions differ" in message
-    assert "was changed" not in message
     # Nor does it help to correct golden.json.
     edit(folder / "golden.json", "settings", "pooling", value="mean")
+    edit(folder / "golden.json", "files", value=golden.hashes(folder))
+    seal(folder / "golden.json")
     message = refused(folder)
+    assert "was changed" not in message
     assert "pooling is" not in message and "the vectors of 5 of 5 questions differ" in message
 
 
@@ -164,7 +195,7 @@ def test_other_settings_and_files(copied: Any, tmp_path: Path) -> None:
     edit(folder / "jaxretr.json", "export", "passage_template", value="joined")
     assert "passage_template is joined instead of pair; the vectors of" in refused(folder)
     edit(folder / "jaxretr.json", "export", "passage_template", value="pair")
-    verify(folder)
+    assert refused(folder).endswith("jaxretr.json was changed; export the model again")  # its spaces
     edit(folder / "question/tokenizer.json", "normalizer", "lowercase", value=False)
     message = refused(folder)
     assert "question/tokenizer.json was changed" in message and "questions differ" in message
@@ -211,8 +242,9 @@ def test_other_libraries_verify_too(copied: Any, capsys: pytest.CaptureFixture[s
     folder = copied(layout)
     assert cli.main(["verify", str(folder), "--with", library]) == 0
     printed = capsys.readouterr().out
+    count = sum(path.is_file() for path in folder.rglob("*")) - 1
     assert printed.startswith(f"{folder}: intact; 10 golden vectors agree to ")
-    assert f"read by jaxretr and {library}; 5 files unchanged" in printed
+    assert f"read by jaxretr and {library}; {count} files unchanged" in printed
     change_weight(
         folder / "question",
         ("question_encoder.bert_model." if layout == "dpr" else "") + "encoder.layer.0.output.dense.bias",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.commands.encode import encode_into
-from jaxretr.commands.evaluate import depth, of_qrels, run_of
+from jaxretr.commands.measuring import depth, of_qrels, run_of
 from jaxretr.commands.model import check_finished, encode
 from jaxretr.commands.search import search_store
 from jaxretr.config import MlmConfig, Optimizer, PretrainData, Train
@@ -164,10 +164,10 @@ def compare_models(
     """
     index = ExactIndex(encode(before, corpus, None), corpus.ids)
     searches = (
-        lambda asked, k: search_store(store, encode(after, asked, None), k),
+        lambda asked, k: search_store(store, corpus.ids, encode(after, asked, None), k),
         lambda asked, k: index.search(encode(before, asked, None), k),
     )
-    a, b = (of_qrels(qrels, run_of(search, questions, depth(METRICS)), METRICS) or {} for search in searches)
+    a, b = (of_qrels(qrels, run_of(search, questions, depth(METRICS)), METRICS) for search in searches)
     return {name: dataclasses.asdict(compare(a[name], b[name])) for name in METRICS}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.commands.evaluate import Search, Values, depth, run_of, warn_of_missing
+from jaxretr.commands.measuring import Search, Values, depth, run_of, warn_of_missing
 from jaxretr.commands.progress import Progress
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question

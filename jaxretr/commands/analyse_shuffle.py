@@ -15,7 +15,7 @@ from jaxretr.commands.altered_questions import (
     read_splits,
     share_changed,
 )
-from jaxretr.commands.evaluate import Search, dense_search
+from jaxretr.commands.measuring import Search, dense_search
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.word_shuffle import shuffle_words
 from jaxretr.errors import UsageError

@@ -3,13 +3,15 @@
 import argparse
 from collections.abc import Callable, Sequence
 
+from jaxretr.commands.evaluate_tables import FORMATS
+from jaxretr.commands.pictures import check_ending
 from jaxretr.errors import UsageError
 
 # What belongs to the typos that --typos makes, and what to a comparison with typos of any origin; none of them has a
 # default in the parser, so that one that would be ignored is seen.
 _OF_MADE_TYPOS = ("draws", "seed", "keyboard", "misspellings")
-_OF_TYPOS = ("and_model", "no_bm25", "plot")
-_PICTURES = (".png", ".pdf", ".svg")
+_OF_TYPOS = ("and_model", "no_bm25")
+_NOT_OF_TYPOS = ("suite", "index", "out")
 
 
 def add_options(
@@ -34,17 +36,46 @@ def add_options(
         type=splits,
         default=("test",),
         metavar="NAME",
-        help="of the BEIR folder's qrels; with typos several by commas (default: test)",
+        help="of the BEIR folder's qrels; with typos several by commas, with --suite the first that a folder has "
+        "(default: test)",
     )
-    add("--baseline", metavar="RUN2", help="a run to compare with, question by question")
+    add("--suite", metavar="DIR", help="for MODEL: every BEIR folder below DIR, and the average")
+    add(
+        "--out",
+        metavar="DIR",
+        help="of --suite: each data set's result is written there when it is done, and a killed suite goes on",
+    )
+    add("--index", metavar="STORE", help="with --beir: what jaxretr encode made of its corpus with MODEL")
+    add(
+        "--baseline",
+        metavar="RUN2",
+        action="append",
+        help="a run to compare with, question by question; again for more, all tests Holm-corrected together",
+    )
     add(
         "--metrics",
         type=names,
         metavar="NAMES",
-        help="by commas (default: ndcg@10,mrr@10,recall@100, or acc@1,acc@5,acc@20,acc@100 with --answers)",
+        help="by commas: ndcg, mrr, map, recall, precision, success, recall_cap, holes with @k, rprec, bpref (default: "
+        "ndcg@10,mrr@10,recall@100, or acc@1,acc@5,acc@20,acc@100 with --answers)",
+    )
+    add(
+        "--relevance-level",
+        type=number,
+        default=1,
+        metavar="N",
+        help="the lowest grade that counts as relevant, except for ndcg (default: %(default)s)",
     )
     add("--per-query", metavar="FILE", help="write the values of every question there, separated by tabs")
-    add("--json", action="store_true", help="print JSON instead of a table")
+    add(
+        "--plot",
+        metavar="FILE",
+        help="draw the metrics against k for the run and the baselines; with typos bars, clean against each kind of "
+        "typos: a .png, .pdf or .svg",
+    )
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument("--format", choices=FORMATS, help="of what is printed (default: table)")
+    forms.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
 
     add = parser.add_argument_group("typos: MODEL with the questions as they are and with typos in them").add_argument
     add(
@@ -79,7 +110,6 @@ def add_options(
         "--compute and --batch-size",
     )
     add("--no-bm25", action="store_true", default=None, help="leave out BM25, which stands beside MODEL otherwise")
-    add("--plot", metavar="FILE", help="draw bars, clean against each kind of typos: a .png, .pdf or .svg")
 
 
 def check_typos(args: argparse.Namespace) -> None:
@@ -90,16 +120,23 @@ def check_typos(args: argparse.Namespace) -> None:
         _refuse(args, _OF_MADE_TYPOS, "is for the typos that --typos makes: give --typos as well, or leave it out")
     if args.typos is None and not args.typo_queries:
         _refuse(args, _OF_TYPOS, "is for the figures with typos: give --typos or --typo-queries as well")
-        if len(args.split) > 1:
-            raise UsageError(f"--split {','.join(args.split)}: name one split; several, by commas, go with typos only")
+        if len(args.split) > 1 and args.suite is None:
+            raise UsageError(
+                f"--split {','.join(args.split)}: name one split; several, by commas, go with typos or --suite only"
+            )
         return
     option = "--typo-queries" if args.typos is None else "--typos"
     if args.model is None:
         raise UsageError(f"{option} needs MODEL with --beir DIR: the questions are searched again with typos in them")
+    _refuse(args, _NOT_OF_TYPOS, f"does not go with {option}; leave it out")
+    if args.format in ("latex", "markdown"):
+        raise UsageError(f"--format {args.format}: with {option} there are table and json")
+    if args.relevance_level != 1:
+        raise UsageError(f"--relevance-level does not go with {option}; leave it out")
     if args.baseline is not None:
         raise UsageError(f"{option} does not go with --baseline, a run of other questions; give --and-model MODEL2")
-    if args.plot is not None and not args.plot.lower().endswith(_PICTURES):
-        raise UsageError(f"--plot {args.plot}: give a name that ends in {', '.join(_PICTURES)}")
+    if args.plot is not None:
+        check_ending("--plot", args.plot)
 
 
 def _refuse(args: argparse.Namespace, names: Sequence[str], why: str) -> None:

@@ -15,8 +15,8 @@ from jaxretr.commands.altered_questions import (
     read_splits,
     share_changed,
 )
-from jaxretr.commands.evaluate import OF_QRELS, Search, dense_search
 from jaxretr.commands.hits import check_output
+from jaxretr.commands.measuring import OF_QRELS, Search, dense_search
 from jaxretr.commands.model import check_finished
 from jaxretr.commands.typo_report import CLEAN, Figures, Kind, Report, figures_of
 from jaxretr.data.corpus import Corpus
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
         from jaxretr.commands.typo_plot import draw
 
         draw(report, Path(args.plot).expanduser())
-    print(report.as_json() if args.json else report.as_table())
+    print(report.as_json() if args.format == "json" else report.as_table())
 
 
 # ---- questions with typos --------------------------------------------------------------------------------------------

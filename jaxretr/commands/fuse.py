@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxretr.commands.evaluate import depth, of_qrels
 from jaxretr.commands.hits import check_output
+from jaxretr.commands.measuring import depth, of_qrels
 from jaxretr.commands.weight_curve import trace
 from jaxretr.data.readers import read_qrels
 from jaxretr.errors import UsageError
@@ -90,9 +90,7 @@ def tuned(args: argparse.Namespace, runs: Sequence[Run], qrels: Mapping[str, Map
                 fused = runs[1]
             else:
                 fused = interpolate(runs, [1.0, weight], normalise=normalise, k=depth((metric,)))
-            values = of_qrels(qrels, fused, (metric,))
-            assert values is not None
-            found[weight] = values[metric]
+            found[weight] = of_qrels(qrels, fused, (metric,))[metric]
         return found
 
     curve = trace(

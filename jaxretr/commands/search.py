@@ -14,6 +14,7 @@ from jaxretr.commands.hits import check_output, write_hits
 from jaxretr.commands.model import encode, load_model
 from jaxretr.commands.progress import Progress
 from jaxretr.commands.search_filters import allowed_rows, check_trec_ids
+from jaxretr.commands.stores import open_store
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.encoding_store import PIECE_ROWS, EmbeddingStore, is_store, model_fingerprint
 from jaxretr.errors import UsageError, UserError
@@ -64,7 +65,7 @@ class _Search:
 
 
 def _open_store(args: argparse.Namespace, questions: int) -> _Search:
-    store = EmbeddingStore.open(args.index)
+    store = open_store(args.index)
     meta = store.meta
     ids = unique_ids(store.read_ids(), meta.rows, str(store.folder))
     _check_ids(args, ids)

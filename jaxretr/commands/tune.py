@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from jaxretr.commands.combine import load_models
-from jaxretr.commands.evaluate import depth
 from jaxretr.commands.hits import check_output
+from jaxretr.commands.measuring import check_same_corpus, depth
 from jaxretr.commands.model import encode
 from jaxretr.commands.progress import Progress
 from jaxretr.commands.search import check_store
+from jaxretr.commands.stores import open_store
 from jaxretr.commands.weight_curve import trace
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
     encoder = load_models(args.models, args.how, compute=args.compute)
     if len(encoder.parts) != 2:
         raise UsageError(f"tune finds one weight, of two models; {args.models[0]} has {len(encoder.parts)} parts")
-    stores = [None if path is None else EmbeddingStore.open(path) for path in (args.index_a, args.index_b)]
+    stores = [None if path is None else open_store(path) for path in (args.index_a, args.index_b)]
     for part, name, store in zip(encoder.parts, encoder.names, stores, strict=True):
         if store is not None:
             check_store(store, part, name)
@@ -181,21 +182,6 @@ def read_dev(args: argparse.Namespace) -> Dev:
 
 
 # ---- passages --------------------------------------------------------------------------------------------------------
-
-
-def check_same_corpus(stores: Sequence[EmbeddingStore | None], corpus: Corpus | None) -> list[str]:
-    """The passages' ids; raises UserError where the stores hold other passages than each other or the corpus."""
-    texts = None if corpus is None else corpus.fingerprint()
-    name = "--corpus"
-    for store in stores:
-        if store is None:
-            continue
-        if texts is not None and store.meta.texts_fingerprint != texts:
-            raise UserError(f"{store.folder}: was encoded from other passages than {name}; encode the same corpus")
-        texts, name = store.meta.texts_fingerprint, f"those in {store.folder}"
-    if corpus is not None:
-        return corpus.ids
-    return next(store for store in stores if store is not None).read_ids()
 
 
 def blocks_of(part: DualEncoder, store: EmbeddingStore | None, corpus: Corpus | None, batch_size: int | None) -> Blocks:

@@ -1,13 +1,9 @@
 """Bars of what typos cost: clean against each kind, a group for each system."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
+from jaxretr.commands.pictures import plain, pyplot, save, shortened
 from jaxretr.commands.typo_report import CLEAN, Report
-from jaxretr.files import atomic_write
-
-# What a file would say about when it was made: the same figures give the same file.
-_UNDATED = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 
 def draw(report: Report, path: Path) -> None:
@@ -17,11 +13,7 @@ def draw(report: Report, path: Path) -> None:
       report: the figures.
       path: its ending says the format: .png, .pdf or .svg.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     splits = report.splits
     names = list(next(iter(splits.values())).metrics)
     systems = list(next(iter(splits.values())).metrics[names[0]].clean)
@@ -42,25 +34,11 @@ def draw(report: Report, path: Path) -> None:
                         deviations.append(found.deviation)
                 at = [group + (place - (len(kinds) - 1) / 2) * 0.8 / len(kinds) for group in range(len(systems))]
                 colour = "0.35" if kind == CLEAN else f"C{place - 1}"
-                axes.bar(at, means, 0.8 / len(kinds), yerr=deviations, capsize=2, color=colour, label=_plain(kind))
-            axes.set_xticks(range(len(systems)), [_plain(name) for name in shortened(systems)], fontsize="small")
-            axes.set(ylabel=metric, title=_plain(f"{split}, {figures.questions} questions"), ylim=(0, None))
+                axes.bar(at, means, 0.8 / len(kinds), yerr=deviations, capsize=2, color=colour, label=plain(kind))
+            axes.set_xticks(range(len(systems)), [plain(name) for name in shortened(systems)], fontsize="small")
+            axes.set(ylabel=metric, title=plain(f"{split}, {figures.questions} questions"), ylim=(0, None))
             axes.grid(axis="y", alpha=0.3)
             axes.set_axisbelow(True)
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(kinds), fontsize="small")
-    form = path.suffix.lower().removeprefix(".")
-    with matplotlib.rc_context({"svg.hashsalt": "jaxretr"}), atomic_write(path, "wb") as file:
-        figure.savefig(file, dpi=120, format=form, metadata=_UNDATED[form])
-    plt.close(figure)
-
-
-def shortened(names: Sequence[str]) -> list[str]:
-    """The last part of each path, where that is enough to tell it from the others; otherwise all of it."""
-    last = [name.rstrip("/").rsplit("/", 1)[-1] for name in names]
-    return [short if last.count(short) == 1 else name for name, short in zip(names, last, strict=True)]
-
-
-def _plain(name: str) -> str:
-    """A name as it is, in lines of a path's parts: between dollars matplotlib would read formulas."""
-    return name.replace("$", r"\$").replace("/", "/\n" if len(name) > 16 else "/")
+    save(figure, path)

@@ -22,10 +22,10 @@ from jaxretr.data.text_rows import (
 )
 from jaxretr.errors import UserError
 
-_ID_FIELDS = ("_id", "id", "docid")
+ID_FIELDS = ("_id", "id", "docid")
 _TEXT_FIELDS = ("text", "contents")
 _TITLE_FIELDS = ("title",)
-_HEADER_IDS = (*_ID_FIELDS, "pid", "passage_id")
+_HEADER_IDS = (*ID_FIELDS, "pid", "passage_id")
 _HEADER_TEXTS = (*_TEXT_FIELDS, "passage")
 
 
@@ -212,13 +212,13 @@ def _json_passages(bad: BadRows) -> Iterator[tuple[int, Passage]]:
             continue
         try:
             row = json_object(line)
-            id = string_field(row, _ID_FIELDS, allow_int=True)
+            id = string_field(row, ID_FIELDS, allow_int=True)
             text = string_field(row, _TEXT_FIELDS)
             title = string_field(row, _TITLE_FIELDS)
             if text is None:
                 raise missing_field(row, _TEXT_FIELDS)
             if id is None:
-                raise missing_field(row, _ID_FIELDS)
+                raise missing_field(row, ID_FIELDS)
             passage = _passage(id, title or "", text)
         except RowError as error:
             bad.add(number, error)

@@ -85,7 +85,8 @@ def qrels_rows(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | RowErro
                 if columns not in (3, 4):
                     columns = 0
                     raise RowError(
-                        f"{len(fields)} columns; judgements are query-id, corpus-id, score or query 0 id grade"
+                        f"{len(fields)} columns; judgements are query-id, corpus-id, score or query 0 id grade, "
+                        "separated by tabs where an id has spaces"
                     )
                 if columns == 3 and not _is_grade(fields[2]) and "id" in fields[0].lower():
                     continue

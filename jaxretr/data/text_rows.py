@@ -98,11 +98,16 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
       UserError: the file cannot be read, or its gzip stream is damaged (no later row could be trusted).
     """
+    for number, raw in numbered_bytes(path):
+        yield number, raw.decode("utf-8", errors="surrogateescape")
+
+
+def numbered_bytes(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The same lines as bytes; a file that can be read only once, such as a pipe, is read once."""
     for number, raw in _raw_pieces(path):
         if number == 1:
             raw = raw.removeprefix(codecs.BOM_UTF8)
-        raw = raw.removesuffix(b"\n").removesuffix(b"\r")
-        yield number, raw.decode("utf-8", errors="surrogateescape")
+        yield number, raw.removesuffix(b"\n").removesuffix(b"\r")
 
 
 def _raw_pieces(path: Path, size: int | None = None) -> Iterator[tuple[int, bytes]]:

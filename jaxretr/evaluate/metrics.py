@@ -1,14 +1,23 @@
-"""The measures of trec_eval: nDCG, MRR, recall, precision, MAP and success at a cut.
+"""The measures of trec_eval: nDCG, MRR, recall, precision, MAP, success, R-precision and bpref; hole rate; capped recall.
 
-The numbers equal trec_eval's. What that means where systems differ:
+The numbers equal trec_eval's, where it has the measure. What that means where systems differ:
 - Passages are ranked by score, read in single precision as trec_eval does; equal scores by id, DESCENDING (byte
   order). Ranks and the order in the run do not count.
 - A question of the qrels that the run lacks counts as 0 (`trec_eval -c`). A question of the run that the qrels lack is
   ignored. A question without a relevant passage counts as 0 in every measure.
-- A passage is relevant from grade 1; grades of 0 and below, and passages without judgement, are not relevant.
+- A passage is relevant from grade 1, or from `relevance_level` (trec_eval -l), which nDCG does not heed; other grades,
+  and passages without judgement, are not relevant.
 - nDCG's gain is the grade itself (not 2^grade - 1), its discount log2(rank + 1); the ideal ranking holds all the judged
   passages, retrieved or not.
 - precision@k divides by k even when fewer were retrieved; recall@k and MAP divide by all the relevant passages.
+- bpref compares the relevant passages with those that are judged not relevant, grade 0 and up; a negative grade is no
+  judgement to it.
+
+Two are not trec_eval's:
+- holes@k is the share of the first k passages that have no judgement for the question; of a ranking shorter than k, the
+  share of what there is, and 0 where nothing was retrieved. Lower is better: a system that differs from those that were
+  judged is measured too low, and this says where. It is 1 - Judged@k of ir_measures.
+- recall_cap@k is BEIR's capped recall: divided by k where more than k passages are relevant.
 """
 
 import math
@@ -28,52 +37,58 @@ Run = Mapping[str, Mapping[str, float]]
 
 @overload
 def evaluate(
-    qrels: Qrels, run: Run, measures: Sequence[str], per_query: Literal[False] = False
+    qrels: Qrels, run: Run, measures: Sequence[str], per_query: Literal[False] = False, *, relevance_level: int = 1
 ) -> dict[str, float]: ...
 
 
 @overload
 def evaluate(
-    qrels: Qrels, run: Run, measures: Sequence[str], per_query: Literal[True]
+    qrels: Qrels, run: Run, measures: Sequence[str], per_query: Literal[True], *, relevance_level: int = 1
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]: ...
 
 
 @overload
 def evaluate(
-    qrels: Qrels, run: Run, measures: Sequence[str], per_query: bool
+    qrels: Qrels, run: Run, measures: Sequence[str], per_query: bool, *, relevance_level: int = 1
 ) -> dict[str, float] | tuple[dict[str, float], dict[str, dict[str, float]]]: ...
 
 
 def evaluate(
-    qrels: Qrels, run: Run, measures: Sequence[str], per_query: bool = False
+    qrels: Qrels, run: Run, measures: Sequence[str], per_query: bool = False, *, relevance_level: int = 1
 ) -> dict[str, float] | tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Measures a run against relevance judgements.
 
     Args:
       qrels: {question id: {passage id: grade}}.
       run: {question id: {passage id: score}}, higher is better; the order of the dicts does not count.
-      measures: names as "ndcg@10", "mrr@10", "recall@100", "precision@5", "map@100", "success@20", in any case; "ndcg",
-        "mrr" and "map" also without a cut. Acc@k needs answers: see `jaxretr.evaluate.answers`.
+      measures: names as "ndcg@10", "mrr@10", "recall@100", "precision@5", "map@100", "success@20", "recall_cap@100" and
+        "holes@10", in any case; "ndcg", "mrr" and "map" also without a cut, "rprec" and "bpref" always. Acc@k needs
+        answers: see `jaxretr.evaluate.answers`.
       per_query: also return the value of every question.
+      relevance_level: the lowest grade that is relevant, at least 1; 2 for instance for MRR on TREC Deep Learning.
 
     Returns:
       {measure as written: mean over all questions of the qrels, in [0, 1]}, summed in double precision; with
       `per_query` a pair of that and {measure: {question id: value}} in the order of the qrels.
 
     Raises:
-      UsageError: an unknown measure.
+      UsageError: an unknown measure, or a relevance level below 1.
       UserError: the qrels are empty, or a score is not a number.
     """
     if isinstance(measures, str):
         raise TypeError("measures must be a sequence of names, not one string")
-    computed = {name: _parse(name) for name in measures}
+    if relevance_level < 1:
+        raise UsageError(
+            f"a relevance level of {relevance_level} would count what is judged not relevant; give 1 or more"
+        )
+    computed = {name: (_MEASURES[base], cut) for name in measures for base, cut in [parse(name)]}
     if not qrels:
         raise UserError("there are no relevance judgements to measure against: the qrels are empty")
     values: dict[str, dict[str, float]] = {name: {} for name in computed}
     for question_id, judged in qrels.items():
-        found = _found(question_id, judged, run.get(question_id, {}))
+        found = _found(question_id, judged, run.get(question_id, {}), relevance_level)
         for name, (measure, cut) in computed.items():
-            values[name][question_id] = measure(found, cut) if found.ideal else 0.0
+            values[name][question_id] = measure(found, cut)
     means = {name: mean(of_questions) for name, of_questions in values.items()}
     return (means, values) if per_query else means
 
@@ -94,18 +109,23 @@ class _Found:
     """All that the measures need to know of one question.
 
     Attributes:
-      ranks: ranks (from 1) of the relevant passages that were retrieved, ascending.
-      grades: the grades of those.
-      ideal: the grades of all the relevant passages, retrieved or not, descending.
+      grades: the grade of each retrieved passage, best first; None without a judgement.
+      gains: (rank from 1, grade) of those with a grade from 1, by rank.
+      ranks: ranks of the relevant ones, ascending.
+      ideal: the grades from 1 of all judged passages, retrieved or not, descending.
+      relevant: how many passages are relevant, retrieved or not.
+      not_relevant: how many are judged not relevant, with a grade from 0.
     """
 
+    grades: list[int | None]
+    gains: list[tuple[int, int]]
     ranks: list[int]
-    grades: list[int]
     ideal: list[int]
+    relevant: int
+    not_relevant: int
 
 
-def _found(question_id: str, judged: Mapping[str, int], retrieved: Mapping[str, float]) -> _Found:
-    ideal = sorted((grade for grade in judged.values() if grade > 0), reverse=True)
+def _found(question_id: str, judged: Mapping[str, int], retrieved: Mapping[str, float], level: int) -> _Found:
     scores = single_precision(retrieved)
     if np.isnan(scores).any():
         passage_id = list(retrieved)[int(np.isnan(scores).argmax())]
@@ -113,20 +133,22 @@ def _found(question_id: str, judged: Mapping[str, int], retrieved: Mapping[str, 
     # Reversed, so that both the score and, among equal scores, the id descend. Python orders strings by code point,
     # which is the order of their UTF-8 bytes, hence of C's strcmp.
     ranking = sorted(zip(scores.tolist(), retrieved, strict=True), reverse=True)
-    relevant = [
-        (rank, judged[passage_id])
-        for rank, (_, passage_id) in enumerate(ranking, start=1)
-        if judged.get(passage_id, 0) > 0
-    ]
-    return _Found([rank for rank, _ in relevant], [grade for _, grade in relevant], ideal)
+    grades = [judged.get(passage_id) for _, passage_id in ranking]
+    gains = [(rank, grade) for rank, grade in enumerate(grades, start=1) if grade is not None and grade > 0]
+    return _Found(
+        grades,
+        gains,
+        [rank for rank, grade in gains if grade >= level],
+        sorted((grade for grade in judged.values() if grade > 0), reverse=True),
+        sum(grade >= level for grade in judged.values()),
+        sum(0 <= grade < level for grade in judged.values()),
+    )
 
 
 def _ndcg(found: _Found, cut: float) -> float:
-    gained = sum(
-        grade / math.log2(rank + 1) for rank, grade in zip(found.ranks, found.grades, strict=True) if rank <= cut
-    )
+    gained = sum(grade / math.log2(rank + 1) for rank, grade in found.gains if rank <= cut)
     best = sum(grade / math.log2(rank + 1) for rank, grade in enumerate(found.ideal, start=1) if rank <= cut)
-    return gained / best
+    return _share(gained, best)
 
 
 def _mrr(found: _Found, cut: float) -> float:
@@ -134,24 +156,54 @@ def _mrr(found: _Found, cut: float) -> float:
 
 
 def _recall(found: _Found, cut: float) -> float:
-    return _retrieved(found, cut) / len(found.ideal)
+    return _share(_retrieved(found, cut), found.relevant)
+
+
+def _capped_recall(found: _Found, cut: float) -> float:
+    return _share(_retrieved(found, cut), min(found.relevant, cut))
 
 
 def _precision(found: _Found, cut: float) -> float:
     return _retrieved(found, cut) / cut
 
 
+def _r_precision(found: _Found, cut: float) -> float:
+    return _share(_retrieved(found, found.relevant), found.relevant)
+
+
 def _map(found: _Found, cut: float) -> float:
     precisions = (count / rank for count, rank in enumerate(found.ranks, start=1) if rank <= cut)
-    return sum(precisions) / len(found.ideal)
+    return _share(sum(precisions), found.relevant)
 
 
 def _success(found: _Found, cut: float) -> float:
     return float(_retrieved(found, cut) > 0)
 
 
+def _bpref(found: _Found, cut: float) -> float:
+    """C. Buckley and E. Voorhees, "Retrieval evaluation with incomplete information", SIGIR 2004, as trec_eval has it."""
+    relevant = set(found.ranks)
+    total, above = 0.0, 0
+    for rank, grade in enumerate(found.grades, start=1):
+        if rank in relevant:
+            total += 1 - min(above, found.relevant) / min(found.not_relevant, found.relevant) if above else 1
+        elif grade is not None and grade >= 0:
+            above += 1
+    return _share(total, found.relevant)
+
+
+def _holes(found: _Found, cut: float) -> float:
+    first = found.grades[: int(min(cut, len(found.grades)))]
+    return _share(first.count(None), len(first))
+
+
 def _retrieved(found: _Found, cut: float) -> int:
     return sum(rank <= cut for rank in found.ranks)
+
+
+def _share(part: float, whole: float) -> float:
+    """`part` of `whole`, 0 where there is nothing to have a part of."""
+    return part / whole if whole else 0.0
 
 
 _MEASURES: dict[str, Callable[[_Found, float], float]] = {
@@ -161,12 +213,26 @@ _MEASURES: dict[str, Callable[[_Found, float], float]] = {
     "precision": _precision,
     "map": _map,
     "success": _success,
+    "recall_cap": _capped_recall,
+    "holes": _holes,
+    "rprec": _r_precision,
+    "bpref": _bpref,
 }
-_WITHOUT_CUT = ("ndcg", "mrr", "map")
+_WITHOUT_CUT = ("ndcg", "mrr", "map", "rprec", "bpref")
+_NEVER_CUT = ("rprec", "bpref")
 
 
-def _parse(name: str) -> tuple[Callable[[_Found, float], float], float]:
-    """Returns the measure's function and its cut, infinity where it has none."""
+def lower_is_better(name: str) -> bool:
+    """Whether a smaller value of this measure is the better one: of the hole rate alone."""
+    return name.strip().lower().startswith("holes")
+
+
+def parse(name: str) -> tuple[str, float]:
+    """Returns a measure's name without its cut, in lower case, and the cut, infinity where it has none.
+
+    Raises:
+      UsageError: there is no such measure, or its cut is missing or none.
+    """
     parts = re.fullmatch(r"([^@]*)(?:@(.*))?", name.strip().lower(), flags=re.DOTALL)
     assert parts is not None
     base, cut = parts.groups()
@@ -175,11 +241,12 @@ def _parse(name: str) -> tuple[Callable[[_Found, float], float], float]:
             f"measure '{name}' needs answers, not relevance judgements: give answers, or use success@{cut or 'k'}"
         )
     if base not in _MEASURES:
-        raise UsageError(
-            f"unknown measure '{name}'{did_you_mean(base, _MEASURES)} (known: {', '.join(f'{m}@k' for m in _MEASURES)})"
-        )
+        known = ", ".join(measure if measure in _NEVER_CUT else f"{measure}@k" for measure in _MEASURES)
+        raise UsageError(f"unknown measure '{name}'{did_you_mean(base, _MEASURES)} (known: {known})")
     if cut is None and base in _WITHOUT_CUT:
-        return _MEASURES[base], math.inf
+        return base, math.inf
+    if base in _NEVER_CUT:
+        raise UsageError(f"measure '{name}' has no cut: write {base}")
     if cut is None or not re.fullmatch(r"[1-9][0-9]{0,17}", cut):
         raise UsageError(f"measure '{name}' needs a cut of at least 1: write for instance {base}@10")
-    return _MEASURES[base], int(cut)
+    return base, int(cut)

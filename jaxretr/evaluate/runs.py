@@ -1,6 +1,5 @@
 """Runs (ranked passages for questions) as files: TREC, DPR's results JSON, lines of JSON, MS MARCO's and Tevatron's."""
 
-import codecs
 import json
 import os
 import pathlib
@@ -20,6 +19,7 @@ from jaxretr.data.text_rows import (
     json_array,
     json_lines,
     missing_field,
+    numbered_bytes,
     numbered_lines,
     string_field,
 )
@@ -75,7 +75,7 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
         that for every question are 1 to the number of its passages are ranks.
 
     Args:
-      path: the file; all but TREC's may be gzipped.
+      path: the file, gzipped or not.
 
     Returns:
       {question id: {passage id: score}} in the file's order; a rank r as the score -r.
@@ -164,7 +164,7 @@ def read_trec(path: Path) -> dict[str, dict[str, float]]:
     As in trec_eval, the second, fourth and sixth columns are ignored: the score alone ranks. Blank lines are skipped.
 
     Args:
-      path: the file, UTF-8.
+      path: the file, UTF-8, gzipped or not.
 
     Returns:
       {question id: {passage id: score}} in the file's order.
@@ -173,15 +173,10 @@ def read_trec(path: Path) -> dict[str, dict[str, float]]:
       UserError: the file cannot be read or holds no hit, or a line is bad (`path:line: ...`).
     """
     run: dict[str, dict[str, float]] = {}
-    try:
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                # Split as bytes: C's white space only. In a str a no-break space inside an id would split too.
-                fields = line.removeprefix(codecs.BOM_UTF8).split() if number == 1 else line.split()
-                if fields:
-                    _add_line(run, fields, f"{path}:{number}")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); check the path of the run") from error
+    for number, line in numbered_bytes(pathlib.Path(path)):
+        # Split as bytes: C's white space only. In a str a no-break space inside an id would split too.
+        if fields := line.split():
+            _add_line(run, fields, f"{path}:{number}")
     if not run:
         raise UserError(f"{path}: the run is empty; expected lines of 'question-id Q0 passage-id rank score tag'")
     return run
@@ -189,9 +184,13 @@ def read_trec(path: Path) -> dict[str, dict[str, float]]:
 
 def _add_line(run: dict[str, dict[str, float]], fields: list[bytes], where: str) -> None:
     if len(fields) != 6:
-        raise UserError(
-            f"{where}: expected 6 columns, 'question-id Q0 passage-id rank score tag', found {len(fields)}; "
+        remedy = (
             "is it a TREC run?"
+            if len(fields) < 6
+            else "an id with white space cannot stand in a TREC run, but in one of `--format jsonl`"
+        )
+        raise UserError(
+            f"{where}: expected 6 columns, 'question-id Q0 passage-id rank score tag', found {len(fields)}; {remedy}"
         )
     try:
         question_id, passage_id = fields[0].decode(), fields[2].decode()

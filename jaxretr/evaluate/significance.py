@@ -130,13 +130,35 @@ def bootstrap_interval(
     Returns:
       The lower and the upper end.
     """
+    low, high = bootstrap_band(differences[:, None], confidence=confidence, resamples=resamples, seed=seed)
+    return float(low[0]), float(high[0])
+
+
+def bootstrap_band(
+    values: NDArray[np.float64], *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The percentile bootstrap interval of several means over the same questions, such as a metric at K cuts.
+
+    Args:
+      values: float64 [B, K], B at least 1.
+      confidence: coverage of each interval by itself, in (0, 1).
+      resamples: number of draws of B questions.
+      seed: of the draws.
+
+    Returns:
+      The lower and the upper ends, float64 [K] each.
+    """
     rng = np.random.default_rng(seed)
-    means = [
-        differences[rng.integers(0, len(differences), (size, len(differences)), dtype=np.int32)].mean(axis=1)
-        for size in _blocks(resamples, len(differences))
-    ]
-    low, high = np.quantile(np.concatenate(means), [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)
+    questions = len(values)
+    means = []
+    for size in _blocks(resamples, questions):
+        drawn = rng.integers(0, questions, (size, questions), dtype=np.int64)
+        drawn += questions * np.arange(size)[:, None]
+        # How often each draw has each question: all columns then share one product.
+        counts = np.bincount(drawn.ravel(), minlength=size * questions).reshape(size, questions)
+        means.append(counts.astype(np.float64) @ values / questions)
+    low, high = np.quantile(np.concatenate(means), [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+    return low, high
 
 
 def paired_t_test(differences: NDArray[np.float64]) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxretr
-from jaxretr.export.golden import Golden, passage_as_text
+from jaxretr.export.golden import passage_as_text
 from jaxretr.export.run_record import RunRecord
 from jaxretr.files import atomic_write
 from jaxretr.models.combined_encoder import CombinedEncoder
@@ -32,7 +32,7 @@ def write(
     note: ExportNote | None,
     *,
     source: str,
-    golden: Golden,
+    prompts: Mapping[str, str],
     run: RunRecord | None,
     license: str | None,
 ) -> None:
@@ -44,7 +44,7 @@ def write(
       encoder: what was exported.
       note: of the layout; None: our own.
       source: the model as the user named it.
-      golden: as it was written.
+      prompts: name -> prompt, of the model it comes from.
       run: of the training, if that is known.
       license: as the hub writes it; None: unknown.
     """
@@ -58,7 +58,7 @@ def write(
         "## How to load it",
         "The paths below are this folder's"
         + ("; of a model on the hub, download the folder first (`hf download`)." if note and note.separate else "."),
-        _passages_as_text(encoder, golden) if note and isinstance(encoder, DualEncoder) else "",
+        _passages_as_text(encoder, prompts) if note and isinstance(encoder, DualEncoder) else "",
         _code(_CODE[library](name, encoder, note)) if note else "",
         "With jaxretr:" if note else "",
         _code(_with_jaxretr(name, type(encoder).__name__)),
@@ -120,7 +120,7 @@ def _facts_of_parts(encoder: CombinedEncoder) -> str:
     )
 
 
-def _passages_as_text(encoder: DualEncoder, golden: Golden) -> str:
+def _passages_as_text(encoder: DualEncoder, prompts: Mapping[str, str]) -> str:
     sep = encoder.tokenizer.sep_token
     if encoder.config.passage_template == "pair":
         how = (
@@ -129,8 +129,8 @@ def _passages_as_text(encoder: DualEncoder, golden: Golden) -> str:
         )
     else:
         how = "**Passages are written as `title text`**, joined by a space."
-    if golden.prompts:
-        listed = ", ".join(f"{name}: `{prompt}`" for name, prompt in golden.prompts.items())
+    if prompts:
+        listed = ", ".join(f"{name}: `{prompt}`" for name, prompt in prompts.items())
         how += f"\n\nThe model it comes from names prompts ({listed}); they are not applied unless you ask for them."
     return how
 

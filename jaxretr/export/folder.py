@@ -6,7 +6,7 @@ from typing import Literal
 from jaxretr.errors import UsageError, UserError
 from jaxretr.export import card, golden, huggingface, sentence_transformers
 from jaxretr.export.run_record import read_run
-from jaxretr.export.verify import Report, verify
+from jaxretr.export.verify_model import Report, verify
 from jaxretr.files import atomic_folder
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
@@ -68,11 +68,11 @@ def export(
             note = sentence_transformers.write(partial, encoder, prompts)
         if note is not None:
             note.write(partial)
-        written = golden.write(partial, encoder, prompts)
         name = out.absolute().name
         card.write(
-            *(partial, name, encoder, note), source=str(source or name), golden=written, run=run, license=license
+            *(partial, name, encoder, note), source=str(source or name), prompts=prompts, run=run, license=license
         )
+        golden.write(partial, encoder, prompts)
         try:
             return verify(partial)
         except UserError as error:
@@ -83,6 +83,11 @@ def check_arguments(out: str | Path, to: Target, layout: str | None) -> None:
     """Refuses, before any work, a layout of another target and a folder that is not free."""
     if layout is not None and to != "huggingface":
         raise UsageError(f"--layout {layout} belongs to --to huggingface, not to --to {to}; leave it out")
+    check_free(out)
+
+
+def check_free(out: str | Path) -> None:
+    """Refuses a folder that an export would have to share."""
     folder = Path(out).expanduser()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; give a new folder as --out")
@@ -93,5 +98,5 @@ def check_arguments(out: str | Path, to: Target, layout: str | None) -> None:
 def source_prompts(folder: Path) -> dict[str, str]:
     """The prompts that a model's folder states, in an earlier export's golden.json or as sentence-transformers does."""
     if (folder / golden.GOLDEN).exists():
-        return golden.read(folder)[0].prompts
+        return golden.read_prompts(folder)
     return read_prompts(folder)

@@ -1,11 +1,10 @@
 """Golden vectors: what an export must give, computed by the model it was made from.
 
-golden.json holds a few texts, the settings that decide their vectors, and the sha256 of every file of weights or
-vocabulary; golden.npy holds the vectors. Not a .safetensors file: vLLM would load it as weights.
+golden.json holds a few texts, the settings that decide their vectors, and the sha256 of every other file and of its own
+content; golden.npy holds the vectors. Not a .safetensors file: vLLM would load it as weights.
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,22 +14,21 @@ import jax
 import numpy as np
 
 import jaxretr
+from jaxretr import sealed_json
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows
 from jaxretr.errors import UserError
 from jaxretr.files import atomic_write, sha256
 from jaxretr.models.combined_encoder import CombinedConfig, CombinedEncoder, parts_of
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig
 from jaxretr.models.encode import without_truncation_warnings
-from jaxretr.models.hf_files import read_json
 
 GOLDEN = "golden.json"
 VECTORS = "golden.npy"
 
 _FORMAT = "jaxretr-golden"
-_VERSION = 1
-_HASHED = ("*.safetensors", "tokenizer.json", "vocab.txt", VECTORS)
+_VERSION = 2
 
-_QUESTIONS = (
+QUESTIONS = (
     "who wrote the opera The Magic Flute?",
     "When was the telephone invented",
     "¿Quién pintó «Las Meninas»? — 東京タワーの高さは?",
@@ -120,21 +118,14 @@ def write(folder: Path, encoder: DualEncoder | CombinedEncoder, prompts: dict[st
     """Writes golden.json and golden.npy beside the files of an export.
 
     Args:
-      folder: holds all other files of the export.
+      folder: holds all other files of the export, which are not to be changed any more.
       encoder: the model that was exported.
       prompts: its prompts, noted only.
 
     Raises:
       UserError: the model's tokenizer gives other libraries other rows of ids than this one.
     """
-    parts = parts_of(encoder)
-    # The last of each is longer than any model takes: what is cut must be cut alike.
-    questions = (*_QUESTIONS, _repeated(_QUESTIONS[0], max(part.config.max_question_length for part in parts)))
-    long = ("A long passage", _repeated(_PASSAGES[0][1], max(part.config.max_passage_length for part in parts)))
-    passages = (*_PASSAGES, long)
-    texts_of_parts = [tuple(passage_as_text(part, title, text) for title, text in passages) for part in parts]
-    for part, as_text in zip(parts, texts_of_parts, strict=True):
-        _check_tokenizer(part, questions, passages, as_text)
+    questions, passages, texts_of_parts = texts(encoder)
     vectors = compute(encoder, questions, passages)
     with atomic_write(folder / VECTORS, "wb") as file:
         np.save(file, np.concatenate([vectors.questions, vectors.passages]), allow_pickle=False)
@@ -147,11 +138,31 @@ def write(folder: Path, encoder: DualEncoder | CombinedEncoder, prompts: dict[st
         dict(prompts),
         jaxretr.__version__,
     )
-    with atomic_write(folder / GOLDEN) as file:
-        json.dump(
-            {"format": _FORMAT, "version": _VERSION, **dataclasses.asdict(golden)}, file, indent=2, ensure_ascii=False
-        )
+    sealed_json.write(folder / GOLDEN, {"format": _FORMAT, "version": _VERSION, **dataclasses.asdict(golden)})
     return golden
+
+
+def texts(encoder: DualEncoder | CombinedEncoder) -> tuple[list[str], list[list[str]], list[list[str]]]:
+    """The golden texts for a model.
+
+    Args:
+      encoder: the last question and the last passage are longer than any of its parts takes.
+
+    Returns:
+      Questions; passages, [title, text]; and for each part of the model the passages as single texts.
+
+    Raises:
+      UserError: a part's tokenizer gives other libraries other rows of ids than this one.
+    """
+    parts = parts_of(encoder)
+    # The last of each is too long: what is cut must be cut alike.
+    questions = [*QUESTIONS, _repeated(QUESTIONS[0], max(part.config.max_question_length for part in parts))]
+    long = ["A long passage", _repeated(_PASSAGES[0][1], max(part.config.max_passage_length for part in parts))]
+    passages = [*map(list, _PASSAGES), long]
+    texts_of_parts = [[passage_as_text(part, title, text) for title, text in passages] for part in parts]
+    for part, as_text in zip(parts, texts_of_parts, strict=True):
+        _check_tokenizer(part, questions, passages, as_text)
+    return questions, passages, texts_of_parts
 
 
 def read(folder: Path) -> tuple[Golden, Vectors]:
@@ -163,7 +174,7 @@ def read(folder: Path) -> tuple[Golden, Vectors]:
     path = folder / GOLDEN
     if not path.exists():
         raise UserError(f"{folder}: has no {GOLDEN}, so there is nothing to verify; give a folder of `jaxretr export`")
-    content = read_json(folder, GOLDEN)
+    content, _ = sealed_json.read(path, "export the model again")
     if (content.pop("format", None), content.pop("version", None)) != (_FORMAT, _VERSION):
         raise UserError(f"{path}: not of {_FORMAT} version {_VERSION}; export the model again")
     if not _is_golden(content):
@@ -179,12 +190,26 @@ def read(folder: Path) -> tuple[Golden, Vectors]:
     return golden, Vectors(vectors[:n], vectors[n:])
 
 
+def read_prompts(folder: Path) -> dict[str, str]:
+    """The prompts that golden.json of any version notes.
+
+    Raises:
+      UserError: it is broken.
+    """
+    prompts: Any = sealed_json.read(folder / GOLDEN, "export the model again")[0].get("prompts")
+    if not _named_texts(prompts):
+        raise UserError(f"{folder / GOLDEN}: was changed, and is no longer what an export writes; export it again")
+    return prompts
+
+
+def is_as_written(folder: Path) -> bool:
+    """Whether not a byte of golden.json was changed."""
+    return sealed_json.read(folder / GOLDEN, "export the model again")[1]
+
+
 def _is_golden(content: dict[str, Any]) -> bool:
     def all_texts(values: Any) -> bool:
         return isinstance(values, list) and all(isinstance(value, str) for value in values)
-
-    def named_texts(values: Any) -> bool:
-        return isinstance(values, dict) and all_texts(list(values.values()))
 
     return (
         content.keys() == {field.name for field in dataclasses.fields(Golden)}
@@ -192,17 +217,22 @@ def _is_golden(content: dict[str, Any]) -> bool:
         and all(isinstance(content["settings"].get(f"max_{side}_length"), int) for side in ("question", "passage"))
         and all_texts(content["questions"])
         and all_texts(content["passages_as_text"])
+        and isinstance(content["jaxretr"], str)
         and isinstance(content["passages"], list)
         and all(all_texts(pair) and len(pair) == 2 for pair in content["passages"])
         and len(content["passages"]) == len(content["passages_as_text"])
-        and named_texts(content["files"])
-        and named_texts(content["prompts"])
+        and _named_texts(content["files"])
+        and _named_texts(content["prompts"])
     )
 
 
+def _named_texts(values: Any) -> bool:
+    return isinstance(values, dict) and all(isinstance(value, str) for value in values.values())
+
+
 def hashes(folder: Path) -> dict[str, str]:
-    """The sha256 of each file of weights, vocabulary or golden vectors, by its path in the folder."""
-    found = sorted({path for pattern in _HASHED for path in folder.rglob(pattern)})
+    """The sha256 of each file but golden.json, by its path in the folder."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / GOLDEN)
     return {path.relative_to(folder).as_posix(): sha256(path) for path in found}
 
 

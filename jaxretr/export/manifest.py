@@ -1,14 +1,15 @@
-"""manifest.json of an exported index: what it is, and the sha256 of every file, so that a changed byte is found."""
+"""manifest.json of an exported index or encoder: what it is, and the sha256 of every file, so that a changed byte is
+found, also one of its own."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import jaxretr
+from jaxretr import sealed_json
 from jaxretr.errors import UserError
-from jaxretr.files import atomic_write, sha256
+from jaxretr.files import sha256
 
 MANIFEST = "manifest.json"
 
@@ -36,9 +37,7 @@ class Manifest:
 def write(folder: Path, kind: str, facts: dict[str, Any]) -> Manifest:
     """Writes manifest.json over all files that are in the folder and below."""
     manifest = Manifest(kind, facts, {name: sha256(folder / name) for name in _names(folder)}, jaxretr.__version__)
-    with atomic_write(folder / MANIFEST) as file:
-        content = {"format": _FORMAT, "version": _VERSION, **asdict(manifest)}
-        json.dump(content, file, indent=1, ensure_ascii=False)
+    sealed_json.write(folder / MANIFEST, {"format": _FORMAT, "version": _VERSION, **asdict(manifest)})
     return manifest
 
 
@@ -51,20 +50,18 @@ def read(folder: Path) -> Manifest:
     """Reads manifest.json.
 
     Raises:
-      UserError: it is missing or broken.
+      UserError: it is missing or broken, or a byte of it was changed.
     """
     path = folder / MANIFEST
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); give a folder of `jaxretr export`") from error
+    content, intact = sealed_json.read(path, "give a folder of `jaxretr export`")
     names = {"format": str, "version": int, "kind": str, "facts": dict, "files": dict, "jaxretr": str}
-    if (
-        not isinstance(content, dict)
-        or {name: type(value) for name, value in content.items()} != names
-        or (content.pop("format"), content.pop("version")) != (_FORMAT, _VERSION)
-    ):
+    if {name: type(value) for name, value in content.items()} != names or (
+        content.pop("format"),
+        content.pop("version"),
+    ) != (_FORMAT, _VERSION):
         raise UserError(f"{path}: not the manifest of a {_FORMAT} version {_VERSION}; export again")
+    if not intact:
+        raise UserError(f"{path}: was changed; export again")
     return Manifest(**content)
 
 

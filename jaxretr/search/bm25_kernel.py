@@ -6,24 +6,14 @@ A passage's score is the float32 sum of what the question's words add to it, fro
 one, repeated words repeated. `search` leaves out passages that cannot be among the best, and never changes that sum.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-import numba
 import numpy as np
 from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def _compiled(function: Function) -> Function:
-    try:
-        return numba.njit(nogil=True, cache=True)(function)  # pyright: ignore[reportReturnType]
-    except RuntimeError:  # no folder that may be written to, neither the package's nor the user's
-        return numba.njit(nogil=True)(function)  # pyright: ignore[reportReturnType]
-
+from jaxretr.search.compiled import compiled
 
 # Passages that are scored to the end, besides k, to guess the k-th best score early: the more, the closer the guess.
 _MORE_LEADERS = 50
@@ -77,7 +67,7 @@ class Scratch(NamedTuple):
 # ---- building --------------------------------------------------------------------------------------------------------
 
 
-@_compiled
+@compiled()
 def count_holders(words, lengths, first_row, last_row_of, holders):
     """Adds to `holders` the passages of a slab that hold each word, and to each its total.
 
@@ -99,7 +89,7 @@ def count_holders(words, lengths, first_row, last_row_of, holders):
                 holders[word] += 1
 
 
-@_compiled
+@compiled()
 def add_postings(words, lengths, first_row, order, last_row_of, ends, rows, counts):
     """Appends the postings of a slab, with how often each word stands there; see `count_holders`."""
     at = 0
@@ -118,7 +108,7 @@ def add_postings(words, lengths, first_row, order, last_row_of, ends, rows, coun
                 counts[end - 1] += 1
 
 
-@_compiled
+@compiled()
 def counts_to_scores(starts, rows, counts, idf, absent, norms, k1, method):
     """Replaces, in place, the counts of the words by what they add to the scores.
 
@@ -150,7 +140,7 @@ def counts_to_scores(starts, rows, counts, idf, absent, norms, k1, method):
             counts[at] = np.float32(np.float64(idf[word]) * part - np.float64(absent[word]))
 
 
-@_compiled
+@compiled()
 def fill_blocks(starts, rows, scores, first_common, blocks, best_of_block):
     """Fills what `Lists` has of common words; both are zeros before."""
     for column in range(len(blocks)):
@@ -177,7 +167,7 @@ def _bit_count(typingctx, value):
 # ---- searching -------------------------------------------------------------------------------------------------------
 
 
-@_compiled
+@compiled()
 def _rare_posting(rows, row):
     """Returns which of a rare word's postings is the passage's, or -1."""
     start, length = 0, len(rows)
@@ -188,7 +178,7 @@ def _rare_posting(rows, row):
     return start if length and rows[start] == row else -1
 
 
-@_compiled
+@compiled()
 def _add(lists, word, times, candidates, totals, found):
     """Adds a word, so many times, to the totals of candidates.
 
@@ -225,7 +215,7 @@ def _add(lists, word, times, candidates, totals, found):
             totals[which[i]] += scores[where[i]]
 
 
-@_compiled
+@compiled()
 def _largest_first(values, k):
     """Moves the k largest to the front, the k-th to the end of those (Hoare's selection; any order besides)."""
     left, right, wanted = 0, len(values) - 1, k - 1
@@ -249,7 +239,7 @@ def _largest_first(values, k):
             return
 
 
-@_compiled
+@compiled()
 def _kth_best(totals, k, least, room):
     """Returns a lower bound of the k-th largest of `totals`: exactly that, where it is above `least`.
 
@@ -275,7 +265,7 @@ def _kth_best(totals, k, least, room):
     return room[k - 1]
 
 
-@_compiled
+@compiled()
 def _completed_kth_best(lists, distinct, times, rows, totals, k, least, room, found):
     """Returns a lower bound of the k-th best score, from the passages that are the best so far, scored to the end.
 
@@ -304,13 +294,13 @@ def _completed_kth_best(lists, distinct, times, rows, totals, k, least, room, fo
     return _kth_best(scores, k, least, room)
 
 
-@_compiled
+@compiled()
 def _key(score, row):
     """One integer that is larger for a higher score, and with equal scores for a lower row."""
     return (np.uint64(np.float32(score).view(np.uint32)) << np.uint64(32)) | np.uint64(0xFFFFFFFF - row)
 
 
-@_compiled
+@compiled()
 def _add_to_all(rows, scores, times, sums, seen_rows, seen):
     """Adds a word's postings, so many times, to the sums; returns how many rows have been seen with it."""
     for at in range(len(rows)):
@@ -325,7 +315,7 @@ def _add_to_all(rows, scores, times, sums, seen_rows, seen):
     return seen
 
 
-@_compiled
+@compiled()
 def _collect(scratch, seen, least):
     """Takes the sums of the rows seen, of those that reach `least`, as candidates; leaves zeros; returns how many."""
     sums, rows, candidates, totals = scratch.sums, scratch.rows, scratch.candidates, scratch.totals
@@ -339,7 +329,7 @@ def _collect(scratch, seen, least):
     return held
 
 
-@_compiled
+@compiled()
 def _keep(candidates, totals, least, rest, rest_of_block):
     """Keeps the candidates that can reach `least` with the words that are left; returns how many."""
     kept = 0
@@ -351,7 +341,7 @@ def _keep(candidates, totals, least, rest, rest_of_block):
     return kept
 
 
-@_compiled
+@compiled()
 def _bound_rest(lists, distinct, times, number, rest, rest_of_block):
     """Bounds what the words from each on can add to a passage.
 
@@ -382,7 +372,7 @@ def _bound_rest(lists, distinct, times, number, rest, rest_of_block):
     return common
 
 
-@_compiled
+@compiled()
 def _largest(bits):
     """Returns the largest of float32 numbers that are not negative, given as integers: those take many at a time."""
     largest = np.int32(0)
@@ -392,7 +382,7 @@ def _largest(bits):
     return found.view(np.float32)
 
 
-@_compiled
+@compiled()
 def search(lists, scratch, base, words, ends, first, last, least, k, fill, keys):
     """Finds the k best passages of the questions from `first` to `last`.
 
@@ -505,7 +495,7 @@ def search(lists, scratch, base, words, ends, first, last, least, k, fill, keys)
             sums[candidates[:held]] = 0
 
 
-@_compiled
+@compiled()
 def score(lists, base, words, wanted, scores):
     """Scores passages for one question.
 

@@ -1,0 +1,154 @@
+"""Tables of figures: as text for people, as LaTeX (booktabs) and as Markdown."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FORMATS = ("table", "json", "latex", "markdown")
+
+# Before a number a hyphen is a minus, which LaTeX has in formulas alone.
+_MINUS = re.compile(r"(?<![\w.])-(?=\d)")
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_"},
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "†": r"\textsuperscript{\dag}",
+}
+_MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#])")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure.
+
+    Attributes:
+      text: as it is printed.
+      best: of its column; bold where there is bold type.
+      marked: it gets a dagger, which a note explains.
+    """
+
+    text: str
+    best: bool = False
+    marked: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table; `ruled` asks for a rule above it."""
+
+    name: str
+    cells: Sequence[Cell]
+    ruled: bool = False
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table.
+
+    Attributes:
+      title: what it shows, without a full stop.
+      head: of the first column, that of the rows' names.
+      columns: the heads of the others.
+      rows: with as many cells as there are columns.
+      notes: whole sentences that explain it.
+    """
+
+    title: str
+    head: str
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    notes: Sequence[str] = ()
+
+    def notes_with_bold(self) -> list[str]:
+        """The notes, and what bold type means if there is any."""
+        bold = any(cell.best for row in self.rows for cell in row.cells)
+        return ["Bold: the best of its column."] * bold + list(self.notes)
+
+
+def render(grids: Sequence[Grid], form: str) -> str:
+    """All tables, one after the other.
+
+    Args:
+      grids: the tables.
+      form: "table", "latex" or "markdown".
+    """
+    write = {"table": as_text, "latex": as_latex, "markdown": as_markdown}[form]
+    return "\n\n".join(map(write, grids))
+
+
+def as_text(grid: Grid) -> str:
+    """A table in columns of equal width; daggers stand behind the figures, bold type is left out."""
+    marks = any(cell.marked for row in grid.rows for cell in row.cells)
+    lines = [(grid.head, *(column + " " * marks for column in grid.columns))]
+    lines += [
+        (" ".join(row.name.split()), *(cell.text + ("†" if cell.marked else " ") * marks for cell in row.cells))
+        for row in grid.rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = ["  ".join([cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])]).rstrip() for cells in lines]
+    rule = "-" * max(map(len, table))
+    ruled = [[rule, line] if row.ruled else [line] for row, line in zip(grid.rows, table[1:], strict=True)]
+    return "\n".join([grid.title, table[0], *(line for lines in ruled for line in lines), *grid.notes])
+
+
+def as_markdown(grid: Grid) -> str:
+    """A table of GitHub's Markdown, the notes below it."""
+    lines = [f"**{_markdown(grid.title)}**", ""]
+    lines += [_markdown_row([_markdown(name) for name in (grid.head, *grid.columns)])]
+    lines += [_markdown_row(["---", *("---:" for _ in grid.columns)])]
+    for row in grid.rows:
+        cells = []
+        for cell in row.cells:
+            text = _markdown(cell.text)
+            cells.append((f"**{text}**" if cell.best else text) + ("†" if cell.marked else ""))
+        lines.append(_markdown_row([_markdown(row.name), *cells]))
+    if notes := grid.notes_with_bold():
+        lines += ["", " ".join(map(_markdown, notes))]
+    return "\n".join(lines)
+
+
+def as_latex(grid: Grid) -> str:
+    """A table environment of LaTeX with the rules of booktabs; title and notes are its caption."""
+    lines = [
+        "% needs \\usepackage{booktabs}, and \\usepackage[T1]{fontenc}",
+        "\\begin{table}",
+        "\\centering",
+        f"\\caption{{{latex_escaped(' '.join([grid.title + '.', *grid.notes_with_bold()]))}}}",
+        f"\\begin{{tabular}}{{l{'r' * len(grid.columns)}}}",
+        "\\toprule",
+        _latex_row([latex_escaped(name) for name in (grid.head, *grid.columns)]),
+        "\\midrule",
+    ]
+    for row in grid.rows:
+        cells = []
+        for cell in row.cells:
+            text = _MINUS.sub("$-$", latex_escaped(cell.text))
+            cells.append((f"\\textbf{{{text}}}" if cell.best else text) + (_LATEX["†"] if cell.marked else ""))
+        lines += ["\\midrule"] * row.ruled
+        lines.append(_latex_row([latex_escaped(row.name), *cells]))
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"])
+
+
+def latex_escaped(text: str) -> str:
+    """Text that LaTeX prints as it is, on one line."""
+    return "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))
+
+
+def _markdown(text: str) -> str:
+    return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    # A row that begins with a bracket would be read as an option of the line break before it.
+    return " & ".join(f"{{{cell}}}" if cell.startswith("[") else cell for cell in cells) + r" \\"

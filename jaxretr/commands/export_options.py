@@ -1,0 +1,132 @@
+"""What can be typed behind `jaxretr export`, and which target takes which of it."""
+
+import argparse
+from collections.abc import Callable
+
+from jaxretr.commands.combination_options import Command
+from jaxretr.errors import UsageError
+
+MODELS = ("huggingface", "sentence-transformers", "jaxretr")
+INDEXES = ("scann", "vertex", "pyserini", "faiss")
+ENCODERS = ("onnx", "stablehlo")
+
+# Of each option: the targets that heed it, and its value there if it is not given.
+_HEEDED = {
+    "layout": (("huggingface",), None),
+    "license": (MODELS, None),
+    "index": (INDEXES, None),
+    "corpus": (("vertex", "pyserini"), None),
+    "restricts": (("vertex",), None),
+    "crowding": (("vertex",), None),
+    "since": (("vertex",), None),
+    "faiss_kind": (("faiss",), "flat"),
+    "queries": (("scann", "faiss"), None),
+    "k": (("scann", "faiss"), 10),
+    "seed": (("scann", "faiss"), 0),
+    "target_recall": (("scann",), (0.95,)),
+    "train_size": (("scann",), None),
+    "side": (ENCODERS, "question"),
+}
+
+
+def add_command(
+    command: Command, add_model: Callable[[argparse.ArgumentParser], None], number: Callable[[str], int]
+) -> None:
+    """Adds the command.
+
+    Args:
+      command: (name, what it does, example) -> its parser.
+      add_model: adds MODEL and what belongs to it.
+      number: reads a whole number from 1.
+    """
+    parser = command(
+        "export",
+        "Write a model in the layout of another library, its encoder as ONNX or StableHLO, or a corpus's embeddings as\n"
+        "an index of another library; each with golden vectors or hits that jaxretr verify checks.",
+        "jaxretr export runs/dpr --to sentence-transformers --out exports/dpr\n"
+        "  jaxretr export runs/dpr --to huggingface --layout dpr --out exports/dpr_hf --license apache-2.0\n"
+        "  jaxretr export runs/dpr --to onnx --out exports/dpr_onnx\n"
+        "  jaxretr export runs/dpr --to vertex --index embeddings --out exports/new --since exports/old",
+    )
+    add_model(parser)
+    add = parser.add_argument
+    add(
+        "--to",
+        choices=(*MODELS, *ENCODERS, *INDEXES),
+        required=True,
+        help="whose layout; sentence-transformers' is also text-embeddings-inference's and vLLM's",
+    )
+    add("--out", metavar="DIR", required=True, help="a new or empty folder")
+    add = parser.add_argument_group("of a model").add_argument
+    add(
+        "--layout",
+        choices=("bert", "dpr"),
+        help="of huggingface: BertModel, or DPRQuestionEncoder and DPRContextEncoder (default: dpr for a model with a "
+        "projection, which BertModel has not, else bert)",
+    )
+    add("--license", metavar="NAME", help="for the model card, as the hub writes it (default: unknown)")
+    add = parser.add_argument_group("of an encoder (onnx, stablehlo)").add_argument
+    add("--side", choices=("question", "passage", "both"), help="which towers (default: question)")
+    add = parser.add_argument_group("of an index (scann, vertex, pyserini, faiss)").add_argument
+    add("--index", metavar="STORE", help="the folder of jaxretr encode")
+    add(
+        "--corpus",
+        metavar="FILE",
+        help="what was encoded: for vertex the JSON lines that have the fields, for pyserini the contents",
+    )
+    add(
+        "--restricts",
+        metavar="FIELD",
+        nargs="+",
+        help='vertex: fields of the corpus\'s rows or of their "metadata" to filter by, texts or numbers',
+    )
+    add("--crowding", metavar="FIELD", help="vertex: the field of the crowding tag")
+    add("--since", metavar="EXPORT", help="vertex: only what changed since that export, with a list of deleted ids")
+    add(
+        "--faiss-kind",
+        metavar="KIND",
+        help="faiss: flat, hnsw, ivfpq, int8, binary, or a string of faiss.index_factory (default: flat)",
+    )
+    add(
+        "--queries",
+        metavar="FILE",
+        help="scann, faiss: questions to measure the recall with (default: passages of the store)",
+    )
+    add("-k", type=number, help="scann, faiss: of recall@k (default: 10)")
+    add("--seed", type=int, help="scann, faiss: of samples (default: 0)")
+    add(
+        "--target-recall",
+        type=_recalls,
+        metavar="R,...",
+        help="scann: settings are tuned for each of these recalls (default: 0.95)",
+    )
+    add("--train-size", type=number, metavar="N", help="scann: passages to train on (default: scann decides)")
+
+
+def settle(args: argparse.Namespace) -> None:
+    """Refuses options that the target does not heed, and gives the others their values where they were left out.
+
+    Raises:
+      UsageError: such an option, or one that the target cannot do without.
+    """
+    for name, (targets, default) in _HEEDED.items():
+        option = "-k" if name == "k" else f"--{name.replace('_', '-')}"
+        if getattr(args, name) is None:
+            if args.to in targets:
+                setattr(args, name, default)
+        elif args.to not in targets:
+            raise UsageError(f"{option} belongs to --to {' or '.join(targets)}, not to --to {args.to}; leave it out")
+    if args.to in INDEXES and args.index is None:
+        raise UsageError(f"--to {args.to} writes the vectors of a corpus: give --index STORE, made by `jaxretr encode`")
+    if args.to == "vertex" and (args.corpus is None) != (args.restricts is None and args.crowding is None):
+        raise UsageError("--restricts and --crowding name fields of --corpus FILE; give both, or neither")
+
+
+def _recalls(text: str) -> tuple[float, ...]:
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or not all(0 < value <= 1 for value in values):
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of recalls; give for instance 0.9,0.95")
+    return values

@@ -1,0 +1,161 @@
+"""From a model or a run to the values of every question: what the commands that measure share."""
+
+import argparse
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.questions import Question
+from jaxretr.errors import UsageError, UserError
+from jaxretr.evaluate import metrics
+from jaxretr.evaluate.answers import first_hits
+from jaxretr.evaluate.rank_overlap import ranked_ids
+
+if TYPE_CHECKING:  # Both bring JAX along, which a run is measured without.
+    from jaxretr.encoding_store import EmbeddingStore
+    from jaxretr.models.combined_encoder import TextEncoder
+
+log = logging.getLogger(__name__)
+
+Run = Mapping[str, Mapping[str, float]]
+Search = Callable[[Sequence[Question], int], tuple[np.ndarray, Sequence[Sequence[str]]]]
+"""From B questions and k to scores float32 [B, k] and ids of passages."""
+Values = dict[str, dict[str, float]]
+"""{metric: {question id: value}}"""
+
+OF_QRELS = ("ndcg@10", "mrr@10", "recall@100")
+OF_ANSWERS = ("acc@1", "acc@5", "acc@20", "acc@100")
+
+
+def dense_search(args: argparse.Namespace, corpus: Corpus) -> Search:
+    """Loads MODEL and encodes the corpus once; the returned function encodes questions and searches exactly."""
+    from jaxretr.commands.model import load_model
+
+    return encoder_search(load_model(args), corpus, args.batch_size)
+
+
+def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | None) -> Search:
+    """The same with a model that is there."""
+    from jaxretr.commands.model import encode
+    from jaxretr.search.exact import ExactIndex
+
+    index = ExactIndex(encode(encoder, corpus, batch_size), corpus.ids)
+    return lambda questions, k: index.search(encode(encoder, questions, batch_size), k)
+
+
+def stored_search(args: argparse.Namespace, corpus: Corpus, store: "EmbeddingStore") -> Search:
+    """Loads MODEL; the returned function searches what `jaxretr encode` made of the corpus.
+
+    Raises:
+      UserError: another model made the store, or of another corpus.
+    """
+    from jaxretr.commands.model import encode, load_model
+    from jaxretr.commands.search import check_store, search_store
+
+    check_same_corpus([store], corpus, f"those of {args.beir}")
+    encoder = load_model(args)
+    check_store(store, encoder, args.model)
+    return lambda questions, k: search_store(store, corpus.ids, encode(encoder, questions, args.batch_size), k)
+
+
+def check_same_corpus(
+    stores: Sequence["EmbeddingStore | None"], corpus: Corpus | None, name: str = "--corpus"
+) -> list[str]:
+    """The passages' ids; raises UserError where the stores hold other passages than each other or the corpus.
+
+    Args:
+      stores: None for a model that has none.
+      corpus: None where the stores alone say which passages there are.
+      name: what the corpus is called in the error.
+    """
+    texts = None if corpus is None else corpus.fingerprint()
+    for store in stores:
+        if store is None:
+            continue
+        if texts is not None and store.meta.texts_fingerprint != texts:
+            raise UserError(f"{store.folder}: was encoded from other passages than {name}; encode the same corpus")
+        texts, name = store.meta.texts_fingerprint, f"those in {store.folder}"
+    if corpus is not None:
+        return corpus.ids
+    return next(store for store in stores if store is not None).read_ids()
+
+
+def run_of(search: Search, questions: Sequence[Question], k: int) -> dict[str, dict[str, float]]:
+    """Searches a BEIR folder's corpus.
+
+    Returns:
+      {question id: {passage id: score}} with k passages a question.
+    """
+    # BEIR leaves out a passage that is the question itself (ArguAna, Quora): one more is looked for in its place.
+    scores, ids = search(questions, k + 1)
+    run = {}
+    for question, names, values in zip(questions, ids, scores.tolist(), strict=True):
+        found = [pair for pair in zip(names, values, strict=True) if pair[0] != question.id]
+        run[question.id] = dict(found[:k])
+    return run
+
+
+def depth(names: Sequence[str]) -> int:
+    """The number of passages that these metrics look at; at least 100, and 1000 for a metric without a cut."""
+    cuts = [re.fullmatch(r"[^@]+@(\d+)", name) for name in names]
+    return max(100, *(int(cut[1]) if cut else 1000 for cut in cuts))
+
+
+def of_qrels(
+    qrels: metrics.Qrels, run: Run, names: Sequence[str], relevance_level: int = 1, name: str = "the run"
+) -> Values:
+    """The metrics of each question; raises UserError where run and judgements have none in common."""
+    if not qrels.keys() & run.keys():
+        raise UserError(
+            f"{name} and the judgements have no question in common, for instance '{next(iter(run))}' and "
+            f"'{next(iter(qrels))}'; give the judgements of the run's questions"
+        )
+    return metrics.evaluate(qrels, run, names, per_query=True, relevance_level=relevance_level)[1]
+
+
+def cut_of_answers(name: str) -> int:
+    """The k of acc@k; raises UsageError for another metric."""
+    parsed = re.fullmatch(r"acc@([1-9]\d*)", name.lower())
+    if parsed is None:
+        raise UsageError(f"{name}: with --answers the metrics are acc@1, acc@20 and so on; others need --qrels")
+    return int(parsed[1])
+
+
+def of_answers(
+    questions: Sequence[Question], corpus: Corpus, run: Run, names: Sequence[str], match: str, name: str = "the run"
+) -> Values:
+    """Acc@k of each question, 0 or 1."""
+    cuts = {name: cut_of_answers(name) for name in names}
+    if not run.keys() & {question.id for question in questions}:
+        raise UserError(
+            f"{name} and the answers have no question in common, for instance '{next(iter(run))}' and "
+            f"'{questions[0].id}'; give the answers of the run's questions"
+        )
+    texts = [ranked_texts(run.get(question.id, {}), corpus, max(cuts.values())) for question in questions]
+    hits = first_hits([question.answers for question in questions], texts, match)  # pyright: ignore[reportArgumentType]
+    return {
+        name: {question.id: float(hit is not None and hit < cut) for question, hit in zip(questions, hits, strict=True)}
+        for name, cut in cuts.items()
+    }
+
+
+def ranked_texts(scores: Mapping[str, float], corpus: Corpus, k: int) -> list[str]:
+    """The texts of the k best passages, ranked as trec_eval ranks them."""
+    ranked = ranked_ids(scores, k)
+    missing = next((name for name in ranked if name not in corpus), None)
+    if missing is not None:
+        raise UserError(f"passage '{missing}' of the run is not in the corpus; give the corpus that was searched")
+    return [corpus.texts[corpus.row(name)] for name in ranked]
+
+
+def warn_of_missing(values: Mapping[str, float], run: Run, name: str) -> None:
+    """Says how many questions count as 0 because the run lacks them."""
+    missing = [question_id for question_id in values if question_id not in run]
+    if missing:
+        log.warning(
+            "%s lacks %d of %d questions (%s, ...): they count as 0", name, len(missing), len(values), missing[0]
+        )

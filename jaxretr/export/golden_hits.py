@@ -1,0 +1,111 @@
+"""Golden hits: what exact search over an exported index must find for a few questions.
+
+golden_hits.json holds the questions with the ids and scores of their best passages, golden_questions.npy the questions'
+vectors, so that whoever verifies the index needs no model.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jaxretr.errors import UserError
+from jaxretr.export import golden
+from jaxretr.export.index_source import rebatched
+from jaxretr.files import atomic_write
+from jaxretr.models.combined_encoder import TextEncoder
+from jaxretr.models.encode import without_truncation_warnings
+from jaxretr.search.exact import search_blocks
+
+HITS = "golden_hits.json"
+VECTORS = "golden_questions.npy"
+TOP = 10
+
+# Of a question's largest score: some hundred roundings of float32, which another order of summation gives.
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Hits:
+    """The best passages of each question: ids, and their scores, descending."""
+
+    ids: list[list[str]]
+    scores: list[list[float]]
+
+
+def questions(encoder: TextEncoder) -> np.ndarray:
+    """The vectors of the golden questions, float32 [n, D]."""
+    with jax.default_matmul_precision("highest"), without_truncation_warnings():
+        return encoder.encode_queries(list(golden.QUESTIONS), progress=False)
+
+
+def exact(pieces: Iterable[np.ndarray], ids: list[str], vectors: np.ndarray, k: int = TOP) -> Hits:
+    """Searches exactly.
+
+    Args:
+      pieces: the passages' vectors, float32 [n, D]; there may be none.
+      ids: theirs. They are looked at when the pieces have been.
+      vectors: the questions', float32 [B, D].
+      k: hits a question.
+    """
+    blocks = rebatched(pieces)
+    first = next(blocks, None)
+    if first is None:
+        return Hits([[] for _ in vectors], [[] for _ in vectors])
+
+    def all_blocks():
+        yield first
+        yield from blocks
+
+    with jax.default_matmul_precision("highest"):
+        scores, rows = search_blocks(all_blocks(), vectors, k)
+    return Hits([[ids[row] for row in found] for found in rows.tolist()], scores.tolist())
+
+
+def write(folder: Path, vectors: np.ndarray, hits: Hits) -> None:
+    """Writes both files."""
+    with atomic_write(folder / VECTORS, "wb") as file:
+        np.save(file, vectors, allow_pickle=False)
+    with atomic_write(folder / HITS) as file:
+        content = {"questions": golden.QUESTIONS, **asdict(hits)}
+        json.dump(content, file, ensure_ascii=False, indent=1)
+
+
+def read(folder: Path) -> tuple[np.ndarray, Hits]:
+    """Reads both files.
+
+    Returns:
+      The questions' vectors, float32 [n, D], and what they find.
+
+    Raises:
+      UserError: a file is missing or broken.
+    """
+    try:
+        vectors = np.load(folder / VECTORS, allow_pickle=False)
+        content = json.loads((folder / HITS).read_text(encoding="utf-8"))
+        hits = Hits(content["ids"], content["scores"])
+        if not len(vectors) == len(hits.ids) == len(hits.scores):
+            raise ValueError("other numbers of questions in the two files")
+    except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / HITS} or {VECTORS}: cannot be read ({error}); export again") from error
+    return vectors, hits
+
+
+def difference(found: Hits, expected: Hits) -> str:
+    """What is wrong with hits; "" where they are those expected, but for passages of equal scores."""
+    wrong = 0
+    for ids, scores, true_ids, true_scores in zip(found.ids, found.scores, expected.ids, expected.scores, strict=True):
+        allowed = TOLERANCE * max((abs(score) for score in true_scores), default=0.0)
+        if len(scores) != len(true_scores) or not np.allclose(scores, true_scores, rtol=0.0, atol=allowed):
+            wrong += 1
+            continue
+        # At the end of the list the one or the other of several passages with the same score may stand.
+        missing = set(true_ids) - set(ids)
+        last = true_scores[-1] if true_scores else 0.0
+        wrong += any(
+            name in missing and score > last + allowed for name, score in zip(true_ids, true_scores, strict=True)
+        )
+    return f"{wrong} of {len(expected.ids)} golden questions find other passages or scores" if wrong else ""

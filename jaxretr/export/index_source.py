@@ -1,0 +1,127 @@
+"""What an exported index is made of: the rows of an embedding store, checked, in pieces, and the passages beside them."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jaxretr.encoding_store import EmbeddingStore
+from jaxretr.errors import UserError
+
+T = TypeVar("T")
+
+PIECE_ROWS = 4096
+
+
+def silent(rows: int) -> None:
+    """Advances nothing: for callers that show no progress."""
+
+
+@dataclass(frozen=True)
+class IndexSource:
+    """The passages of a store.
+
+    Attributes:
+      store: complete, of passages.
+      ids: N of them, all different.
+    """
+
+    store: EmbeddingStore
+    ids: list[str]
+
+    @classmethod
+    def open(cls, store: EmbeddingStore) -> "IndexSource":
+        """Reads the ids.
+
+        Raises:
+          UserError: an id stands twice, or the file of ids is damaged.
+        """
+        ids = store.read_ids()
+        if len(set(ids)) != len(ids):
+            seen: dict[str, int] = {}
+            for row, name in enumerate(ids):
+                if (first := seen.setdefault(name, row)) != row:
+                    raise UserError(
+                        f"{store.folder}: the id {name!r} stands at row {first} and at row {row}; give every passage "
+                        "an id of its own and encode the corpus again"
+                    )
+        return cls(store, ids)
+
+    def facts(self) -> dict[str, Any]:
+        """What a manifest says of the store."""
+        names = ("model", "model_fingerprint", "texts_fingerprint", "rows", "dim", "compute")
+        return {name: getattr(self.store.meta, name) for name in names}
+
+    def pieces(self, advance: Callable[[int], None] = silent) -> Iterator[np.ndarray]:
+        """Yields float32 [at most PIECE_ROWS, D], all rows in their order.
+
+        Args:
+          advance: called with the number of rows that were taken since the last call.
+
+        Raises:
+          UserError: a number is not finite.
+        """
+        row = 0
+        for block in self.store.blocks():
+            for start in range(0, len(block), PIECE_ROWS):
+                piece = np.asarray(block[start : start + PIECE_ROWS], np.float32)
+                finite = np.isfinite(piece).all(axis=1)
+                if not finite.all():
+                    raise UserError(
+                        f"{self.store.folder}: row {row + int(np.argmin(finite))} holds NaN or infinity; encode it again"
+                    )
+                yield piece
+                row += len(piece)
+                advance(len(piece))
+
+    def check_ids_of_lines(self, target: str) -> None:
+        """Refuses ids that do not come back from a file with one id a line, which is stripped when it is read.
+
+        Raises:
+          UserError: such an id.
+        """
+        for row, name in enumerate(self.ids):
+            if not name or name != name.strip() or "\n" in name or "\r" in name:
+                raise UserError(
+                    f"{self.store.folder}: the id {name!r} of row {row} is empty, has a line break, or white space at "
+                    f"an end, which {target} does not hold; give the passage another id and encode the corpus again"
+                )
+
+    def in_step(self, rows: Iterable[tuple[str, str, T]], corpus: str | Path) -> Iterator[T]:
+        """Yields what stands beside each row of the store in the corpus that was encoded.
+
+        Args:
+          rows: ("path:line", id, value).
+          corpus: their file, for errors.
+
+        Raises:
+          UserError: the corpus has other passages, or in another order, than the store.
+        """
+        wrong = f"give the corpus that {self.store.folder} was encoded from"
+        count = 0
+        for where, name, value in rows:
+            if count == len(self.ids):
+                raise UserError(f"{where}: has more passages than the store's {count}; {wrong}")
+            if name != self.ids[count]:
+                raise UserError(f"{where}: passage {name!r} stands where the store has {self.ids[count]!r}; {wrong}")
+            yield value
+            count += 1
+        if count < len(self.ids):
+            raise UserError(f"{corpus}: ends after {count} passages of the store's {len(self.ids)}; {wrong}")
+
+
+def rebatched(pieces: Iterable[np.ndarray], rows: int = PIECE_ROWS) -> Iterator[np.ndarray]:
+    """Joins and cuts arrays [n, D] so that each but the last has `rows` rows: one shape means one compiled program."""
+    held: list[np.ndarray] = []
+    count = 0
+    for piece in pieces:
+        held.append(piece)
+        count += len(piece)
+        while count >= rows:
+            joined = np.concatenate(held) if len(held) > 1 else held[0]
+            yield joined[:rows]
+            held, count = [joined[rows:]], count - rows
+    if count:
+        yield np.concatenate(held)

@@ -1,0 +1,105 @@
+"""Encoders as ONNX, for onnxruntime and whatever else reads it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from jaxretr.errors import UserError, import_extra
+from jaxretr.export import encoder_folders, onnx_graph
+from jaxretr.export.encoder_folders import Tower
+from jaxretr.models.combined_encoder import CombinedEncoder
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.parallel.mesh import to_host
+
+KIND = "onnx"
+MODEL = "model.onnx"
+WEIGHTS = "model.onnx.data"
+
+# A protobuf message has at most 2 GiB; above this the weights go into a file of their own.
+_INSIDE = 3 << 29
+
+
+def export(
+    encoder: DualEncoder | CombinedEncoder,
+    out: str | Path,
+    *,
+    side: Literal["question", "passage", "both"] = "question",
+    source: str = "a model",
+) -> str:
+    """Writes model.onnx and tokenizer.json of each tower, which appear when they are complete and verified.
+
+    Args:
+      encoder: the model; LoRA's products become part of the kernels.
+      out: a new or empty folder.
+      side: which towers.
+      source: the model as the user named it.
+
+    Returns:
+      What was verified, for people.
+
+    Raises:
+      UserError: onnx or onnxruntime is not installed, a parallel adapter, or as of `encoder_folders.export`.
+    """
+    import_extra("onnx", "export")
+    import_extra("onnxruntime", "export")
+    if isinstance(encoder, CombinedEncoder):
+        parts = [part.as_plain() for part in encoder.parts]
+        encoder = CombinedEncoder(parts, encoder.config.weights, encoder.config.how, names=encoder.names)
+    else:
+        encoder = encoder.as_plain()
+    return encoder_folders.export(
+        *(encoder, out, KIND), side=side, source=source, write=_write, verify=verify, readme=_readme
+    )
+
+
+def verify(folder: Path) -> str:
+    """Lets onnxruntime compute the golden vectors; see `encoder_folders.check`."""
+    return encoder_folders.check(folder, "onnxruntime", _load)
+
+
+def _write(folder: Path, one: Tower) -> None:
+    onnx = import_extra("onnx", "export")
+    params = jax.tree.map(to_host, one.params)
+    model = onnx_graph.build(one.encoder.config, params)
+    apart = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) > _INSIDE
+    path = str(folder / MODEL)
+    onnx.save_model(model, path, save_as_external_data=apart, location=WEIGHTS if apart else None)
+    onnx.checker.check_model(path)
+
+
+def _load(folder: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    runtime = import_extra("onnxruntime", "export")
+    try:
+        session = runtime.InferenceSession(str(folder / MODEL), providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has a dozen kinds of its own.
+        raise UserError(f"{folder / MODEL}: onnxruntime cannot load it ({str(error).splitlines()[0]})") from error
+    return lambda ids, mask: session.run(None, {onnx_graph.IDS: ids, onnx_graph.MASK: mask})[0]
+
+
+def _readme(name: str, facts: dict[str, Any]) -> str:
+    code = f"""\
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+
+def encode(towers, texts):
+    found = []
+    for folder, weight in towers:
+        rows = Tokenizer.from_file(f"{{folder}}/tokenizer.json").encode_batch(texts)
+        session = onnxruntime.InferenceSession(f"{{folder}}/model.onnx", providers=["CPUExecutionProvider"])
+        inputs = {{"input_ids": [row.ids for row in rows], "attention_mask": [row.attention_mask for row in rows]}}
+        found.append(np.float32(weight) * session.run(None, {{name: np.array(one) for name, one in inputs.items()}})[0])
+    return {encoder_folders.joined(facts)}
+
+
+{encoder_folders.example(facts, name)}"""
+    notes = [
+        "Make tokenizers and sessions once in a program of your own. `input_ids` and `attention_mask` are int64 "
+        "[batch, length], padded on the right, of any batch and length up to the maximum; `embedding` is float32. "
+        f"Opset {onnx_graph.OPSET}, float32 throughout."
+    ]
+    return encoder_folders.readme(name, facts, "an encoder as ONNX", code, notes)

@@ -1,0 +1,92 @@
+"""What is kept of an export's rows so that the next one can write only what changed: 8 bytes a row, and the ids.
+
+rows/digests.npy holds them as uint64 [N], rows/ids.jsonl one JSON string a row. A row that changes keeps its digest
+with a chance of 1 in 2^64.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxretr.errors import UserError
+from jaxretr.export import manifest
+from jaxretr.files import atomic_write, sha256
+from jaxretr.search.index_folder import read_ids
+
+DIGESTS = "rows/digests.npy"
+IDS = "rows/ids.jsonl"
+
+
+def digest(vector: np.ndarray, extras: dict[str, Any]) -> int:
+    """Of one row.
+
+    Args:
+      vector: float32 [D].
+      extras: all that stands beside the vector, as JSON holds it.
+    """
+    state = hashlib.blake2b(np.ascontiguousarray(vector, "<f4").data, digest_size=8)
+    if extras:
+        state.update(json.dumps(extras, sort_keys=True, separators=(",", ":")).encode())
+    return int.from_bytes(state.digest(), "little")
+
+
+def write(folder: Path, ids: Sequence[str], digests: np.ndarray) -> None:
+    """Writes both files.
+
+    Args:
+      folder: of the export.
+      ids: N of them.
+      digests: uint64 [N].
+    """
+    with atomic_write(folder / IDS) as file:
+        file.writelines(json.dumps(name) + "\n" for name in ids)
+    with atomic_write(folder / DIGESTS, "wb") as file:
+        np.save(file, digests, allow_pickle=False)
+
+
+def read(folder: Path) -> tuple[list[str], np.ndarray]:
+    """Reads both files: N ids and uint64 [N].
+
+    Raises:
+      UserError: they are missing or damaged.
+    """
+    path = folder / DIGESTS
+    try:
+        digests = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); export again") from error
+    if digests.ndim != 1 or digests.dtype != np.uint64:
+        raise UserError(f"{path}: holds {digests.dtype} {list(digests.shape)}, not uint64 [N]; export again")
+    return read_ids(folder / IDS, len(digests), "export again"), digests
+
+
+def read_previous(folder: Path, kind: str, dim: int) -> dict[str, int]:
+    """The digest of each id in an earlier export, which an index is believed to hold.
+
+    Args:
+      folder: the earlier export, whole or itself a delta.
+      kind: that it must be of.
+      dim: D, that it must have.
+
+    Raises:
+      UserError: it is no such export, or its digests were changed.
+    """
+    if not manifest.is_export(folder):
+        raise UserError(f"{folder}: has no {manifest.MANIFEST}; give the folder of an earlier export as --since")
+    stated = manifest.read(folder)
+    if stated.kind != kind:
+        raise UserError(f"{folder}: is an export --to {stated.kind}; give one --to {kind} as --since")
+    if stated.facts.get("dim") != dim:
+        raise UserError(
+            f"{folder}: holds vectors of {stated.facts.get('dim')} dimensions, the store {dim}, and an index cannot hold "
+            "both; leave --since out and build a new index"
+        )
+    for name in (DIGESTS, IDS):
+        if name not in stated.files or not (folder / name).is_file() or sha256(folder / name) != stated.files[name]:
+            raise UserError(f"{folder / name}: was changed or is missing; leave --since out and export everything")
+    ids, digests = read(folder)
+    return dict(zip(ids, digests.tolist(), strict=True))

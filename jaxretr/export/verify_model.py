@@ -1,0 +1,144 @@
+"""Verifying an exported model: hashes, settings and vectors, each compared by itself, so that the message says which differs."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from jaxretr.errors import UserError
+from jaxretr.export import golden, peers
+from jaxretr.export.golden import Golden, Vectors
+from jaxretr.files import sha256
+from jaxretr.models.combined_encoder import CombinedEncoder
+from jaxretr.models.combined_folder import load_encoder
+from jaxretr.models.dual_encoder import DualEncoder
+
+# Of the vectors' length: some hundred roundings of float32, which another order of summation gives.
+TOLERANCE = 1e-5
+
+Library = Literal["sentence-transformers", "transformers"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found to agree.
+
+    Attributes:
+      files: how many files have the hash that golden.json notes.
+      texts: how many texts have their golden vector.
+      difference: the largest difference of a coordinate, as a share of its vector's length.
+      readers: who computed vectors from the folder.
+    """
+
+    files: int
+    texts: int
+    difference: float
+    readers: tuple[str, ...]
+
+
+def verify(folder: str | Path, library: Library | None = None) -> Report:
+    """Recomputes an export's golden vectors from what is in the folder.
+
+    Args:
+      folder: what `jaxretr export` wrote.
+      library: a library that shall compute them too.
+
+    Returns:
+      What agrees.
+
+    Raises:
+      UserError: something differs (one line that names all of it), the folder is no export, or the library is not
+        installed or does not read this layout.
+    """
+    folder = Path(folder).expanduser()
+    expected, vectors = golden.read(folder)
+    problems = [] if golden.is_as_written(folder) else [f"{golden.GOLDEN} was changed"]
+    problems += changed_files(folder, expected)
+    differences, readers = [], ["jaxretr"]
+    try:
+        encoder = load_encoder(folder)
+        found = golden.compute(encoder, expected.questions, expected.passages)
+    except UserError as error:
+        problems.append(str(error))
+    except Exception as error:
+        if not problems:
+            raise
+        problems.append(f"its vectors cannot be computed ({(str(error).splitlines() or [type(error).__name__])[0]})")
+    else:
+        problems += changed_settings(encoder, expected)
+        problem, difference = compare(found, vectors)
+        if problem and _are_exchanged(encoder, expected, vectors):
+            problem = "the question tower and the passage tower are exchanged"
+        problems += [problem] if problem else []
+        differences.append(difference)
+    if library is not None:
+        try:
+            problem, difference = compare(peers.vectors(folder, library, expected), vectors)
+        except UserError:
+            raise
+        except Exception as error:  # Whatever the library raises for a folder that is broken.
+            first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            problems.append(f"{library} cannot read it ({first_line})")
+        else:
+            problems += [f"read by {library}, {problem}"] if problem else []
+            differences.append(difference)
+            readers.append(library)
+    if problems:
+        raise UserError(f"{folder}: not what was exported: {'; '.join(problems)}; export the model again")
+    return Report(len(expected.files), len(vectors.questions) + len(vectors.passages), max(differences), tuple(readers))
+
+
+def changed_files(folder: Path, expected: Golden) -> list[str]:
+    """One line for each file whose content is not what was exported."""
+    problems = []
+    for name, digest in expected.files.items():
+        if not (folder / name).is_file():
+            problems.append(f"{name} is missing")
+        elif (found := sha256(folder / name)) != digest:
+            twin = next((other for other, known in expected.files.items() if known == found), None)
+            problems.append(f"{name} is what {twin} was" if twin else f"{name} was changed")
+    return problems
+
+
+def changed_settings(encoder: DualEncoder | CombinedEncoder, expected: Golden) -> list[str]:
+    """One line for each setting that is not what it was."""
+    found = golden.settings_of(encoder.config)
+    return [
+        f"{name} is {found.get(name)} instead of {expected.settings.get(name)}"
+        for name in found | expected.settings
+        if found.get(name) != expected.settings.get(name)
+    ]
+
+
+def compare(found: Vectors, expected: Vectors) -> tuple[str, float]:
+    """Compares vectors with the golden ones; a side may have none.
+
+    Returns:
+      What is wrong ("" if nothing is), and the largest difference of a coordinate as a share of its vector's length.
+    """
+    problems, largest = [], 0.0
+    for side in ("questions", "passages"):
+        one, other = getattr(found, side), getattr(expected, side)
+        if not len(other):
+            continue
+        if one.shape != other.shape:
+            return f"the vectors of {side} have {one.shape[1]} dimensions instead of {other.shape[1]}", np.inf
+        lengths = np.maximum(np.linalg.norm(other, axis=1, keepdims=True), 1e-12)
+        # A NaN is a difference as well: so not `> TOLERANCE`.
+        shares = np.nan_to_num(np.abs(one - other) / lengths, nan=np.inf).max(axis=1)
+        largest = max(largest, float(shares.max()))
+        if wrong := int((shares > TOLERANCE).sum()):
+            problems.append(f"the vectors of {wrong} of {len(shares)} {side} differ by up to {shares.max():.1g}")
+    return ", ".join(problems), largest
+
+
+def _are_exchanged(encoder: DualEncoder | CombinedEncoder, expected: Golden, vectors: Vectors) -> bool:
+    """Whether the other towers give the golden vectors, by the lengths that they had."""
+    if isinstance(encoder, CombinedEncoder) or encoder.config.shared:
+        return False
+    lengths = {name: expected.settings[name] for name in ("max_question_length", "max_passage_length")}
+    params = {"question": encoder.params["passage"], "passage": encoder.params["question"]}
+    exchanged = DualEncoder(dataclasses.replace(encoder.config, **lengths), params, encoder.tokenizer)
+    return not compare(golden.compute(exchanged, expected.questions, expected.passages), vectors)[0]
