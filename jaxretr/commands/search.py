@@ -100,7 +100,7 @@ def _is_scann(folder: str) -> bool:
 
 
 def _open_scann(args: argparse.Namespace, questions: int) -> _Search:
-    from jaxretr.search.scann import ScannIndex  # pyright: ignore[reportMissingImports]
+    from jaxretr.search.scann import ScannIndex
 
     del questions  # Vectors stay on disk: there is nothing to say of memory.
     if args.allow or args.deny or args.where:
