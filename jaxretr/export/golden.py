@@ -18,7 +18,7 @@ from jaxretr import sealed_json
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows
 from jaxretr.errors import UserError
 from jaxretr.files import atomic_write, sha256
-from jaxretr.models.combined_encoder import CombinedConfig, CombinedEncoder, parts_of
+from jaxretr.models.combined_encoder import CombinedConfig, CombinedEncoder, mapped, parts_of
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig
 from jaxretr.models.encode import without_truncation_warnings
 
@@ -102,10 +102,7 @@ def compute(
     encoder: DualEncoder | CombinedEncoder, questions: Sequence[str], passages: Sequence[Sequence[str]]
 ) -> Vectors:
     """Embeds with the model's parameters in float32, whatever it was loaded for, on any device."""
-    exact_parts = [DualEncoder(part.config, part.params, part.tokenizer) for part in parts_of(encoder)]
-    exact = exact_parts[0]
-    if isinstance(encoder, CombinedEncoder):
-        exact = CombinedEncoder(exact_parts, encoder.config.weights, encoder.config.how)
+    exact = mapped(encoder, lambda part: DualEncoder(part.config, part.params, part.tokenizer))
     pairs = [{"title": title, "text": text} for title, text in passages]
     # Accelerators would otherwise round the operands of float32 matmuls.
     with jax.default_matmul_precision("highest"), without_truncation_warnings():

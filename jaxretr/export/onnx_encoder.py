@@ -10,7 +10,7 @@ import numpy as np
 from jaxretr.errors import UserError, import_extra
 from jaxretr.export import encoder_folders, onnx_graph
 from jaxretr.export.encoder_folders import Tower
-from jaxretr.models.combined_encoder import CombinedEncoder
+from jaxretr.models.combined_encoder import CombinedEncoder, mapped
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.parallel.mesh import to_host
 
@@ -45,11 +45,7 @@ def export(
     """
     import_extra("onnx", "export")
     import_extra("onnxruntime", "export")
-    if isinstance(encoder, CombinedEncoder):
-        parts = [part.as_plain() for part in encoder.parts]
-        encoder = CombinedEncoder(parts, encoder.config.weights, encoder.config.how, names=encoder.names)
-    else:
-        encoder = encoder.as_plain()
+    encoder = mapped(encoder, DualEncoder.as_plain)
     return encoder_folders.export(
         *(encoder, out, KIND), side=side, source=source, write=_write, verify=verify, readme=_readme
     )

@@ -17,7 +17,7 @@ from jaxretr.errors import UserError, import_extra
 from jaxretr.export import encoder_folders
 from jaxretr.export.encoder_folders import Tower
 from jaxretr.files import atomic_write
-from jaxretr.models.combined_encoder import CombinedEncoder
+from jaxretr.models.combined_encoder import CombinedEncoder, mapped
 from jaxretr.models.dual_encoder import DualEncoder, embed
 from jaxretr.models.hf_files import write_safetensors
 from jaxretr.models.layers import Params, unstack
@@ -52,11 +52,7 @@ def export(
     """
     # jax.export writes and reads its files with it.
     import_extra("flatbuffers", "export")
-    if isinstance(encoder, CombinedEncoder):
-        parts = [part.merge_lora() for part in encoder.parts]
-        encoder = CombinedEncoder(parts, encoder.config.weights, encoder.config.how, names=encoder.names)
-    else:
-        encoder = encoder.merge_lora()
+    encoder = mapped(encoder, DualEncoder.merge_lora)
     return encoder_folders.export(
         *(encoder, out, KIND), side=side, source=source, write=_write, verify=verify, readme=_readme
     )

@@ -5,7 +5,7 @@ once can be searched with any weights.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
@@ -207,6 +207,16 @@ class CombinedEncoder:
         if self.config.how == "concatenate":
             return np.concatenate(embeddings, axis=1)
         return np.sum(embeddings, axis=0)
+
+
+def mapped(
+    encoder: DualEncoder | CombinedEncoder, function: Callable[[DualEncoder], DualEncoder]
+) -> DualEncoder | CombinedEncoder:
+    """What `function` makes of an encoder, or of each part of a combined one."""
+    if isinstance(encoder, DualEncoder):
+        return function(encoder)
+    parts = [function(part) for part in encoder.parts]
+    return CombinedEncoder(parts, encoder.config.weights, encoder.config.how, names=encoder.names)
 
 
 def parts_of(encoder: DualEncoder | CombinedEncoder) -> tuple[DualEncoder, ...]:
