@@ -22,6 +22,8 @@ from test_cli import (
     write_config,
 )
 
+from jaxretr.search.compiled import compiled
+
 GOOD = '{"_id": "p1", "title": "Rome", "text": "the capital of Italy"}\n'
 QUESTION = '{"_id": "q1", "text": "what is the capital of Italy"}\n'
 
@@ -338,3 +340,15 @@ def test_a_real_process_says_one_line_and_exits(tmp_path: Path, words: list[str]
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("jaxretr: error: ") and message in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_loops_are_compiled_on_a_full_disk_too():
+    """Numba keeps what it has compiled on disk; where that fails the search goes on."""
+
+    @compiled()
+    def doubled(number):
+        return 2 * number
+
+    with files_of_at_most(10):
+        assert doubled(21) == 42
+    assert not doubled._cache._cache_file._load_index()  # pyright: ignore[reportFunctionMemberAccess]
