@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxretr.errors import UsageError, UserError, did_you_mean
 from jaxretr.export import manifest
-from jaxretr.export.verify_model import TOLERANCE, Library
+from jaxretr.export.verify_model import Library, Report
 from jaxretr.export.verify_model import verify as verify_model
 
 # By the kind that manifest.json names: the module whose verify(folder) -> str recomputes what the folder promises.
@@ -20,7 +20,7 @@ _MODULES = {
 }
 
 
-def verify(folder: str | Path, library: Library | None = None) -> str:
+def verify(folder: str | Path, library: Library | None = None) -> Report | str:
     """Recomputes what an export promises from what is in the folder.
 
     Args:
@@ -28,7 +28,7 @@ def verify(folder: str | Path, library: Library | None = None) -> str:
       library: one that shall compute an exported model's vectors too.
 
     Returns:
-      What agrees, for people.
+      What agrees: of a model a `Report`, of other exports a sentence; both print as one line.
 
     Raises:
       UserError: something differs (one line that names all of it), or the folder is no export.
@@ -44,8 +44,4 @@ def verify(folder: str | Path, library: Library | None = None) -> str:
             raise UserError(f"{folder / manifest.MANIFEST}: of an unknown kind '{kind}'{hint}")
         check: Callable[[Path], str] = import_module(_MODULES[kind]).verify
         return check(folder)
-    report = verify_model(folder, library)
-    return (
-        f"{report.texts} golden vectors agree to {report.difference:.1g} of their length (allowed: {TOLERANCE:.0e}), "
-        f"read by {' and '.join(report.readers)}; {report.files} files unchanged"
-    )
+    return verify_model(folder, library)

@@ -37,6 +37,12 @@ class Report:
     difference: float
     readers: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return (
+            f"{self.texts} golden vectors agree to {self.difference:.1g} of their length (allowed: {TOLERANCE:.0e}), "
+            f"read by {' and '.join(self.readers)}; {self.files} files unchanged"
+        )
+
 
 def verify(folder: str | Path, library: Library | None = None) -> Report:
     """Recomputes an export's golden vectors from what is in the folder.
