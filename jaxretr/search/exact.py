@@ -16,7 +16,7 @@ from jaxretr.parallel.mesh import DATA, make_mesh, padded_rows, put_rows, to_hos
 from jaxretr.search import first_pass as rounding
 from jaxretr.search import index_folder
 from jaxretr.search.filters import Filters, Metadata, Where
-from jaxretr.search.host_rows import embedding_matrix, put_matrix, query_matrix, read_rows
+from jaxretr.search.host_rows import checked_matrix, embedding_matrix, put_matrix, read_rows
 from jaxretr.search.slabs import Slab, cut_to_slabs, search_slabs
 from jaxretr.search.topk import BLOCK_ROWS, NO_ROW
 
@@ -181,7 +181,7 @@ class ExactIndex:
         where: Where | None = None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Like `search_rows`, and whether each question's result is proven exact, bool [B]: always without first pass."""
-        queries = query_matrix(queries, self.dim)
+        queries = checked_matrix(queries, self.dim)
         mask = self._filters.mask(allow, deny, where)
         there = len(self) if mask is None else int(np.count_nonzero(mask))
         k = min(_positive("k", k), there)
@@ -229,7 +229,7 @@ class ExactIndex:
         """
         if self._rounded is None:
             return 1.0
-        queries = query_matrix(queries, self.dim)
+        queries = checked_matrix(queries, self.dim)
         found, _ = self.search_rows(queries, k)
         true, _ = self._one_pass(queries, found.shape[1], None)
         lowest = true[:, -1:] - 2.0**-21 * np.abs(true).max(axis=1, keepdims=True)
@@ -322,7 +322,7 @@ def search_blocks(
     """
     storage = _storage_dtype(dtype)
     mesh = make_mesh(jax.local_devices()) if mesh is None else mesh
-    queries = query_matrix(queries, None)
+    queries = checked_matrix(queries, None)
     k = _positive("k", k)
     slabs = cut_to_slabs(mesh, blocks, storage, source, dim=queries.shape[1], allowed=allowed)
     scores, rows = search_slabs(mesh, slabs, queries, k, _positive("block_rows", block_rows))

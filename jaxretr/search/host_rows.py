@@ -112,14 +112,12 @@ def embedding_matrix(embeddings: np.ndarray | jax.Array, source: str) -> np.ndar
     return array
 
 
-def query_matrix(queries: np.ndarray | jax.Array, dim: int | None) -> np.ndarray:
-    """Checks questions and copies them to float32 [B, D]; `dim` is the D that they must have, if that is known."""
-    queries = embedding_matrix(queries, "queries")
-    if dim is not None and queries.shape[1] != dim:
-        raise UserError(
-            f"queries: {queries.shape[1]} columns, but the index has {dim}; encode both with the same model"
-        )
-    return read_rows(queries, 0, len(queries), dtype=np.dtype(np.float32), source="queries")
+def checked_matrix(rows: np.ndarray | jax.Array, dim: int | None, source: str = "queries") -> np.ndarray:
+    """Checks embeddings and copies them to float32 [n, D]; `dim` is the D that they must have, if that is known."""
+    rows = embedding_matrix(rows, source)
+    if dim is not None and rows.shape[1] != dim:
+        raise UserError(f"{source}: {rows.shape[1]} columns, but the index has {dim}; encode both with the same model")
+    return read_rows(rows, 0, len(rows), dtype=np.dtype(np.float32), source=source)
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

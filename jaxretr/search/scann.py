@@ -16,8 +16,9 @@ from jaxretr.encoding_store import EmbeddingStore
 from jaxretr.errors import UserError
 from jaxretr.search import scann_folder, scann_measure, scann_process, scann_questions, scann_worker
 from jaxretr.search.certificate import Certificate
+from jaxretr.search.host_rows import checked_matrix, embedding_matrix
 from jaxretr.search.machine import cpu_threads
-from jaxretr.search.scann_build import Plan, check_ids, check_vectors, plan_of, write_vectors
+from jaxretr.search.scann_build import Plan, check_ids, plan_of, write_vectors
 from jaxretr.search.scann_folder import Facts
 from jaxretr.search.scann_questions import Questions
 from jaxretr.search.scann_rows import VECTORS, Rows
@@ -114,14 +115,14 @@ class ScannIndex:
             n, dim = passages.meta.rows, passages.meta.dim
         else:
             source, blocks = "passages", iter([passages])
-            n, dim = check_vectors(passages, source)
+            n, dim = embedding_matrix(passages, source).shape
         plan = plan_of(n, dim, num_leaves, train_size)
         if k < 1:
             raise UserError(f"k={k} must be at least 1")
         if plan.kind != "exact":
             scann_process.require_scann()
         names = check_ids(store.read_ids() if ids is None and store is not None else ids, n)
-        asked = None if questions is None else scann_questions.split(_matrix(questions, dim, "questions"), seed)
+        asked = None if questions is None else scann_questions.split(checked_matrix(questions, dim, "questions"), seed)
         keeper = tempfile.TemporaryDirectory(prefix="jaxretr-scann-", dir=workdir)
         folder = Path(keeper.name)
         what = f"{source}: a ScaNN index of {n:,} x {dim}"
@@ -201,7 +202,7 @@ class ScannIndex:
         self, queries: np.ndarray, k: int = 10, *, target_recall: float | None = None, threads: int | None = None
     ) -> tuple[np.ndarray, NDArray[np.int64]]:
         """Like `search`, but returns row numbers, int64 [B, min(k, N)], in place of ids."""
-        queries = _matrix(queries, self.facts.dim, "queries")
+        queries = checked_matrix(queries, self.facts.dim)
         if k < 1:
             raise UserError(f"k={k} must be at least 1")
         if self._exact is not None:
@@ -239,10 +240,10 @@ class ScannIndex:
         if isinstance(passages, EmbeddingStore):
             self._check_store(passages)
             ids = passages.read_ids() if ids is None else ids
-            passages = np.concatenate([np.asarray(block, np.float32) for block in passages.blocks()])
+            passages = passages.rows(0, passages.meta.rows)
         if ids is None:
             raise UserError("ids: give one for each passage that is added")
-        passages = _matrix(passages, self.facts.dim, "passages")
+        passages = checked_matrix(passages, self.facts.dim, "passages")
         names = check_ids(ids, len(passages))
         if not names:
             return 0
@@ -340,17 +341,6 @@ class ScannIndex:
         self._can_change()
         if self.questions is not None:
             self.questions, self.certificate = scann_measure.certify(self, self.questions)
-
-
-def _matrix(vectors: np.ndarray, dim: int, source: str) -> NDArray[np.float32]:
-    found = check_vectors(vectors, source)
-    if found[1] != dim:
-        raise UserError(f"{source}: {found[1]} columns, but the index has {dim}; encode both with the same model")
-    values = np.ascontiguousarray(vectors, np.float32)
-    if not np.isfinite(values).all():
-        row = int(np.argmin(np.isfinite(values).all(axis=1)))
-        raise UserError(f"{source}: row {row} holds NaN or infinity; encode it again")
-    return values
 
 
 def _train(folder: Path, plan: Plan, seed: int, advance: Advance) -> None:

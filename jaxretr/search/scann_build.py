@@ -1,7 +1,7 @@
 """What a ScaNN index of a corpus shall be, what making it takes, and the file of its vectors."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,6 +11,7 @@ import numpy as np
 from jaxretr.errors import UserError
 from jaxretr.search import scann_process
 from jaxretr.search.exact import unique_ids
+from jaxretr.search.host_rows import read_rows
 
 # Fewer passages than these are scored all (a search of 1,000 takes no longer than ScaNN's own steps), or have no tree.
 _NO_CODES_BELOW = 1_000
@@ -97,17 +98,6 @@ def plan_of(rows: int, dim: int, leaves: int | None, train_rows: int | None) -> 
     return Plan(rows, dim, "tree" if leaves > 1 else "flat", leaves, sample)
 
 
-def check_vectors(vectors: np.ndarray, source: str) -> tuple[int, int]:
-    """Returns the shape; raises UserError for what is no matrix of numbers."""
-    import ml_dtypes
-
-    array = np.asanyarray(vectors)
-    numeric = np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer)
-    if array.ndim != 2 or not array.shape[1] or not (numeric or array.dtype == ml_dtypes.bfloat16):
-        raise UserError(f"{source}: expected numbers [rows, dimensions], got {array.dtype} {list(array.shape)}")
-    return array.shape[0], array.shape[1]
-
-
 def check_ids(ids: Sequence[str] | None, n: int) -> list[str]:
     """Returns n ids, "0", "1", ... by default; raises UserError where they repeat, are too many or no strings."""
     return [str(row) for row in range(n)] if ids is None else unique_ids(ids, n)
@@ -129,17 +119,9 @@ def write_vectors(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, in
     with open(path, "wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
-        for block in _pieces(blocks):
-            values = np.ascontiguousarray(block, np.float32)
-            finite = np.isfinite(values).all(axis=1)
-            if not finite.all():
-                row = first + int(np.argmin(finite))
-                raise UserError(f"{source}: row {row} holds NaN, infinity or a number too large; encode it again")
-            file.write(values.data)
-            first += len(values)
-
-
-def _pieces(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    for block in blocks:
-        for start in range(0, len(block), _CHECK_ROWS):
-            yield block[start : start + _CHECK_ROWS]
+        for block in blocks:
+            for start in range(0, len(block), _CHECK_ROWS):
+                piece = block[start : start + _CHECK_ROWS]
+                values = read_rows(piece, 0, len(piece), dtype=np.dtype(np.float32), source=source, first=first)
+                file.write(values.data)
+                first += len(values)
