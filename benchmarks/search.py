@@ -14,7 +14,6 @@ take, which the seconds do. OMP_WAIT_POLICY=passive keeps FAISS's threads from s
 import argparse
 import functools
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -101,8 +100,11 @@ def formulation(rows: int, dim: int, questions: int, k: int) -> str:
     """Which formulation of ours a CPU uses, in words."""
     import jax
 
-    from jaxretr.search import topk
+    from jaxretr.search import host_search, machine, topk
 
+    if jax.default_backend() == "cpu" and host_search.suits(rows, questions, k):
+        first = "bfloat16, candidates again in float32" if machine.multiplies_bfloat16() else "float32 by numpy's BLAS"
+        return f"host: blocks of {host_search.BLOCK_ROWS} rows in {first}, one pass with a rising bound"
     if jax.default_backend() != "cpu" or not topk.can_group(rows, k, topk.BLOCK_ROWS):
         return f"streamed: a selection in every block of {topk.BLOCK_ROWS} rows"
     width = f"maxima of {topk.FINE} rows, selected by those of {topk.COARSE}, {k} groups scored again"
@@ -111,14 +113,6 @@ def formulation(rows: int, dim: int, questions: int, k: int) -> str:
     selections = -(-(rows // topk.FINE * questions * 4) // topk.maxima_limit(rows * dim * 4))
     times = "" if selections == 1 else f", {selections} selections"
     return f"grouped: rows x questions in blocks of {topk.cpu_block_rows(questions)} rows, {width}{times}"
-
-
-def cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _seconds(action: Callable[[], object]) -> float:
@@ -146,6 +140,7 @@ def main() -> None:
     import jax
 
     from jaxretr.search.exact import ExactIndex
+    from jaxretr.search.machine import cpu_name
 
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((max(1, args.rows // 200), args.dim), dtype=np.float32)

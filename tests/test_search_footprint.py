@@ -10,19 +10,22 @@ import pytest
 
 ROWS, DIM, K = 150_000, 384, 100
 
-# In a process of its own, whose memory nothing else has grown; one small search before, as any program has run one.
+# In a process of its own, whose memory nothing else has grown; small searches before, as any program has run some.
 PROGRAM = """
 import json, sys
 import numpy as np
 from jaxretr import memory
 from jaxretr.search.exact import ExactIndex, search_blocks
 from jaxretr.search.footprint import estimate
+from jaxretr.search.host_search import HostSearch
 
 path, questions, k, how = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 rows = np.load(path, mmap_mode="r")
 n, dim = rows.shape
 queries = np.random.default_rng(1).standard_normal((questions, dim), dtype=np.float32)
 ExactIndex(np.ones((2048, dim), np.float32)).search_rows(queries[:1], k)
+small = HostSearch(queries[:1], k)
+small.add(np.ones((4096, dim), np.float32), 0)
 slab = 32768 if how == "stream" else None
 first_pass = how if how in ("int8", "bfloat16") else None
 predicted = estimate(n, dim, questions=questions, k=k, ids=False, slab_rows=slab, first_pass=first_pass)

@@ -12,6 +12,7 @@ the candidates can belong to the top k: this question is proven exact. Elsewhere
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,12 +57,40 @@ class FirstPass:
 
     def slack(self, queries: np.ndarray, query_dtype: str | None) -> np.ndarray:
         """How much the first pass and the exact score of one row may differ, float64 [B], for questions [B, D]."""
+        rounded = queries if query_dtype is None else queries.astype(jnp.dtype(query_dtype))
+        return RoundedQueries.of(queries, rounded).slack(self.error, self.longest)
+
+
+class RoundedQueries(NamedTuple):
+    """What rounding does to questions, for the bound on what it does to their scores.
+
+    Attributes:
+      lengths: float64 [B], of the questions.
+      shifts: float64 [B], the distances to the rounded ones.
+      dim: D.
+    """
+
+    lengths: np.ndarray
+    shifts: np.ndarray
+    dim: int
+
+    @classmethod
+    def of(cls, queries: np.ndarray, rounded: np.ndarray) -> "RoundedQueries":
+        """From questions [B, D] and what the rounded rows are multiplied with."""
         exact = queries.astype(np.float64)
-        rounded = exact if query_dtype is None else queries.astype(jnp.dtype(query_dtype)).astype(np.float64)
-        lengths, shifts = (np.linalg.norm(x, axis=1) for x in (exact, exact - rounded))
-        # Of both sums of D float32 products, in any order.
-        sums = 2 * queries.shape[1] * 2.0**-23 * (lengths + shifts) * (self.longest + self.error)
-        return lengths * self.error + shifts * self.longest + sums
+        lengths, shifts = (np.linalg.norm(x, axis=1) for x in (exact, exact - rounded.astype(np.float64)))
+        return cls(lengths, shifts, queries.shape[1])
+
+    def slack(self, error: float, longest: float) -> np.ndarray:
+        """How much a rounded score and the float32 one may differ, float64 [B].
+
+        Args:
+          error: the largest distance of a row to its rounded one.
+          longest: the largest length of a rounded row.
+        """
+        # Of both sums of D float32 products, in any order, and of comparing with the result in float32.
+        sums = 2 * (self.dim + 2) * 2.0**-23 * (self.lengths + self.shifts) * (longest + error)
+        return self.lengths * error + self.shifts * longest + sums
 
 
 def check_kind(kind: str | None) -> str | None:

@@ -8,6 +8,7 @@ import numpy as np
 from jaxretr.data.vector_files import bytes_a_row
 from jaxretr.parallel.mesh import DATA, padded_rows
 from jaxretr.search.host_rows import PIECE_BYTES
+from jaxretr.search.host_search import suits, working_bytes
 from jaxretr.search.slabs import QUERY_BUCKETS
 from jaxretr.search.topk import BLOCK_ROWS, COARSE, FINE, can_group, cpu_block_rows, maxima_limit, scores_whole
 
@@ -24,7 +25,7 @@ class Footprint:
 
     Attributes:
       rows: of the embeddings on all devices of this host together: for a stream two slabs.
-      search: of one device while it searches, without the rows.
+      search: while it searches, without the rows: of one device, of a CPU's all together.
       host: of the host while it reads, and what it keeps: ids, programs.
       on_host: whether the devices' memory is the host's.
     """
@@ -71,15 +72,19 @@ def estimate(
     slabs = 1 if slab_rows is None or slab_rows >= rows else 2
     found = 4 * k + 60 if first_pass else k
     batch = next((size for size in QUERY_BUCKETS if size >= questions), QUERY_BUCKETS[-1])
-    # A CPU's devices run side by side, and all of them take from one memory.
-    searching = _search_bytes(held // devices, dim, batch, found, stored, platform == "cpu")
+    if platform == "cpu" and stored == dim * 4 and suits(held // devices, batch, found):
+        searching = working_bytes(held // devices, dim, batch, found)
+    else:
+        # A CPU's devices run side by side, and all of them take from one memory.
+        side_by_side = devices if platform == "cpu" else 1
+        searching = side_by_side * _search_bytes(held // devices, dim, batch, found, stored, platform == "cpu")
     results = questions * found * 12 + questions * dim * 4 * 2
     host = _PROGRAMS + 3 * PIECE_BYTES + results + (rows * _ID_BYTES if ids else 0)
     if platform != "cpu":
         host += held // devices * stored  # one device's rows on their way
     return Footprint(
         rows=int(slabs * held * stored),
-        search=int(searching * (devices if platform == "cpu" else 1)),
+        search=int(searching),
         host=int(host),
         on_host=platform == "cpu",
     )

@@ -4,6 +4,7 @@ Of an array of any size a few MB are held beside the copy: no mask of all its nu
 the device (a CPU device takes an aligned array as it is), and no pages of a memory map that have been read.
 """
 
+import gc
 import math
 import mmap
 from collections.abc import Callable, Iterator
@@ -39,9 +40,12 @@ def read_rows(rows: np.ndarray, start: int, stop: int, *, dtype: np.dtype, sourc
     Raises:
       UserError: a number is NaN, infinite, or too large for dtype.
     """
-    values = _aligned((stop - start, rows.shape[1]), dtype)
+    values = aligned((stop - start, rows.shape[1]), dtype)
     at = 0
     for piece in pieces(rows[start:stop]):
+        # JAX gives back the host memory of arrays that are gone when it is called next, or here: a slab of a stream
+        # would still be there, whole, while the next but one is read.
+        gc.collect(0)
         copied = values[at : at + len(piece)]
         with np.errstate(over="ignore"):  # reported below
             copied[...] = piece
@@ -120,7 +124,8 @@ def checked_matrix(rows: np.ndarray | jax.Array, dim: int | None, source: str = 
     return read_rows(rows, 0, len(rows), dtype=np.dtype(np.float32), source=source)
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Uninitialised memory that XLA takes as a CPU device's without a copy."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     skip = -memory.ctypes.data % _ALIGNMENT

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxretr.errors import UserError
 from jaxretr.parallel.mesh import DATA, padded_rows, put_rows, replicate, to_host
 from jaxretr.search.host_rows import embedding_matrix, put_matrix, read_rows
+from jaxretr.search.host_search import HostSearch, suits
 from jaxretr.search.topk import NO_ROW, merge_topk, search_step
 
 # Batches of questions are padded to one of these sizes, so that few programs are compiled; longer ones are cut.
@@ -73,44 +74,81 @@ def search_slabs(
       scores float32 [B, k'] and rows int64 [B, k'] counted over all slabs; k' is k or the number of rows, if that is
       less. Where fewer rows are allowed the rest is -inf and NO_ROW.
     """
-    batch = len(queries)
-    # No questions are padded to one, so that the result gets its shape like any other.
-    starts = range(0, max(batch, 1), QUERY_BUCKETS[-1])
-    padded = [_padded_queries(queries[i : i + QUERY_BUCKETS[-1]]) for i in starts]
-    if query_dtype is not None:
-        padded = [chunk.astype(jnp.dtype(query_dtype)) for chunk in padded]
-    chunks = [replicate(mesh, chunk) for chunk in padded]
-    best: list = []
+    # No questions are searched as one, so that the result gets its shape like any other.
+    starts = range(0, max(len(queries), 1), QUERY_BUCKETS[-1])
+    chunks = [queries[start : start + QUERY_BUCKETS[-1]] for start in starts]
+    searches: list[HostSearch | _CompiledSearch] = []
     n = 0
     for slab in slabs:
-        found: list = []
-        for chunk in chunks:
+        searches = searches or [
+            HostSearch(chunk, k)
+            if _on_host(mesh, slab, len(chunk), k)
+            else _CompiledSearch(mesh, chunk, k, block_rows, query_dtype)
+            for chunk in chunks
+        ]
+        before = None
+        for search in searches:
+            if isinstance(search, HostSearch):
+                _search_on_host(search, slab, n)
+                continue
+            search.add(slab, n)
             # Two batches at most are under way: each takes memory for its scores.
-            if len(found) > 1:
-                jax.block_until_ready(found[-2])
-            found.append(
-                search_slab(
-                    chunk,
-                    slab.rows,
-                    np.int32(slab.count),
-                    slab.allowed,
-                    slab.scales,
-                    mesh=mesh,
-                    k=k,
-                    block_rows=block_rows,
-                )
-            )
-        # Wait for the slab before this one: without this the host would queue the whole corpus on the devices.
-        jax.block_until_ready(best)
-        best = [_merge_slab(old, new, np.int32(n)) for old, new in zip(best, found, strict=True)] if best else found
+            if before is not None:
+                before.wait()
+            before = search
         n += slab.count
         if n >= NO_ROW:
             raise UserError(f"blocks: more than {NO_ROW - 1} rows; search the corpus in parts")
     if not n:
         raise UserError("blocks: no rows to search; give at least one")
     k = min(k, n)
-    scores, rows = (np.concatenate([to_host(part[i])[:, :k] for part in best])[:batch] for i in (0, 1))
+    found = [search.result() for search in searches]
+    scores, rows = (np.concatenate([part[i][:, :k] for part in found])[: len(queries)] for i in (0, 1))
     return scores, rows.astype(np.int64)
+
+
+class _CompiledSearch:
+    """The k best rows of all slabs for a batch of questions, by a program on the slabs' devices."""
+
+    def __init__(self, mesh: Mesh, queries: np.ndarray, k: int, block_rows: int, query_dtype: str | None):
+        padded = _padded_queries(queries)
+        self._queries = replicate(mesh, padded if query_dtype is None else padded.astype(jnp.dtype(query_dtype)))
+        self._program = functools.partial(search_slab, mesh=mesh, k=k, block_rows=block_rows)
+        self._best: tuple[jax.Array, jax.Array] | None = None
+        self._count = len(queries)
+
+    def add(self, slab: Slab, first: int) -> None:
+        """Queues the search of a slab whose first row has this number."""
+        found = self._program(self._queries, slab.rows, np.int32(slab.count), slab.allowed, slab.scales)
+        # Wait for the slab before this one: without this the host would queue the whole corpus on the devices.
+        self.wait()
+        self._best = found if self._best is None else _merge_slab(self._best, found, np.int32(first))
+
+    def wait(self) -> None:
+        """Waits for the slabs so far."""
+        jax.block_until_ready(self._best)
+
+    def result(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns scores float32 [B, k] and rows int32 [B, k]; missing ones are -inf and NO_ROW."""
+        assert self._best is not None
+        scores, rows = (to_host(part)[: self._count] for part in self._best)
+        return scores, rows
+
+
+def _on_host(mesh: Mesh, slab: Slab, batch: int, k: int) -> bool:
+    """Whether the slab's devices are this process's processor, and it is faster without XLA."""
+    on_cpu = mesh.devices.flat[0].platform == "cpu" and not mesh.is_multi_process
+    return on_cpu and slab.rows.dtype == np.float32 and suits(slab.rows.shape[0] // mesh.shape[DATA], batch, k)
+
+
+def _search_on_host(search: HostSearch, slab: Slab, first: int) -> None:
+    allowed = None if slab.allowed is None else np.asarray(slab.allowed)
+    shards = {shard.index[0].indices(len(slab.rows))[0]: shard.data for shard in slab.rows.addressable_shards}
+    for start, shard in sorted(shards.items()):
+        rows = np.asarray(shard)[: max(0, slab.count - start)]  # a view of the device's memory, without padding
+        if len(rows):
+            mask = None if allowed is None else allowed[start : start + len(rows)]
+            search.add(rows, first + start, mask)
 
 
 def cut_to_slabs(
