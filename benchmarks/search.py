@@ -28,6 +28,9 @@ PRESETS = {"minilm": (1_000_000, 384), "bert": (200_000, 768)}
 # Rows and questions of a block of FAISS's BLAS path; its defaults are 1024 and 4096.
 FAISS_BLOCKS = [(1024, 4096), (4096, 64), (16384, 512), (65536, 64)]
 
+# Seconds in which the threads of the search before (FAISS's, numpy's) stop spinning.
+PAUSE = 0.2
+
 _PIECE = 50_000
 
 
@@ -103,6 +106,8 @@ def formulation(rows: int, dim: int, questions: int, k: int) -> str:
     from jaxretr.search import host_search, machine, topk
 
     if jax.default_backend() == "cpu" and host_search.suits(rows, questions, k):
+        if questions <= host_search.FEW:
+            return "host: a loop over rows, one pass over the scores with a rising bound"
         first = "bfloat16, candidates again in float32" if machine.multiplies_bfloat16() else "float32 by numpy's BLAS"
         return f"host: blocks of {host_search.BLOCK_ROWS} rows in {first}, one pass with a rising bound"
     if jax.default_backend() != "cpu" or not topk.can_group(rows, k, topk.BLOCK_ROWS):
@@ -175,6 +180,7 @@ def main() -> None:
             np.testing.assert_allclose(search(queries, args.k)[0], expected, atol=tolerance, err_msg=name)
         for _ in range(args.repeats):
             for name, search in live.items():
+                time.sleep(PAUSE)
                 before = time.process_time()
                 seconds[name].append(_seconds(functools.partial(search, queries, args.k)))
                 processor[name].append(time.process_time() - before)

@@ -17,13 +17,16 @@ def rounded(request: pytest.FixtureRequest) -> bool:
     return request.param
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch, rounded: bool) -> None:
-    """Every search of two questions or more and of 256 rows a device takes this formulation, in blocks of 128 rows."""
+@pytest.fixture(params=[(False, 0), (False, 16), (True, 0)], ids=["BLAS", "loop", "bfloat16"])
+def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every search of 256 rows a device takes this formulation, in blocks of 128 rows."""
+    rounded, few = request.param
     monkeypatch.setattr(host_search, "BLOCK_ROWS", 128)
     monkeypatch.setattr(host_search, "LEAST_ROWS", 256)
-    monkeypatch.setattr(host_search, "FLOAT32_BATCH", 2)
-    monkeypatch.setattr(host_search, "BFLOAT16_BATCH", 2)
+    monkeypatch.setattr(host_search, "FEW", few)
+    monkeypatch.setattr(host_search, "FEW_SCORES", 500)
+    monkeypatch.setattr(host_search, "FLOAT32_BATCH", 1)
+    monkeypatch.setattr(host_search, "BFLOAT16_BATCH", 1)
     monkeypatch.setattr(host_search, "can_group", lambda rows, k, block: True)
     monkeypatch.setattr(host_search, "multiplies_bfloat16", lambda: rounded)
 
@@ -96,6 +99,15 @@ def test_any_vectors_give_the_true_rows(rounded: bool, like: str, monkeypatch: p
     np.testing.assert_array_less(np.abs(exact - true) / size, 32 * 2.0**-23)
     np.testing.assert_array_less(np.abs(scores - exact) / size, 32 * 2.0**-23)
     assert all(len(set(row)) == K for row in found.tolist())
+
+
+@pytest.mark.parametrize("count", [1, 2, 255, 4096])
+@pytest.mark.parametrize("batch", [1, 3, 4, 5, 8, 16])
+def test_the_products_of_a_few_questions(batch: int, count: int) -> None:
+    queries, rows = integers(11, batch, 19), integers(12, count, 19)
+    scores = np.full((batch, count), np.nan, np.float32)
+    host_search._products_of_few(queries, rows, scores)
+    np.testing.assert_array_equal(scores, queries @ rows.T)
 
 
 def test_rounding_stops_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +198,7 @@ def test_the_formulation_is_chosen_by_questions_and_rows(monkeypatch: pytest.Mon
     for fast, least in ((True, host_search.BFLOAT16_BATCH), (False, host_search.FLOAT32_BATCH)):
         monkeypatch.setattr(host_search, "multiplies_bfloat16", lambda fast=fast: fast)
         assert host_search.suits(100_000, least, 100) and not host_search.suits(100_000, least - 1, 100)
+        assert host_search.suits(100_000, host_search.FEW, 100)
         assert not host_search.suits(host_search.LEAST_ROWS - 1, 512, 100)
         assert not host_search.suits(100_000, 512, 50_000)
 

@@ -1,17 +1,20 @@
-"""Exact search of many questions on a host's processor: a matmul a block, and one pass over its scores.
+"""Exact search on a host's processor, for a few questions or for hundreds: products of a block, one pass over its scores.
 
-XLA's matmul of float32 is slower on processors than their BLAS, and what follows it costs as much again for hundreds of
-questions: maxima of groups, a selection, the scores of the groups once more. Here a block's scores come from numpy's
-BLAS, and each question keeps a list of candidates and the k-th best score t that it has seen. One compiled loop reads
-the scores and adds what is above t to the list, which is cut to the first k whenever it is full; t rises quickly, so
-that few scores of a large corpus are touched twice.
+XLA is not the fastest there: its product of all rows with a few questions does not reach the memory's speed, its matmul
+of float32 is slower than the processor's BLAS, and what follows costs as much again: maxima of groups, a selection, the
+scores of the groups once more. Here each question keeps a list of candidates and the k-th best score t that it has seen.
+One compiled loop reads a block's scores and adds what is above t to the list, which is cut to the first k whenever it is
+full; t rises quickly, so that few scores of a large corpus are touched twice. The scores come from
 
-Where the processor multiplies matrices of bfloat16 (Intel's AMX: some eight times as fast as float32), blocks are scored
-in bfloat16 first. With the bound eps of `first_pass.RoundedQueries` on the error, the true k-th score is at least t - eps
-with t of rounded scores, so whatever scores above t - 2 eps stays a candidate; candidates are scored again in float32, at
-the end or when they fill the list, and from then on whatever is above t - eps stays. Nothing that could belong to the
-top k is ever dropped: this is exact for any vectors. Where it does not pay, since most rows are within the bound (a
-collapsed encoder), the remaining blocks go through the BLAS.
+  a loop over rows for up to `FEW` questions, at the speed at which rows are read;
+  numpy's BLAS for hundreds of questions, in float32; or
+  XLA's matmul of bfloat16 where the processor has one (Intel's AMX: some eight times as fast as float32).
+
+With the bound eps of `first_pass.RoundedQueries` on the error of bfloat16, the true k-th score is at least t - eps with t
+of rounded scores, so whatever scores above t - 2 eps stays a candidate; candidates are scored again in float32, at the
+end or when they fill the list, and from then on whatever is above t - eps stays. Nothing that could belong to the top k
+is ever dropped: this is exact for any vectors. Where it does not pay, since most rows are within the bound (a collapsed
+encoder), the remaining blocks go through the BLAS.
 """
 
 import itertools
@@ -31,11 +34,11 @@ from jaxretr.search.host_rows import aligned
 from jaxretr.search.machine import cpu_threads, multiplies_bfloat16
 from jaxretr.search.topk import NO_ROW, can_group
 
-# Rows whose scores are computed at a time.
-BLOCK_ROWS = 2048
+# Rows whose scores are computed at a time for hundreds of questions, and scores for few.
+BLOCK_ROWS, FEW_SCORES = 2048, 2**18
 
-# From so many questions on this is faster than `topk.grouped_topk`, measured with float32 and with bfloat16.
-FLOAT32_BATCH, BFLOAT16_BATCH = 256, 128
+# Up to so many questions, and from so many on with float32 and with bfloat16, this is faster than `topk.grouped_topk`.
+FEW, FLOAT32_BATCH, BFLOAT16_BATCH = 16, 256, 128
 
 # Fewer rows than this are not worth it.
 LEAST_ROWS = 4 * BLOCK_ROWS
@@ -53,13 +56,15 @@ _WORTHWHILE = 1 / 16
 def suits(rows: int, batch: int, k: int) -> bool:
     """Whether `HostSearch` is the fastest on this processor, for float32 rows of one device."""
     least = BFLOAT16_BATCH if multiplies_bfloat16() else FLOAT32_BATCH
-    return batch >= least and rows >= LEAST_ROWS and can_group(rows, k, BLOCK_ROWS)
+    return (batch <= FEW or batch >= least) and rows >= LEAST_ROWS and can_group(rows, k, BLOCK_ROWS)
 
 
 def working_bytes(rows: int, dim: int, batch: int, k: int) -> int:
     """What it takes to search, beside the rows."""
-    block = min(BLOCK_ROWS, rows)
     loops = 0 if _scan.signatures else _LOOPS_BYTES
+    if batch <= FEW:
+        return 4 * FEW_SCORES + batch * list_length(k) * 8 + loops
+    block = min(BLOCK_ROWS, rows)
     return batch * (2 * block * 4 + list_length(k) * 8) + block * dim * 2 + loops
 
 
@@ -75,11 +80,12 @@ class HostSearch:
         Args:
           queries: float32 [B, D].
           k: results a question.
-          rounded: whether blocks are scored in bfloat16 first; None: where the processor is faster at that.
+          rounded: whether blocks are scored in bfloat16 first; None: of many questions, where the processor is faster
+            at that.
         """
         batch = len(queries)
         self._queries, self._k = np.ascontiguousarray(queries), k
-        self._rounded = multiplies_bfloat16() if rounded is None else rounded
+        self._rounded = batch > FEW and multiplies_bfloat16() if rounded is None else rounded
         self._queries16 = self._queries.astype(jnp.bfloat16)
         self._rounding = RoundedQueries.of(self._queries, self._queries16)
         length = list_length(k)
@@ -103,8 +109,8 @@ class HostSearch:
         """
         allowed = np.empty(0, bool) if allowed is None else allowed
         parts = _cuts(len(self._queries))
-        with ThreadPoolExecutor(len(parts)) as pool:
-            run = map if len(parts) == 1 else pool.map
+        with ThreadPoolExecutor(cpu_threads()) as pool:
+            run = map if cpu_threads() == 1 else pool.map
             for start, scores, rounded in self._blocks(run, rows):
 
                 def scan(part: slice, start=start, scores=scores, rounded=rounded) -> int:
@@ -127,27 +133,40 @@ class HostSearch:
 
     def _blocks(self, run: Callable, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, bool]]:
         """Yields (first row, scores [B, rows of the block], whether they are rounded), and sets the bound of their error."""
-        size = min(BLOCK_ROWS, len(rows))
+        few = len(self._queries) <= FEW and not self._rounded
+        size = min(FEW_SCORES // len(self._queries) if few else BLOCK_ROWS, len(rows))
         space = np.empty((len(self._queries), size), np.float32)
-        rounded = aligned((size, rows.shape[1]), np.dtype(jnp.bfloat16))
-        pieces = _cuts(size)
+        rounded = aligned((size, rows.shape[1]), np.dtype(jnp.bfloat16)) if self._rounded else None
         for start in range(0, len(rows), size):
             block = rows[start : start + size]
             # The last block has a shape of its own, for which nothing is compiled.
-            if not self._rounded or len(block) < size:
-                scores = space if len(block) == size else np.empty((len(space), len(block)), np.float32)
-                yield start, np.dot(self._queries, block.T, out=scores), False
+            if rounded is not None and self._rounded and len(block) == size:
+                yield start, self._rounded_scores(run, block, rounded), True
                 continue
+            scores = space if len(block) == size else np.empty((len(space), len(block)), np.float32)
+            if few:
 
-            def round_piece(piece: slice, block=block):
-                return _round(block[piece].view(np.uint32), rounded[piece].view(np.uint16))
+                def multiply(piece: slice, block=block, scores=scores) -> None:
+                    _products_of_few(self._queries, block[piece], scores[:, piece])
 
-            # A little more, for squares too small for float32 and for the rounding of the bound.
-            lost = block.shape[1] * np.finfo(np.float32).tiny
-            error, longest = np.sqrt(np.max(list(run(round_piece, pieces)), axis=0).astype(np.float64) + lost)
-            bound = self._rounding.slack(error, longest) * (1 + 2.0**-10)
-            self._eps = np.maximum(self._eps, bound.astype(np.float32))
-            yield start, np.asarray(_products(self._queries16, rounded)), True
+                list(run(multiply, _cuts(len(block))))
+            else:
+                np.dot(self._queries, block.T, out=scores)
+            yield start, scores, False
+
+    def _rounded_scores(self, run: Callable, block: np.ndarray, rounded: np.ndarray) -> np.ndarray:
+        """Scores a block by way of its bfloat16 rows, for which `rounded` is the space."""
+
+        def round_piece(piece: slice):
+            return _round(block[piece].view(np.uint32), rounded[piece].view(np.uint16))
+
+        # A little more, for squares too small for float32 and for the rounding of the bound.
+        lost = block.shape[1] * np.finfo(np.float32).tiny
+        squares = np.max(list(run(round_piece, _cuts(len(block)))), axis=0).astype(np.float64)
+        error, longest = np.sqrt(squares + lost)
+        bound = self._rounding.slack(error, longest) * (1 + 2.0**-10)
+        self._eps = np.maximum(self._eps, bound.astype(np.float32))
+        return np.asarray(_products(self._queries16, rounded))
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns scores float32 [B, k], descending, and rows int32 [B, k]; missing ones are -inf and NO_ROW."""
@@ -259,6 +278,39 @@ def _finish(values, first, queries, k, best, rows, counts, bounds):
         _rescore(values, first, queries[b], best[b], rows[b], counts[b])
         if counts[b, 0] > k:
             bounds[b] = max(bounds[b], _cut(best[b], rows[b], counts[b], k, np.float32(0)))
+
+
+@compiled(fastmath=True)
+def _products_of_few(queries, rows, scores):
+    """Writes the inner products [B, n] of queries [B, D] with rows [n, D], each of which is read once.
+
+    Four questions and two rows at a time are what a processor's registers hold.
+    """
+    batch, dim = queries.shape
+    whole = batch - batch % 4 if len(rows) > 1 else 0
+    zero = np.float32(0)
+    for pair in range(0, len(rows), 2):
+        i = min(pair, max(len(rows) - 2, 0))  # the last two rows, if one is left over
+        for b in range(0, whole, 4):
+            s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = zero
+            for d in range(dim):
+                x, y = rows[i, d], rows[i + 1, d]
+                s0 += x * queries[b, d]
+                s1 += x * queries[b + 1, d]
+                s2 += x * queries[b + 2, d]
+                s3 += x * queries[b + 3, d]
+                t0 += y * queries[b, d]
+                t1 += y * queries[b + 1, d]
+                t2 += y * queries[b + 2, d]
+                t3 += y * queries[b + 3, d]
+            scores[b, i], scores[b + 1, i], scores[b + 2, i], scores[b + 3, i] = s0, s1, s2, s3
+            scores[b, i + 1], scores[b + 1, i + 1], scores[b + 2, i + 1], scores[b + 3, i + 1] = t0, t1, t2, t3
+        for b in range(whole, batch):
+            for j in range(i, min(i + 2, len(rows))):
+                s0 = zero
+                for d in range(dim):
+                    s0 += rows[j, d] * queries[b, d]
+                scores[b, j] = s0
 
 
 @compiled(fastmath=True)
