@@ -7,8 +7,10 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
+from jaxretr.checkpoint_seals import CheckpointSeals
 from jaxretr.config import LOWER_IS_BETTER, Config, to_json
 from jaxretr.errors import UserError
+from jaxretr.parallel.hosts import wait_for_all
 from jaxretr.parallel.sharding import dotted
 
 
@@ -16,7 +18,8 @@ class Checkpoints:
     """The checkpoints of one run: written in the background, the last `keep` and the best one stay.
 
     A checkpoint appears under its final name only when it is complete, so a run that is killed at any moment
-    resumes from the one before.
+    resumes from the one before. So does one whose newest checkpoint was damaged afterwards: its files' hashes stand
+    beside the folder, and it is moved to `FOLDER.damaged`.
 
     Args:
       folder: where they lie.
@@ -33,6 +36,10 @@ class Checkpoints:
             keep_checkpoints_without_metrics=False,
         )
         self.config = config
+        self._seals = CheckpointSeals(folder) if jax.process_index() == 0 else None
+        if self._seals is not None:
+            self._seals.set_damaged_aside()
+        wait_for_all("the look at the checkpoints")
         self._checkpointer = ocp.training.Checkpointer(
             str(folder.absolute()),
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(config.train.keep), best]),
@@ -55,6 +62,9 @@ class Checkpoints:
         if step == self.latest:
             return
         try:
+            # Orbax waits for the one before, too; now it is whole.
+            self._checkpointer.wait()
+            self._seal()
             self._checkpointer.save_async(
                 step,
                 state,
@@ -90,8 +100,15 @@ class Checkpoints:
         """Waits until everything is on disk."""
         try:
             self._checkpointer.wait()
+            self._seal()
+            if self._seals is not None:
+                self._seals.wait()
         except (OSError, ValueError) as error:
             raise self._disk_error(error) from error
+
+    def _seal(self) -> None:
+        if self._seals is not None:
+            self._seals.seal(self.steps)
 
     def _disk_error(self, error: Exception) -> UserError:
         # Orbax reports a full disk as a ValueError of many lines.

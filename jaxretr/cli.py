@@ -323,6 +323,24 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     for name, parser_of_action in analyse_options.add_actions(parser_of, _at_least_one, _names, _add_model).items():
         commands[f"analyse {name}"] = parser_of_action
         _add_debug(parser_of_action)
+
+    parser_of = command(
+        "debug",
+        "A training run that went wrong.",
+        "jaxretr debug replay runs/dpr",
+    )
+    actions = parser_of.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
+    what = "Runs a step again from the checkpoint before it; by default the last that failed, since its loss was no\nnumber or had jumped. Prints every step's figures, and which parameters were no numbers before and after."
+    replay = actions.add_parser(
+        "replay",
+        help=what.split(";")[0],
+        description=what,
+        epilog="example:\n  jaxretr debug replay runs/dpr --step 1200",
+    )
+    replay.add_argument("workdir", metavar="WORKDIR", help="of the training run")
+    replay.add_argument("--step", type=_at_least_one, metavar="N", help="the step, counted from 1")
+    commands["debug replay"] = replay
+    _add_debug(replay)
     return parser, commands
 
 

@@ -53,6 +53,8 @@ class Train:
     """How many of the latest checkpoints stay; the best one stays as well."""
     best_metric: str = "recall@20"
     """Which figure of the evaluation picks the best checkpoint; higher is better but for those in LOWER_IS_BETTER."""
+    stop_factor: float | None = None
+    """Stop where the loss is more than so many times the median of the last 100; always where it is no number."""
 
 
 @dataclass(frozen=True)

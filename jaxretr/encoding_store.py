@@ -39,7 +39,7 @@ from jaxretr.files import atomic_write, sha256
 from jaxretr.json_dataclass import dataclass_from
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder, Side
-from jaxretr.parallel.mesh import wait_for_all
+from jaxretr.parallel.hosts import wait_for_all
 from jaxretr.search.index_folder import read_ids
 
 META = "meta.json"

@@ -29,8 +29,10 @@ from jaxretr.config import (
 )
 from jaxretr.errors import UsageError, UserError
 from jaxretr.files import atomic_write
+from jaxretr.loss_watch import LossWatch, stop
 from jaxretr.metrics_log import MetricsLog, read_metrics
-from jaxretr.parallel.mesh import DATA, init_distributed, make_mesh, split_cpu
+from jaxretr.parallel.hosts import agree, program_facts, together
+from jaxretr.parallel.mesh import DATA, make_mesh, split_cpu
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +45,10 @@ class Run(Protocol):
         """The settings."""
         ...
 
+    def inputs(self) -> dict[str, str]:
+        """Names -> fingerprints of what the steps read: data and models, the same on all hosts."""
+        ...
+
     def init(self) -> Any:
         """The state before the first step."""
         ...
@@ -53,6 +59,10 @@ class Run(Protocol):
 
     def step(self, state: Any, number: int) -> tuple[Any, dict[str, jax.Array]]:
         """Step `number` (from 0) -> (state, metrics). A function of its arguments alone; `state` is used up."""
+        ...
+
+    def batch(self, number: int) -> Any:
+        """The batch of step `number`, a function of (seed, number) alone."""
         ...
 
     def evaluate(self, state: Any) -> dict[str, float]:
@@ -103,9 +113,16 @@ def train(config: Config, workdir: Path) -> dict[str, float]:
       UserError: bad input, a folder that cannot be written, or a checkpoint of another shape.
     """
     check_numbers(config)
+    with together() as distributed:
+        if not distributed and config.mesh.model == 1:
+            split_cpu(config.train.batch_size)
+        return _train(config, workdir)
+
+
+def _train(config: Config, workdir: Path) -> dict[str, float]:
     # ---- devices, data, model ------------------------------------------------------------------------------------
-    if not init_distributed() and config.mesh.model == 1:
-        split_cpu(config.train.batch_size)
+    sections = {f"config.{name}": json.dumps(value) for name, value in to_json(config).items()}
+    agree("the beginning", {**program_facts(), **sections, "--workdir": str(workdir)})
     mesh = make_mesh(model=config.mesh.model)
     if config.train.batch_size % mesh.shape[DATA]:
         raise UsageError(
@@ -115,6 +132,7 @@ def train(config: Config, workdir: Path) -> dict[str, float]:
     writes = jax.process_index() == 0
     claim(workdir, config, writes)
     run = build(config, mesh, workdir)
+    agree("the first step", run.inputs())
 
     with Checkpoints(workdir / "checkpoints", config) as checkpoints, Interruption() as interruption:
         # ---- begin or resume -------------------------------------------------------------------------------------
@@ -138,10 +156,20 @@ def train(config: Config, workdir: Path) -> dict[str, float]:
             if checkpoints.latest is None:
                 best = evaluate(run, state, 0, best, workdir, metrics_log, writes)
                 checkpoints.save(0, state, best["figures"] if best else None)
+            watch = LossWatch(config.train.stop_factor)
             for number in range(start, config.train.steps):
                 state, metrics = run.step(state, number)
                 step = number + 1
+                watch.note(step, metrics["loss"])
                 last = step == config.train.steps
+                stopping = interruption.reached(step)
+                reports = step % config.train.log_every == 0 or step % config.train.eval_every == 0
+                saves = step % config.train.save_every == 0 or last or stopping
+                # Before anything is saved: what a checkpoint holds can be gone on from.
+                if (reports or saves) and (bad := watch.check()):
+                    checkpoints.wait()
+                    older = [saved for saved in checkpoints.steps if saved < bad.step]
+                    raise stop(workdir, bad, run.batch(bad.step - 1), max(older, default=None), writes)
                 if step % config.train.log_every == 0 or last:
                     values = {name: float(value) for name, value in metrics.items()}
                     metrics_log.write(step, values, examples=config.train.batch_size)
@@ -149,8 +177,7 @@ def train(config: Config, workdir: Path) -> dict[str, float]:
                 if step % config.train.eval_every == 0 or last:
                     best = evaluate(run, state, step, best, workdir, metrics_log, writes)
                     figures = best and best["latest"]
-                stopping = interruption.reached(step)
-                if figures or step % config.train.save_every == 0 or last or stopping:
+                if figures or saves:
                     checkpoints.save(step, state, figures)
                 if stopping:
                     checkpoints.wait()
@@ -234,6 +261,8 @@ def check_numbers(config: Config) -> None:
     for name in ("steps", "batch_size", "log_every", "save_every", "eval_every", "keep"):
         if (value := getattr(config.train, name)) < 1:
             raise UsageError(f"train.{name}={value}: must be at least 1; set --train.{name.replace('_', '-')}")
+    if config.train.stop_factor is not None and not config.train.stop_factor > 1:
+        raise UsageError(f"train.stop_factor={config.train.stop_factor}: must be above 1; set --train.stop-factor")
     if config.train.seed < 0:
         raise UsageError(f"train.seed={config.train.seed}: must be at least 0; set --train.seed")
 

@@ -1,14 +1,13 @@
 """`jaxretr encode` as processes: killed at random moments or two at once they write the bytes of one undisturbed run."""
 
-import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import processes
 import pytest
 import tiny
 
@@ -70,28 +69,7 @@ def test_killed_at_ten_random_moments_the_store_is_the_same_to_the_byte(
 
 
 def test_two_processes_encode_one_store(words: list[str], undisturbed: tuple[dict[str, bytes], float], tmp_path: Path):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    processes = []
-    for number in range(2):
-        environment = os.environ | {
-            "JAX_COORDINATOR_ADDRESS": address,
-            "JAX_NUM_PROCESSES": "2",
-            "JAX_PROCESS_ID": str(number),
-            "JAX_NUM_CPU_DEVICES": "1",
-        }
-        processes.append(
-            subprocess.Popen(
-                [*words, "--out", str(tmp_path / "store")],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    outputs = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    outputs = processes.finish(processes.start([*words[1:], "--out", str(tmp_path / "store")], 2, 1))
     assert contents(tmp_path / "store") == undisturbed[0]
     shards = EmbeddingStore.open(tmp_path / "store").meta.shards
     assert shards > 4

@@ -1,6 +1,7 @@
 """`jaxretr encode`: texts to an embedding store."""
 
 import argparse
+import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ from jaxretr.errors import UsageError, UserError
 from jaxretr.memory import announce, size
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder, Side
-from jaxretr.parallel.mesh import init_distributed, wait_for_all
+from jaxretr.parallel.hosts import agree, program_facts, together, wait_for_all
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,12 @@ def run(args: argparse.Namespace) -> None:
     """Encodes a corpus (or questions) into the shards that are not there yet."""
     if args.side == "question" and len(args.corpus) > 1:
         raise UsageError("--side question reads one file; give --corpus once")
-    init_distributed()
+    with together():
+        _encode(args)
+
+
+def _encode(args: argparse.Namespace) -> None:
+    agree("the beginning", {**program_facts(), "command line": _settings(args)})
     content: Content = (
         CorpusStream(args.corpus, watch=lambda passages: counted(passages, "passage"))
         if args.side == "passage"
@@ -65,6 +71,10 @@ def run(args: argparse.Namespace) -> None:
         f"{store.folder}: {meta.rows} {args.side}s, {meta.dim} dimensions, {meta.dtype}, {size(meta.bytes)} in "
         f"{meta.shards} shards; {store.cut} texts were cut at {longest} tokens"
     )
+
+
+def _settings(args: argparse.Namespace) -> str:
+    return json.dumps({name: value for name, value in sorted(vars(args).items()) if not callable(value)})
 
 
 def encode_into(
@@ -109,6 +119,7 @@ def encode_into(
         compute=compute,
         shard_rows=shard_rows,
     )
+    agree("the first shard", {"model": meta.model_fingerprint, "corpus": meta.texts_fingerprint})
     store = EmbeddingStore.begin(out, meta, ids_of(content))
     mine = range(jax.process_index(), meta.shards, jax.process_count())
     missing = [shard for shard in store.missing() if shard in mine]

@@ -87,6 +87,11 @@ class TokenStore:
         self.num_rows = len(self.lengths)
         self.max_row_length = int(self.lengths.max(initial=0))
 
+    @property
+    def key(self) -> str:
+        """The sha256 that names the store: of content, tokenizer, template, length and format."""
+        return self.folder.name
+
     @classmethod
     def build(
         cls,

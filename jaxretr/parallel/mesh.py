@@ -1,4 +1,4 @@
-"""Devices and hosts: the mesh, arrays sharded by row over it, and values fetched back to the host."""
+"""Devices: the mesh, arrays sharded by row over it, and values fetched back to the host."""
 
 import contextlib
 import math
@@ -12,48 +12,13 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxretr.errors import UsageError, UserError
+from jaxretr.errors import UsageError
 
 DATA = "data"
 MODEL = "model"
 
 # A checkpoint of a row-sharded array is readable on any power-of-two number of devices up to this one.
 ROW_MULTIPLE = 1024
-
-# What a launcher sets when the process is one of several; without one of these a single process is assumed.
-_COORDINATOR_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "COORDINATOR_ADDRESS")
-
-
-def init_distributed() -> bool:
-    """Joins the other processes when the environment asks for it; further calls do nothing.
-
-    JAXRETR_DISTRIBUTED=1 leaves the detection of the cluster (TPU pod, Slurm, Open MPI, Kubernetes) to JAX.
-    Elsewhere set JAX_COORDINATOR_ADDRESS (or COORDINATOR_ADDRESS) to host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
-    Must be called before anything asks JAX for its devices.
-
-    Returns:
-      True when this process is (now) part of a distributed run.
-
-    Raises:
-      UserError: the other processes could not be joined, or a variable is not a number.
-    """
-    if jax.distributed.is_initialized():
-        return True
-    address = next((os.environ[name] for name in _COORDINATOR_VARIABLES if os.environ.get(name)), None)
-    if address is None and os.environ.get("JAXRETR_DISTRIBUTED", "0") != "1":
-        return False
-    try:
-        processes, process = (
-            int(os.environ[name]) if name in os.environ else None for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-        )
-        jax.distributed.initialize(coordinator_address=address, num_processes=processes, process_id=process)
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
-            f"joining the distributed run failed ({reason}); check JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES"
-            " and JAX_PROCESS_ID, or unset them and JAXRETR_DISTRIBUTED to run on this machine alone"
-        ) from error
-    return True
 
 
 def split_cpu(batch_size: int) -> None:
@@ -138,13 +103,17 @@ def put_rows(
 
 def replicate(mesh: Mesh, tree: Any) -> Any:
     """Copies every array of a tree to every device of the mesh; all hosts must hold the same values."""
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+    return put_tree(tree, NamedSharding(mesh, PartitionSpec()))
 
 
-def wait_for_all(what: str) -> None:
-    """Returns when all processes of the run have come here; `what` names the place, and all must give the same."""
+def put_tree(tree: Any, shardings: Any) -> Any:
+    """`jax.device_put`, also of arrays that each process holds for itself; all must hold the same values.
+
+    JAX itself makes broken arrays of those where every process has a single device, as it has under Slurm.
+    """
     if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(what)
+        tree = jax.tree.map(lambda x: np.asarray(x) if getattr(x, "is_fully_addressable", False) else x, tree)
+    return jax.device_put(tree, shardings)
 
 
 def to_host(x: Any) -> np.ndarray:

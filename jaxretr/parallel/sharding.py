@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxretr.parallel.mesh import DATA, MODEL
+from jaxretr.parallel.mesh import DATA, MODEL, put_tree
 
 ROWS = P(DATA)
 """Batches, corpus tokens, embeddings: split by row."""
@@ -76,7 +76,7 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
 
 def put(tree: Any, mesh: Mesh) -> Any:
     """Copies a tree of parameters, or a TrainState, to the mesh as `shardings` says."""
-    return jax.device_put(tree, shardings(tree, mesh))
+    return put_tree(tree, shardings(tree, mesh))
 
 
 def abstract(tree: Any, mesh: Mesh, sharding: NamedSharding | None = None) -> Any:

@@ -19,6 +19,7 @@ from jaxretr.errors import UsageError, UserError
 from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.objectives.art import ArtProgram, QuestionBatch, make_step
 from jaxretr.parallel import sharding
+from jaxretr.parallel.hosts import fingerprint
 from jaxretr.recipes.step_questions import StepQuestions
 from jaxretr.recipes.whole_corpus import (
     DevSet,
@@ -123,6 +124,15 @@ class ArtRun:
         self.dev = DevSet(config.data, self.corpus, self.model, mesh, stores, config.typos)
 
     # ---- as train.py calls it ----------------------------------------------------------------------------------------
+
+    def inputs(self) -> dict[str, str]:
+        """Fingerprints of the data and of the models that the run begins with."""
+        return {
+            "corpus": self.whole.store.key,
+            "questions": f"{self.read.store.key} {self.target_rows.key}",
+            "encoder": fingerprint(self.model.params),
+            "scorer": fingerprint(self.scorer.params),
+        }
 
     def init(self) -> ArtState:
         """The pretrained weights and an index made with them."""

@@ -18,6 +18,7 @@ from jaxretr.errors import UsageError
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.lexical_start import lexical_start
 from jaxretr.objectives.contrastive import ContrastiveBatch, ContrastiveProgram, make_step
+from jaxretr.parallel.hosts import fingerprint
 from jaxretr.parallel.mesh import put_rows
 from jaxretr.recipes.joint import JointModel
 from jaxretr.recipes.run_examples import read_run_examples
@@ -163,6 +164,15 @@ class ContrastiveRun:
         return DualEncoder(config, params, tokenizer)
 
     # ---- as train.py calls it ----------------------------------------------------------------------------------------
+
+    def inputs(self) -> dict[str, str]:
+        """Fingerprints of the data and of the model that the run begins with."""
+        return {
+            "passages": self.whole.store.key,
+            "questions": self.questions.store.key,
+            "examples": fingerprint((self.contents, self._on_host(0))),
+            "encoder": fingerprint(self.model.params),
+        }
 
     def init(self) -> ContrastiveState:
         """The pretrained weights, and an index made with them if the step searches."""

@@ -55,7 +55,8 @@ class PassageLmRun(LanguageModelRun):
     def save_model(self, state: TrainState, folder: Path) -> None:
         """Writes a Hugging Face folder (T5ForConditionalGeneration)."""
         params: Any = jax.device_get(state.params)
-        write_folder(folder, *export_t5(self.t5, params), self.data.tokenizer)
+        if jax.process_index() == 0:
+            write_folder(folder, *export_t5(self.t5, params), self.data.tokenizer)
 
 
 class Examples:

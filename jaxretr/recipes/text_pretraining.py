@@ -96,6 +96,10 @@ class LanguageModelRun:
         self.token_loss = make_token_loss(loss, mesh)
         self.batches = QuestionBatches(len(data.training), config.train.batch_size, config.train.seed)
 
+    def inputs(self) -> dict[str, str]:
+        """A fingerprint of the text as the tokenizer reads it."""
+        return {"text": self.data.store.key}
+
     def init(self) -> TrainState:
         """The state before the first step."""
         return sharding.put(TrainState.create(self.parameters(self.config.train.seed), self.optimizer), self.mesh)

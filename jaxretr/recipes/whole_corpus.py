@@ -259,8 +259,7 @@ def initial_state(model: Model, optimizer, mesh: Mesh, frozen: Collection[str] =
     """The state before the first step, on the devices; the branches named `frozen` are not trained."""
     # A copy: the first step donates these buffers, and the model keeps its own.
     params, kept = partition(sharding.put(jax.tree.map(np.array, model.params), mesh), frozen)
-    train = TrainState.create(params, optimizer, kept)
-    return jax.device_put(train, sharding.shardings(train, mesh))
+    return sharding.put(TrainState.create(params, optimizer, kept), mesh)
 
 
 def abstract_train_state(model: Model, optimizer, mesh: Mesh, frozen: Collection[str] = ()) -> TrainState:

@@ -1,0 +1,284 @@
+"""The processes of a distributed run, one a host or a GPU: how they meet, what they must agree on, and how one is missed.
+
+They talk through the key-value store of JAX's coordinator, which is the first process. It needs no device and no
+collective, so that it also works where these would hang: a host that runs another program, or none any more.
+"""
+
+import atexit
+import contextlib
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import os
+import platform
+import socket
+import sys
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import distributed  # its client's key-value store has no public name yet
+from jax.experimental import multihost_utils
+
+from jaxretr.errors import UserError
+
+# What a launcher sets when the process is one of several; without one of these a single process is assumed.
+_COORDINATOR_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "COORDINATOR_ADDRESS")
+
+# Seconds that the processes wait for one another at the beginning, unless JAXRETR_JOIN_SECONDS is set.
+_JOIN_SECONDS = 300
+
+# Seconds after which a process that gives no sign of life is given up, unless JAXRETR_LOST_SECONDS is set.
+_LOST_SECONDS = 30
+
+# The run is not finished, and the same command goes on with it (EX_TEMPFAIL): a process was lost.
+EXIT_AGAIN = 75
+
+# Packages on which the numbers of a step, or the programs' collectives, depend.
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint", "transformers")
+
+_FACTS, _ALIVE = "jaxretr/facts", "jaxretr/alive"
+
+# Numbers the comparisons, which all processes make in the same order.
+_visits = itertools.count()
+
+
+def init_distributed() -> bool:
+    """Joins the other processes when the environment asks for it; further calls do nothing.
+
+    JAXRETR_DISTRIBUTED=1 leaves the detection of the cluster (TPU pod, Slurm, Open MPI, Kubernetes) to JAX.
+    Elsewhere set JAX_COORDINATOR_ADDRESS (or COORDINATOR_ADDRESS) to host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    Must be called before anything asks JAX for its devices.
+
+    From then on every process shows the others that it lives. Where one does not for JAXRETR_LOST_SECONDS, the others
+    say so and end with `EXIT_AGAIN`.
+
+    Returns:
+      True when this process is (now) part of a distributed run.
+
+    Raises:
+      UserError: the other processes could not be joined, or a variable is not a number.
+    """
+    if jax.distributed.is_initialized():
+        return True
+    address = next((os.environ[name] for name in _COORDINATOR_VARIABLES if os.environ.get(name)), None)
+    if address is None and os.environ.get("JAXRETR_DISTRIBUTED", "0") != "1":
+        return False
+    join, lost = _seconds("JAXRETR_JOIN_SECONDS", _JOIN_SECONDS), _seconds("JAXRETR_LOST_SECONDS", _LOST_SECONDS)
+    try:
+        processes, process = (
+            int(os.environ[name]) if name in os.environ else None for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+        )
+        waited = threading.Timer(join, _not_joined, [join])
+        waited.daemon = True
+        waited.start()
+        try:
+            jax.distributed.initialize(
+                coordinator_address=address,
+                num_processes=processes,
+                process_id=process,
+                # JAX aborts the process with a stack trace in place of a message: later than we do.
+                initialization_timeout=join + 15,
+                heartbeat_timeout_seconds=lost + 15,
+            )
+        finally:
+            waited.cancel()
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"joining the distributed run failed ({reason}); check JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
+            "JAX_PROCESS_ID, or unset them and JAXRETR_DISTRIBUTED to run on this machine alone"
+        ) from error
+    _Watch(lost).start()
+    return True
+
+
+def _not_joined(seconds: int) -> None:
+    print(
+        f"jaxretr: error: joining the distributed run failed: not all processes have come within {seconds} seconds "
+        "(JAXRETR_JOIN_SECONDS); see which was not started, and start all of them again",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)
+
+
+def agree(what: str, facts: Mapping[str, str]) -> None:
+    """Compares facts that must be the same on all hosts; returns at once where there is one process.
+
+    Args:
+      what: names the place in the program; all processes come to the same ones.
+      facts: name -> value, of any length.
+
+    Raises:
+      UserError: a process has another value than most, or has not come here in time; the message names both.
+    """
+    if jax.process_count() == 1:
+        return
+    digests = {name: hashlib.sha256(value.encode()).hexdigest() for name, value in facts.items()}
+    mine = json.dumps({"host": socket.gethostname(), "facts": digests})
+    client, place = _client(), f"{_FACTS}/{what}/{next(_visits)}"
+    client.key_value_set(f"{place}/{jax.process_index()}", mine)
+    wanted, until = jax.process_count(), time.monotonic() + _seconds("JAXRETR_JOIN_SECONDS", _JOIN_SECONDS)
+    found: dict[int, dict[str, Any]] = {}
+    while len(found) < wanted:
+        entries = client.key_value_dir_get(f"{place}/")
+        found = {int(key.rsplit("/", 1)[1]): json.loads(value) for key, value in entries}
+        if len(found) < wanted:
+            if time.monotonic() > until:
+                missing = sorted(set(range(wanted)) - found.keys())
+                raise UserError(
+                    f"process {', '.join(map(str, missing))} of {wanted} has not come to {what}; see what it printed, and "
+                    "start all of them again"
+                )
+            time.sleep(0.1)
+    _compare(what, found)
+
+
+def _compare(what: str, found: Mapping[int, Mapping[str, Any]]) -> None:
+    for name in sorted({name for each in found.values() for name in each["facts"]}):
+        values = {process: each["facts"].get(name) for process, each in sorted(found.items())}
+        usual = Counter(values.values()).most_common(1)[0][0]
+        others = [process for process, value in values.items() if value != usual]
+        if others:
+            named = ", ".join(f"process {process} ({found[process]['host']})" for process in others[:4])
+            more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+            raise UserError(
+                f"{what}: {named}{more} has another {name} than the rest; start all processes with the same one"
+            )
+
+
+def program_facts() -> dict[str, str]:
+    """What has to be installed alike: this package's code, and the versions of the packages that it computes with."""
+    root = Path(__file__).parents[1]
+    code = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        code.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    versions = {f"version of {name}": importlib.metadata.version(name) for name in _PACKAGES}
+    return {"code of jaxretr": code.hexdigest(), "version of Python": platform.python_version(), **versions}
+
+
+def fingerprint(tree: Any) -> str:
+    """Of the arrays of a tree, to tell whether hosts hold the same; not meant against those who want to deceive."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return json.dumps(
+        [[str(path), str(x.dtype), list(x.shape), zlib.crc32(np.asarray(x).tobytes())] for path, x in leaves]
+    )
+
+
+def wait_for_all(what: str) -> None:
+    """Returns when all processes of the run have come here; `what` names the place, and all must give the same."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)
+
+
+@contextlib.contextmanager
+def together() -> Iterator[bool]:
+    """`init_distributed` for a block that all processes run: if it fails in one of them, the others end, too.
+
+    Without this they would wait for it in their next collective. Yields whether the run is distributed.
+    """
+    joined = init_distributed()
+    try:
+        yield joined
+    except BaseException as error:
+        if joined and jax.process_count() > 1 and not (isinstance(error, SystemExit) and not error.code):
+            _tell(error)
+        raise
+
+
+def _tell(error: BaseException) -> None:
+    """Tells the other processes that this one has failed, and lets it end without waiting for them."""
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        # Likely because another process is gone: the watch knows in a moment, and says it better.
+        time.sleep(_seconds("JAXRETR_LOST_SECONDS", _LOST_SECONDS) + 2 * _pause())
+    code = getattr(error, "exit_code", 1)
+    reason = " ".join(str(error).split())[:500] or type(error).__name__
+    with contextlib.suppress(Exception):  # the coordinator may be gone
+        _Watch.stopped.set()
+        _client().key_value_set(
+            f"{_ALIVE}/{distributed.global_state.process_id}", _FAILED + reason, allow_overwrite=True
+        )
+        if distributed.global_state.process_id == 0:
+            # Its end is that of the store, too: until then the others can read.
+            time.sleep(2 * _pause())
+
+    def end() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    # Before JAX's own, which waits for the others for minutes.
+    atexit.register(end)
+
+
+_FAILED = "failed: "
+
+
+def _pause() -> float:
+    """Seconds between two signs of life: few for the coordinator's sake where there are many processes."""
+    return max(1.0, distributed.global_state.num_processes / 50)
+
+
+class _Watch(threading.Thread):
+    """Shows that this process lives, and ends it when another one no longer does.
+
+    A collective that waits for a lost process cannot be broken off, and neither can the main thread that waits for the
+    collective: the process ends from here. Whatever was saved is whole.
+    """
+
+    stopped = threading.Event()
+
+    def __init__(self, lost: int):
+        super().__init__(name="jaxretr-watch", daemon=True)
+        self._lost = lost
+
+    def run(self) -> None:
+        """Until the process ends."""
+        client, me, count = _client(), distributed.global_state.process_id, 0
+        # process -> (what it last said, when that was new)
+        seen: dict[int, tuple[str, float]] = {}
+        while not self.stopped.wait(_pause() if count else 0):
+            count += 1
+            try:
+                client.key_value_set(f"{_ALIVE}/{me}", str(count), allow_overwrite=True)
+                said = {int(key.rsplit("/", 1)[1]): value for key, value in client.key_value_dir_get(f"{_ALIVE}/")}
+            except Exception:  # the coordinator is gone, and JAX itself ends the process; or the process is ending
+                return
+            now = time.monotonic()
+            for process, value in sorted(said.items()):
+                if value.startswith(_FAILED) and process != me:
+                    leave(f"process {process} {value}")
+                if process not in seen or seen[process][0] != value:
+                    seen[process] = value, now
+                elif process != me and now - seen[process][1] > self._lost:
+                    leave(f"process {process} has given no sign of life for {self._lost} seconds")
+
+
+def leave(why: str) -> None:
+    """Ends this process at once, with what it says to the user; nothing is waited for."""
+    remedy = "start all processes again: the run goes on from what was saved"
+    print(f"jaxretr: error: {why}; {remedy}", file=sys.stderr, flush=True)
+    os._exit(EXIT_AGAIN)
+
+
+def _client() -> Any:
+    return distributed.global_state.client
+
+
+def _seconds(name: str, default: int) -> int:
+    stated = os.environ.get(name, "")
+    try:
+        seconds = int(stated) if stated else default
+    except ValueError:
+        seconds = 0
+    if seconds < 1:
+        raise UserError(f"{name}={stated}: give a whole number of seconds, at least 1")
+    return seconds

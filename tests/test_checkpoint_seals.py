@@ -1,0 +1,102 @@
+"""A checkpoint that was damaged is moved aside, and the last whole one is resumed from."""
+
+import logging
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from jaxretr.checkpoint import Checkpoints
+
+CONFIG = tiny.art_config(Path("nowhere"), train={"keep": 3})
+
+
+def state(number: int) -> dict[str, jax.Array]:
+    return {"a": jnp.full((64, 3), number, jnp.float32), "b": jnp.arange(5) + number}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Checkpoints of steps 2, 4 and 6."""
+    with Checkpoints(tmp_path / "checkpoints", CONFIG) as checkpoints:
+        for step in (2, 4, 6):
+            checkpoints.save(step, state(step))
+        checkpoints.wait()
+    return tmp_path / "checkpoints"
+
+
+def resumed(folder: Path) -> int:
+    with Checkpoints(folder, CONFIG) as checkpoints:
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state(0))
+        latest = checkpoints.latest
+        assert latest is not None
+        found = checkpoints.restore(like)
+        np.testing.assert_array_equal(found["a"], state(latest)["a"])
+        return latest
+
+
+def largest(folder: Path, step: int) -> Path:
+    return max(
+        (path for path in (folder / str(step)).rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
+    )
+
+
+def test_whole_checkpoints_stay(folder: Path) -> None:
+    assert resumed(folder) == 6
+    assert sorted(path.stem for path in Path(f"{folder}.sha256").iterdir()) == ["2", "4", "6"]
+    assert not Path(f"{folder}.damaged").exists()
+
+
+def test_every_file_counts_whatever_happened_to_it(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = sorted(path for path in (folder / "6").rglob("*") if path.is_file())
+    assert len(files) > 4
+    # One after the other: whatever is moved aside is put back.
+    for number, path in enumerate(files):
+        content = path.read_bytes()
+        path.write_bytes(content[:-1]) if number % 2 and content else path.unlink()
+        with caplog.at_level(logging.WARNING):
+            assert resumed(folder) == 4
+        assert path.name in caplog.text
+        caplog.clear()
+        (aside,) = Path(f"{folder}.damaged").iterdir()
+        aside.rename(folder / "6")
+        path.write_bytes(content)
+        with Checkpoints(folder, CONFIG) as checkpoints:
+            checkpoints.wait()
+
+
+def test_a_flipped_bit_in_the_two_newest(folder: Path) -> None:
+    for step in (4, 6):
+        path = largest(folder, step)
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    assert resumed(folder) == 2
+    assert sorted(path.name.split("-")[0] for path in Path(f"{folder}.damaged").iterdir()) == ["4", "6"]
+    # The run goes on over the steps that were lost.
+    with Checkpoints(folder, CONFIG) as checkpoints:
+        checkpoints.save(4, state(4))
+        checkpoints.wait()
+    assert resumed(folder) == 4
+
+
+def test_seals_go_with_their_checkpoints(folder: Path) -> None:
+    with Checkpoints(folder, CONFIG) as checkpoints:
+        for step in (8, 10):
+            checkpoints.save(step, state(step))
+        checkpoints.wait()
+        assert checkpoints.steps == [6, 8, 10]
+    assert sorted(path.stem for path in Path(f"{folder}.sha256").iterdir()) == ["10", "6", "8"]
+
+
+def test_without_a_seal_or_with_a_damaged_one_it_is_taken_as_it_is(folder: Path) -> None:
+    Path(f"{folder}.sha256/6.json").unlink()
+    assert resumed(folder) == 6
+    with Checkpoints(folder, CONFIG) as checkpoints:
+        checkpoints.wait()
+    path = Path(f"{folder}.sha256/6.json")
+    path.write_text(path.read_text().replace("{", "{ "))
+    assert resumed(folder) == 6
