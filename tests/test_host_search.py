@@ -169,6 +169,12 @@ def test_fewer_rows_than_results(rounded: bool) -> None:
     assert scores.tolist() == [[1, 1] + [-np.inf] * 3] * 2
 
 
+@pytest.mark.usefixtures("small")
+def test_no_questions(mesh) -> None:
+    scores, rows = ExactIndex(integers(2, 5000, 8), mesh=mesh).search_rows(np.empty((0, 8), np.float32), K)
+    assert scores.shape == rows.shape == (0, K)
+
+
 def test_zero_has_no_sign(rounded: bool) -> None:
     rows = np.zeros((300, 2), np.float32)
     rows[0] = -0.0

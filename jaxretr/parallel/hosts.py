@@ -208,7 +208,7 @@ def _tell(error: BaseException) -> None:
         )
         if distributed.global_state.process_id == 0:
             # Its end is that of the store, too: until then the others can read.
-            time.sleep(2 * _pause())
+            time.sleep(4 * _pause())
 
     def end() -> None:
         sys.stdout.flush()
@@ -255,7 +255,10 @@ class _Watch(threading.Thread):
             now = time.monotonic()
             for process, value in sorted(said.items()):
                 if value.startswith(_FAILED) and process != me:
-                    leave(f"process {process} {value}")
+                    # This one may be about to fail for the same reason, and then says so itself.
+                    if not self.stopped.wait(_pause()):
+                        leave(f"process {process} {value}")
+                    return
                 if process not in seen or seen[process][0] != value:
                     seen[process] = value, now
                 elif process != me and now - seen[process][1] > self._lost:

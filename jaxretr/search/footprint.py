@@ -72,8 +72,9 @@ def estimate(
     slabs = 1 if slab_rows is None or slab_rows >= rows else 2
     found = 4 * k + 60 if first_pass else k
     batch = next((size for size in QUERY_BUCKETS if size >= questions), QUERY_BUCKETS[-1])
-    if platform == "cpu" and stored == dim * 4 and suits(held // devices, batch, found):
-        searching = working_bytes(held // devices, dim, batch, found)
+    asked = min(questions, QUERY_BUCKETS[-1])
+    if platform == "cpu" and stored == dim * 4 and suits(held // devices, asked, found):
+        searching = working_bytes(held // devices, dim, asked, found)
     else:
         # A CPU's devices run side by side, and all of them take from one memory.
         side_by_side = devices if platform == "cpu" else 1

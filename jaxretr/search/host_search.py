@@ -56,7 +56,7 @@ _WORTHWHILE = 1 / 16
 def suits(rows: int, batch: int, k: int) -> bool:
     """Whether `HostSearch` is the fastest on this processor, for float32 rows of one device."""
     least = BFLOAT16_BATCH if multiplies_bfloat16() else FLOAT32_BATCH
-    return (batch <= FEW or batch >= least) and rows >= LEAST_ROWS and can_group(rows, k, BLOCK_ROWS)
+    return (1 <= batch <= FEW or batch >= least) and rows >= LEAST_ROWS and can_group(rows, k, BLOCK_ROWS)
 
 
 def working_bytes(rows: int, dim: int, batch: int, k: int) -> int:
