@@ -163,18 +163,19 @@ def _train(config: Config, workdir: Path) -> dict[str, float]:
                 watch.note(step, metrics["loss"])
                 last = step == config.train.steps
                 stopping = interruption.reached(step)
-                reports = step % config.train.log_every == 0 or step % config.train.eval_every == 0
+                logs = step % config.train.log_every == 0 or last
+                evaluates = step % config.train.eval_every == 0 or last
                 saves = step % config.train.save_every == 0 or last or stopping
                 # Before anything is saved: what a checkpoint holds can be gone on from.
-                if (reports or saves) and (bad := watch.check()):
+                if (logs or evaluates or saves) and (bad := watch.check()):
                     checkpoints.wait()
                     older = [saved for saved in checkpoints.steps if saved < bad.step]
                     raise stop(workdir, bad, run.batch(bad.step - 1), max(older, default=None), writes)
-                if step % config.train.log_every == 0 or last:
+                if logs:
                     values = {name: float(value) for name, value in metrics.items()}
                     metrics_log.write(step, values, examples=config.train.batch_size)
                 figures = None
-                if step % config.train.eval_every == 0 or last:
+                if evaluates:
                     best = evaluate(run, state, step, best, workdir, metrics_log, writes)
                     figures = best and best["latest"]
                 if figures or saves:

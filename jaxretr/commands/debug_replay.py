@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from jaxretr.parallel.hosts import together
 from jaxretr.parallel.mesh import make_mesh, split_cpu
 from jaxretr.parallel.sharding import dotted
 from jaxretr.train import build
-
-log = logging.getLogger(__name__)
 
 
 def run(args: argparse.Namespace) -> None:

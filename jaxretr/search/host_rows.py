@@ -44,8 +44,9 @@ def read_rows(rows: np.ndarray, start: int, stop: int, *, dtype: np.dtype, sourc
     at = 0
     for piece in pieces(rows[start:stop]):
         # JAX gives back the host memory of arrays that are gone when it is called next, or here: a slab of a stream
-        # would still be there, whole, while the next but one is read.
-        gc.collect(0)
+        # would still be there, whole, while the next but one is read. Questions are a single piece, and need not wait.
+        if at:
+            gc.collect(0)
         copied = values[at : at + len(piece)]
         with np.errstate(over="ignore"):  # reported below
             copied[...] = piece

@@ -86,8 +86,9 @@ class HostSearch:
         batch = len(queries)
         self._queries, self._k = np.ascontiguousarray(queries), k
         self._rounded = batch > FEW and multiplies_bfloat16() if rounded is None else rounded
-        self._queries16 = self._queries.astype(jnp.bfloat16)
-        self._rounding = RoundedQueries.of(self._queries, self._queries16)
+        if self._rounded:
+            self._queries16 = self._queries.astype(jnp.bfloat16)
+            self._rounding = RoundedQueries.of(self._queries, self._queries16)
         length = list_length(k)
         # Candidates of each question in the order of rows: scores, rows, how many, how many of them (the first ones)
         # have float32 scores, and a lower bound of the k-th best float32 score.
