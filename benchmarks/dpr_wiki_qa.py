@@ -29,7 +29,7 @@ from jaxretr.evaluate import metrics
 from jaxretr.evaluate.retrieval import Retriever, dense_retriever
 from jaxretr.evaluate.significance import compare
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.recipes.whole_corpus import load_encoder
+from jaxretr.recipes.encoder_start import load_encoder
 from jaxretr.search.bm25 import Bm25Index
 
 # split -> metric -> question -> value

@@ -10,8 +10,10 @@ from orbax.checkpoint import v1 as ocp
 from jaxretr.checkpoint_seals import CheckpointSeals
 from jaxretr.config import LOWER_IS_BETTER, Config, to_json
 from jaxretr.errors import UserError
-from jaxretr.parallel.hosts import wait_for_all
+from jaxretr.parallel.hosts import is_of_collective, wait_for_all
 from jaxretr.parallel.sharding import dotted
+from jaxretr.storage.orbax_buckets import teach_orbax
+from jaxretr.storage.paths import is_remote
 
 
 class Checkpoints:
@@ -22,7 +24,7 @@ class Checkpoints:
     beside the folder, and it is moved to `FOLDER.damaged`.
 
     Args:
-      folder: where they lie.
+      folder: where they lie, on a disk that all hosts see or in a bucket (`jaxretr.storage.paths.as_path`).
       config: stored beside each checkpoint; `train.keep` and `train.best_metric` rule what is kept.
     """
 
@@ -40,8 +42,11 @@ class Checkpoints:
         if self._seals is not None:
             self._seals.set_damaged_aside()
         wait_for_all("the look at the checkpoints")
+        self._remote = is_remote(folder)
+        if self._remote:
+            teach_orbax()
         self._checkpointer = ocp.training.Checkpointer(
-            str(folder.absolute()),
+            str(folder if self._remote else folder.absolute()),
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(config.train.keep), best]),
             cleanup_tmp_directories=True,
         )
@@ -94,7 +99,15 @@ class Checkpoints:
                 f"{f' and {len(differences) - 1} more' if len(differences) > 1 else ''}; "
                 "use the config it was made with, or another --workdir"
             )
-        return self._checkpointer.load(step, like)
+        try:
+            return self._checkpointer.load(step, like)
+        except (OSError, ValueError) as error:
+            if not self._remote:
+                raise
+            remedy = "see that the bucket can be reached, and run the same command again"
+            raise UserError(
+                f"{self._checkpointer.directory}/{step}: cannot be read ({_first_line(error)}); {remedy}"
+            ) from error
 
     def wait(self) -> None:
         """Waits until everything is on disk."""
@@ -111,11 +124,13 @@ class Checkpoints:
             self._seals.seal(self.steps)
 
     def _disk_error(self, error: Exception) -> UserError:
+        if is_of_collective(error):
+            raise error
         # Orbax reports a full disk as a ValueError of many lines.
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        remedy = "see that the bucket can be written" if self._remote else "free disk space"
         return UserError(
-            f"{self._checkpointer.directory}: the checkpoint cannot be written ({reason}); "
-            "free disk space and run again, or pass another --workdir"
+            f"{self._checkpointer.directory}: the checkpoint cannot be written ({_first_line(error)}); "
+            f"{remedy} and run again, or pass another --workdir"
         )
 
     def __enter__(self) -> "Checkpoints":
@@ -125,6 +140,10 @@ class Checkpoints:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._checkpointer.close()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _differences(saved: Any, like: Any) -> list[str]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from jaxretr import sealed_json
 from jaxretr.errors import UserError
 from jaxretr.files import sha256
+from jaxretr.storage.paths import files_below, is_remote, move
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,8 @@ class CheckpointSeals:
     """One file of hashes for each checkpoint `FOLDER/STEP`, beside them: `FOLDER.sha256/STEP.json`.
 
     Hashing goes on in a thread. A checkpoint that has no seal, since its run was killed before it got one, cannot be
-    told from a whole one here; Orbax takes care that it was written to the end.
+    told from a whole one here; Orbax takes care that it was written to the end. In a bucket hashing reads every object
+    back, once after it was written and once when a run goes on from it.
     """
 
     def __init__(self, folder: Path):
@@ -47,14 +48,13 @@ class CheckpointSeals:
 
     def set_damaged_aside(self) -> None:
         """Moves the newest checkpoints out of the way until one fits its seal (or has none); loses nothing."""
-        steps = [int(path.name) for path in self._folder.glob("*") if path.name.isdecimal() and path.is_dir()]
+        steps = [int(path.name) for path in self._folder.glob("*") if path.name.isdecimal() and _is_complete(path)]
         for step in sorted(steps, reverse=True):
             problem = self._problem(step)
             if problem is None:
                 return
             aside = self._folder.with_name(f"{self._folder.name}.damaged") / f"{step}-{time.time_ns()}"
-            aside.parent.mkdir(exist_ok=True)
-            shutil.move(self._folder / str(step), aside)
+            move(self._folder / str(step), aside)
             self._path(step).unlink(missing_ok=True)
             log.warning("%s: %s; moved to %s, and the one before is used", self._folder / str(step), problem, aside)
 
@@ -65,12 +65,11 @@ class CheckpointSeals:
         # A checkpoint that is no longer kept may go while it is read.
         with contextlib.suppress(FileNotFoundError):
             found = self._hashes(step)
-            self._seals.mkdir(exist_ok=True)
             sealed_json.write(self._path(step), {"files": found})
 
     def _hashes(self, step: int) -> dict[str, str]:
         root = self._folder / str(step)
-        return {str(path.relative_to(root)): sha256(path) for path in sorted(root.rglob("*")) if path.is_file()}
+        return {str(path)[len(str(root)) + 1 :]: sha256(path) for path in files_below(root)}
 
     def _problem(self, step: int) -> str | None:
         path = self._path(step)
@@ -87,3 +86,8 @@ class CheckpointSeals:
             return f"{min(missing)} is missing"
         changed = [name for name, digest in wanted.items() if found[name] != digest]
         return f"{changed[0]} has changed since it was written" if changed else None
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    # In a bucket it has its final name while it is written; Orbax writes this object last.
+    return (checkpoint / "commit_success.txt").exists() if is_remote(checkpoint) else checkpoint.is_dir()

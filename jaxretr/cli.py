@@ -26,15 +26,16 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the words after `jaxretr`; those of the process by default.
 
     Returns:
-      The exit code: 0 done, 1 failed, 2 wrong use, 130 interrupted.
+      The exit code: 0 done, 1 failed, 2 wrong use, 75 not finished (the same command goes on with it), 130 interrupted.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
         args = parse(words)
-        from jaxretr.commands import process
+        from jaxretr.commands import process, process_options
 
+        process_options.apply(args)
         process.set_up()
         importlib.import_module(f"jaxretr.commands.{args.command.replace(' ', '_')}").run(args)
         sys.stdout.flush()  # Here, where a reader that has gone is dealt with.
@@ -93,6 +94,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
       UsageError: anything misspelt, missing or superfluous.
       SystemExit: --help or --version was asked for and printed.
     """
+    from jaxretr.commands import train_options
+
     parser, commands = build_parser()
     if not words:
         raise UsageError("no command; see: jaxretr --help")
@@ -113,6 +116,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     args, rest = parser.parse_known_args(words)
     if args.command == "train":
         args.overrides = rest
+        args.command = train_options.command_of(args)
     elif rest:
         raise UsageError(f"{rest[0]}: not expected here; see: jaxretr {args.command} --help")
     return args
@@ -179,7 +183,9 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         evaluate_options,
         export_options,
         mine_options,
+        process_options,
         search_options,
+        train_options,
         typo_options,
         update_options,
     )
@@ -214,31 +220,32 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
         "train",
         "Train by a config file; goes on by itself where DIR holds a checkpoint. Any setting of the config can be\n"
         "overridden as --section.key VALUE; jaxretr/config.py lists them.",
-        "jaxretr train configs/art_small.py --workdir runs/art --optimizer.learning-rate 1e-4 --train.steps 400",
+        "jaxretr train configs/art_small.py --workdir runs/art --optimizer.learning-rate 1e-4 --train.steps 400\n"
+        "  jaxretr train configs/art_nq_t0_3b.py --plan --topology v5e:4x4",
     )
-    parser_of.usage = "%(prog)s CONFIG.py --workdir DIR [--section.key VALUE ...]"
-    add = parser_of.add_argument
-    add("config", metavar="CONFIG.py", help="a file that defines config() -> jaxretr.config.Config")
-    add("--workdir", metavar="DIR", required=True, help="the run's folder: checkpoints, metrics, the best model")
+    train_options.add_options(parser_of, _at_least_one)
 
     parser_of = command(
         "encode",
-        "Encode a corpus into a folder of shards; an interrupted run goes on where it was. With several hosts each\n"
-        "encodes its share, if JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say which it is.",
+        "Encode a corpus into a folder of shards; an interrupted run goes on where it was. Of several processes each\n"
+        "encodes its share.",
         "jaxretr encode runs/art --corpus corpus.jsonl --out runs/art/embeddings",
     )
     _add_model(parser_of)
     encode_options.add_options(parser_of, _at_least_one)
+    process_options.add_options(parser_of)
 
     parser_of = command(
         "search",
-        "Exact search over what encode wrote, or over a saved exact index; approximate search over a ScaNN folder.",
+        "Exact search over what encode wrote, or over a saved exact index; approximate search over a ScaNN folder. Of\n"
+        "several processes each searches its share of what encode wrote.",
         "jaxretr search runs/art --index runs/art/embeddings --queries queries.jsonl -k 100 --out run.trec\n"
         "  jaxretr search runs/art --index emb --queries q.jsonl --out run.trec --corpus c.jsonl --where language=en",
     )
     _add_model(parser_of)
     search_options.add_options(parser_of)
     _add_run(parser_of)
+    process_options.add_options(parser_of)
 
     parser_of = command(
         "evaluate",
@@ -339,6 +346,7 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
     )
     replay.add_argument("workdir", metavar="WORKDIR", help="of the training run")
     replay.add_argument("--step", type=_at_least_one, metavar="N", help="the step, counted from 1")
+    process_options.add_options(replay)
     commands["debug replay"] = replay
     _add_debug(replay)
     return parser, commands

@@ -11,10 +11,12 @@ It holds
 
 The address is a sha256 over all that decides the numbers: model, texts, settings. Each file appears whole or not at
 all, and a shard counts only once it has a record: so any number of processes and hosts can write one store, and none of
-them writes to another's file. The arrays are read through memory maps.
+them writes to another's file. The arrays are read through memory maps; of a store in a bucket, through those of local
+copies of single shards (`ShardCache`).
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -26,21 +28,18 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from flax.traverse_util import flatten_dict
 
 from jaxretr import sealed_json
-from jaxretr.data.corpus import Corpus, content_fingerprint
-from jaxretr.data.corpus_stream import CorpusStream
-from jaxretr.data.questions import Question
-from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.data.vector_files import VectorDtype, bytes_a_row, dequantise, numpy_dtype, quantise, read_npy, write_npy
 from jaxretr.errors import UserError
-from jaxretr.files import atomic_write, sha256
+from jaxretr.files import atomic_write, sha256, write_whole
 from jaxretr.json_dataclass import dataclass_from
-from jaxretr.models.combined_encoder import CombinedEncoder
-from jaxretr.models.dual_encoder import DualEncoder, Side
+from jaxretr.models.dual_encoder import Side
 from jaxretr.parallel.hosts import wait_for_all
 from jaxretr.search.index_folder import read_ids
+from jaxretr.storage.paths import as_path, files_below, is_remote
+from jaxretr.storage.retries import retried
+from jaxretr.storage.shard_cache import ShardCache
 
 META = "meta.json"
 IDS = "ids.jsonl"
@@ -87,6 +86,11 @@ class StoreMeta:
         return -(-self.rows // self.shard_rows)
 
     @property
+    def share(self) -> range:
+        """The shards that this process of a run encodes or searches; all, if it is alone."""
+        return range(jax.process_index(), self.shards, jax.process_count())
+
+    @property
     def address(self) -> str:
         """A sha256 (hexadecimal) over all that decides the numbers; the model's name does not."""
         return hashlib.sha256(json.dumps({**dataclasses.asdict(self), "model": None}).encode()).hexdigest()
@@ -115,16 +119,17 @@ class EmbeddingStore:
         self.folder = folder
         self.meta = meta
         self._cut = list(cut)
+        self._cache = ShardCache(folder, meta.bytes) if is_remote(folder) else None
 
     @classmethod
     def begin(cls, folder: str | Path, meta: StoreMeta, ids: Iterable[str]) -> "EmbeddingStore":
         """Makes the folder, or goes on with one that the same model and texts were begun in.
 
         Shards that are there are read and compared with their sha256; what was removed or damaged counts as missing.
-        In a run of several processes all must call this.
+        In a run of several processes all must call this, and each looks at its own share.
 
         Args:
-          folder: new, empty, or a store.
+          folder: new, empty, or a store; on a disk or in a bucket (gs://... or s3://...).
           meta: of the whole store.
           ids: N ids; read only where they are not written yet.
 
@@ -132,46 +137,56 @@ class EmbeddingStore:
           UserError: the folder holds something else or another model's or other texts' embeddings, or cannot be
             written.
         """
-        folder = Path(folder).expanduser()
+        folder = as_path(folder)
         store = cls(folder, meta, [None] * meta.shards)
         if jax.process_index() == 0:
             store._prepare(ids)
         wait_for_all("the store's folder")
-        store._cut = list(store._map(store._cut_if_whole, range(meta.shards)))
+        for shard, cut in zip(meta.share, store._map(store._cut_if_whole, meta.share), strict=True):
+            store._cut[shard] = cut
         return store
 
     @classmethod
     def open(cls, folder: str | Path) -> "EmbeddingStore":
         """Opens a complete store for reading; looks at headers and sizes only, see `verify`.
 
+        Of a store in a bucket a shard is compared with its sha256 whenever a copy of it is fetched.
+
         Raises:
           UserError: there is none, it is incomplete, or it is damaged.
         """
-        folder = Path(folder).expanduser()
+        folder = as_path(folder)
         store = cls(folder, meta := _read_meta(folder), [])
-        missing = [shard for shard in range(meta.shards) if not store._record_path(shard).exists()]
+        names = _names(folder)
+        missing = [shard for shard in range(meta.shards) if store._record_path(shard).name not in names]
         if missing:
             raise UserError(
                 f"{folder}: {len(missing)} of {meta.shards} shards are not finished; "
                 "run the same `jaxretr encode` command again to complete it"
             )
-        store._cut = [store._record(shard)["truncated"] for shard in range(meta.shards)]
-        for shard in range(meta.shards):
+        store._cut = list(store._map(lambda shard: store._record(shard)["truncated"], range(meta.shards)))
+        for shard in range(meta.shards) if store.local else ():
             store._arrays(shard)
         return store
 
-    def verify(self, advance: Callable[[int], None] = lambda rows: None) -> None:
+    @property
+    def local(self) -> bool:
+        """Whether it lies on a disk, and not in a bucket."""
+        return self._cache is None
+
+    def verify(self, advance: Callable[[int], None] = lambda rows: None, shards: Iterable[int] | None = None) -> None:
         """Reads everything and compares it with the sha256 that it was written with.
 
         Args:
           advance: called with the number of rows that were compared since the last call.
+          shards: those that are looked at; None: all.
 
         Raises:
           UserError: a byte was changed, in one line that names all such files.
         """
 
         problems = self._changed(sealed_json.read_intact(self.folder / IDS_RECORD, _AGAIN))
-        shards = range(self.meta.shards)
+        shards = list(range(self.meta.shards) if shards is None else shards)
         of_shards = self._map(lambda shard: self._changed(self._record(shard)), shards)
         for (start, stop), changed in zip(map(self.meta.span, shards), of_shards, strict=True):
             problems += changed
@@ -180,8 +195,8 @@ class EmbeddingStore:
             raise UserError(f"{self.folder}: {', '.join(problems)}; {_AGAIN}")
 
     def missing(self) -> list[int]:
-        """The numbers of the shards that are not finished."""
-        return [shard for shard, cut in enumerate(self._cut) if cut is None]
+        """The numbers of the shards of this process's share that are not finished."""
+        return [shard for shard in self.meta.share if self._cut[shard] is None]
 
     @property
     def cut(self) -> int:
@@ -210,28 +225,50 @@ class EmbeddingStore:
             raise UserError(f"{self._paths(shard)[0]}: row {row}: its embedding is no finite {stored}; {remedy}")
         arrays = quantise(values) if dtype == "int8" else (values,)
         for path, array in zip(self._paths(shard), arrays, strict=True):
-            with atomic_write(path, "wb") as file:
-                write_npy(file, array)
+            write_whole(path, functools.partial(write_npy, values=array), "wb")
         self._write_record(self._record_path(shard), self._paths(shard), truncated=cut)
         self._cut[shard] = cut
 
-    def read_ids(self) -> list[str]:
-        """The ids of all rows.
+    def row_numbers(self, shards: Iterable[int]) -> np.ndarray:
+        """The numbers of some shards' rows, int64 [n]."""
+        return np.concatenate([np.empty(0, np.int64), *(np.arange(*self.meta.span(shard)) for shard in shards)])
+
+    def read_ids(self, shards: Iterable[int] | None = None) -> list[str]:
+        """The ids of all rows, or of those of some shards, which ascend.
 
         Raises:
           UserError: the file is missing or damaged.
         """
-        return read_ids(self.folder / IDS, self.meta.rows, "remove it and run `jaxretr encode` again")
+        path, wanted = self.folder / IDS, None
+        if self._cache is not None:
+            [path] = self._cache.get(sealed_json.read_intact(self.folder / IDS_RECORD, _AGAIN)["sha256"], _AGAIN)
+        if shards is not None:
+            wanted = np.zeros(self.meta.rows, bool)
+            wanted[self.row_numbers(shards)] = True
+        return read_ids(path, self.meta.rows, "remove it and run `jaxretr encode` again", wanted)
 
-    def blocks(self) -> Iterator[np.ndarray]:
-        """Yields all rows in their order, as arrays [n, D]: the shards' memory maps, or pieces of int8 as float32."""
-        for shard in range(self.meta.shards):
-            arrays = self._arrays(shard)
+    def blocks(self, shards: Iterable[int] | None = None) -> Iterator[np.ndarray]:
+        """Yields the rows of all shards, or of some, as arrays [n, D]: memory maps, or pieces of int8 as float32."""
+        for arrays in self._shards(range(self.meta.shards) if shards is None else shards):
             if len(arrays) == 1:
                 yield arrays[0]
                 continue
             for start in range(0, len(arrays[0]), PIECE_ROWS):
                 yield dequantise(*(array[start : start + PIECE_ROWS] for array in arrays))
+
+    def _shards(self, shards: Iterable[int]) -> Iterator[list[np.ndarray]]:
+        """The memory maps of shards; in a bucket the next one is fetched while one is used."""
+        if self._cache is None:
+            yield from map(self._arrays, shards)
+            return
+        with ThreadPoolExecutor(1, "fetch") as thread:
+            coming = None
+            for shard in shards:
+                before, coming = coming, thread.submit(self._arrays, shard)
+                if before is not None:
+                    yield before.result()
+            if coming is not None:
+                yield coming.result()
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         """Reads rows [start, stop), as many of them as there are; float32 [n, D]."""
@@ -249,11 +286,12 @@ class EmbeddingStore:
     def _prepare(self, ids: Iterable[str]) -> None:
         folder = self.folder
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # What a killed process left behind; complete files have no such name.
-            for leftover in folder.glob(".*.part"):
-                leftover.unlink(missing_ok=True)
-            names = sorted(entry.name for entry in folder.iterdir())
+            if self.local:
+                folder.mkdir(parents=True, exist_ok=True)
+                # What a killed process left behind; complete files have no such name.
+                for leftover in folder.glob(".*.part"):
+                    leftover.unlink(missing_ok=True)
+            names = sorted(_names(folder))
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({error.strerror}); give another --out folder") from error
         if META in names:
@@ -308,9 +346,13 @@ class EmbeddingStore:
         start, stop = self.meta.span(shard)
         dtypes, shapes = [self.meta.dtype, "float32"], [(stop - start, self.meta.dim), (stop - start,)]
         found = []
-        for path, dtype, shape in zip(self._paths(shard), dtypes, shapes, strict=False):
+        paths = self._paths(shard)
+        if self._cache is not None:
+            digests = self._record(shard)["sha256"]
+            paths = self._cache.get({path.name: digests[path.name] for path in paths}, _AGAIN)
+        for path, dtype, shape in zip(paths, dtypes, shapes, strict=False):
             try:
-                array = read_npy(path, dtype)
+                array = retried(path, functools.partial(read_npy, path, dtype))
             except (OSError, ValueError, EOFError) as error:
                 raise UserError(f"{path}: cannot be read ({_first_line(error)}); {_AGAIN}") from error
             if array.shape != shape:
@@ -322,7 +364,8 @@ class EmbeddingStore:
         """How many texts of a shard were cut; None where it has to be written (again)."""
         try:
             record = self._record(shard)
-            self._arrays(shard)
+            if self.local:
+                self._arrays(shard)
         except UserError:
             return None
         return None if self._changed(record) else record["truncated"]
@@ -333,47 +376,19 @@ class EmbeddingStore:
             yield from threads.map(function, shards)
 
 
-def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "passage") -> str:
-    """A sha256 (hexadecimal) over all that decides an encoder's embeddings of one side.
-
-    A dual encoder has one for both sides, over both towers. A combined encoder's weights decide its questions' vectors
-    alone, so passages that were encoded with some weights are those of the same parts with any others.
-    """
-    if isinstance(encoder, CombinedEncoder):
-        parts = [model_fingerprint(part) for part in encoder.parts]
-        weights = encoder.config.weights if side == "question" else None
-        return hashlib.sha256(json.dumps([encoder.config.how, parts, weights]).encode()).hexdigest()
-    config = dataclasses.asdict(encoder.config)
-    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"):
-        config["bert"].pop(name)  # Only training heeds these.
-    if encoder.config.embedding_size == encoder.config.full_size:
-        config.pop("truncate_dim")  # Nothing is cut; and older stores' fingerprints know nothing of it.
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    digest.update(tokenizer_fingerprint(encoder.tokenizer).encode())
-    leaves: dict[str, Any] = flatten_dict(encoder.params, sep=".")  # pyright: ignore[reportAssignmentType]
-    for name in sorted(leaves):
-        array = np.ascontiguousarray(leaves[name], np.float32)
-        digest.update(f"{name}{array.shape}".encode())
-        digest.update(array.data)
-    return digest.hexdigest()
-
-
-def texts_fingerprint(content: Corpus | CorpusStream | Sequence[Question]) -> str:
-    """A sha256 (hexadecimal) over ids and texts (and titles), in their order."""
-    if isinstance(content, CorpusStream):
-        return content.fingerprint
-    if isinstance(content, Corpus):
-        return content.fingerprint()
-    return content_fingerprint([question.id for question in content], [question.text for question in content])
-
-
 def is_store(folder: str | Path) -> bool:
     """Whether a folder's meta.json is an embedding store's, rather than an exact index's or nobody's."""
     try:
-        content = json.loads((Path(folder).expanduser() / META).read_text(encoding="utf-8"))
+        content = json.loads((as_path(folder) / META).read_bytes())
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get("format") == _FORMAT
+
+
+def _names(folder: Path) -> set[str]:
+    """What is in a folder; of one in a bucket in a single request, whatever the number of shards."""
+    paths = files_below(folder) if is_remote(folder) else folder.iterdir()
+    return {str(path)[len(str(folder).rstrip("/")) + 1 :] for path in paths}
 
 
 def _read_meta(folder: Path) -> StoreMeta:

@@ -4,13 +4,18 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from jaxretr.errors import UserError
+from jaxretr.storage import copies
+from jaxretr.storage.paths import is_remote
+from jaxretr.storage.retries import is_transient, retried
 
 _REMEDIES = {
     errno.ENOSPC: "free some space there or choose another place",
@@ -34,10 +39,11 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
 
     The bytes go to a hidden file beside `path`, which is renamed when the block ends. When the block fails, or the
     process is killed, an older file under that name is as it was. Missing folders are made. Something that is no
-    regular file (`/dev/stdout`, a named pipe) is written to directly.
+    regular file (`/dev/stdout`, a named pipe) is written to directly. In a bucket an object appears whole by itself:
+    the bytes go to a temporary file, which is uploaded when the block ends well.
 
     Args:
-      path: where the file shall be; a symbolic link is followed.
+      path: where the file shall be; a symbolic link is followed. Or gs://... or s3://...
       mode: "w" for text (UTF-8, "\\n" line ends) or "wb" for bytes.
 
     Yields:
@@ -49,8 +55,15 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
     """
     if mode not in ("w", "wb"):
         raise ValueError(f"mode must be 'w' or 'wb', not {mode!r}")
-    target = Path(os.path.realpath(path))
     encoding, newline = (None, None) if mode == "wb" else ("utf-8", "\n")
+    if is_remote(path):
+        with tempfile.TemporaryDirectory(prefix="jaxretr-") as folder:
+            local = Path(folder) / "object"
+            with open(local, mode, encoding=encoding, newline=newline) as file:
+                yield file
+            copies.put(local, path)
+        return
+    target = _local_target(path)
     partial = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
     try:
         if target.is_dir():
@@ -59,14 +72,14 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
             with open(target, mode, encoding=encoding, newline=newline) as file:
                 yield file
             return
-        target.parent.mkdir(parents=True, exist_ok=True)
+        retried(target, lambda: target.parent.mkdir(parents=True, exist_ok=True))
         try:
             # "x" and not tempfile: the file gets the permissions of the user's umask, not 0600.
             with open(partial, mode.replace("w", "x"), encoding=encoding, newline=newline) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(partial, target)
+            retried(target, lambda: os.replace(partial, target))
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
@@ -78,6 +91,30 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
         if not ours or error.errno not in _REMEDIES:
             raise
         raise UserError(f"{path}: cannot be written ({error.strerror}); {_REMEDIES[error.errno]}") from error
+
+
+def write_whole(
+    path: str | os.PathLike[str], write: Callable[[IO[Any]], object], mode: Literal["w", "wb"] = "w"
+) -> None:
+    """`atomic_write` for what can be written again from the beginning, when a disk has failed for a moment.
+
+    Args:
+      path, mode: as there.
+      write: writes all of it to the open file; may be called more than once.
+
+    Raises:
+      UserError: as there.
+    """
+
+    def attempt() -> None:
+        with atomic_write(path, mode) as file:
+            write(file)
+
+    def passing(error: BaseException) -> bool:
+        # In a bucket each request is tried again by itself.
+        return not is_remote(path) and is_transient(error.__cause__ or error)
+
+    retried(path, attempt, passing)
 
 
 @contextlib.contextmanager
@@ -93,7 +130,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
       UserError: it cannot be written; one line that names `path`. Other errors of the block pass through.
     """
-    target = Path(os.path.realpath(path))
+    target = _local_target(path)
     partial = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
     try:
         partial.mkdir(parents=True)
@@ -106,9 +143,24 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
-    """Of a file, read in pieces; hexadecimal."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Of a file or an object in a bucket, read in pieces; hexadecimal."""
+    if is_remote(path):
+        return copies.digest(path)
+
+    def attempt() -> str:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    return retried(path, attempt)
+
+
+def _local_target(path: str | os.PathLike[str]) -> Path:
+    """Where a local path leads. Others, of which `Path` keeps only one slash, must not become folders named "s3:"."""
+    if bucket := re.search(r"(?:^|/)(gs|s3):/+(.+)", os.fspath(path)):
+        raise UserError(
+            f"{bucket[1]}://{bucket[2]}: this cannot be written to a bucket; give a local path, and copy it"
+        )
+    return Path(os.path.realpath(path))
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:

@@ -4,9 +4,9 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from jaxretr.errors import UserError
@@ -39,13 +39,21 @@ class MetricsLog:
             self.file = self.path.open("a")
             self.board = _TensorBoard(folder / "tensorboard", start)
 
-    def write(self, step: int, values: dict[str, float], *, examples: int = 0) -> None:
+    def write(
+        self,
+        step: int,
+        values: dict[str, float],
+        *,
+        examples: int = 0,
+        seconds: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         """Reports the figures of a step.
 
         Args:
           step: number of finished steps.
           values: figures by name.
           examples: questions a step, for examples/s; 0 leaves the rate out.
+          seconds: what each part of the run took since the last time; in the files alone, as "seconds/PART".
         """
         if not self.writes:
             return
@@ -53,10 +61,11 @@ class MetricsLog:
         if examples and step > self.last_step:
             values = {**values, "examples_per_s": examples * (step - self.last_step) / (now - self.last_time)}
             self.last_step, self.last_time = step, now
+        times = {f"seconds/{name.replace(' ', '_')}": round(value, 6) for name, value in seconds.items()}
         with self._explained():
-            self.file.write(json.dumps({"step": step, **values}) + "\n")
+            self.file.write(json.dumps({"step": step, **values, **times}) + "\n")
             self.file.flush()
-            self.board.write(step, values)
+            self.board.write(step, {**values, **times})
         self._show(step, values, now)
 
     @contextlib.contextmanager

@@ -22,7 +22,7 @@ from jaxretr.files import atomic_write
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.parallel.mesh import split_cpu
-from jaxretr.recipes.whole_corpus import load_encoder
+from jaxretr.recipes.encoder_start import load_encoder
 from jaxretr.search.bm25 import Bm25Index
 from jaxretr.search.exact import ExactIndex
 from jaxretr.train import train

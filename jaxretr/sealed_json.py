@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.errors import UserError
-from jaxretr.files import atomic_write
+from jaxretr.files import write_whole
+from jaxretr.storage.retries import retried
 
 _SEAL = "digest"
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
     """Writes content, which JSON must hold as it is (lists, not tuples), and its seal."""
-    with atomic_write(path) as file:
-        file.write(_text(content))
+    text = _text(content)
+    write_whole(path, lambda file: file.write(text))
 
 
 def read(path: Path, remedy: str) -> tuple[dict[str, Any], bool]:
@@ -35,7 +36,7 @@ def read(path: Path, remedy: str) -> tuple[dict[str, Any], bool]:
       UserError: it is missing, or no JSON object.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = retried(path, path.read_bytes).decode("utf-8")
         content = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read ({error}); {remedy}") from error

@@ -4,10 +4,12 @@ Read it from top to bottom. What differs from one objective to the other (data, 
 in jaxretr/recipes/; what one step does is in jaxretr/objectives/.
 """
 
+import contextlib
 import json
 import logging
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -31,8 +33,10 @@ from jaxretr.errors import UsageError, UserError
 from jaxretr.files import atomic_write
 from jaxretr.loss_watch import LossWatch, stop
 from jaxretr.metrics_log import MetricsLog, read_metrics
-from jaxretr.parallel.hosts import agree, program_facts, together
+from jaxretr.parallel.hosts import EXIT_AGAIN, agree, program_facts, together
 from jaxretr.parallel.mesh import DATA, make_mesh, split_cpu
+from jaxretr.profiling import StepTrace, Stopwatch
+from jaxretr.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +61,12 @@ class Run(Protocol):
         """ShapeDtypeStructs with shardings, for reading a checkpoint."""
         ...
 
-    def step(self, state: Any, number: int) -> tuple[Any, dict[str, jax.Array]]:
-        """Step `number` (from 0) -> (state, metrics). A function of its arguments alone; `state` is used up."""
+    def batch(self, number: int) -> Any:
+        """The batch of step `number` (from 0) on the devices, a function of (seed, number) alone."""
         ...
 
-    def batch(self, number: int) -> Any:
-        """The batch of step `number`, a function of (seed, number) alone."""
+    def step(self, state: Any, number: int, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
+        """Step `number` with its batch -> (state, metrics). A function of its arguments alone; `state` is used up."""
         ...
 
     def evaluate(self, state: Any) -> dict[str, float]:
@@ -96,7 +100,7 @@ def build(config: Config, mesh: Mesh, workdir: Path) -> Run:
     raise UsageError(f"{type(config).__name__}: no recipe for this kind of config")
 
 
-def train(config: Config, workdir: Path) -> dict[str, float]:
+def train(config: Config, workdir: Path, *, profile_steps: tuple[int, int] | None = None) -> dict[str, float]:
     """Runs a config to its end, or from the newest checkpoint in `workdir` on.
 
     The folder holds config.json, checkpoints/, metrics.jsonl, tensorboard/, and at the end model/: the best model by
@@ -104,37 +108,56 @@ def train(config: Config, workdir: Path) -> dict[str, float]:
 
     Args:
       config: the settings; a folder that was begun with others is refused.
-      workdir: the run's folder, created when missing.
+      workdir: the run's folder, created when missing; on a disk or in a bucket (`jaxretr.storage.paths.as_path`).
+      profile_steps: first and last step, counted from 1, of a trace in the folder's profile/.
 
     Returns:
       The best evaluation's figures; the last step's metrics where there is no dev set.
 
     Raises:
       UserError: bad input, a folder that cannot be written, or a checkpoint of another shape.
+      SystemExit: a signal asked the run to stop; everything is saved. The code is `EXIT_AGAIN`.
     """
     check_numbers(config)
+    with devices(config), open_folder(workdir) as folder:
+        return _train(config, folder, profile_steps)
+
+
+@contextlib.contextmanager
+def devices(config: Config) -> Iterator[None]:
+    """Joins the other processes of a run, if there are any, and makes devices of a CPU's cores otherwise."""
     with together() as distributed:
         if not distributed and config.mesh.model == 1:
             split_cpu(config.train.batch_size)
-        return _train(config, workdir)
+        yield
 
 
-def _train(config: Config, workdir: Path) -> dict[str, float]:
+def open_folder(workdir: Path) -> RunFolder:
+    """The run's folder, which the first process puts in order before the others of its machine read it."""
+    if jax.process_index() == 0:
+        folder = RunFolder(workdir, writes=True)
+        agree("the run's folder", {})
+        return folder
+    agree("the run's folder", {})
+    return RunFolder(workdir, writes=False)
+
+
+def _train(config: Config, folder: RunFolder, profile_steps: tuple[int, int] | None) -> dict[str, float]:
     # ---- devices, data, model ------------------------------------------------------------------------------------
     sections = {f"config.{name}": json.dumps(value) for name, value in to_json(config).items()}
-    agree("the beginning", {**program_facts(), **sections, "--workdir": str(workdir)})
+    agree("the beginning", {**program_facts(), **sections, "--workdir": str(folder)})
     mesh = make_mesh(model=config.mesh.model)
     if config.train.batch_size % mesh.shape[DATA]:
         raise UsageError(
             f"train.batch_size={config.train.batch_size} does not divide over {mesh.shape[DATA]} devices; "
             f"set --train.batch-size to a multiple of {mesh.shape[DATA]}"
         )
-    writes = jax.process_index() == 0
+    writes, workdir = jax.process_index() == 0, folder.local
     claim(workdir, config, writes)
     run = build(config, mesh, workdir)
     agree("the first step", run.inputs())
 
-    with Checkpoints(workdir / "checkpoints", config) as checkpoints, Interruption() as interruption:
+    with Checkpoints(folder.checkpoints, config) as checkpoints, Interruption() as interruption:
         # ---- begin or resume -------------------------------------------------------------------------------------
         start = checkpoints.latest or 0
         state = run.init() if checkpoints.latest is None else checkpoints.restore(run.abstract_state())
@@ -142,7 +165,7 @@ def _train(config: Config, workdir: Path) -> dict[str, float]:
             # Only now: bad input, or a checkpoint that does not fit, must not bind the folder to this config.
             write_config(workdir, config)
         if start == config.train.steps:
-            log.info("%s: all %d steps are done; nothing is left to train", workdir, start)
+            log.info("%s: all %d steps are done; nothing is left to train", folder, start)
         elif start:
             log.info("resuming from step %d", start)
         best = read_best(workdir)
@@ -151,15 +174,27 @@ def _train(config: Config, workdir: Path) -> dict[str, float]:
             log.info("%d steps to go; compiling the first takes a while", config.train.steps - start)
 
         # ---- steps -----------------------------------------------------------------------------------------------
-        with MetricsLog(workdir, start=start, total=config.train.steps, writes=writes) as metrics_log:
+        watch = LossWatch(config.train.stop_factor)
+        clock, trace = Stopwatch(), StepTrace(profile_steps, workdir, start, config.train.steps)
+        with (
+            MetricsLog(workdir, start=start, total=config.train.steps, writes=writes) as metrics_log,
+            contextlib.closing(trace),
+        ):
             values = last_values(workdir) if start else {}
             if checkpoints.latest is None:
-                best = evaluate(run, state, 0, best, workdir, metrics_log, writes)
-                checkpoints.save(0, state, best["figures"] if best else None)
-            watch = LossWatch(config.train.stop_factor)
+                with clock.part("evaluation"):
+                    best = evaluate(run, state, 0, best, workdir, metrics_log, writes)
+                with clock.part("checkpoints"):
+                    folder.push()
+                    checkpoints.save(0, state, best["figures"] if best else None)
             for number in range(start, config.train.steps):
-                state, metrics = run.step(state, number)
                 step = number + 1
+                with trace.step(step):
+                    with clock.part("input"):
+                        batch = run.batch(number)
+                    with clock.part("steps" if number > start else "first step"):
+                        state, metrics = run.step(state, number, batch)
+                trace.end(step, metrics)
                 watch.note(step, metrics["loss"])
                 last = step == config.train.steps
                 stopping = interruption.reached(step)
@@ -167,24 +202,32 @@ def _train(config: Config, workdir: Path) -> dict[str, float]:
                 evaluates = step % config.train.eval_every == 0 or last
                 saves = step % config.train.save_every == 0 or last or stopping
                 # Before anything is saved: what a checkpoint holds can be gone on from.
-                if (logs or evaluates or saves) and (bad := watch.check()):
+                with clock.part("steps"):
+                    bad = watch.check() if logs or evaluates or saves else None
+                if bad:
                     checkpoints.wait()
                     older = [saved for saved in checkpoints.steps if saved < bad.step]
                     raise stop(workdir, bad, run.batch(bad.step - 1), max(older, default=None), writes)
                 if logs:
                     values = {name: float(value) for name, value in metrics.items()}
-                    metrics_log.write(step, values, examples=config.train.batch_size)
+                    metrics_log.write(step, values, examples=config.train.batch_size, seconds=clock.news())
                 figures = None
                 if evaluates:
-                    best = evaluate(run, state, step, best, workdir, metrics_log, writes)
+                    with clock.part("evaluation"):
+                        best = evaluate(run, state, step, best, workdir, metrics_log, writes)
                     figures = best and best["latest"]
                 if figures or saves:
-                    checkpoints.save(step, state, figures)
+                    with clock.part("checkpoints"):
+                        folder.push()
+                        checkpoints.save(step, state, figures)
                 if stopping:
                     checkpoints.wait()
                     log.warning("interrupted: saved step %d; run the same command again to go on", step)
-                    raise SystemExit(0)
-            checkpoints.wait()
+                    raise SystemExit(EXIT_AGAIN)
+            with clock.part("checkpoints"):
+                checkpoints.wait()
+        if start < config.train.steps:
+            log.info("%s", clock.summary())
 
     # ---- the model -----------------------------------------------------------------------------------------------
     if best is None and writes:

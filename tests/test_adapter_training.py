@@ -12,7 +12,6 @@ import numpy as np
 import optax
 import pytest
 from contrastive_reference import Examples, negatives_of
-from hlo_text import Program
 from jax.sharding import NamedSharding
 from tiny import (
     art_config,
@@ -35,6 +34,7 @@ from jaxretr.models.layers import Params
 from jaxretr.models.partition import join, partition
 from jaxretr.objectives.contrastive import NO_PASSAGE, ContrastiveBatch, make_step
 from jaxretr.parallel import sharding
+from jaxretr.parallel.compiled_text import Program
 from jaxretr.parallel.mesh import make_mesh
 from jaxretr.recipes.art import ArtRun
 from jaxretr.recipes.contrastive import ContrastiveRun, ContrastiveState
@@ -107,7 +107,7 @@ def test_a_supervised_run_moves_the_adapters_alone(
     assert like == jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state), "a checkpoint is read into this"
     run.train_step = compiled_quickly(run.train_step)
     for number in range(4):
-        state, values = run.step(state, number)
+        state, values = run.step(state, number, run.batch(number))
         assert np.isfinite(values["loss"]) and values["gradient_norm"] > 0
         if state.index is not None:
             indices.append(np.array(state.index.embeddings)[: run.corpus_rows])
@@ -137,7 +137,7 @@ def test_an_art_run_moves_the_adapters_alone(folder: Path, tmp_path: Path, mesh1
     state = run.init()
     run.train_step = compiled_quickly(run.train_step)
     for number in range(3):
-        state, values = run.step(state, number)
+        state, values = run.step(state, number, run.batch(number))
         assert np.isfinite(values["loss"])
     assert_only_adapters_moved(before, state.train.weights)
     trained = count(state.train.params)
@@ -160,10 +160,10 @@ def test_a_killed_run_ends_as_an_undisturbed_one(folder: Path, tmp_path: Path, m
     training.train(plan, tmp_path / "whole")
     step = ContrastiveRun.step
 
-    def killed(run: ContrastiveRun, state: ContrastiveState, number: int) -> Any:
+    def killed(run: ContrastiveRun, state: ContrastiveState, number: int, batch: Any) -> Any:
         if number == 2:
             raise Killed
-        return step(run, state, number)
+        return step(run, state, number, batch)
 
     with monkeypatch.context() as patch:
         patch.setattr(ContrastiveRun, "step", killed)

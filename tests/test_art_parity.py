@@ -71,7 +71,7 @@ def ours(models: Path, workdir: Path, mesh: jax.sharding.Mesh, steps: int, write
     run.train_step = recording
     state = run.init()
     for number in range(steps):
-        state, _ = run.step(state, number)
+        state, _ = run.step(state, number, run.batch(number))
     passages = [json.loads(line) for line in (DATA / "corpus.jsonl").read_text().splitlines()]
     trained = DualEncoder(run.model.config, jax.device_get(state.train.params), run.model.tokenizer)
     history.embeddings = trained.encode_passages(passages, batch_size=20)

@@ -1,11 +1,5 @@
 """What the compiled ART step is: memory, communication and compilation, read off the program itself."""
 
-import importlib.util
-import json
-import math
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from hlo_text import Program
 from jax.sharding import NamedSharding
 from tiny import art_config, few_padding_rows
 
 from jaxretr.parallel import sharding
+from jaxretr.parallel.compiled_text import Program
 from jaxretr.recipes.art import ArtRun, ArtState
 from jaxretr.state import CorpusState, CorpusTokens
 
 N, DEVICES = 1 << 17, 8
-V5E_GIB = 15.75
-"""What a program can use of the 16 GB of a v5e chip."""
 
 
 @dataclass
@@ -75,7 +67,7 @@ def test_state_and_index_are_donated_and_nothing_is_compiled_twice(run: ArtRun) 
     for number in range(3):
         # A refresh reads nothing of `encoded_at`, so that it is not handed over then.
         old = jax.tree.leaves((state.train, state.index.embeddings))
-        state, _ = run.step(state, number)
+        state, _ = run.step(state, number, run.batch(number))
         assert all(leaf.is_deleted() for leaf in old)
         assert not any(leaf.is_deleted() for leaf in [*tokens, *scorer, *jax.tree.leaves(state)])
     assert run.train_step._cache_size() == 1
@@ -121,31 +113,3 @@ def test_no_array_is_larger_than_the_corpus_shard(compiled: Compiled) -> None:
         assert max(array.elements for array in program.arrays) <= n * max(widths)
         long = {array.shape for array in program.arrays if max(array.shape, default=0) >= n}
         assert long <= {(n,), *((n, width) for width in widths)}, long
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason="compiling for TPUs needs libtpu: pip install -r requirements-dev.txt",
-)
-def test_the_papers_size_compiles_for_sixteen_v5e_chips(record_property: Any) -> None:
-    """BERT-base towers, T5-XL, 21M passages on v5e 4x4, ahead of time: it fits, and communicates as it should."""
-    tests = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), *sys.path])}
-    done = subprocess.run(
-        [sys.executable, str(tests / "aot_tpu.py")], env=environment, capture_output=True, text=True, timeout=900
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    result = json.loads(done.stdout.splitlines()[-1])
-    for name in ("step", "refresh"):
-        record_property(f"v5e 4x4, {name}", f"{result[name]['peak_gib']:.2f} GiB per chip")
-    assert result["chips"] == 16
-    for name in ("step", "refresh"):
-        program = result[name]
-        assert program["peak_gib"] < V5E_GIB
-        assert program["loops"] > 1 and program["in_loops"] == []
-        assert program["largest_array"] == result["shard_rows"] * 768  # The index's shard, and nothing larger.
-    assert 0 <= result["step"]["reduced"] - result["parameters"] <= 4
-    assert result["refresh"]["reduced"] == 0
-    # Weights and both moments of AdamW, and the index, are overwritten in place.
-    index = result["shard_rows"] * (768 * 2 + 4)
-    assert math.isclose(result["step"]["aliased_gib"], (12 * result["parameters"] + index) / 2**30, rel_tol=0.01)

@@ -105,7 +105,7 @@ def test_every_command_has_help_with_an_example_that_parses(command: str, capsys
     for example in examples:
         words = example.split()
         assert words[:2] == ["jaxretr", command]
-        assert cli.parse(words[1:]).command == command
+        assert cli.parse(words[1:]).command == ("train plan" if "--plan" in words else command)
     for name in cli.build_parser()[1][command]._option_string_actions:
         assert name in printed
 
@@ -297,10 +297,11 @@ def test_train_passes_overrides_on(monkeypatch: pytest.MonkeyPatch, trained: Pat
     from jaxretr.commands import train as command
 
     seen = []
-    monkeypatch.setattr(command, "train", lambda config, workdir: seen.append((config, workdir)) or {})
+    monkeypatch.setattr(command, "train", lambda *given, profile_steps: seen.append((*given, profile_steps)) or {})
     words = ["--train.steps", "9", "--art.no-write-back", "--workdir", tmp_path, "--optimizer.clip=0.5"]
-    assert run("train", trained / "tiny_art.py", *words) == 0
-    ((config, workdir),) = seen
+    assert run("train", trained / "tiny_art.py", *words, "--profile-steps", "3:4") == 0
+    ((config, workdir, profile_steps),) = seen
+    assert profile_steps == (3, 4)
     assert (config.train.steps, config.art.write_back, config.optimizer.clip) == (9, False, 0.5)
     assert workdir == tmp_path
 

@@ -13,10 +13,10 @@ from tiny import BERT, DATA, write_tokenizer
 import jaxretr
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.encoding_store import model_fingerprint
 from jaxretr.errors import UserError
 from jaxretr.export.folder import export
 from jaxretr.export.verify_model import verify
+from jaxretr.fingerprints import model_fingerprint
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.combined_folder import load_encoder
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params

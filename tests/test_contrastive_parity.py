@@ -62,7 +62,7 @@ def ours(folder: Path, mesh: jax.sharding.Mesh, final: float) -> tuple[Result, C
     state = run.init()
     metrics = []
     for number in range(STEPS):
-        state, values = run.step(state, number)
+        state, values = run.step(state, number, run.batch(number))
         metrics.append({name: float(value) for name, value in values.items()})
     params = {}
     for side in ("question", "passage"):

@@ -1,11 +1,5 @@
 """What the compiled supervised step is: memory, communication and compilation, read off the program itself."""
 
-import importlib.util
-import json
-import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from hlo_text import Program
 from jax.sharding import NamedSharding
 from tiny import contrastive_config, contrastive_program, few_padding_rows, write_supervised
 
@@ -21,12 +14,11 @@ from jaxretr.models.bert import BertConfig
 from jaxretr.models.dual_encoder import DualEncoderConfig, abstract_params
 from jaxretr.objectives.contrastive import ContrastiveBatch, make_step
 from jaxretr.parallel import sharding
+from jaxretr.parallel.compiled_text import Program
 from jaxretr.recipes.contrastive import ContrastiveRun, ContrastiveState
 from jaxretr.state import CorpusState, CorpusTokens, TrainState
 
 N, DEVICES, B = 1 << 17, 8, 8
-V5E_GIB = 15.75
-"""What a program can use of the 16 GB of a v5e chip."""
 # LLVM's optimisations come after all that is read here.
 QUICK = {"xla_backend_optimization_level": 0}
 
@@ -74,7 +66,7 @@ def test_state_and_index_are_donated_and_nothing_is_compiled_twice(run: Contrast
     for number in range(3):
         # A refresh reads nothing of `encoded_at`, so that it is not handed over then.
         old = jax.tree.leaves((state.train, state.index.embeddings))
-        state, _ = run.step(state, number)
+        state, _ = run.step(state, number, run.batch(number))
         assert all(leaf.is_deleted() for leaf in old)
         assert not any(leaf.is_deleted() for leaf in [*kept, *jax.tree.leaves(state)])
     assert run.train_step._cache_size() == 1
@@ -161,26 +153,3 @@ def test_memory_falls_with_the_chunk(mesh1: jax.sharding.Mesh, record_property: 
         "temporary memory of a step of 256 questions", {c: f"{s / 2**20:.1f} MiB" for c, s in sizes.items()}
     )
     assert sizes[512] > 4 * sizes[64] > 8 * sizes[8]
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason="compiling for TPUs needs libtpu: pip install -r requirements-dev.txt",
-)
-def test_a_batch_of_1024_over_wikipedia_compiles_for_sixteen_v5e_chips(record_property: Any) -> None:
-    """BERT-base towers, a retrieved negative each out of 21M passages, on v5e 4x4, ahead of time."""
-    tests = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests.parent), *sys.path])}
-    command = [sys.executable, str(tests / "aot_tpu.py"), "--objective", "contrastive"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-2000:]
-    result = json.loads(done.stdout.splitlines()[-1])
-    step = result["step"]
-    record_property("v5e 4x4, contrastive step of 1024 questions", f"{step['peak_gib']:.2f} GiB per chip")
-    assert result["chips"] == 16 and step["peak_gib"] < V5E_GIB
-    assert step["loops"] > 4 and step["in_loops"] == []
-    assert step["largest_array"] == result["shard_rows"] * 768  # The index's shard, and nothing larger.
-    # The gradients once, a few scalars, and what the questions owe to the passages: [1024, 3, 768] and [1024, 768].
-    assert 0 <= step["reduced"] - result["parameters"] <= 1024 * 4 * 768 + 5
-    index = result["shard_rows"] * (768 * 2 + 4)
-    assert math.isclose(step["aliased_gib"], (12 * result["parameters"] + index) / 2**30, rel_tol=0.01)

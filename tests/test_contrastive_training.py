@@ -48,10 +48,10 @@ def test_a_killed_run_ends_as_an_undisturbed_one(
 
     step = ContrastiveRun.step
 
-    def killed(run: ContrastiveRun, state: Any, number: int) -> Any:
+    def killed(run: ContrastiveRun, state: Any, number: int, batch: Any) -> Any:
         if number == 3:
             raise Killed
-        return step(run, state, number)
+        return step(run, state, number, batch)
 
     with monkeypatch.context() as patch:
         patch.setattr(ContrastiveRun, "step", killed)

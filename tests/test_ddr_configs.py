@@ -224,7 +224,7 @@ def test_the_chinese_loss_is_of_cosines_times_20(
     scores = np.where(own & ~np.eye(len(rows), dtype=bool), -np.inf, 20 * cosines)
     expected = np.mean(np.log(np.exp(scores).sum(axis=1)) - np.diag(scores))
 
-    _, values = run.step(state, 0)
+    _, values = run.step(state, 0, run.batch(0))
     # float32 against float64; multipliers of 1 and of 19 are further off than that.
     np.testing.assert_allclose(float(values["loss"]), expected, rtol=1e-5)
     for multiplier in (1, 19):

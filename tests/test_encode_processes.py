@@ -1,12 +1,14 @@
 """`jaxretr encode` as processes: killed at random moments or two at once they write the bytes of one undisturbed run."""
 
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import processes
 import pytest
 import tiny
@@ -14,9 +16,11 @@ import tiny
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.encoding_store import EmbeddingStore
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
+from jaxretr.parallel.hosts import EXIT_AGAIN
 
 CORPUS = Path(__file__).parent / "data/wiki_qa"
 SEED = 20261121
+LOST_SECONDS = 3
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +80,86 @@ def test_two_processes_encode_one_store(words: list[str], undisturbed: tuple[dic
     # The first says what was made, and each encoded its half.
     assert [" shards; " in stdout for stdout, _ in outputs] == [True, False]
     assert all("encoded 10 passages in" in stderr for _, stderr in outputs), outputs
+
+
+@pytest.fixture(scope="module")
+def of_eight_devices(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> EmbeddingStore:
+    """What one process with eight devices makes, in float32."""
+    out = tmp_path_factory.mktemp("eight") / "store"
+    processes.finish(processes.start([*words[1:], "--dtype", "float32", "--out", str(out)], 1, 8))
+    return EmbeddingStore.open(out)
+
+
+@pytest.mark.parametrize(("count", "devices"), [(2, 4), (4, 2)])
+def test_processes_encode_what_one_encodes(
+    words: list[str], of_eight_devices: EmbeddingStore, tmp_path: Path, count: int, devices: int
+):
+    command = [*words[1:], "--dtype", "float32", "--out", str(tmp_path / "store")]
+    outputs = processes.finish(processes.start(command, count, devices))
+    found, rows = EmbeddingStore.open(tmp_path / "store"), of_eight_devices.meta.rows
+    assert found.read_ids() == of_eight_devices.read_ids()
+    np.testing.assert_allclose(found.rows(0, rows), of_eight_devices.rows(0, rows), rtol=1e-5, atol=1e-6)
+    encoded = [int(re.search(r"encoded (\d+) passages in", stderr)[1]) for _, stderr in outputs]  # pyright: ignore
+    assert sum(encoded) == rows and max(encoded) <= rows / count + 2, "each does its part"
+
+
+# `python -c PROGRAM SECONDS ...`: `jaxretr ...`, where each shard takes so long.
+SLOWLY = """
+import sys, time
+from jaxretr import cli
+from jaxretr.encoding_store import EmbeddingStore
+write, pause = EmbeddingStore.write, float(sys.argv[1])
+EmbeddingStore.write = lambda *shard: (time.sleep(pause), write(*shard))[1]
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+def records(out: Path) -> set[Path]:
+    """Those of the finished shards."""
+    return set(out.glob("embeddings-*.json"))
+
+
+def wait_for_a_shard(out: Path, run: list[subprocess.Popen], seconds: float = 120) -> None:
+    """Waits until another shard is finished, or for so long."""
+    before, began = records(out), time.monotonic()
+    while time.monotonic() - began < seconds and not records(out) - before:
+        assert all(process.poll() is None for process in run), processes.ended(run)
+        time.sleep(0.01)
+
+
+def test_one_of_two_processes_killed_ten_times(words: list[str], tmp_path: Path):
+    """The other ends within its time and says why; in the end the store is the one of an undisturbed run."""
+    # A shard a passage, each of which takes two seconds: else all would be done after a few kills.
+    arguments = [*words[3:], "--shard-rows", "1", "--out"]
+    subprocess.run([*words[:3], *arguments, str(tmp_path / "whole")], check=True, capture_output=True)
+    draws = random.Random(SEED)
+    out, finished, longest = tmp_path / "store", [], 0.0
+    for kill in range(10):
+        slowly = ["-c", SLOWLY, "2", *arguments, str(out)]
+        run = processes.start(slowly, 2, 1, **processes.impatient(LOST_SECONDS))
+        # Some kills come while the processes start, the others once one of them has written a shard.
+        wait_for_a_shard(out, run, draws.uniform(3, 8) if kill % 5 < 3 else 120)
+        longest = max(longest, processes.kill_one(run, draws.randrange(2), LOST_SECONDS))
+        finished.append(len(records(out)))
+    print(f"seed {SEED}: shards after each kill: {finished}; the other process ended within {longest:.1f} s")
+    assert len(set(finished)) > 0 and finished[-1] < 20, "no kill came while shards were written"
+    processes.finish(processes.start(["-m", "jaxretr", *arguments, str(out)], 2, 1))
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_sigterm_ends_all_and_they_go_on(words: list[str], undisturbed: tuple[dict[str, bytes], float], tmp_path: Path):
+    out = tmp_path / "store"
+    run = processes.start(["-c", SLOWLY, "3", *words[3:], "--out", str(out)], 2, 1)
+    wait_for_a_shard(out, run)
+    run[1].send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    (code, errors), (asked, _) = processes.ended(run)
+    assert time.monotonic() - began < 30
+    assert (code, asked) == (EXIT_AGAIN, EXIT_AGAIN)
+    assert "process 1 failed: it was asked to stop (SIGTERM)" in processes.last_error(errors)
+    assert 0 < len(records(out)) < 10
+    processes.finish(processes.start([*words[1:], "--out", str(out)], 2, 1))
+    assert contents(out) == undisturbed[0]
 
 
 def test_a_corpus_larger_than_memory_is_read_along_the_way(words: list[str], tmp_path: Path):

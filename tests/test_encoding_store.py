@@ -11,8 +11,9 @@ import tiny
 
 from jaxretr.cli import main
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.encoding_store import EmbeddingStore, StoreMeta, is_store, model_fingerprint
+from jaxretr.encoding_store import EmbeddingStore, StoreMeta, is_store
 from jaxretr.errors import UserError
+from jaxretr.fingerprints import model_fingerprint
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
 
 ROWS, DIM = 10, 4

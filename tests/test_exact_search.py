@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from brute_force import brute_force
 from jax.sharding import PartitionSpec
 
 from jaxretr.errors import UsageError, UserError
@@ -26,12 +27,6 @@ BLOCK = 128
 
 def integers(*shape, low=-1, high=2, seed=SEED):
     return np.random.default_rng(seed).integers(low, high, shape).astype(np.float32)
-
-
-def brute_force(queries, rows, k):
-    scores = queries.astype(np.float64) @ rows.astype(np.float64).T
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(scores, order, axis=1).astype(np.float32), order
 
 
 def assert_equal(found, expected):

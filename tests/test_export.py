@@ -16,9 +16,9 @@ from jaxretr import cli
 from jaxretr.config import to_json
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.encoding_store import model_fingerprint
 from jaxretr.errors import UsageError, UserError
 from jaxretr.export.folder import export
+from jaxretr.fingerprints import model_fingerprint
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params, truncated
 
 # What verify allows: roundings of float32 in another order, as a share of a vector's length.

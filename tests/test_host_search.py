@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from brute_force import brute_force
 
 from jaxretr.search import footprint, host_search, slabs
 from jaxretr.search.exact import ExactIndex, search_blocks
@@ -57,12 +58,6 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 def integers(seed: int, *shape: int, low: int = -2, high: int = 3) -> np.ndarray:
     """Every sum is exact in any order, also in bfloat16, and most scores are shared by many rows."""
     return np.random.default_rng(seed).integers(low, high, shape).astype(np.float32)
-
-
-def brute_force(queries: np.ndarray, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    scores = queries.astype(np.float64) @ rows.astype(np.float64).T
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(scores, order, axis=1).astype(np.float32), order
 
 
 def assert_same(found: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.ndarray]) -> None:

@@ -1,49 +1,18 @@
 """Several processes train as one would; one that differs, fails, dies or never comes is named, and the rest ends."""
 
-import json
-import signal
 import socket
-import subprocess
 import time
 from pathlib import Path
 
 import numpy as np
 import processes
 import pytest
+from processes import ended, last_error
 from safetensors.numpy import load_file
+from training_processes import PROGRAM, start
 
 from jaxretr.metrics_log import read_metrics
 from jaxretr.parallel.hosts import EXIT_AGAIN
-
-STEPS = 4
-
-# `python -c PROGRAM KIND MODELS WORKDIR CHANGES`: CHANGES are of sections of the config, and for one process "only": N.
-PROGRAM = """
-import json, os, sys
-from pathlib import Path
-import tiny
-from jaxretr import cli, config as configuration, train
-kind, models, workdir, changes = sys.argv[1:5]
-changes = json.loads(changes)
-if changes.pop("only", None) not in (None, int(os.environ.get("JAX_PROCESS_ID", "0"))):
-    changes = {}
-base = {"train": {"steps": STEPS, "eval_every": 100, "save_every": 2}, "optimizer": {"eps": 1e-5}}
-if kind == "art":
-    make, more = tiny.art_config, {"art": {"refresh_every": 2}}
-else:
-    make, more = tiny.contrastive_config, {"negatives": {"retrieved": 1}, "data": {"corpus": str(tiny.DATA)}}
-sections = {**base, **more}
-for name, fields in changes.items():
-    sections[name] = {**sections.get(name, {}), **fields}
-made = make(Path(models), **sections)
-configuration.load = lambda path, overrides: made
-sys.exit(cli.main(["train", "no.py", "--workdir", workdir]))
-""".replace("STEPS", str(STEPS))
-
-
-def start(kind: str, models: Path, workdir: Path, count: int, devices: int, changes: dict | None = None, **variables):
-    words = ["-c", PROGRAM, kind, str(models), str(workdir), json.dumps(changes or {})]
-    return processes.start(words, count, devices, **variables)
 
 
 @pytest.fixture(scope="module", params=["art", "contrastive"])
@@ -70,19 +39,6 @@ def test_processes_train_what_one_trains(alone, tiny_models: Path, tmp_path: Pat
             assert ours[name] == pytest.approx(theirs[name], rel=1e-5)
 
 
-def ended(run: list[subprocess.Popen], timeout: float = 240) -> list[tuple[int, str]]:
-    try:
-        outputs = [process.communicate(timeout=timeout)[1] for process in run]
-    finally:
-        for process in run:
-            process.kill()
-    return [(process.returncode, errors) for process, errors in zip(run, outputs, strict=True)]
-
-
-def last_line(errors: str) -> str:
-    return next(line for line in reversed(errors.splitlines()) if line.startswith("jaxretr: error:"))
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -93,14 +49,14 @@ def last_line(errors: str) -> str:
 def test_another_config_is_named(tiny_models: Path, tmp_path: Path, changes: dict, said: str) -> None:
     for code, errors in ended(start("art", tiny_models, tmp_path / "run", 3, 1, {"only": 1, **changes})):
         assert code == 1, errors
-        assert said.format(host=socket.gethostname()) in last_line(errors)
+        assert said.format(host=socket.gethostname()) in last_error(errors)
     assert not (tmp_path / "run/config.json").exists()
 
 
 def with_lines(*lines: str) -> str:
     """PROGRAM with lines that process 1 runs before the command."""
     block = "".join(f"    {line}\n" for line in lines)
-    return PROGRAM.replace("sys.exit(", f'if os.environ["JAX_PROCESS_ID"] == "1":\n{block}sys.exit(')
+    return PROGRAM.replace("# Lines of a test come here.\n", f"if process == 1:\n{block}")
 
 
 def test_other_data_are_named(tiny_models: Path, tmp_path: Path) -> None:
@@ -108,13 +64,32 @@ def test_other_data_are_named(tiny_models: Path, tmp_path: Path) -> None:
     program = with_lines(
         "from jaxretr.data.corpus import Corpus",
         "from jaxretr.recipes import art",
-        "read = art.read_corpus",
-        "art.read_corpus = lambda path: Corpus.from_passages(list(read(path))[:-1])",
+        "read = art.mapped_corpus",
+        "art.mapped_corpus = lambda path, root: Corpus.from_passages(list(read(path, root))[:-1])",
     )
     words = ["-c", program, "art", str(tiny_models), str(tmp_path / "run"), "{}"]
     for code, errors in ended(processes.start(words, 2, 1)):
         assert code == 1, errors
-        assert "the first step: process 1" in last_line(errors) and "another corpus" in last_line(errors)
+        assert "the first step: process 1" in last_error(errors) and "another corpus" in last_error(errors)
+
+
+def test_another_code_is_named(tiny_models: Path, tmp_path: Path) -> None:
+    """A host on which a file of the package was edited, or was not."""
+    program = with_lines(
+        "facts = train.program_facts",
+        "train.program_facts = lambda: {**facts(), 'code of jaxretr': 'edited'}",
+    )
+    words = ["-c", program, "art", str(tiny_models), str(tmp_path / "run"), "{}"]
+    for code, errors in ended(processes.start(words, 2, 1)):
+        assert code == 1, errors
+        assert "the beginning: process 1" in last_error(errors) and "another code of jaxretr" in last_error(errors)
+
+
+def test_a_host_that_comes_late_is_waited_for(tiny_models: Path, tmp_path: Path) -> None:
+    program = with_lines("time.sleep(8)")
+    words = ["-c", program, "contrastive", str(tiny_models), str(tmp_path / "run"), "{}"]
+    outputs = processes.finish(processes.start(words, 2, 1))
+    assert "model:" in outputs[0][0]
 
 
 def test_a_host_that_never_comes(tiny_models: Path, tmp_path: Path) -> None:
@@ -123,8 +98,8 @@ def test_a_host_that_never_comes(tiny_models: Path, tmp_path: Path) -> None:
     run[1].communicate()
     began = time.monotonic()
     ((code, errors),) = ended(run[:1])
-    assert code == 1 and time.monotonic() - began < 60
-    assert "not all processes have come within 5 seconds (JAXRETR_JOIN_SECONDS)" in last_line(errors)
+    assert code == EXIT_AGAIN and time.monotonic() - began < 60
+    assert "not all processes have come within 5 seconds (JAXRETR_JOIN_SECONDS)" in last_error(errors)
 
 
 def test_a_host_that_fails_ends_the_others(tiny_models: Path, tmp_path: Path) -> None:
@@ -133,39 +108,7 @@ def test_a_host_that_fails_ends_the_others(tiny_models: Path, tmp_path: Path) ->
     words = ["-c", program, "art", str(tiny_models), str(tmp_path / "run"), "{}"]
     began = time.monotonic()
     (code, errors), (failed, reason) = ended(processes.start(words, 2, 1))
-    assert failed == 1 and "NoneType" in last_line(reason)
-    assert code == EXIT_AGAIN and "process 1 failed" in last_line(errors)
+    assert failed == 1 and "NoneType" in last_error(reason)
+    # The same code: another start alone would not help.
+    assert code == 1 and "process 1 failed: " in last_error(errors) and "mend that" in last_error(errors)
     assert time.monotonic() - began < 120
-
-
-def begun(workdir: Path, steps: int, run: list[subprocess.Popen]) -> None:
-    """Waits for so many steps."""
-    while all(process.poll() is None for process in run):
-        if (workdir / "metrics.jsonl").exists() and len((workdir / "metrics.jsonl").read_text().splitlines()) >= steps:
-            return
-        time.sleep(0.01)
-    raise AssertionError([process.communicate()[1][-2000:] for process in run])
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_host_ends_the_others_and_the_run_goes_on(tiny_models: Path, tmp_path: Path, victim: int) -> None:
-    changes = {"train": {"steps": 60, "eval_every": 1000, "save_every": 5}}
-    processes.finish(start("contrastive", tiny_models, tmp_path / "whole", 2, 1, changes))
-    run = start("contrastive", tiny_models, tmp_path / "run", 2, 1, changes, JAXRETR_LOST_SECONDS="8")
-    begun(tmp_path / "run", 12, run)
-    run[victim].send_signal(signal.SIGKILL)
-    killed = time.monotonic()
-    code, errors = ended(run)[1 - victim]
-    seconds = time.monotonic() - killed
-    assert seconds < 60
-    if victim:
-        assert code == EXIT_AGAIN and "process 1 has given no sign of life for 8 seconds" in last_line(errors)
-    else:  # JAX's own words: its coordinator is gone
-        assert code != 0 and "another task died" in errors
-    print(f"the other process ended after {seconds:.1f} s with {code}")
-    processes.finish(start("contrastive", tiny_models, tmp_path / "run", 2, 1, changes))
-    expected, found = (load_file(tmp_path / name / "model/model.safetensors") for name in ("whole", "run"))
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
-    whole, again = ([line["step"] for line in read_metrics(tmp_path / name)] for name in ("whole", "run"))
-    assert again == whole, "each step is reported once"

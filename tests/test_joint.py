@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.parallel.mesh import make_mesh
 from jaxretr.recipes.contrastive import ContrastiveRun, ContrastiveState
-from jaxretr.recipes.whole_corpus import load_encoder
+from jaxretr.recipes.encoder_start import load_encoder
 
 WEIGHT = 0.7
 
@@ -47,7 +48,7 @@ def two_steps(
         state = run.init()
         losses = []
         for number in range(2):
-            state, values = run.step(state, number)
+            state, values = run.step(state, number, run.batch(number))
             losses.append(float(values["loss"]))
     return run, state, losses
 
@@ -96,10 +97,10 @@ def test_a_joint_run_is_resumed_and_saved_as_one_model(folder: Path, monkeypatch
 
     original = ContrastiveRun.step
 
-    def killed(self: ContrastiveRun, state: ContrastiveState, number: int):
+    def killed(self: ContrastiveRun, state: ContrastiveState, number: int, batch: Any):
         if number == 2:
             raise RuntimeError("killed")
-        return original(self, state, number)
+        return original(self, state, number, batch)
 
     monkeypatch.setattr(ContrastiveRun, "step", killed)
     with pytest.raises(RuntimeError, match="killed"):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,8 +51,8 @@ def test_a_run_stops_keeps_the_batch_and_is_replayed(
     )
     step = ContrastiveRun.step
 
-    def failing(run: ContrastiveRun, state, number: int):
-        state, values = step(run, state, number)
+    def failing(run: ContrastiveRun, state, number: int, batch: Any):
+        state, values = step(run, state, number, batch)
         if number >= 4:
             broken = jax.tree.map(lambda x: x * jnp.nan, state.train.params)
             state = state._replace(train=dataclasses.replace(state.train, params=broken))

@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import optax
 import pytest
-from hlo_text import Program
 from jax.sharding import Mesh, NamedSharding
 from safetensors.numpy import load_file
 from scipy import stats
@@ -31,6 +30,7 @@ from jaxretr.models.mlm import BertMaskedLm
 from jaxretr.objectives.mlm import MaskedBatch, mask
 from jaxretr.objectives.token_step import make_token_step
 from jaxretr.parallel import sharding
+from jaxretr.parallel.compiled_text import Program
 from jaxretr.recipes.mlm import MlmRun
 from jaxretr.state import TrainState
 from jaxretr.train import train
@@ -259,7 +259,7 @@ def test_loss_and_gradients_are_those_of_pytorch(run: MlmRun, theirs: tuple[Any,
         assert abs(tied - part).max() > 1e-3, "the other part is not there to be lost"
     np.testing.assert_allclose(tied, sum(parts), rtol=1e-4, atol=1e-4 * abs(tied).max())
 
-    _, metrics = run.step(run.init(), 0)
+    _, metrics = run.step(run.init(), 0, run.batch(0))
     np.testing.assert_allclose(float(metrics["loss"]), expected.item(), rtol=1e-5, err_msg="not begun with the head")
 
 
@@ -330,7 +330,7 @@ def test_a_start_without_a_head_gets_one_and_then_learns(tiny_models: Path, mesh
     run = runs[1]
     perplexities = [run.evaluate(cold)["perplexity"], run.evaluate(state)["perplexity"]]
     for number in range(40):
-        state, _ = run.step(state, number)
+        state, _ = run.step(state, number, run.batch(number))
     perplexities.append(run.evaluate(state)["perplexity"])
     assert perplexities[1] < 0.9 * perplexities[0], perplexities
     assert perplexities[2] < 0.9 * perplexities[1], perplexities
@@ -395,10 +395,10 @@ def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(
 
     step = MlmRun.step
 
-    def killed(run: MlmRun, state: TrainState, number: int) -> Any:
+    def killed(run: MlmRun, state: TrainState, number: int, batch: Any) -> Any:
         if number == 5:
             raise Killed
-        return step(run, state, number)
+        return step(run, state, number, batch)
 
     monkeypatch.setattr(MlmRun, "step", killed)
     with pytest.raises(Killed):

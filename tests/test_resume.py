@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxretr.metrics_log import read_metrics
+from jaxretr.parallel.hosts import EXIT_AGAIN
 
 STEPS = 8
 
@@ -30,10 +31,10 @@ from jaxretr import recipes, train
 from jaxretr.recipes.art import ArtRun
 
 step = ArtRun.step
-def noted(run, state, number):
+def noted(run, state, number, batch):
     with open(Path(sys.argv[2]) / "batches.jsonl", "a") as file:
         file.write(json.dumps([number, run.batches.indices(number).tolist()]) + "\\n")
-    return step(run, state, number)
+    return step(run, state, number, batch)
 ArtRun.step = noted
 config = tiny.art_config(
     Path(sys.argv[1]),
@@ -107,11 +108,12 @@ def test_a_killed_run_ends_as_an_undisturbed_one(whole: Path, tiny_models: Path,
     assert steps == list(range(1, STEPS + 1)), "each step is reported once"
 
 
-def test_sigterm_saves_the_step_and_exits_0(whole: Path, tiny_models: Path, tmp_path: Path) -> None:
+def test_sigterm_saves_the_step_and_exits_75(whole: Path, tiny_models: Path, tmp_path: Path) -> None:
     process = start(tiny_models, tmp_path, devices=2)
     kill_at(process, tmp_path, 2, signal.SIGTERM)
-    finish(process)
+    _, errors = process.communicate(timeout=600)
     done = max(batches(tmp_path)) + 1
+    assert process.returncode == (EXIT_AGAIN if done < STEPS else 0), errors[-2000:]
     if done < STEPS:
         assert (tmp_path / f"checkpoints/{done}").is_dir(), "the step that was interrupted is saved"
     finish(start(tiny_models, tmp_path, devices=2))

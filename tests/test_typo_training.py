@@ -233,7 +233,7 @@ def test_the_terms_are_added_to_any_supervised_run(kind: str, tiny_models: Path,
         else:
             config = replace(config, joint=Joint(str(tiny_models / "encoder")))
         run = ContrastiveRun(config, make_mesh(jax.devices()[:1]), tmp_path / name)
-        values[name] = {key: float(value) for key, value in run.step(run.init(), 0)[1].items()}
+        values[name] = {key: float(value) for key, value in run.step(run.init(), 0, run.batch(0))[1].items()}
     base, terms = values["base"]["loss"], values["typos"]
     assert base > 0.1 and terms["typo_contrast"] > 0 and abs(terms["typo_passages"] - base) > 1e-6
     expected = base + 0.5 * terms["typo_contrast"] + 2.0 * terms["typo_passages"]

@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
 # Installs the last commit of this checkout on every worker; again after each new commit, which takes seconds.
-#   TPU_NAME=art tpu/setup.sh [--dry-run]
+#   usage: TPU_NAME=art TPU_ZONE=us-west4-a tpu/setup.sh [--dry-run] [--help]
+set -euo pipefail
 source "$(dirname "$0")/env.sh"
+no_arguments
 
-cd "$(dirname "$0")/.." || exit
+cd "$(dirname "$0")/.."
+if [[ $DRY_RUN == 0 ]] && ! git diff --quiet HEAD; then
+  echo "note: only what is committed is installed, and this checkout has changes that are not" >&2
+fi
 archive=$(mktemp)
 trap 'rm -f "$archive"' EXIT
 run git archive --format=tar.gz --output="$archive" HEAD
@@ -15,4 +20,4 @@ mkdir -p ~/jaxretr && tar -xzf ~/jaxretr.tar.gz -C ~/jaxretr && cd ~/jaxretr
 export PATH=$HOME/.local/bin:$PATH
 command -v uv >/dev/null || curl -LsSf https://astral.sh/uv/0.13.8/install.sh | sh
 [ -x .venv/bin/python ] || uv venv --quiet --python 3.11 .venv
-uv pip install --quiet --python .venv/bin/python -e ".[tpu]"'
+uv pip install --quiet --python .venv/bin/python -e ".[tpu,gcs]"'

@@ -20,6 +20,8 @@ from jaxretr.data.training_formats import FORMATS, numbered_examples
 from jaxretr.errors import UsageError
 from jaxretr.evaluate.runs import read_run
 from jaxretr.memory import size
+from jaxretr.storage.copies import local_folder
+from jaxretr.storage.paths import as_path, is_remote
 
 if TYPE_CHECKING:
     from jaxretr.encoding_store import EmbeddingStore
@@ -31,7 +33,11 @@ _SAMPLED_VECTORS = 1000
 
 def run(args: argparse.Namespace) -> None:
     """Prints the description."""
-    path = Path(args.input).expanduser()
+    path = as_path(args.input)
+    if is_remote(path):
+        from jaxretr.encoding_store import is_store
+
+        path = path if is_store(path) else local_folder(path)
     print("\n".join(store_lines(path) or file_lines(path, args)))
 
 

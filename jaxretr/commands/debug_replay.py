@@ -13,32 +13,36 @@ from jaxretr.checkpoint import Checkpoints
 from jaxretr.config import from_json
 from jaxretr.errors import UserError
 from jaxretr.loss_watch import FOLDER, batch_arrays
-from jaxretr.parallel.hosts import together
-from jaxretr.parallel.mesh import make_mesh, split_cpu
+from jaxretr.parallel.mesh import make_mesh
 from jaxretr.parallel.sharding import dotted
-from jaxretr.train import build
+from jaxretr.storage.run_folder import RunFolder
+from jaxretr.train import build, devices
 
 
 def run(args: argparse.Namespace) -> None:
     """Runs the steps again and prints what each reports."""
-    workdir = Path(args.workdir).expanduser()
+    with RunFolder(args.workdir, writes=False, reads=(FOLDER,)) as folder:
+        _replay(args, folder)
+
+
+def _replay(args: argparse.Namespace, folder: RunFolder) -> None:
+    workdir = folder.local
     config = from_json(_json(workdir / "config.json", "give the --workdir of a training run"), str(workdir))
     last = args.step or _failed(workdir)
-    with together() as distributed:
-        if not distributed and config.mesh.model == 1:
-            split_cpu(config.train.batch_size)
+    with devices(config):
         made = build(config, make_mesh(model=config.mesh.model), workdir)
-        with Checkpoints(workdir / "checkpoints", config) as checkpoints:
+        with Checkpoints(folder.checkpoints, config) as checkpoints:
             before = [step for step in checkpoints.steps if step < last]
             if not before:
-                raise UserError(f"{workdir}/checkpoints: none is older than step {last}; nothing can be replayed")
+                raise UserError(f"{folder.checkpoints}: none is older than step {last}; nothing can be replayed")
             state = checkpoints.restore(made.abstract_state(), before[-1])
         print(f"from the checkpoint of step {before[-1]}")
         for number in range(before[-1], last):
+            batch = made.batch(number)
             if number + 1 == last:
-                _compare(workdir, last, batch_arrays(made.batch(number)))
+                _compare(workdir, last, batch_arrays(batch))
                 _broken("before", state)
-            state, metrics = made.step(state, number)
+            state, metrics = made.step(state, number, batch)
             figures = "  ".join(f"{name} {float(value):.6g}" for name, value in metrics.items())
             print(f"step {number + 1}  {figures}")
         _broken("after", state)

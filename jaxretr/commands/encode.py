@@ -1,7 +1,6 @@
 """`jaxretr encode`: texts to an embedding store."""
 
 import argparse
-import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,18 +12,20 @@ import jax
 
 from jaxretr.commands.data import counted
 from jaxretr.commands.model import encode_rows, load_model
+from jaxretr.commands.process_options import typed
 from jaxretr.commands.progress import Progress
 from jaxretr.data.corpus import Corpus, Passage
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_questions
 from jaxretr.data.vector_files import VectorDtype
-from jaxretr.encoding_store import EmbeddingStore, StoreMeta, model_fingerprint, texts_fingerprint
+from jaxretr.encoding_store import EmbeddingStore, StoreMeta
 from jaxretr.errors import UsageError, UserError
+from jaxretr.fingerprints import model_fingerprint, texts_fingerprint
 from jaxretr.memory import announce, size
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder, Side
-from jaxretr.parallel.hosts import agree, program_facts, together, wait_for_all
+from jaxretr.parallel.hosts import agree, program_facts, stops_when_asked, together, wait_for_all
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +42,12 @@ def run(args: argparse.Namespace) -> None:
     """Encodes a corpus (or questions) into the shards that are not there yet."""
     if args.side == "question" and len(args.corpus) > 1:
         raise UsageError("--side question reads one file; give --corpus once")
-    with together():
+    with together(), stops_when_asked():
         _encode(args)
 
 
 def _encode(args: argparse.Namespace) -> None:
-    agree("the beginning", {**program_facts(), "command line": _settings(args)})
+    agree("the beginning", {**program_facts(), "command line": typed(args)})
     content: Content = (
         CorpusStream(args.corpus, watch=lambda passages: counted(passages, "passage"))
         if args.side == "passage"
@@ -71,10 +72,6 @@ def _encode(args: argparse.Namespace) -> None:
         f"{store.folder}: {meta.rows} {args.side}s, {meta.dim} dimensions, {meta.dtype}, {size(meta.bytes)} in "
         f"{meta.shards} shards; {store.cut} texts were cut at {longest} tokens"
     )
-
-
-def _settings(args: argparse.Namespace) -> str:
-    return json.dumps({name: value for name, value in sorted(vars(args).items()) if not callable(value)})
 
 
 def encode_into(
@@ -121,19 +118,18 @@ def encode_into(
     )
     agree("the first shard", {"model": meta.model_fingerprint, "corpus": meta.texts_fingerprint})
     store = EmbeddingStore.begin(out, meta, ids_of(content))
-    mine = range(jax.process_index(), meta.shards, jax.process_count())
-    missing = [shard for shard in store.missing() if shard in mine]
+    missing = store.missing()
     left = _rows(meta, missing)
     if missing:
         announce(
             f"{left} {side}s of {meta.dim} dimensions",
             2 * min(shard_rows, meta.rows) * (meta.dim * 4 + _BYTES_A_TEXT) + _BYTES_OF_THE_ENGINE,
             disk=meta.bytes * left // meta.rows,
-            folder=store.folder,
+            folder=store.folder if store.local else None,
         )
     began = time.monotonic()
-    with Progress(_rows(meta, mine), side, "encoded") as progress, ThreadPoolExecutor(1, "read") as thread:
-        progress.skip(_rows(meta, mine) - left)
+    with Progress(_rows(meta, meta.share), side, "encoded") as progress, ThreadPoolExecutor(1, "read") as thread:
+        progress.skip(_rows(meta, meta.share) - left)
         pieces = _pieces(content, [meta.span(shard) for shard in missing])
         coming = thread.submit(next, pieces, None)
         for shard in missing:

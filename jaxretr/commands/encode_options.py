@@ -15,7 +15,7 @@ def add_options(parser: argparse.ArgumentParser, number: Callable[[str], int]) -
         help="BEIR jsonl or folder, DPR tsv, MS MARCO tsv; also .gz; again for another file of the same corpus. Read "
         "along the way, never held in memory",
     )
-    add("--out", metavar="DIR", required=True, help="new, empty, or the folder of an interrupted run")
+    add("--out", metavar="DIR", required=True, help="new, empty, or of an interrupted run; also gs:// or s3://")
     add(
         "--side",
         choices=("passage", "question"),

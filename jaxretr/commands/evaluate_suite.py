@@ -16,10 +16,10 @@ from jaxretr.commands.measuring import OF_QRELS, Values, depth, encoder_search, 
 from jaxretr.commands.model import check_finished, load_model
 from jaxretr.data.readers import read_beir
 from jaxretr.data.text_rows import find_input
-from jaxretr.encoding_store import model_fingerprint
 from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics
 from jaxretr.files import atomic_write, sha256
+from jaxretr.fingerprints import model_fingerprint
 
 log = logging.getLogger(__name__)
 

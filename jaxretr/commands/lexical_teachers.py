@@ -185,7 +185,7 @@ class ModelTeacher:
     model: str
 
     def identity(self) -> dict[str, Any]:
-        from jaxretr.encoding_store import model_fingerprint
+        from jaxretr.fingerprints import model_fingerprint
 
         # The side on which a combined model's weights count, too.
         return {"fingerprint": model_fingerprint(self._encoder, "question")}

@@ -80,7 +80,7 @@ def check_same_corpus(
             raise UserError(f"{store.folder}: was encoded from other passages than {name}; encode the same corpus")
         texts, name = store.meta.texts_fingerprint, f"those in {store.folder}"
     if corpus is not None:
-        return corpus.ids
+        return list(corpus.ids)
     return next(store for store in stores if store is not None).read_ids()
 
 

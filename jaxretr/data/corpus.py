@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from jaxretr.data.text_rows import (
     BadRows,
@@ -21,6 +22,11 @@ from jaxretr.data.text_rows import (
     tsv_rows,
 )
 from jaxretr.errors import UserError
+
+if TYPE_CHECKING:  # It imports numpy, which the command line's help does not wait for.
+    from jaxretr.data.mapped_column import MappedColumn
+
+Column: TypeAlias = "list[str] | MappedColumn"
 
 ID_FIELDS = ("_id", "id", "docid")
 _TEXT_FIELDS = ("text", "contents")
@@ -39,7 +45,7 @@ class Passage:
 
 
 class Corpus:
-    """The passages of a corpus as three columns in memory; row numbers are positions in them.
+    """The passages of a corpus as three columns; row numbers are positions in them.
 
     Attributes:
       ids: the passages' ids, all different.
@@ -47,14 +53,19 @@ class Corpus:
       texts: their texts.
     """
 
-    def __init__(self, ids: list[str], titles: list[str], texts: list[str]):
+    def __init__(self, ids: Column, titles: Column, texts: Column, *, fingerprint: str | None = None):
+        """
+        Args:
+          ids, titles, texts: of N passages.
+          fingerprint: what `fingerprint()` would find, where it is known.
+        """
         if not len(ids) == len(titles) == len(texts):
             raise ValueError(f"columns of different lengths: {len(ids)} ids, {len(titles)} titles, {len(texts)} texts")
         self.ids = ids
         self.titles = titles
         self.texts = texts
         self._rows: dict[str, int] | None = None
-        self._fingerprint: str | None = None
+        self._fingerprint = fingerprint
 
     @classmethod
     def from_passages(cls, passages: Iterable[Passage]) -> "Corpus":
@@ -85,7 +96,7 @@ class Corpus:
             raise UserError(
                 f"{where}: passage '{twice}' is in an earlier corpus as well; give every passage its own id"
             )
-        return Corpus(self.ids + other.ids, self.titles + other.titles, self.texts + other.texts)
+        return Corpus([*self.ids, *other.ids], [*self.titles, *other.titles], [*self.texts, *other.texts])
 
     def __len__(self) -> int:
         return len(self.ids)

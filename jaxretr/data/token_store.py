@@ -34,6 +34,11 @@ class DamagedStoreError(UserError):
     """A store that is absent or not whole: `TokenStore.build` makes it anew."""
 
 
+def ids_dtype(vocabulary: int) -> np.dtype:
+    """The dtype of stored ids of a vocabulary of so many entries."""
+    return np.dtype(np.uint16 if vocabulary <= 65535 else np.int32)
+
+
 class TokenStore:
     """Rows of token ids of different lengths in a folder, mapped into memory.
 
@@ -199,7 +204,7 @@ class _Build:
         self.template: Template = template
         self.max_length: int = max_length
         self.what: dict = what
-        self.dtype = np.dtype(np.uint16 if vocabulary_size(tokenizer) <= 65535 else np.int32)
+        self.dtype = ids_dtype(vocabulary_size(tokenizer))
         num_rows = len(columns[0])
         self.chunks = [(start, min(start + chunk_rows, num_rows)) for start in range(0, num_rows, chunk_rows)]
 

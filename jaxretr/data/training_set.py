@@ -289,7 +289,7 @@ class _Builder:
         titles, texts = [titles[i] for i in kept], [texts[i] for i in kept]
         if self.corpus is None:
             return Corpus(ids, titles, texts), row_now
-        return Corpus(self.corpus.ids + ids, self.corpus.titles + titles, self.corpus.texts + texts), row_now
+        return Corpus([*self.corpus.ids, *ids], [*self.corpus.titles, *titles], [*self.corpus.texts, *texts]), row_now
 
     def _new_ids(self, given: list[str | None]) -> list[str]:
         """Returns an id for every new passage: the file's own where it is the first to have it."""

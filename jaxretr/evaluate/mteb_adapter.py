@@ -17,8 +17,8 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from jaxretr.config import Dtype
-from jaxretr.encoding_store import model_fingerprint
 from jaxretr.errors import UsageError, UserError, import_extra
+from jaxretr.fingerprints import model_fingerprint
 from jaxretr.models.combined_encoder import CombinedEncoder, parts_of
 from jaxretr.models.combined_folder import load_encoder
 from jaxretr.models.dual_encoder import DualEncoder

@@ -12,6 +12,7 @@ from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.hf_files import some_names
 from jaxretr.models.sentence_transformers import read_prompts
+from jaxretr.storage.copies import local_copy
 
 Target = Literal["huggingface", "sentence-transformers", "jaxretr"]
 
@@ -56,8 +57,9 @@ def export(
     chosen = None
     if isinstance(encoder, DualEncoder) and to == "huggingface":
         chosen = huggingface.choose_layout(encoder.config, layout)
-    prompts = {} if source is None else source_prompts(Path(source).expanduser())
-    run = None if source is None else read_run(source)
+    read_from = None if source is None else local_copy(str(source))
+    prompts = {} if read_from is None else source_prompts(Path(read_from).expanduser())
+    run = None if read_from is None else read_run(read_from)
     with atomic_folder(out) as partial:
         note = None
         if isinstance(encoder, CombinedEncoder) or to == "jaxretr":

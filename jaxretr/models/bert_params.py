@@ -178,15 +178,16 @@ def import_bert(
       UserError: another architecture, the other tower, or tensors that are missing, left over or of a wrong shape.
     """
     where = tensors.where
-    architecture = _architecture(config, where)
-    bert = _bert_config(config, architecture, where)
+    bert, projected = bert_shape(config, where)
     prefix = _prefix(tensors)
     kind: Kind = _LAYOUTS[prefix].kind
-    stated = _ARCHITECTURES.get(architecture)
+    stated = _ARCHITECTURES.get(_architecture(config, where))
     if kind == "bert" and stated is not None:
         kind = stated
     elif stated is not None and stated != kind:
-        raise UserError(f"{where}: config.json says {architecture}, but the tensors are a {kind} encoder's ({prefix}*)")
+        raise UserError(
+            f"{where}: config.json says {_architecture(config, where)}, but the tensors are a {kind} encoder's ({prefix}*)"
+        )
     elif bert.pre_layer_norm:
         kind = "megatron"
     if expect is not None and kind.startswith("dpr-") and kind != expect:
@@ -194,8 +195,7 @@ def import_bert(
             f"{where}: the towers are swapped: this is the {kind} encoder, where the {expect} encoder is expected; "
             "exchange the two folders"
         )
-    projected = config_fields(config, {"projection_dim": 0}, where)["projection_dim"] if kind.startswith("dpr-") else 0
-    return _translate(bert, tensors, prefix, kind, projected=projected)
+    return _translate(bert, tensors, prefix, kind, projected=projected if kind.startswith("dpr-") else 0)
 
 
 def read_dpr_cp(path: str | Path, *, num_attention_heads: int | None = None) -> tuple[BertCheckpoint, BertCheckpoint]:
@@ -331,7 +331,9 @@ def _architecture(config: Mapping[str, Any], where: str) -> str:
     return stated
 
 
-def _bert_config(config: Mapping[str, Any], architecture: str, where: str) -> BertConfig:
+def bert_shape(config: Mapping[str, Any], where: str) -> tuple[BertConfig, int]:
+    """The shape that a config.json states, and the size of DPR's projection, 0 without; UserError names `where`."""
+    architecture = _architecture(config, where)
     megatron = config.get("model_type") == "megatron-bert" or architecture.startswith("Megatron")
     defaults = asdict(_MEGATRON_DEFAULTS if megatron else BertConfig())
     del defaults["pre_layer_norm"]
@@ -342,7 +344,7 @@ def _bert_config(config: Mapping[str, Any], architecture: str, where: str) -> Be
     fields["hidden_act"] = _ACTIVATIONS[activation]
     bert = BertConfig(**fields, pre_layer_norm=megatron)
     _check_sizes(bert, where)
-    return bert
+    return bert, config_fields(config, {"projection_dim": 0}, where)["projection_dim"]
 
 
 def _check_sizes(bert: BertConfig, where: str) -> None:

@@ -79,10 +79,7 @@ def load(
     if file.is_file():
         loaded = _load_cp(file, passage_path, tokenizer)
     else:
-        folder = resolve(path_or_name)
-        # A run directory; of masked language modelling it holds a Hugging Face folder.
-        if any((folder / "model" / name).exists() for name in (NOTE, "config.json")):
-            folder = folder / "model"
+        folder = model_folder(resolve(path_or_name))
         ours, theirs = (folder / NOTE).exists(), (folder / sentence_transformers.MODULES).exists()
         if (ours or theirs) and passage_path is not None:
             raise UserError(f"{folder}: holds a whole dual encoder; leave passage_path out")
@@ -93,6 +90,17 @@ def load(
         else:
             loaded = _load_hugging_face(folder, passage_path, tokenizer, pooling or "cls")
     return _with_towers(_with_pooling(loaded, pooling, path_or_name), shared, path_or_name)
+
+
+def model_folder(folder: Path) -> Path:
+    """Where a run directory holds its model, of masked language modelling a Hugging Face folder; else the folder."""
+    holds = any((folder / "model" / name).exists() for name in (NOTE, "config.json"))
+    return folder / "model" if holds else folder
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether `DualEncoder.save` wrote the folder."""
+    return (folder / NOTE).exists() and read_json(folder, NOTE).get("format") == _FORMAT
 
 
 def _with_pooling(loaded: Loaded, pooling: str | None, where: Any) -> Loaded:

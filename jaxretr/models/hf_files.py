@@ -15,6 +15,8 @@ import numpy as np
 
 from jaxretr.errors import UserError, did_you_mean, import_extra
 from jaxretr.files import atomic_write
+from jaxretr.storage.copies import local_folder
+from jaxretr.storage.paths import as_path, is_remote
 
 # Weights come on top, in safetensors if the model has them: a hub repository often holds five other formats as well.
 # fnmatch's star also matches "/", so the first line takes 1_Pooling/config.json too.
@@ -44,24 +46,33 @@ def resolve(path_or_name: str | Path) -> Path:
     """Finds a model folder: an existing one, else the Hugging Face hub's model of that name, downloaded or cached.
 
     Args:
-      path_or_name: a folder, or a hub name such as "facebook/dpr-question_encoder-single-nq-base".
+      path_or_name: a folder, one in a bucket (gs://... or s3://...), or a hub name such as
+        "facebook/dpr-question_encoder-single-nq-base".
 
     Returns:
-      The local folder; of a hub model only configuration, tokenizer and weights are fetched.
+      The local folder; of a hub model only configuration, tokenizer and weights are fetched, and of a run in a bucket
+      only the model.
 
     Raises:
       UserError: there is neither such a folder nor such a model, or the hub cannot be reached.
     """
+    if is_remote(path_or_name):
+        return local_folder(as_path(path_or_name))
     path = Path(path_or_name).expanduser()
     if path.is_dir():
         return path
     if path.exists():
         raise UserError(f"{path}: is a file; give the folder that holds config.json and the weights")
     name = str(path_or_name)
-    if not _HUB_NAME.fullmatch(name):
+    if not is_hub_name(name):
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"{path}: no such model folder{did_you_mean(path.name, siblings) or '; check the path'}")
     return _download(name)
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a model on the hub can have this name."""
+    return _HUB_NAME.fullmatch(name) is not None
 
 
 def _download(name: str) -> Path:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxretr.models.bert import BertConfig
-from jaxretr.models.dual_encoder import DualEncoderConfig, embed
+from jaxretr.models.dual_encoder import DualEncoderConfig, abstract_params, embed
 from jaxretr.models.layers import Params
 
 
@@ -58,6 +58,12 @@ class JointConfig:
 def joint_params(base: Params, lexical: Params, weight: float) -> Params:
     """The parameters of both encoders and the weight of the lexical score, as `tower` and `embed` read them."""
     return {"base": base, "lexical": lexical, "weight": jnp.asarray(weight, jnp.float32)}
+
+
+def abstract_joint_params(config: JointConfig) -> Params:
+    """The shapes of `joint_params`; allocates nothing."""
+    parts = {"base": abstract_params(config.base), "lexical": abstract_params(config.lexical)}
+    return {**parts, "weight": jax.ShapeDtypeStruct((), jnp.float32)}
 
 
 @embed.register

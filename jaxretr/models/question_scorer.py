@@ -45,11 +45,7 @@ class QuestionScorer:
         self.config, self.params, self.tokenizer = config, params, tokenizer
         self.prompt = Prompt.of(tokenizer)
         self.max_length, self.max_question_length, self.dtype = max_length, max_question_length, dtype
-        if max_length <= self.prompt.size:
-            raise UsageError(
-                f"scorer.max_length={max_length}: the instruction alone takes {self.prompt.size} tokens; "
-                "leave room for the passage"
-            )
+        self.passage_length = passage_length(self.prompt, max_length)
 
     @classmethod
     def from_pretrained(
@@ -103,7 +99,7 @@ class QuestionScorer:
             return np.zeros(0, np.float32)
         titles = [passage.get("title", "") for passage in passages]
         texts = [passage["text"] for passage in passages]
-        rows = scorer_passage(self.tokenizer, titles, texts, self.max_length - self.prompt.size).ids
+        rows = scorer_passage(self.tokenizer, titles, texts, self.passage_length).ids
         targets = scorer_target(self.tokenizer, list(questions), self.max_question_length).ids
         # Pairs of one passage stand together and share its encoding; similar lengths share a batch.
         order = sorted(range(len(rows)), key=lambda n: (len(rows[n]), rows[n], len(targets[n])))
@@ -129,6 +125,16 @@ class QuestionScorer:
             self.config, self.prompt, self.dtype, params, passages, lengths, of_pair, target_tokens, target_lengths
         )
         return np.asarray(scores)[: len(rows)]
+
+
+def passage_length(prompt: Prompt, max_length: int) -> int:
+    """Tokens that the instruction leaves to a passage in `max_length`; raises UsageError where that is none."""
+    if max_length <= prompt.size:
+        raise UsageError(
+            f"scorer.max_length={max_length}: the instruction alone takes {prompt.size} tokens; "
+            "leave room for the passage"
+        )
+    return max_length - prompt.size
 
 
 def rectangle(rows: Sequence[Sequence[int]], count: int, multiple: int) -> tuple[np.ndarray, np.ndarray]:

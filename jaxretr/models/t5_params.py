@@ -98,7 +98,7 @@ def import_t5(config: Mapping[str, Any], tensors: TensorFiles, dtype: Any = None
     Raises:
       UserError: another architecture, or tensors that are missing, left over or of a wrong shape.
     """
-    t5 = _t5_config(config, tensors.where)
+    t5 = t5_shape(config, tensors.where)
     tensors = _without_second_names(tensors)
     output = _OUTPUT_ROW
     if t5.tie_word_embeddings:
@@ -139,7 +139,8 @@ def _without_equal(tensors: TensorFiles, second: str) -> TensorFiles:
     return tensors.select(lambda name: name != second)
 
 
-def _t5_config(config: Mapping[str, Any], where: str) -> T5Config:
+def t5_shape(config: Mapping[str, Any], where: str) -> T5Config:
+    """The shape that a config.json states; raises UserError, which names `where`, for another kind of model."""
     architecture = (config.get("architectures") or [""])[0]
     model_type = config.get("model_type")
     supported = f"supported: {_ARCHITECTURES[0]} (v1.0, v1.1, LM-adapted, Flan, T0)"

@@ -200,6 +200,7 @@ def compare(program: ArtProgram, vectors: jax.Array, p: jax.Array, teacher: jax.
     return kl_divergence(student, teacher[:, None] / program.teacher_temperature, everything), student
 
 
+@jax.named_scope("teacher")
 def teach(program: ArtProgram, params: Params, found: CorpusTokens, batch: QuestionBatch) -> jax.Array:
     """The teacher's scores of this device's questions and their passages, float32 [b, K], in chunks of pairs."""
     b, k = found.lengths.shape

@@ -22,6 +22,7 @@ from jaxretr.parallel.mesh import DATA
 from jaxretr.state import CorpusState
 
 
+@jax.named_scope("loss")
 def batch_loss(
     program: ContrastiveProgram,
     q: jax.Array,

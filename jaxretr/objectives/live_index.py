@@ -41,6 +41,7 @@ class IndexProgram:
     seed: int
 
 
+@jax.named_scope("questions")
 def embed_questions(
     program: IndexProgram,
     params: Params,
@@ -69,6 +70,7 @@ def embed_questions(
     return _embed_texts(program, tower(params, "question"), tower(frozen, "question"), tokens, lengths, keys, chunk)
 
 
+@jax.named_scope("passages")
 def embed_passages(
     program: IndexProgram, params: Params, frozen: Params, found: CorpusTokens, keys: jax.Array | None
 ) -> jax.Array:
@@ -107,6 +109,7 @@ def _embed_texts(
     return embed_in_chunks(embed_rows, tower_params, tokens, lengths, keys, chunk=chunk, frozen=frozen)
 
 
+@jax.named_scope("search")
 def find_passages(
     program: IndexProgram, mesh: Mesh, questions: jax.Array, index: CorpusState, k: int
 ) -> tuple[jax.Array, jax.Array]:
@@ -134,6 +137,7 @@ def find_passages(
     )
 
 
+@jax.named_scope("fetch")
 def fetch_rows(table: jax.Array, rows: jax.Array) -> jax.Array:
     """Brings rows of a sharded table to the devices that asked for them; call it inside the shard_map.
 
@@ -153,6 +157,7 @@ def fetch_rows(table: jax.Array, rows: jax.Array) -> jax.Array:
     return lax.psum_scatter(values, DATA, scatter_dimension=0, tiled=True)
 
 
+@jax.named_scope("write_back")
 def write_back(index: CorpusState, rows: jax.Array, fresh: jax.Array, step: jax.Array) -> CorpusState:
     """Puts freshly computed embeddings into the index.
 

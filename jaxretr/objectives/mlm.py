@@ -15,6 +15,11 @@ class MaskedBatch(NamedTuple):
     weights: np.ndarray  # float32 [B, P]: 1 for a prediction, 0 for an unused place
 
 
+def prediction_places(width: int, rate: float) -> int:
+    """P: places for the predictions of a row of so many tokens."""
+    return min(width, int(np.ceil(rate * width + 3 * np.sqrt(rate * (1 - rate) * width))))
+
+
 def mask(
     rng: np.random.Generator,
     tokens: np.ndarray,
@@ -42,7 +47,7 @@ def mask(
     """
     batch, width = tokens.shape
     ordinary = (np.arange(width) < lengths[:, None]) & ~np.isin(tokens, special)
-    places = min(width, int(np.ceil(rate * width + 3 * np.sqrt(rate * (1 - rate) * width))))
+    places = prediction_places(width, rate)
     # Each chosen token gets a random rank; the first P of a row are predicted.
     rank = np.where(ordinary & (rng.random((batch, width)) < rate), rng.random((batch, width)), 2.0)
     positions = np.argsort(rank, axis=1)[:, :places]

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import platform
+import signal
 import socket
 import sys
 import threading
@@ -20,6 +21,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import jax
@@ -38,7 +40,8 @@ _JOIN_SECONDS = 300
 # Seconds after which a process that gives no sign of life is given up, unless JAXRETR_LOST_SECONDS is set.
 _LOST_SECONDS = 30
 
-# The run is not finished, and the same command goes on with it (EX_TEMPFAIL): a process was lost.
+# The run is not finished, and the same command goes on with it (EX_TEMPFAIL): it was asked to stop and has saved
+# everything, or another process was lost or did not come.
 EXIT_AGAIN = 75
 
 # Packages on which the numbers of a step, or the programs' collectives, depend.
@@ -54,7 +57,8 @@ def init_distributed() -> bool:
     """Joins the other processes when the environment asks for it; further calls do nothing.
 
     JAXRETR_DISTRIBUTED=1 leaves the detection of the cluster (TPU pod, Slurm, Open MPI, Kubernetes) to JAX.
-    Elsewhere set JAX_COORDINATOR_ADDRESS (or COORDINATOR_ADDRESS) to host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    Elsewhere set JAX_COORDINATOR_ADDRESS (or COORDINATOR_ADDRESS) to host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as
+    the commands' options --coordinator, --processes and --process-id do.
     Must be called before anything asks JAX for its devices.
 
     From then on every process shows the others that it lives. Where one does not for JAXRETR_LOST_SECONDS, the others
@@ -101,13 +105,11 @@ def init_distributed() -> bool:
 
 
 def _not_joined(seconds: int) -> None:
-    print(
-        f"jaxretr: error: joining the distributed run failed: not all processes have come within {seconds} seconds "
+    _end_at_once(
+        f"joining the distributed run failed: not all processes have come within {seconds} seconds "
         "(JAXRETR_JOIN_SECONDS); see which was not started, and start all of them again",
-        file=sys.stderr,
-        flush=True,
+        EXIT_AGAIN,
     )
-    os._exit(1)
 
 
 def agree(what: str, facts: Mapping[str, str]) -> None:
@@ -179,6 +181,41 @@ def wait_for_all(what: str) -> None:
         multihost_utils.sync_global_devices(what)
 
 
+class AskedToStop(SystemExit):
+    """SIGTERM has come to this process, and the others do not know of it."""
+
+    exit_code = EXIT_AGAIN
+
+    def __init__(self):
+        super().__init__(EXIT_AGAIN)
+
+    def __str__(self) -> str:
+        return "it was asked to stop (SIGTERM)"
+
+
+@contextlib.contextmanager
+def stops_when_asked() -> Iterator[None]:
+    """Ends a block with `AskedToStop` when SIGTERM comes, for work that has nothing to save before it ends.
+
+    In a distributed run JAX would take note of the signal and go on.
+    """
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, earlier)  # A second one ends the process at once.
+        raise AskedToStop
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = signal.signal(signal.SIGTERM, ask)
+    # JAX's handler is none of Python's, and cannot be put back.
+    earlier = signal.SIG_DFL if earlier is None else earlier
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+
+
 @contextlib.contextmanager
 def together() -> Iterator[bool]:
     """`init_distributed` for a block that all processes run: if it fails in one of them, the others end, too.
@@ -189,14 +226,30 @@ def together() -> Iterator[bool]:
     try:
         yield joined
     except BaseException as error:
-        if joined and jax.process_count() > 1 and not (isinstance(error, SystemExit) and not error.code):
+        # All processes of a training run that was asked to stop end after the same step.
+        all_end = (
+            isinstance(error, SystemExit) and not isinstance(error, AskedToStop) and error.code in (None, 0, EXIT_AGAIN)
+        )
+        if joined and jax.process_count() > 1 and not all_end:
             _tell(error)
         raise
 
 
+def is_of_collective(error: BaseException | None) -> bool:
+    """Whether an error, or what led to it, may be one of processes talking to each other."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        # A collective's failure is a ValueError where its result is fetched.
+        if isinstance(error, jax.errors.JaxRuntimeError) or any(name in str(error) for name in _TRANSPORTS):
+            return True
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _tell(error: BaseException) -> None:
     """Tells the other processes that this one has failed, and lets it end without waiting for them."""
-    if isinstance(error, jax.errors.JaxRuntimeError):
+    if is_of_collective(error):
         # Likely because another process is gone: the watch knows in a moment, and says it better.
         time.sleep(_seconds("JAXRETR_LOST_SECONDS", _LOST_SECONDS) + 2 * _pause())
     code = getattr(error, "exit_code", 1)
@@ -204,7 +257,7 @@ def _tell(error: BaseException) -> None:
     with contextlib.suppress(Exception):  # the coordinator may be gone
         _Watch.stopped.set()
         _client().key_value_set(
-            f"{_ALIVE}/{distributed.global_state.process_id}", _FAILED + reason, allow_overwrite=True
+            f"{_ALIVE}/{distributed.global_state.process_id}", f"{_FAILED}{code} {reason}", allow_overwrite=True
         )
         if distributed.global_state.process_id == 0:
             # Its end is that of the store, too: until then the others can read.
@@ -220,6 +273,9 @@ def _tell(error: BaseException) -> None:
 
 
 _FAILED = "failed: "
+
+# What the errors of collectives and of the coordinator have in their texts.
+_TRANSPORTS = ("Gloo ", "NCCL", "coordination service", "CoordinationService")
 
 
 def _pause() -> float:
@@ -257,7 +313,8 @@ class _Watch(threading.Thread):
                 if value.startswith(_FAILED) and process != me:
                     # This one may be about to fail for the same reason, and then says so itself.
                     if not self.stopped.wait(_pause()):
-                        leave(f"process {process} {value}")
+                        code, _, reason = value.removeprefix(_FAILED).partition(" ")
+                        leave(f"process {process} failed: {reason}", int(code))
                     return
                 if process not in seen or seen[process][0] != value:
                     seen[process] = value, now
@@ -265,11 +322,15 @@ class _Watch(threading.Thread):
                     leave(f"process {process} has given no sign of life for {self._lost} seconds")
 
 
-def leave(why: str) -> None:
-    """Ends this process at once, with what it says to the user; nothing is waited for."""
-    remedy = "start all processes again: the run goes on from what was saved"
-    print(f"jaxretr: error: {why}; {remedy}", file=sys.stderr, flush=True)
-    os._exit(EXIT_AGAIN)
+def leave(why: str, code: int = EXIT_AGAIN) -> None:
+    """Ends this process since another one is lost, or has failed with this code; at once: nothing is waited for."""
+    again = "start all processes again: the run goes on from what was saved"
+    _end_at_once(f"{why}; {again if code == EXIT_AGAIN else f'mend that, and {again}'}", code)
+
+
+def _end_at_once(message: str, code: int) -> None:
+    print(f"jaxretr: error: {message}", file=sys.stderr, flush=True)
+    os._exit(code)
 
 
 def _client() -> Any:

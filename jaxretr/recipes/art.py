@@ -11,15 +11,20 @@ from jax.sharding import Mesh
 from jaxretr import optim
 from jaxretr.config import ArtConfig
 from jaxretr.data.batches import MadeAhead, QuestionBatches
+from jaxretr.data.mapped_corpus import mapped_corpus
 from jaxretr.data.questions import Question
-from jaxretr.data.readers import read_beir, read_corpus, read_questions
+from jaxretr.data.readers import read_beir, read_questions
 from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokens import Template
 from jaxretr.errors import UsageError, UserError
+from jaxretr.models.dual_encoder import DualEncoderConfig
 from jaxretr.models.question_scorer import QuestionScorer
+from jaxretr.models.scorer import Prompt
+from jaxretr.models.t5 import T5Config
 from jaxretr.objectives.art import ArtProgram, QuestionBatch, make_step
 from jaxretr.parallel import sharding
 from jaxretr.parallel.hosts import fingerprint
+from jaxretr.recipes.encoder_start import load_encoder
 from jaxretr.recipes.step_questions import StepQuestions
 from jaxretr.recipes.whole_corpus import (
     DevSet,
@@ -28,7 +33,6 @@ from jaxretr.recipes.whole_corpus import (
     corpus_tokens,
     frozen_branches,
     initial_state,
-    load_encoder,
     put_batch,
     put_forms,
     save_encoder,
@@ -50,11 +54,6 @@ class ArtRun:
     """An ART run as train.py sees it."""
 
     def __init__(self, config: ArtConfig, mesh: Mesh, workdir: Path):
-        if config.typos.multi_positive or config.typos.passage_self_teaching_weight:
-            raise UsageError(
-                "typos.multi_positive and typos.passage_self_teaching_weight need judged passages, and ART has none; leave "
-                "them out"
-            )
         self.config, self.mesh = config, mesh
         self.model = load_encoder(config.encoder, config.train.seed)
         self.scorer = QuestionScorer.from_pretrained(
@@ -64,31 +63,10 @@ class ArtRun:
             dtype=config.scorer.dtype,
         )
         stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
-        self.corpus = read_corpus(config.data.corpus)
+        self.corpus = mapped_corpus(config.data.corpus, stores)
 
         # ---- programs ------------------------------------------------------------------------------------------------
-        top_k = min(config.art.top_k, len(self.corpus))
-        if top_k < config.art.top_k:
-            log.warning("art.top_k=%d, but the corpus has %d passages: using %d", config.art.top_k, top_k, top_k)
-        self.program = ArtProgram(
-            encoder=self.model.config,
-            t5=self.scorer.config,
-            prompt=self.scorer.prompt,
-            corpus_rows=len(self.corpus),
-            top_k=top_k,
-            temperature=config.art.temperature or float(self.model.config.embedding_size) ** 0.5,
-            teacher_temperature=config.art.teacher_temperature,
-            write_back=config.art.write_back,
-            shuffle_teacher=config.art.shuffle_teacher,
-            teacher_chunk=config.scorer.chunk,
-            block_rows=config.art.block_rows,
-            encode_rows=config.art.encode_rows,
-            chunk=config.art.chunk,
-            encoder_dtype=config.encoder.dtype,
-            scorer_dtype=config.scorer.dtype,
-            seed=config.train.seed,
-            typos=config.typos,
-        )
+        self.program = art_program(config, self.model.config, self.scorer.config, self.scorer.prompt, len(self.corpus))
         self.frozen = frozen_branches(config.encoder)
         self.optimizer = optim.build(config.optimizer, config.train.steps)
         self.train_step = make_step(self.program, self.optimizer, mesh)
@@ -101,7 +79,7 @@ class ArtRun:
                 self.corpus,
                 self.scorer.tokenizer,
                 Template.SCORER_PASSAGE,
-                config.scorer.max_length - self.scorer.prompt.size,
+                self.scorer.passage_length,
             ),
             self.whole.rows,
             mesh,
@@ -142,16 +120,16 @@ class ArtRun:
     def abstract_state(self) -> ArtState:
         """The shapes and shardings of the state."""
         return ArtState(
-            abstract_train_state(self.model, self.optimizer, self.mesh, self.frozen), self.whole.abstract_index()
+            abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen), self.whole.abstract_index()
         )
 
-    def step(self, state: ArtState, number: int) -> tuple[ArtState, dict[str, jax.Array]]:
+    def step(self, state: ArtState, number: int, batch: QuestionBatch) -> tuple[ArtState, dict[str, jax.Array]]:
         """One ART step; every R steps the corpus is encoded anew first."""
         train, index = state
         if number and number % self.config.art.refresh_every == 0:
             index = self.whole.refresh(train, index)
         train, index, values, _ = self.train_step(
-            train, index, self.whole.passages, self.scorer_passages, self.scorer_params, self.batch(number)
+            train, index, self.whole.passages, self.scorer_passages, self.scorer_params, batch
         )
         return ArtState(train, index), values
 
@@ -173,6 +151,50 @@ class ArtRun:
         chosen = self.batches.indices(number)
         tokens, lengths, forms = self.read.of_step(chosen, number)
         return (tokens, lengths, *select(self.target_rows, chosen)), forms
+
+
+def art_program(
+    config: ArtConfig, encoder: DualEncoderConfig, t5: T5Config, prompt: Prompt, corpus_rows: int
+) -> ArtProgram:
+    """The constants of a run's compiled programs.
+
+    Args:
+      config: of the run.
+      encoder: of its dual encoder.
+      t5: of its scorer.
+      prompt: the scorer's instruction.
+      corpus_rows: passages of the corpus.
+
+    Raises:
+      UsageError: settings that ART has no use for.
+    """
+    if config.typos.multi_positive or config.typos.passage_self_teaching_weight:
+        raise UsageError(
+            "typos.multi_positive and typos.passage_self_teaching_weight need judged passages, and ART has none; leave "
+            "them out"
+        )
+    top_k = min(config.art.top_k, corpus_rows)
+    if top_k < config.art.top_k:
+        log.warning("art.top_k=%d, but the corpus has %d passages: using %d", config.art.top_k, top_k, top_k)
+    return ArtProgram(
+        encoder=encoder,
+        t5=t5,
+        prompt=prompt,
+        corpus_rows=corpus_rows,
+        top_k=top_k,
+        temperature=config.art.temperature or float(encoder.embedding_size) ** 0.5,
+        teacher_temperature=config.art.teacher_temperature,
+        write_back=config.art.write_back,
+        shuffle_teacher=config.art.shuffle_teacher,
+        teacher_chunk=config.scorer.chunk,
+        block_rows=config.art.block_rows,
+        encode_rows=config.art.encode_rows,
+        chunk=config.art.chunk,
+        encoder_dtype=config.encoder.dtype,
+        scorer_dtype=config.scorer.dtype,
+        seed=config.train.seed,
+        typos=config.typos,
+    )
 
 
 def training_questions(config: ArtConfig) -> list[Question]:

@@ -15,11 +15,13 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.token_statistics import document_frequencies
 from jaxretr.data.tokens import vocabulary_size
 from jaxretr.errors import UsageError
-from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig
+from jaxretr.models.joint_encoder import JointConfig
 from jaxretr.models.lexical_start import lexical_start
 from jaxretr.objectives.contrastive import ContrastiveBatch, ContrastiveProgram, make_step
 from jaxretr.parallel.hosts import fingerprint
 from jaxretr.parallel.mesh import put_rows
+from jaxretr.recipes.encoder_start import load_encoder
 from jaxretr.recipes.joint import JointModel
 from jaxretr.recipes.run_examples import read_run_examples
 from jaxretr.recipes.step_questions import StepQuestions
@@ -30,7 +32,6 @@ from jaxretr.recipes.whole_corpus import (
     abstract_train_state,
     frozen_branches,
     initial_state,
-    load_encoder,
     put_batch,
     put_forms,
     save_encoder,
@@ -55,10 +56,6 @@ class ContrastiveRun:
         self.config, self.mesh = config, mesh
         seed = config.train.seed
         joint = config.joint.lexical is not None
-        if joint and config.encoder.fresh_start != "random":
-            raise UsageError("encoder.fresh_start=lexical is for the lexical encoder, not for a base beside one")
-        if joint and config.encoder.adapter is not None:
-            raise UsageError("encoder.adapter and joint.lexical do not go together; leave one of them out")
         self.model = JointModel(config.encoder, config.joint, seed) if joint else load_encoder(config.encoder, seed)
         stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
 
@@ -76,8 +73,8 @@ class ContrastiveRun:
         self.made = MadeAhead(self._on_host)
 
         # ---- programs ------------------------------------------------------------------------------------------------
-        self.program = self._program()
-        self.frozen = ("lexical",) if joint else frozen_branches(config.encoder)
+        self.program = contrastive_program(config, self.model.config, self.corpus_rows, self.draws.positives)
+        self.frozen = untrained(config)
         self.optimizer = optim.build(config.optimizer, config.train.steps)
         self.train_step = make_step(self.program, self.optimizer, mesh)
 
@@ -107,45 +104,6 @@ class ContrastiveRun:
         places = self.draws.places + self.program.retrieved
         in_batch = self.config.train.batch_size * places - self.program.positives
         return in_batch + (self.corpus_rows if self.program.corpus_softmax else 0)
-
-    def _program(self) -> ContrastiveProgram:
-        config = self.config
-        whole = self.model.config.embedding_size
-        sizes = tuple(sorted({*config.contrastive.matryoshka, whole}))
-        if sizes[0] < 1 or sizes[-1] > whole:
-            raise UsageError(
-                f"contrastive.matryoshka={config.contrastive.matryoshka}: sizes must be from 1 to the embedding's {whole}"
-            )
-        program = ContrastiveProgram(
-            encoder=self.model.config,
-            encoder_dtype=config.encoder.dtype,
-            corpus_rows=self.corpus_rows,
-            block_rows=config.index.block_rows,
-            encode_rows=config.index.encode_rows,
-            seed=config.train.seed,
-            positives=self.draws.positives,
-            retrieved=config.negatives.retrieved,
-            first_rank=config.negatives.first_rank,
-            last_rank=config.negatives.last_rank,
-            draw=config.negatives.draw,
-            margin=config.negatives.margin,
-            mask_known_positives=config.negatives.mask_known_positives,
-            mask_duplicates=config.negatives.mask_duplicates,
-            temperature=config.contrastive.temperature,
-            symmetric=config.contrastive.symmetric,
-            corpus_softmax=config.contrastive.corpus_softmax,
-            sizes=sizes,
-            chunk=config.contrastive.chunk,
-            write_back=config.index.write_back,
-            distillation=config.distillation.loss,
-            distillation_weight=config.distillation.weight,
-            contrastive_weight=config.distillation.contrastive_weight,
-            teacher_temperature=config.distillation.teacher_temperature,
-            typos=config.typos,
-        )
-        if program.searches and not self.corpus_rows:
-            raise UsageError("retrieved negatives and the corpus-wide softmax need a corpus; set --data.corpus FILE")
-        return program
 
     def _lexical_start(self) -> DualEncoder:
         """The model with weights that compare words, as rare as they are in the corpus."""
@@ -182,17 +140,17 @@ class ContrastiveRun:
 
     def abstract_state(self) -> ContrastiveState:
         """The shapes and shardings of the state."""
-        train = abstract_train_state(self.model, self.optimizer, self.mesh, self.frozen)
+        train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen)
         return ContrastiveState(train, self.whole.abstract_index() if self.program.searches else None)
 
-    def step(self, state: ContrastiveState, number: int) -> tuple[ContrastiveState, dict[str, jax.Array]]:
+    def step(
+        self, state: ContrastiveState, number: int, batch: ContrastiveBatch
+    ) -> tuple[ContrastiveState, dict[str, jax.Array]]:
         """One step; a live index is encoded anew first every R steps."""
         train, index = state
         if index is not None and number and number % self.config.index.refresh_every == 0:
             index = self.whole.refresh(train, index)
-        train, index, values, _ = self.train_step(
-            train, index, self.whole.passages, self.device_contents, self.batch(number)
-        )
+        train, index, values, _ = self.train_step(train, index, self.whole.passages, self.device_contents, batch)
         return ContrastiveState(train, index), values
 
     def evaluate(self, state: ContrastiveState) -> dict[str, float]:
@@ -224,9 +182,70 @@ class ContrastiveRun:
         return (tokens, lengths, rows, self.draws.known(chosen)), forms, teacher
 
 
+def contrastive_program(
+    config: ContrastiveConfig, encoder: DualEncoderConfig | JointConfig, corpus_rows: int, positives: int
+) -> ContrastiveProgram:
+    """The constants of a run's compiled programs.
+
+    Args:
+      config: of the run.
+      encoder: of its model.
+      corpus_rows: passages that are searched.
+      positives: places of positives among an example's passages.
+
+    Raises:
+      UsageError: settings that contradict each other.
+    """
+    whole = encoder.embedding_size
+    sizes = tuple(sorted({*config.contrastive.matryoshka, whole}))
+    if sizes[0] < 1 or sizes[-1] > whole:
+        raise UsageError(
+            f"contrastive.matryoshka={config.contrastive.matryoshka}: sizes must be from 1 to the embedding's {whole}"
+        )
+    program = ContrastiveProgram(
+        encoder=encoder,
+        encoder_dtype=config.encoder.dtype,
+        corpus_rows=corpus_rows,
+        block_rows=config.index.block_rows,
+        encode_rows=config.index.encode_rows,
+        seed=config.train.seed,
+        positives=positives,
+        retrieved=config.negatives.retrieved,
+        first_rank=config.negatives.first_rank,
+        last_rank=config.negatives.last_rank,
+        draw=config.negatives.draw,
+        margin=config.negatives.margin,
+        mask_known_positives=config.negatives.mask_known_positives,
+        mask_duplicates=config.negatives.mask_duplicates,
+        temperature=config.contrastive.temperature,
+        symmetric=config.contrastive.symmetric,
+        corpus_softmax=config.contrastive.corpus_softmax,
+        sizes=sizes,
+        chunk=config.contrastive.chunk,
+        write_back=config.index.write_back,
+        distillation=config.distillation.loss,
+        distillation_weight=config.distillation.weight,
+        contrastive_weight=config.distillation.contrastive_weight,
+        teacher_temperature=config.distillation.teacher_temperature,
+        typos=config.typos,
+    )
+    if program.searches and not corpus_rows:
+        raise UsageError("retrieved negatives and the corpus-wide softmax need a corpus; set --data.corpus FILE")
+    return program
+
+
+def untrained(config: ContrastiveConfig) -> tuple[str, ...]:
+    """Names of the branches of the parameters that a run does not train."""
+    return ("lexical",) if config.joint.lexical is not None else frozen_branches(config.encoder)
+
+
 def check(config: ContrastiveConfig) -> None:
     """Refuses settings that contradict each other."""
     negatives, contrastive = config.negatives, config.contrastive
+    if config.joint.lexical is not None and config.encoder.fresh_start != "random":
+        raise UsageError("encoder.fresh_start=lexical is for the lexical encoder, not for a base beside one")
+    if config.joint.lexical is not None and config.encoder.adapter is not None:
+        raise UsageError("encoder.adapter and joint.lexical do not go together; leave one of them out")
     for name in ("static", "mined", "retrieved"):
         if getattr(negatives, name) < 0:
             raise UsageError(f"negatives.{name}={getattr(negatives, name)}: must be at least 0")

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxretr import optim
 from jaxretr.config import MlmConfig, Optimizer
 from jaxretr.data.tokens import Template
 from jaxretr.data.windows import random_windows
@@ -24,9 +23,9 @@ from jaxretr.models.hf_folder import write_folder
 from jaxretr.models.layers import Params, bind, define
 from jaxretr.models.mlm import BertMaskedLm, fresh_head
 from jaxretr.objectives.mlm import MaskedBatch, mask
-from jaxretr.objectives.token_step import make_token_step, masked_sum
+from jaxretr.objectives.token_step import masked_sum
 from jaxretr.parallel import sharding
-from jaxretr.recipes.text_pretraining import LanguageModelRun, TextData
+from jaxretr.recipes.text_pretraining import LanguageModelRun, TextData, TokenPrograms
 from jaxretr.state import TrainState
 
 log = logging.getLogger(__name__)
@@ -46,22 +45,11 @@ class MlmRun(LanguageModelRun):
         data = TextData(config.data, "bert", template, workdir / "data", _LONGEST_DOCUMENT, tokenizer)
         self.start = None if start is None else next(iter(start.params.values()))["bert"]
         self.start_head = None if start is None else start.mlm_head
-        self.bert = _bert(config, None if start is None else start.config.bert, len(data.tokenizer))
-        if config.data.max_length > self.bert.max_position_embeddings:
-            raise UsageError(
-                f"{config.start}: has {self.bert.max_position_embeddings} positions, the config asks for "
-                f"{config.data.max_length}; lower data.max_length"
-            )
-        graph, _ = define(lambda rngs: BertMaskedLm(self.bert, dtype=config.dtype, rngs=rngs))
+        self.bert = mlm_bert(config, None if start is None else start.config.bert, len(data.tokenizer))
         mask_id: Any = data.tokenizer.mask_token_id
         if mask_id is None:
             raise UserError(f"{config.start}: the tokenizer has no [MASK]; give the encoder's own tokenizer")
         special = np.array(data.tokenizer.all_special_ids)
-
-        def loss(params: Params, batch: MaskedBatch, keys: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-            logits = bind(graph, params)(batch.tokens, batch.lengths, batch.positions, keys)
-            chosen = jnp.take_along_axis(logits, batch.labels[..., None], axis=-1)[..., 0]
-            return masked_sum(jax.nn.logsumexp(logits, axis=-1) - chosen, jnp.asarray(batch.weights))
 
         def batch(rows: np.ndarray, rng: np.random.Generator, training: bool) -> MaskedBatch:
             return mask(
@@ -73,9 +61,7 @@ class MlmRun(LanguageModelRun):
                 vocab_size=len(data.tokenizer),
             )
 
-        super().__init__(
-            config, mesh, self._first_parameters, loss, batch, data, chunk=config.chunk, dropout=config.dropout > 0
-        )
+        super().__init__(config, mesh, self._first_parameters, mlm_programs(config, self.bert, mesh), batch, data)
 
     def _first_parameters(self, seed: int) -> Params:
         """Those of a new encoder, or of `start`; a head that `start` lacks is drawn."""
@@ -91,12 +77,15 @@ class MlmRun(LanguageModelRun):
             return state
         log.info("%s: no head of masked language modelling; training one for %d steps", self.settings.start, steps)
         rates = Optimizer(learning_rate=self.settings.head_learning_rate, weight_decay=0.0, warmup=0.05, final=0.05)
-        optimizer = optim.build(rates, steps)
-        step = make_token_step(self.loss, optimizer, self.mesh, **self.step_settings)
+        config = dataclasses.replace(
+            self.settings, optimizer=rates, train=dataclasses.replace(self.settings.train, steps=steps)
+        )
+        programs = mlm_programs(config, self.bert, self.mesh)
         kept = {"bert": state.params["bert"]}
-        head = sharding.put(TrainState.create({"head": state.params["head"]}, optimizer, kept), self.mesh)
+        head = TrainState.create({"head": state.params["head"]}, programs.optimizer, kept)
+        head = sharding.put(head, self.mesh)
         for number in range(steps):
-            head, values = step(head, self.batch(self.config.train.steps + number))  # none that training draws
+            head, values = programs.step(head, self.batch(self.config.train.steps + number))  # none that training draws
             if (number + 1) % self.config.train.log_every == 0 or number + 1 == steps:
                 log.info("head, step %d: loss %.4f", number + 1, float(values["loss"]))
         return sharding.put(TrainState.create(head.weights, self.optimizer), self.mesh)
@@ -120,7 +109,29 @@ def backbone_of(path: str) -> DualEncoder:
     return model
 
 
-def _bert(config: MlmConfig, start: BertConfig | None, vocabulary: int) -> BertConfig:
+def mlm_programs(config: MlmConfig, bert: BertConfig, mesh: Mesh) -> TokenPrograms:
+    """The compiled programs of a run whose encoder has this shape."""
+    graph, _ = define(lambda rngs: BertMaskedLm(bert, dtype=config.dtype, rngs=rngs))
+
+    def loss(params: Params, batch: MaskedBatch, keys: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        logits = bind(graph, params)(batch.tokens, batch.lengths, batch.positions, keys)
+        chosen = jnp.take_along_axis(logits, batch.labels[..., None], axis=-1)[..., 0]
+        return masked_sum(jax.nn.logsumexp(logits, axis=-1) - chosen, jnp.asarray(batch.weights))
+
+    return TokenPrograms.of(config, loss, mesh, chunk=config.chunk, dropout=config.dropout > 0)
+
+
+def mlm_bert(config: MlmConfig, start: BertConfig | None, vocabulary: int) -> BertConfig:
+    """The shape of a run's encoder.
+
+    Args:
+      config: of the run.
+      start: the shape of what it goes on from; None: a new one.
+      vocabulary: of a new one.
+
+    Raises:
+      UsageError: windows of the text that are longer than its positions.
+    """
     shape = config.bert
     bert = start or BertConfig(
         vocab_size=vocabulary,
@@ -130,4 +141,9 @@ def _bert(config: MlmConfig, start: BertConfig | None, vocabulary: int) -> BertC
         intermediate_size=shape.intermediate_size,
         max_position_embeddings=max(512, config.data.max_length),
     )
+    if config.data.max_length > bert.max_position_embeddings:
+        raise UsageError(
+            f"{config.start}: has {bert.max_position_embeddings} positions, the config asks for "
+            f"{config.data.max_length}; lower data.max_length"
+        )
     return dataclasses.replace(bert, hidden_dropout_prob=config.dropout, attention_probs_dropout_prob=config.dropout)

@@ -18,7 +18,7 @@ from jaxretr.models.t5 import T5Config
 from jaxretr.models.t5_params import export_t5
 from jaxretr.objectives.passage_lm import Example, thinned_windows
 from jaxretr.objectives.token_step import masked_sum
-from jaxretr.recipes.text_pretraining import LanguageModelRun, TextData
+from jaxretr.recipes.text_pretraining import LanguageModelRun, TextData, TokenPrograms
 from jaxretr.state import TrainState
 
 
@@ -27,36 +27,51 @@ class PassageLmRun(LanguageModelRun):
 
     def __init__(self, config: PassageLmConfig, mesh: Mesh, workdir: Path):
         data = TextData(config.data, "t5", Template.SCORER_PASSAGE, workdir / "data", config.data.max_length)
-        shape = config.t5
-        self.t5 = T5Config(
-            vocab_size=len(data.tokenizer),
-            d_model=shape.d_model,
-            d_kv=shape.d_kv,
-            d_ff=shape.d_ff,
-            num_heads=shape.heads,
-            num_layers=shape.encoder_layers,
-            num_decoder_layers=shape.decoder_layers,
-            feed_forward_proj="relu",
-            tie_word_embeddings=True,
-        )
-        prompt = Prompt.of(data.tokenizer)
-        model = graph(self.t5, config.dtype)
-
-        def loss(params: Params, batch: Any, _: Any) -> tuple[jax.Array, jax.Array]:
-            t5 = bind(model, params)
-            tokens, lengths = encoder_input(prompt, batch.passages, batch.passage_lengths)
-            log_probs = t5.target_log_probs(batch.targets, t5.encode(tokens, lengths), lengths)
-            real = jax.numpy.arange(log_probs.shape[1]) < batch.target_lengths[:, None]
-            return masked_sum(-log_probs, real.astype(log_probs.dtype))
-
+        self.t5 = passage_lm_t5(config, len(data.tokenizer))
+        programs = passage_lm_programs(config, self.t5, Prompt.of(data.tokenizer), mesh)
         examples = Examples(config, data)
-        super().__init__(config, mesh, lambda seed: copying_start(self.t5, seed), loss, examples.batch, data)
+        super().__init__(config, mesh, lambda seed: copying_start(self.t5, seed), programs, examples.batch, data)
 
     def save_model(self, state: TrainState, folder: Path) -> None:
         """Writes a Hugging Face folder (T5ForConditionalGeneration)."""
         params: Any = jax.device_get(state.params)
         if jax.process_index() == 0:
             write_folder(folder, *export_t5(self.t5, params), self.data.tokenizer)
+
+
+def passage_lm_t5(config: PassageLmConfig, vocabulary: int) -> T5Config:
+    """The shape of a run's T5 with a vocabulary of so many entries."""
+    shape = config.t5
+    return T5Config(
+        vocab_size=vocabulary,
+        d_model=shape.d_model,
+        d_kv=shape.d_kv,
+        d_ff=shape.d_ff,
+        num_heads=shape.heads,
+        num_layers=shape.encoder_layers,
+        num_decoder_layers=shape.decoder_layers,
+        feed_forward_proj="relu",
+        tie_word_embeddings=True,
+    )
+
+
+def passage_lm_programs(config: PassageLmConfig, shape: T5Config, prompt: Prompt, mesh: Mesh) -> TokenPrograms:
+    """The compiled programs of a run whose T5 has this shape and reads this instruction."""
+    model = graph(shape, config.dtype)
+
+    def loss(params: Params, batch: Any, _: Any) -> tuple[jax.Array, jax.Array]:
+        t5 = bind(model, params)
+        tokens, lengths = encoder_input(prompt, batch.passages, batch.passage_lengths)
+        log_probs = t5.target_log_probs(batch.targets, t5.encode(tokens, lengths), lengths)
+        real = jax.numpy.arange(log_probs.shape[1]) < batch.target_lengths[:, None]
+        return masked_sum(-log_probs, real.astype(log_probs.dtype))
+
+    return TokenPrograms.of(config, loss, mesh)
+
+
+def target_width(config: PassageLmConfig, start: int) -> int:
+    """Columns of a target: the ids of "Question: ", of which there are `start`, what is drawn, and </s>."""
+    return start + config.target_length + 1
 
 
 class Examples:
@@ -67,7 +82,7 @@ class Examples:
         tokenizer = data.tokenizer
         start = tokenizer("Question: ", add_special_tokens=False)["input_ids"]
         self.start, self.end = np.array(start), tokenizer.eos_token_id
-        self.width = len(start) + config.target_length + 1
+        self.width = target_width(config, len(start))
         self.pairs = np.zeros((0, 2), np.int64)
         if config.data.pairs:
             self._read_pairs(config.data.pairs, config.data.exclude_pairs, tokenizer)

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import Mesh, NamedSharding
 
 from jaxretr import optim
@@ -20,6 +21,7 @@ from jaxretr.models.layers import Params
 from jaxretr.objectives.token_step import SumLoss, make_token_loss, make_token_step
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import DATA
+from jaxretr.recipes.whole_corpus import abstract_train_state
 from jaxretr.state import TrainState
 
 
@@ -62,6 +64,40 @@ class TextData:
         return (f"{passage.title} {passage.text}" for passage in list(self.corpus)[::every])
 
 
+class TokenPrograms(NamedTuple):
+    """The compiled programs of a language model."""
+
+    loss: SumLoss
+    optimizer: optax.GradientTransformation
+    step: Callable[..., Any]
+    """As `make_token_step` makes it."""
+    evaluation: Callable[..., Any]
+    """As `make_token_loss` makes it."""
+
+    @staticmethod
+    def of(
+        config: Config, loss: SumLoss, mesh: Mesh, *, chunk: int | None = None, dropout: bool = False
+    ) -> "TokenPrograms":
+        """Builds them.
+
+        Args:
+          config: of the run.
+          loss: of a batch.
+          mesh: the devices.
+          chunk: rows that a device takes at once.
+          dropout: whether the loss is given keys in training.
+        """
+        optimizer = optim.build(config.optimizer, config.train.steps)
+        seed = config.train.seed if dropout else None
+        step = make_token_step(loss, optimizer, mesh, chunk=chunk, dropout_seed=seed)
+        return TokenPrograms(loss, optimizer, step, make_token_loss(loss, mesh))
+
+
+def evaluation_rows(config: Config, held_out: int, mesh: Mesh) -> int:
+    """How many of the passages that are held out the evaluation takes at once; 0: there is none."""
+    return min(config.train.batch_size, held_out // mesh.shape[DATA] * mesh.shape[DATA])
+
+
 class LanguageModelRun:
     """A pretraining run as train.py sees it: a state, a step, a held-out loss.
 
@@ -69,11 +105,9 @@ class LanguageModelRun:
       config: the run's settings.
       mesh: the devices.
       parameters: makes the initial parameters from a seed.
-      loss: of a batch.
+      programs: the compiled ones.
       batch: (rows of the corpus, generator) -> a batch; called for training and, with a fixed generator, held out.
       data: the passages.
-      chunk: rows that a device takes at once.
-      dropout: whether the loss is given keys in training.
     """
 
     def __init__(
@@ -81,19 +115,13 @@ class LanguageModelRun:
         config: Config,
         mesh: Mesh,
         parameters: Callable[[int], Params],
-        loss: SumLoss,
+        programs: "TokenPrograms",
         batch: Callable[[np.ndarray, np.random.Generator, bool], Any],
         data: TextData,
-        *,
-        chunk: int | None = None,
-        dropout: bool = False,
     ):
         self.config, self.mesh, self.data = config, mesh, data
         self.parameters, self.make_batch = parameters, batch
-        self.optimizer = optim.build(config.optimizer, config.train.steps)
-        self.loss, self.step_settings = loss, {"chunk": chunk, "dropout_seed": config.train.seed if dropout else None}
-        self.train_step = make_token_step(loss, self.optimizer, mesh, **self.step_settings)
-        self.token_loss = make_token_loss(loss, mesh)
+        self.loss, self.optimizer, self.train_step, self.token_loss = programs
         self.batches = QuestionBatches(len(data.training), config.train.batch_size, config.train.seed)
 
     def inputs(self) -> dict[str, str]:
@@ -106,24 +134,20 @@ class LanguageModelRun:
 
     def abstract_state(self) -> TrainState:
         """The shapes and shardings of the state, for reading a checkpoint."""
-        params = self.parameters(self.config.train.seed)
-        state = jax.eval_shape(lambda params: TrainState.create(params, self.optimizer), params)
-        return sharding.abstract(state, self.mesh)
+        return abstract_train_state(self.parameters(self.config.train.seed), self.optimizer, self.mesh)
 
-    def step(self, state: TrainState, number: int) -> tuple[TrainState, dict[str, jax.Array]]:
-        """Training step `number`; the batch is a function of (seed, number) alone."""
-        return self.train_step(state, self.batch(number))
+    def step(self, state: TrainState, number: int, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Training step `number` with its batch."""
+        return self.train_step(state, batch)
 
     def batch(self, number: int) -> Any:
-        """The batch of step `number` on the devices."""
+        """The batch of step `number` on the devices, a function of (seed, number) alone."""
         rng = np.random.default_rng((self.config.train.seed, number))
         return self._put(self.make_batch(self.data.training[self.batches.indices(number)], rng, True))
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """Mean negative log-probability of the held-out passages' tokens, and its exponential; none if none is held out."""
-        size = min(
-            self.config.train.batch_size, len(self.data.held_out) // self.mesh.shape[DATA] * self.mesh.shape[DATA]
-        )
+        size = evaluation_rows(self.config, len(self.data.held_out), self.mesh)
         if not size:
             return {}
         rows = self.data.held_out[: len(self.data.held_out) // size * size].reshape(-1, size)

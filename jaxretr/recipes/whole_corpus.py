@@ -1,8 +1,7 @@
-"""What every run that searches a corpus shares: the encoder it starts from, the corpus on the devices, its dev set."""
+"""What every run that searches a corpus shares: its state, the corpus on the devices, its dev set."""
 
-import dataclasses
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,21 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
+from jax.typing import DTypeLike
 
-from jaxretr.config import AdapterShape, BertShape, DevData, Dtype, Typos
+from jaxretr.config import DevData, Dtype, Typos
 from jaxretr.config import Encoder as EncoderConfig
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_qrels, read_questions
 from jaxretr.data.token_store import TokenStore
-from jaxretr.data.tokens import Template, load_tokenizer, vocabulary_size
+from jaxretr.data.tokens import Template
 from jaxretr.data.typos import TypoGenerator
-from jaxretr.errors import UsageError, UserError
+from jaxretr.errors import UserError
 from jaxretr.evaluate.retrieval import retrieval_figures
-from jaxretr.models.adapter import Adapter
-from jaxretr.models.adapters import init_adapter
-from jaxretr.models.bert import BertConfig
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
+from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig
 from jaxretr.models.joint_encoder import JointConfig
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import partition
@@ -71,7 +68,8 @@ class WholeCorpus:
           stores: folder of the token stores.
           index_dtype: of the index's embeddings.
         """
-        self.mesh, self.index_dtype, self.size = mesh, index_dtype, model.config.embedding_size
+        self.mesh, self.size = mesh, model.config.embedding_size
+        self.index_dtype: Dtype = index_dtype
         self.rows = padded_rows(len(passages), mesh)
         self.store = TokenStore.build(
             stores,
@@ -81,8 +79,7 @@ class WholeCorpus:
             model.config.max_passage_length,
         )
         self.passages = corpus_tokens(self.store, self.rows, mesh)
-        self.refresh_program = make_refresh(program, mesh)
-        self.search = make_search(program, mesh, min(EVALUATED_DEPTH, program.corpus_rows))
+        self.refresh_program, self.search = index_programs(program, mesh)
 
     def refresh(self, train: TrainState, index: CorpusState) -> CorpusState:
         """Encodes all passages with the current weights; `index` is used up."""
@@ -94,17 +91,36 @@ class WholeCorpus:
 
     def abstract_index(self) -> CorpusState:
         """The index's shapes and shardings."""
-        rows = NamedSharding(self.mesh, sharding.ROWS)
-        return sharding.abstract(jax.eval_shape(self._empty_index), self.mesh, rows)
+        return abstract_index(self.rows, self.size, self.index_dtype, self.mesh)
 
     def _empty_index(self) -> CorpusState:
+        shapes = self.abstract_index()
         make = jax.jit(
-            lambda: CorpusState(
-                jnp.zeros((self.rows, self.size), self.index_dtype), jnp.zeros((self.rows,), jnp.int32)
-            ),
+            lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
             out_shardings=NamedSharding(self.mesh, sharding.ROWS),
         )
         return make()
+
+
+def index_programs(program: IndexProgram, mesh: Mesh) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The compiled programs around a run's index: `make_refresh`'s, and `make_search`'s at the evaluated depth."""
+    return make_refresh(program, mesh), make_search(program, mesh, min(EVALUATED_DEPTH, program.corpus_rows))
+
+
+def abstract_index(rows: int, size: int, dtype: Dtype, mesh: Mesh) -> CorpusState:
+    """The shapes and shardings of an index of `rows` embeddings of `size` dimensions."""
+    return CorpusState(abstract_rows(mesh, dtype, rows, size), abstract_rows(mesh, "int32", rows))
+
+
+def abstract_rows(mesh: Mesh, dtype: DTypeLike, *shape: int) -> Any:
+    """The shape of an array that is split by row."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, sharding.ROWS))
+
+
+def evaluation_batch(mesh: Mesh) -> int:
+    """How many dev questions are searched for at once."""
+    devices = mesh.shape[DATA]
+    return -(-EVALUATION_BATCH // devices) * devices
 
 
 class DevSet:
@@ -147,8 +163,7 @@ class DevSet:
     def _of_rows(
         self, store: TokenStore, train: TrainState, whole: WholeCorpus, index: CorpusState
     ) -> dict[str, float]:
-        devices = self.mesh.shape[DATA]
-        batch = -(-EVALUATION_BATCH // devices) * devices
+        batch = evaluation_batch(self.mesh)
         found = []
         for start in range(0, len(self.questions), batch):
             rows = store.padded(start, start + batch, width_of(store))
@@ -171,90 +186,6 @@ def _dev_questions(questions_path: str, qrels_path: str | None) -> tuple[list[Qu
     return judged, qrels
 
 
-def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
-    """The dual encoder that a run starts from, with the config's pooling, lengths and dropout.
-
-    Args:
-      config: which, or the shape of a new one.
-      seed: of the weights of a new one.
-    """
-    if config.fresh is None and config.fresh_start != "random":
-        raise UsageError("encoder.fresh_start says how new weights are drawn; set encoder.fresh as well")
-    if config.fresh is None:
-        model = DualEncoder.from_pretrained(
-            config.path, passage_path=config.passage_path, shared=config.shared, pooling=config.pooling
-        )
-    else:
-        model = _fresh_encoder(config, config.fresh, seed)
-    bert = dataclasses.replace(
-        model.config.bert, hidden_dropout_prob=config.dropout, attention_probs_dropout_prob=config.dropout
-    )
-    longest = max(config.max_question_length, config.max_passage_length)
-    if longest > bert.max_position_embeddings:
-        raise UsageError(
-            f"{config.path}: has {bert.max_position_embeddings} positions, the config asks for {longest}; "
-            "lower encoder.max_passage_length or encoder.max_question_length"
-        )
-    if config.adapter is not None:
-        model = with_new_adapters(model, config.adapter, seed)
-    settings = dataclasses.replace(
-        model.config,
-        bert=bert,
-        normalise=config.normalise,
-        max_question_length=config.max_question_length,
-        max_passage_length=config.max_passage_length,
-    )
-    if vocabulary_size(model.tokenizer) > bert.vocab_size:
-        raise UserError(f"{config.path}: the tokenizer has more entries than the model; use the model's own tokenizer")
-    return DualEncoder(settings, model.params, model.tokenizer, mlm_head=model.mlm_head)
-
-
-def with_new_adapters(model: DualEncoder, shape: AdapterShape, seed: int) -> DualEncoder:
-    """The model with adapters of this shape; those that it has already, if they have that shape."""
-    if model.config.adapter is not None and model.config.adapter.equals(shape):
-        return model.unmerge_lora()
-    if model.config.adapter is not None:
-        raise UsageError(
-            "encoder.adapter has another shape than the adapters that encoder.path has already; give the same shape to "
-            "train them on, or a path without adapters"
-        )
-    if not model.config.bert.num_hidden_layers:
-        raise UsageError("encoder.adapter: the encoder has no layers to put adapters into; leave it out")
-    try:
-        modules = init_adapter(shape, model.config.bert, seed)
-    except ValueError as error:
-        raise UsageError(f"encoder.adapter: {error}") from None
-    # Each tower has its own, and they begin equal, as the towers do.
-    return Adapter(shape, {"shared": modules}).put_into(model)
-
-
-def _fresh_encoder(config: EncoderConfig, shape: BertShape, seed: int) -> DualEncoder:
-    """An encoder with newly drawn weights that reads the tokens of `config.path`."""
-    if config.passage_path is not None:
-        raise UsageError(
-            "encoder.passage_path brings weights, and encoder.fresh draws them anew; leave one of them out"
-        )
-    if shape.hidden_size % max(1, shape.heads):
-        raise UsageError(f"encoder.fresh: {shape.heads} heads do not divide a hidden size of {shape.hidden_size}")
-    tokenizer = load_tokenizer(config.path)
-    bert = BertConfig(
-        vocab_size=vocabulary_size(tokenizer),
-        hidden_size=shape.hidden_size,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        intermediate_size=shape.intermediate_size,
-        max_position_embeddings=max(config.max_question_length, config.max_passage_length),
-    )
-    settings = DualEncoderConfig(
-        bert,
-        shared=config.shared,
-        pooling=config.pooling,
-        max_question_length=config.max_question_length,
-        max_passage_length=config.max_passage_length,
-    )
-    return DualEncoder(settings, init_params(settings, seed), tokenizer)
-
-
 def initial_state(model: Model, optimizer, mesh: Mesh, frozen: Collection[str] = ()) -> TrainState:
     """The state before the first step, on the devices; the branches named `frozen` are not trained."""
     # A copy: the first step donates these buffers, and the model keeps its own.
@@ -262,10 +193,10 @@ def initial_state(model: Model, optimizer, mesh: Mesh, frozen: Collection[str] =
     return sharding.put(TrainState.create(params, optimizer, kept), mesh)
 
 
-def abstract_train_state(model: Model, optimizer, mesh: Mesh, frozen: Collection[str] = ()) -> TrainState:
-    """The shapes and shardings of `initial_state`."""
-    params, kept = partition(model.params, frozen)
-    return sharding.abstract(jax.eval_shape(lambda: TrainState.create(params, optimizer, kept)), mesh)
+def abstract_train_state(params: Params, optimizer, mesh: Mesh, frozen: Collection[str] = ()) -> TrainState:
+    """The shapes and shardings of `initial_state`; of `params` too only the shapes are read."""
+    state = jax.eval_shape(lambda *parts: TrainState.create(parts[0], optimizer, parts[1]), *partition(params, frozen))
+    return sharding.abstract(state, mesh)
 
 
 def save_encoder(model: DualEncoder, train: TrainState, folder: Path) -> None:
@@ -295,8 +226,13 @@ def corpus_tokens(store: TokenStore, rows: int, mesh: Mesh) -> CorpusTokens:
 
 
 def width_of(store: TokenStore) -> int:
-    """The longest row, rounded up so that few widths are ever compiled."""
-    return -(-max(1, store.max_row_length) // 8) * 8
+    """The columns that hold a store's longest row."""
+    return columns(store.max_row_length)
+
+
+def columns(longest: int) -> int:
+    """The length of a longest row, rounded up so that few widths are ever compiled."""
+    return -(-max(1, longest) // 8) * 8
 
 
 def select(store: TokenStore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

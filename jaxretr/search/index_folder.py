@@ -169,15 +169,19 @@ def _read_metadata(path: Path, n: int, fields: list[str]) -> dict[str, list[Any]
     return columns
 
 
-def read_ids(path: Path, n: int, remedy: str = "save the index again") -> list[str]:
-    """Reads n ids, one JSON string a line; raises UserError with `remedy` where the file is not that."""
-    ids = []
+def read_ids(path: Path, n: int, remedy: str = "save the index again", wanted: np.ndarray | None = None) -> list[str]:
+    """Reads n ids, one JSON string a line; raises UserError with `remedy` where the file is not that.
+
+    Those of the rows that `wanted` (bool [n]) names, if it is given, are returned.
+    """
+    ids, number = [], 0
     for number, name in _json_lines(path, remedy):
         if not isinstance(name, str):
             raise UserError(f"{path}:{number}: not a JSON string; {remedy}")
-        ids.append(name)
-    if len(ids) != n:
-        raise UserError(f"{path}: {len(ids)} ids for {n} embeddings; {remedy}")
+        if wanted is None or (number <= n and wanted[number - 1]):
+            ids.append(name)
+    if number != n:
+        raise UserError(f"{path}: {number} ids for {n} embeddings; {remedy}")
     return ids
 
 

@@ -77,20 +77,17 @@ def search_slabs(
     # No questions are searched as one, so that the result gets its shape like any other.
     starts = range(0, max(len(queries), 1), QUERY_BUCKETS[-1])
     chunks = [queries[start : start + QUERY_BUCKETS[-1]] for start in starts]
-    searches: list[HostSearch | _CompiledSearch] = []
+    searches: list[_HostSearch | _CompiledSearch] = []
     n = 0
     for slab in slabs:
         searches = searches or [
-            HostSearch(chunk, k)
+            _HostSearch(chunk, k)
             if _on_host(mesh, slab, len(chunk), k)
             else _CompiledSearch(mesh, chunk, k, block_rows, query_dtype)
             for chunk in chunks
         ]
         before = None
         for search in searches:
-            if isinstance(search, HostSearch):
-                _search_on_host(search, slab, n)
-                continue
             search.add(slab, n)
             # Two batches at most are under way: each takes memory for its scores.
             if before is not None:
@@ -135,20 +132,34 @@ class _CompiledSearch:
         return scores, rows
 
 
+class _HostSearch:
+    """The same by this process's processor, without XLA; see `HostSearch`."""
+
+    def __init__(self, queries: np.ndarray, k: int):
+        self._search = HostSearch(queries, k)
+
+    def add(self, slab: Slab, first: int) -> None:
+        """Searches a slab whose first row has this number."""
+        allowed = None if slab.allowed is None else np.asarray(slab.allowed)
+        shards = {shard.index[0].indices(len(slab.rows))[0]: shard.data for shard in slab.rows.addressable_shards}
+        for start, shard in sorted(shards.items()):
+            rows = np.asarray(shard)[: max(0, slab.count - start)]  # a view of the device's memory, without padding
+            if len(rows):
+                mask = None if allowed is None else allowed[start : start + len(rows)]
+                self._search.add(rows, first + start, mask)
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+    def result(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns scores float32 [B, k] and rows int32 [B, k]; missing ones are -inf and NO_ROW."""
+        return self._search.result()
+
+
 def _on_host(mesh: Mesh, slab: Slab, batch: int, k: int) -> bool:
     """Whether the slab's devices are this process's processor, and it is faster without XLA."""
     on_cpu = mesh.devices.flat[0].platform == "cpu" and not mesh.is_multi_process
     return on_cpu and slab.rows.dtype == np.float32 and suits(slab.rows.shape[0] // mesh.shape[DATA], batch, k)
-
-
-def _search_on_host(search: HostSearch, slab: Slab, first: int) -> None:
-    allowed = None if slab.allowed is None else np.asarray(slab.allowed)
-    shards = {shard.index[0].indices(len(slab.rows))[0]: shard.data for shard in slab.rows.addressable_shards}
-    for start, shard in sorted(shards.items()):
-        rows = np.asarray(shard)[: max(0, slab.count - start)]  # a view of the device's memory, without padding
-        if len(rows):
-            mask = None if allowed is None else allowed[start : start + len(rows)]
-            search.add(rows, first + start, mask)
 
 
 def cut_to_slabs(

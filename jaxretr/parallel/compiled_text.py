@@ -12,7 +12,8 @@ _CALLED = re.compile(r"(?:condition|body|to_apply|calls|true_computation|false_c
 _CALLED_LISTS = re.compile(r"(?:branch_computations|called_computations)=\{([^}]*)\}")
 _LOOP = re.compile(r" while\(.*condition=%?([\w.-]+), body=%?([\w.-]+)")
 # The "-done" half of an asynchronous collective is left out: it is the same one again.
-_COLLECTIVE = re.compile(rf"= (.*?) ({_COLLECTIVES})(?:-start)?\(")
+_COLLECTIVE = re.compile(rf"= (.*?) ({_COLLECTIVES})(-start)?\(")
+_GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\])")
 _ARRAY = re.compile(r"\b(pred|bf16|[fsu]\d+)\[([\d,]*)\]")
 
 
@@ -25,12 +26,32 @@ class Array:
     def elements(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def bytes(self) -> int:
+        return self.elements * max(1, int("".join(filter(str.isdigit, self.dtype)) or 8) // 8)
+
 
 @dataclass(frozen=True)
 class Collective:
+    """One collective operation.
+
+    Attributes:
+      kind: "all-reduce", "all-gather", ...
+      results: what a device has of it afterwards.
+      in_loop: whether it stands in the body of a loop.
+      devices: how many take part in a group.
+    """
+
     kind: str
     results: tuple[Array, ...]
     in_loop: bool
+    devices: int = 1
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole arrays that are reduced or gathered."""
+        factor = self.devices if self.kind == "reduce-scatter" else 1
+        return factor * sum(array.bytes for array in self.results)
 
 
 class Program:
@@ -62,7 +83,7 @@ class Program:
                 inside.add(name)
                 waiting.extend(calls[name])
         self.collectives = [
-            Collective(found[2], tuple(arrays(found[1])), name in inside)
+            Collective(found[2], _results(found), name in inside, _group_size(line))
             for name, lines in computations.items()
             for line in lines
             if (found := _COLLECTIVE.search(line)) and not _goes_on(line, lines)
@@ -88,6 +109,22 @@ def _goes_on(line: str, computation: list[str]) -> bool:
     TPUs can spread a collective over other work: a chain of pieces from AsyncCollectiveStart to AsyncCollectiveDone.
     """
     return "chain_id=" in line and not any("AsyncCollectiveStart" in other for other in computation)
+
+
+def _results(found: re.Match[str]) -> tuple[Array, ...]:
+    """What a collective gives; the first half of some asynchronous ones names the operands as well."""
+    named = arrays(found[1])
+    if found[3] and found[2] in ("all-gather", "collective-permute"):
+        named = [array for array in named if array.dtype != "u32" or array.shape]
+        named = named[len(named) // 2 :]
+    return tuple(named)
+
+
+def _group_size(line: str) -> int:
+    found = _GROUPS.search(line)
+    if found is None:
+        return 1
+    return int(found[2]) if found[2] else found[1].count(",") + 1
 
 
 def _called(line: str) -> list[str]:

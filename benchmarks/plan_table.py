@@ -1,0 +1,151 @@
+"""What every system needs on slices of TPUs: the table of tpu/README.md, from programs compiled ahead of time.
+
+    python benchmarks/plan_table.py > table.md                      # minutes a system and a slice; no TPU is needed
+    python benchmarks/plan_table.py --systems art,ddr_dam --topologies v5e:4x4 --json plans.json
+
+Memory is of one chip, in GiB: what a group of arrays takes, and the most that the step takes with all that the run holds
+beside it. Seconds are what the matrix products of a step take at the chip's peak, a lower bound; chip-hours are those of
+the whole run at a share of the peak (--utilisation), which is an assumption, not a measurement.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxretr.parallel.tpu_environment import compile_for_tpus
+
+if __name__ == "__main__":
+    compile_for_tpus()
+
+from jaxretr import config as configuration
+from jaxretr.parallel.topologies import topology
+from jaxretr.plan import GIB, Plan, plan
+from jaxretr.recipes.corpus_sizes import corpus_size
+
+if TYPE_CHECKING:
+    from jaxretr.config import Config
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+class System(NamedTuple):
+    """A published recipe as it is planned.
+
+    Attributes:
+      what: for people.
+      config: file in configs/.
+      settings: of it that stand in for models that other runs make first; shapes alone count here.
+      passages: where neither the corpus nor its name tells how many.
+    """
+
+    what: str
+    config: str
+    settings: tuple[str, ...] = ()
+    passages: int | None = None
+
+
+BASE = "bert-base-uncased"
+SYSTEMS = {
+    "art": System("ART, T0-3B, 21M passages", "art_nq_t0_3b.py"),
+    "dpr": System("DPR, in-batch negatives, 1M passages", "dpr_nq.py", passages=1_000_000),
+    "dpr_retrieved": System("DPR, retrieved negatives, MS MARCO", "dpr_msmarco.py"),
+    "spar_lexical": System("SPAR, lexical encoder, 21M passages", "spar_wiki_lexical.py"),
+    "spar_joint": System(
+        "SPAR, base beside a frozen lexical encoder, 1M passages",
+        "dpr_nq.py",
+        ("--joint.lexical", BASE),
+        passages=1_000_000,
+    ),
+    "ddr_dam": System("DDR, domain module (MLM), MS MARCO", "ddr_msmarco_dam.py"),
+    "ddr_rem": System("DDR, relevance module, MS MARCO", "ddr_msmarco_rem.py", ("--encoder.path", BASE)),
+    "typos": System("typo-robust DPR, MS MARCO", "typos_msmarco.py"),
+}
+TOPOLOGIES = ("v5e:4x4", "v5e:8x8", "v5p:2x2x2")
+
+
+def plan_system(name: str, slice_name: str, programs: Sequence[str], settings: Sequence[str]) -> "tuple[Config, Plan]":
+    """Plans one system on one slice.
+
+    Args:
+      name: among SYSTEMS.
+      slice_name: as for `jaxretr train --topology`.
+      programs: names of those to compile; all if there are none.
+      settings: further ones of the config, as they are typed.
+    """
+    system = SYSTEMS[name]
+    config = configuration.load(CONFIGS / system.config, (*system.settings, *settings))
+    size = corpus_size(config, system.passages)
+    return config, plan(config, topology(slice_name), size, topology=slice_name, programs=programs)
+
+
+def row(name: str, config: "Config", planned: Plan, utilisation: float) -> str:
+    """One line of the table."""
+    step = next(program for program in planned.programs if program.name == "step")
+    held = {**step.groups, **step.beside}
+
+    def gib(*groups: str) -> str:
+        return f"{sum(held.get(group, 0) for group in groups) / GIB:.2f}"
+
+    moved = sum(collective.bytes for collective in step.collectives) / 2**20
+    seconds = step.seconds or 0.0
+    hours = seconds / utilisation * config.train.steps * planned.chips / 3600
+    cells = [
+        SYSTEMS[name].what,
+        planned.topology,
+        f"{config.train.batch_size}",
+        gib("parameters", "frozen parameters"),
+        gib("optimizer state"),
+        gib("corpus tokens"),
+        gib("index embeddings"),
+        gib("scorer"),
+        "-" if step.temporaries is None else f"{step.temporaries / GIB:.2f}",
+        f"{step.peak / GIB:.2f} of {(planned.capacity or 0) / GIB:.2f}" + ("" if step.fits else " (does not fit)"),
+        "-" if step.loops is None else f"{moved:.0f}",
+        f"{step.flops / 1e12:,.0f}",
+        f"{seconds:.3f}",
+        f"{hours:,.0f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+HEAD = (
+    "| system | slice | batch | parameters | optimizer | tokens | index | scorer | temporaries | peak GiB a chip "
+    "| collectives MiB a step | TFLOP a step | s a step at peak | chip-hours at {:.0%} |"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="(default: %(default)s)")
+    parser.add_argument("--topologies", default=",".join(TOPOLOGIES), help="(default: %(default)s)")
+    parser.add_argument("--programs", default="step", help='names, "" for all (default: %(default)s)')
+    parser.add_argument("--utilisation", type=float, default=0.4, help="share of the peak (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="programs compiled at once (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write all that was measured there as well")
+    args, settings = parser.parse_known_args()  # What is left are settings of the configs, --section.key VALUE.
+    chosen = [(name, place) for place in args.topologies.split(",") for name in args.systems.split(",")]
+    plans: dict[str, Any] = {}
+    print(HEAD.format(args.utilisation))
+    print("|---|---|" + "---:|" * 12, flush=True)
+
+    def run(pair: tuple[str, str]) -> Any:
+        return plan_system(*pair, list(filter(None, args.programs.split(","))), settings)
+
+    call: Callable[..., Any] = run
+    with ThreadPoolExecutor(args.threads) as pool:
+        for (name, place), (config, planned) in zip(chosen, pool.map(call, chosen), strict=True):
+            if any(program.name == "step" for program in planned.programs):
+                print(row(name, config, planned, args.utilisation), flush=True)
+            plans[f"{name} {place}"] = dataclasses.asdict(planned)
+    if args.json:
+        Path(args.json).write_text(json.dumps(plans))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

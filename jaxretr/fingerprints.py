@@ -1,0 +1,51 @@
+"""What decides the numbers of a store of embeddings, as hashes: the model and the texts."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from jaxretr.data.corpus import Corpus, content_fingerprint
+from jaxretr.data.corpus_stream import CorpusStream
+from jaxretr.data.questions import Question
+from jaxretr.data.tokens import tokenizer_fingerprint
+from jaxretr.models.combined_encoder import CombinedEncoder
+from jaxretr.models.dual_encoder import DualEncoder, Side
+
+
+def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "passage") -> str:
+    """A sha256 (hexadecimal) over all that decides an encoder's embeddings of one side.
+
+    A dual encoder has one for both sides, over both towers. A combined encoder's weights decide its questions' vectors
+    alone, so passages that were encoded with some weights are those of the same parts with any others.
+    """
+    if isinstance(encoder, CombinedEncoder):
+        parts = [model_fingerprint(part) for part in encoder.parts]
+        weights = encoder.config.weights if side == "question" else None
+        return hashlib.sha256(json.dumps([encoder.config.how, parts, weights]).encode()).hexdigest()
+    config = dataclasses.asdict(encoder.config)
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"):
+        config["bert"].pop(name)  # Only training heeds these.
+    if encoder.config.embedding_size == encoder.config.full_size:
+        config.pop("truncate_dim")  # Nothing is cut; and older stores' fingerprints know nothing of it.
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    digest.update(tokenizer_fingerprint(encoder.tokenizer).encode())
+    leaves: dict[str, Any] = flatten_dict(encoder.params, sep=".")  # pyright: ignore[reportAssignmentType]
+    for name in sorted(leaves):
+        array = np.ascontiguousarray(leaves[name], np.float32)
+        digest.update(f"{name}{array.shape}".encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def texts_fingerprint(content: Corpus | CorpusStream | Sequence[Question]) -> str:
+    """A sha256 (hexadecimal) over ids and texts (and titles), in their order."""
+    if isinstance(content, CorpusStream):
+        return content.fingerprint
+    if isinstance(content, Corpus):
+        return content.fingerprint()
+    return content_fingerprint([question.id for question in content], [question.text for question in content])

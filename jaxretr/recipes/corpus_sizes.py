@@ -1,0 +1,76 @@
+"""How many passages a run will have, told without reading them onto devices: counted, given, or known by the name."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxretr.config import ArtConfig, Config, ContrastiveConfig
+from jaxretr.data.corpus import iter_passages
+from jaxretr.errors import UserError
+from jaxretr.recipes.run_examples import read_run_examples
+
+# Published sizes of the collections that go by these names, without suffixes.
+WELL_KNOWN = {
+    "psgs_w100": 21_015_324,  # DPR's Wikipedia (Karpukhin et al. 2020, section 4.1)
+    "msmarco": 8_841_823,  # MS MARCO passages, as a BEIR folder
+    "collection": 8_841_823,  # and as published
+}
+
+
+class CorpusSize(NamedTuple):
+    """The passages of a run."""
+
+    passages: int
+    """On the devices."""
+    searched: int
+    """Of them the corpus; 0: there is none, and nothing is searched."""
+    source: str
+    """Where the number comes from, for people."""
+
+
+def corpus_size(config: Config, passages: int | None = None) -> CorpusSize:
+    """The number of a run's passages.
+
+    Args:
+      config: of the run.
+      passages: what the user says; None: counted where the files are, or known by the corpus's name.
+
+    Raises:
+      UserError: neither a number, nor files, nor a known name; or a file that cannot be read.
+    """
+    if isinstance(config, ArtConfig):
+        paths = [config.data.corpus]
+    elif isinstance(config, ContrastiveConfig):
+        paths = _contrastive_paths(config)
+    else:
+        return CorpusSize(0, 0, "none on the devices")
+    if passages is not None:
+        return CorpusSize(passages, passages if paths else 0, "as given with --passages")
+    if not paths:
+        assert isinstance(config, ContrastiveConfig)
+        if not Path(config.data.train).exists():
+            raise _unknown(config.data.train)
+        examples = read_run_examples(config)
+        return CorpusSize(len(examples.passages), examples.corpus_rows, f"counted in {config.data.train}")
+    if all(Path(path).exists() for path in paths):
+        total = sum(1 for path in paths for _ in iter_passages(path, skip_bad=True))
+        return CorpusSize(total, total, f"counted in {', '.join(paths)}")
+    first, *others = paths
+    name = Path(first).name.split(".")[0]
+    if others or name not in WELL_KNOWN:
+        raise _unknown(next(path for path in paths if not Path(path).exists()))
+    return CorpusSize(WELL_KNOWN[name], WELL_KNOWN[name], f"{first} is not here; that is the published '{name}'")
+
+
+def _contrastive_paths(config: ContrastiveConfig) -> list[str]:
+    """The files of the corpus; none where the training file brings its passages along."""
+    data = config.data
+    if data.corpus is not None:
+        return [data.corpus, *data.more_corpora]
+    train = Path(data.train)
+    # A BEIR folder is its own corpus; where it is not here yet, a name without a suffix is taken for one.
+    folder = train.is_dir() or not (train.exists() or train.suffix)
+    return [data.train] if folder else []
+
+
+def _unknown(path: str) -> UserError:
+    return UserError(f"{path}: no such file, so that its passages cannot be counted; say how many with --passages N")

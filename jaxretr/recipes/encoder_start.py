@@ -1,0 +1,135 @@
+"""The dual encoder that a run starts from: loaded, or drawn anew, with the config's settings and adapters."""
+
+import dataclasses
+
+from jaxretr.config import AdapterShape, BertShape
+from jaxretr.config import Encoder as EncoderConfig
+from jaxretr.data.tokens import load_tokenizer, vocabulary_size
+from jaxretr.errors import UsageError, UserError
+from jaxretr.models.adapter import Adapter
+from jaxretr.models.adapters import check_shape, dense_sizes, init_adapter
+from jaxretr.models.bert import BertConfig
+from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
+from jaxretr.models.model_shapes import encoder_shape, vocabulary_of
+
+
+def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
+    """The dual encoder that a run starts from, with the config's pooling, lengths and dropout.
+
+    Args:
+      config: which, or the shape of a new one.
+      seed: of the weights of a new one.
+    """
+    _check(config)
+    if config.fresh is None:
+        model = DualEncoder.from_pretrained(
+            config.path, passage_path=config.passage_path, shared=config.shared, pooling=config.pooling
+        )
+    else:
+        tokenizer = load_tokenizer(config.path)
+        settings = _fresh(config, config.fresh, vocabulary_size(tokenizer))
+        model = DualEncoder(settings, init_params(settings, seed), tokenizer)
+    settings = _settings(config, model.config)
+    if config.adapter is not None:
+        model = with_new_adapters(model, config.adapter, seed)
+        settings = dataclasses.replace(settings, adapter=model.config.adapter, lora_merged=model.config.lora_merged)
+    if vocabulary_size(model.tokenizer) > settings.bert.vocab_size:
+        raise UserError(f"{config.path}: the tokenizer has more entries than the model; use the model's own tokenizer")
+    return DualEncoder(settings, model.params, model.tokenizer, mlm_head=model.mlm_head)
+
+
+def encoder_config(config: EncoderConfig) -> DualEncoderConfig:
+    """The configuration of what `load_encoder` loads, told without any weights.
+
+    Raises:
+      UserError: the encoder's shape is not known here, see `encoder_shape`.
+    """
+    _check(config)
+    if config.fresh is None:
+        model = encoder_shape(
+            config.path, passage_path=config.passage_path, shared=config.shared, pooling=config.pooling
+        )
+    else:
+        model = _fresh(config, config.fresh, vocabulary_of(config.path))
+    settings = _settings(config, model)
+    return settings if config.adapter is None else _adapted(settings, config.adapter)
+
+
+def _check(config: EncoderConfig) -> None:
+    if config.fresh is None and config.fresh_start != "random":
+        raise UsageError("encoder.fresh_start says how new weights are drawn; set encoder.fresh as well")
+
+
+def _settings(config: EncoderConfig, model: DualEncoderConfig) -> DualEncoderConfig:
+    """A model's configuration with what the run's config says."""
+    longest = max(config.max_question_length, config.max_passage_length)
+    if longest > model.bert.max_position_embeddings:
+        raise UsageError(
+            f"{config.path}: has {model.bert.max_position_embeddings} positions, the config asks for {longest}; "
+            "lower encoder.max_passage_length or encoder.max_question_length"
+        )
+    bert = dataclasses.replace(
+        model.bert, hidden_dropout_prob=config.dropout, attention_probs_dropout_prob=config.dropout
+    )
+    return dataclasses.replace(
+        model,
+        bert=bert,
+        normalise=config.normalise,
+        max_question_length=config.max_question_length,
+        max_passage_length=config.max_passage_length,
+    )
+
+
+def with_new_adapters(model: DualEncoder, shape: AdapterShape, seed: int) -> DualEncoder:
+    """The model with adapters of this shape; those that it has already, if they have that shape."""
+    if _adapted(model.config, shape).adapter is model.config.adapter:
+        return model.unmerge_lora()
+    # Each tower has its own, and they begin equal, as the towers do.
+    return Adapter(shape, {"shared": init_adapter(shape, model.config.bert, seed)}).put_into(model)
+
+
+def _adapted(model: DualEncoderConfig, shape: AdapterShape) -> DualEncoderConfig:
+    """The configuration with adapters of this shape.
+
+    Raises:
+      UsageError: the model has adapters of another shape, or no place for these.
+    """
+    if model.adapter is not None and model.adapter.equals(shape):
+        return dataclasses.replace(model, lora_merged=False)
+    if model.adapter is not None:
+        raise UsageError(
+            "encoder.adapter has another shape than the adapters that encoder.path has already; give the same shape to "
+            "train them on, or a path without adapters"
+        )
+    if not model.bert.num_hidden_layers:
+        raise UsageError("encoder.adapter: the encoder has no layers to put adapters into; leave it out")
+    try:
+        check_shape(shape, dense_sizes(model.bert))
+    except ValueError as error:
+        raise UsageError(f"encoder.adapter: {error}") from None
+    return dataclasses.replace(model, adapter=shape, lora_merged=False)
+
+
+def _fresh(config: EncoderConfig, shape: BertShape, vocabulary: int) -> DualEncoderConfig:
+    """An encoder whose weights are drawn anew, and which reads the tokens of `config.path`."""
+    if config.passage_path is not None:
+        raise UsageError(
+            "encoder.passage_path brings weights, and encoder.fresh draws them anew; leave one of them out"
+        )
+    if shape.hidden_size % max(1, shape.heads):
+        raise UsageError(f"encoder.fresh: {shape.heads} heads do not divide a hidden size of {shape.hidden_size}")
+    bert = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=shape.intermediate_size,
+        max_position_embeddings=max(config.max_question_length, config.max_passage_length),
+    )
+    return DualEncoderConfig(
+        bert,
+        shared=config.shared,
+        pooling=config.pooling,
+        max_question_length=config.max_question_length,
+        max_passage_length=config.max_passage_length,
+    )
