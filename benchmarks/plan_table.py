@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,6 +23,7 @@ if __name__ == "__main__":
     compile_for_tpus()
 
 from jaxretr import config as configuration
+from jaxretr.compiled_facts import KnownPrograms
 from jaxretr.parallel.topologies import topology
 from jaxretr.plan import GIB, Plan, plan
 from jaxretr.recipes.corpus_sizes import corpus_size
@@ -68,19 +69,29 @@ SYSTEMS = {
 TOPOLOGIES = ("v5e:4x4", "v5e:8x8", "v5p:2x2x2")
 
 
-def plan_system(name: str, slice_name: str, programs: Sequence[str], settings: Sequence[str]) -> "tuple[Config, Plan]":
+def config_of(name: str, settings: Sequence[str] = ()) -> "Config":
+    """The config of a system.
+
+    Args:
+      name: among SYSTEMS.
+      settings: further ones, as they are typed.
+    """
+    system = SYSTEMS[name]
+    return configuration.load(CONFIGS / system.config, (*system.settings, *settings))
+
+
+def plan_system(name: str, config: "Config", slice_name: str, programs: Sequence[str], known: KnownPrograms) -> Plan:
     """Plans one system on one slice.
 
     Args:
       name: among SYSTEMS.
+      config: its own.
       slice_name: as for `jaxretr train --topology`.
       programs: names of those to compile; all if there are none.
-      settings: further ones of the config, as they are typed.
+      known: programs that need not be compiled again.
     """
-    system = SYSTEMS[name]
-    config = configuration.load(CONFIGS / system.config, (*system.settings, *settings))
-    size = corpus_size(config, system.passages)
-    return config, plan(config, topology(slice_name), size, topology=slice_name, programs=programs)
+    size = corpus_size(config, SYSTEMS[name].passages)
+    return plan(config, topology(slice_name), size, topology=slice_name, programs=programs, known=known)
 
 
 def row(name: str, config: "Config", planned: Plan, utilisation: float) -> str:
@@ -126,25 +137,32 @@ def main() -> None:
     parser.add_argument("--programs", default="step", help='names, "" for all (default: %(default)s)')
     parser.add_argument("--utilisation", type=float, default=0.4, help="share of the peak (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="programs compiled at once (default: %(default)s)")
+    parser.add_argument("--known", metavar="FILE", help="programs compiled before; those compiled now are added")
     parser.add_argument("--json", metavar="FILE", help="write all that was measured there as well")
     args, settings = parser.parse_known_args()  # What is left are settings of the configs, --section.key VALUE.
     chosen = [(name, place) for place in args.topologies.split(",") for name in args.systems.split(",")]
+    known = KnownPrograms(Path(args.known) if args.known else None)
     plans: dict[str, Any] = {}
     print(HEAD.format(args.utilisation))
     print("|---|---|" + "---:|" * 12, flush=True)
 
-    def run(pair: tuple[str, str]) -> Any:
-        return plan_system(*pair, list(filter(None, args.programs.split(","))), settings)
+    # One after the other, before there are threads: a config is a program, and while its settings are read stderr is caught.
+    configs = {name: config_of(name, settings) for name in args.systems.split(",")}
 
-    call: Callable[..., Any] = run
+    def run(pair: tuple[str, str]) -> Plan:
+        name, place = pair
+        return plan_system(name, configs[name], place, list(filter(None, args.programs.split(","))), known)
+
     with ThreadPoolExecutor(args.threads) as pool:
-        for (name, place), (config, planned) in zip(chosen, pool.map(call, chosen), strict=True):
+        for (name, place), planned in zip(chosen, pool.map(run, chosen), strict=True):
             if any(program.name == "step" for program in planned.programs):
-                print(row(name, config, planned, args.utilisation), flush=True)
+                print(row(name, configs[name], planned, args.utilisation), flush=True)
             plans[f"{name} {place}"] = dataclasses.asdict(planned)
     if args.json:
         Path(args.json).write_text(json.dumps(plans))
     sys.stdout.flush()
+    if args.known:
+        print(f"compiled anew: {len(known.compiled)} programs", *known.compiled, sep="\n", file=sys.stderr)
 
 
 if __name__ == "__main__":

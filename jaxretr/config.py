@@ -476,6 +476,8 @@ KINDS: dict[str, type[Config]] = {
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Runs an experiment file's `config()` and applies command-line overrides.
 
+    Not in several threads at once: the file is run as a program, and stderr is caught meanwhile.
+
     Args:
       path: a Python file that defines `config() -> Config`.
       overrides: words like "--optimizer.learning-rate" "3e-5".

@@ -5,18 +5,16 @@ No weights, no data and no corpus come near a device: all arguments are shapes (
 
 import logging
 import math
-import re
-from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
+from jaxretr.compiled_facts import CollectivePlan, KnownPrograms
 from jaxretr.config import ArtConfig, Config, ContrastiveConfig, MlmConfig
 from jaxretr.errors import UsageError
 from jaxretr.matmul_flops import matmul_flops
-from jaxretr.parallel.compiled_text import Program
 from jaxretr.parallel.mesh import DATA, make_mesh
 from jaxretr.parallel.topologies import CHIPS, Devices
 from jaxretr.recipes.corpus_sizes import CorpusSize
@@ -30,21 +28,6 @@ GIB = 2**30
 TPU_OPTIONS = {"exec_time_optimization_effort": -1.0}
 # LLVM's optimisations come after all that is read here.
 CPU_OPTIONS = {"xla_backend_optimization_level": 0}
-
-# "Used 20.1G of 15.75G hbm", or "required for HLO temporaries (300.00G)".
-_EXHAUSTED = re.compile(r"(?:Used |required for [\w ]+\()([\d.]+)([KMGT]?)")
-
-
-@dataclass(frozen=True)
-class CollectivePlan:
-    """The collectives of one kind in a program."""
-
-    kind: str
-    count: int
-    bytes: int
-    """Of the whole arrays that are reduced or gathered, on one device."""
-    in_loop: bool
-    """Then each is counted once, however often the loop runs."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +89,13 @@ class Plan:
 
 
 def plan(
-    config: Config, devices: Devices, size: CorpusSize, *, topology: str = "", programs: Collection[str] = ()
+    config: Config,
+    devices: Devices,
+    size: CorpusSize,
+    *,
+    topology: str = "",
+    programs: Collection[str] = (),
+    known: KnownPrograms | None = None,
 ) -> Plan:
     """Compiles the programs of a run and measures them.
 
@@ -116,6 +105,7 @@ def plan(
       size: of the corpus.
       topology: the devices' name.
       programs: names of those to compile; all by default.
+      known: programs that need not be compiled again.
 
     Raises:
       UsageError: a batch or a `mesh.model` that does not divide over the devices.
@@ -132,12 +122,14 @@ def plan(
     chip = None if devices.chip is None else CHIPS[devices.chip]
     capacity = _limit(devices) if chip is None else int(chip.usable_gib * GIB) // devices.per_chip
     tflops = None if chip is None else chip.tflops / devices.per_chip
-    compiled = tuple(_program(program, run, devices, capacity, tflops) for program in chosen)
+    name = topology or f"{len(devices.devices)} x {devices.devices[0].device_kind}"
+    known = known or KnownPrograms()
+    compiled = tuple(_program(program, run, devices, name, capacity, tflops, known) for program in chosen)
     return Plan(
         config=config.name,
         passages=size.passages,
         passages_source=size.source,
-        topology=topology or f"{len(devices.devices)} x {devices.devices[0].device_kind}",
+        topology=name,
         devices=len(devices.devices),
         chips=devices.chips,
         data=mesh.shape[DATA],
@@ -159,7 +151,13 @@ def _limit(devices: Devices) -> int | None:
 
 
 def _program(
-    program: Planned, run: Outline, devices: Devices, capacity: int | None, tflops: float | None
+    program: Planned,
+    run: Outline,
+    devices: Devices,
+    target: str,
+    capacity: int | None,
+    tflops: float | None,
+    known: KnownPrograms,
 ) -> ProgramPlan:
     groups = _sizes(program.groups)
     # Of a group a program may read a part: a refresh, of the corpus, what the encoder reads and not the scorer's tokens.
@@ -171,50 +169,28 @@ def _program(
     log.info("compiling %s for %d devices", program.name, len(devices.devices))
     on_cpu = devices.devices[0].platform == "cpu"
     options = TPU_OPTIONS if devices.chip is not None else CPU_OPTIONS if on_cpu else None
-    common = {"name": program.name, "when": program.when, "groups": groups, "beside": beside}
-    try:
-        compiled = traced.lower().compile(options)
-    except jax.errors.JaxRuntimeError as error:
-        used = _EXHAUSTED.search(str(error))
-        if "RESOURCE_EXHAUSTED" not in str(error) or used is None:
-            raise
-        return ProgramPlan(
-            **common,
-            temporaries=None,
-            peak=_bytes(used[1], used[2]) + sum(beside.values()),
-            fits=False,
-            collectives=(),
-            reduced_floats=None,
-            loops=None,
-            largest_array=None,
-            aliased=None,
-            flops=flops,
-            seconds=seconds,
-        )
-    memory, text = compiled.memory_analysis(), Program(compiled.as_text())
+    facts = known.facts(traced.lower(), options, target)
     # An argument that a program does not read (a refresh, the questions' tower) is none of the compiled one; it is held
     # all the same.
-    unread = max(0, sum(groups.values()) - memory.argument_size_in_bytes)
-    peak = memory.peak_memory_in_bytes + unread + sum(beside.values())
+    unread = 0 if facts.arguments is None else max(0, sum(groups.values()) - facts.arguments)
+    peak = facts.peak + unread + sum(beside.values())
+    gave_up = facts.temporaries is None
     return ProgramPlan(
-        **common,
-        temporaries=memory.temp_size_in_bytes,
+        name=program.name,
+        when=program.when,
+        groups=groups,
+        beside=beside,
+        temporaries=facts.temporaries,
         peak=peak,
-        fits=None if capacity is None else peak <= capacity,
-        collectives=_collectives(text),
-        reduced_floats=sum(
-            array.elements for op in text.of_kind("all-reduce") for array in op.results if array.dtype == "f32"
-        ),
-        loops=text.loops,
-        largest_array=max(array.elements for array in text.arrays),
-        aliased=memory.alias_size_in_bytes,
+        fits=False if gave_up else None if capacity is None else peak <= capacity,
+        collectives=facts.collectives,
+        reduced_floats=facts.reduced_floats,
+        loops=facts.loops,
+        largest_array=facts.largest_array,
+        aliased=facts.aliased,
         flops=flops,
         seconds=seconds,
     )
-
-
-def _bytes(number: str, unit: str) -> int:
-    return int(float(number) * 1024 ** " KMGT".index(unit or " "))
 
 
 def _sizes(groups: dict[str, Any]) -> dict[str, int]:
@@ -226,15 +202,6 @@ def _sizes(groups: dict[str, Any]) -> dict[str, int]:
 def shard_bytes(array: Any) -> int:
     """Bytes of an array, or of its shape with a sharding, on one device."""
     return math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
-
-
-def _collectives(text: Program) -> tuple[CollectivePlan, ...]:
-    counts, sizes = Counter(), Counter()
-    for collective in text.collectives:
-        key = collective.kind, collective.in_loop
-        counts[key] += 1
-        sizes[key] += collective.bytes
-    return tuple(CollectivePlan(kind, counts[kind, loop], sizes[kind, loop], loop) for kind, loop in sorted(counts))
 
 
 def remedy(config: Config, planned: Plan) -> str:
