@@ -92,6 +92,15 @@ def test_a_host_that_comes_late_is_waited_for(tiny_models: Path, tmp_path: Path)
     assert "model:" in outputs[0][0]
 
 
+def test_no_thread_talks_to_the_coordinator_when_the_interpreter_ends(tiny_models: Path, tmp_path: Path) -> None:
+    """An interpreter that ends under a call of the coordinator's client aborts, with all work done."""
+    # Registered before JAX's own handlers, and hence called after them.
+    first = "import atexit, threading\natexit.register(lambda: print([each.name for each in threading.enumerate()]))\n"
+    words = ["-c", first + PROGRAM, "contrastive", str(tiny_models), str(tmp_path / "run"), "{}"]
+    for output, _ in processes.finish(processes.start(words, 2, 1)):
+        assert "'MainThread'" in output and "jaxretr-watch" not in output
+
+
 def test_a_host_that_never_comes(tiny_models: Path, tmp_path: Path) -> None:
     run = start("art", tiny_models, tmp_path / "run", 2, 1, JAXRETR_JOIN_SECONDS="5")
     run[1].kill()

@@ -26,7 +26,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import distributed  # its client's key-value store has no public name yet
+from jax._src import (
+    api,  # its handler for the end of a process, likewise
+    distributed,  # its client's key-value store has no public name yet
+)
 from jax.experimental import multihost_utils
 
 from jaxretr.errors import UserError
@@ -100,7 +103,16 @@ def init_distributed() -> bool:
             f"joining the distributed run failed ({reason}); check JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
             "JAX_PROCESS_ID, or unset them and JAXRETR_DISTRIBUTED to run on this machine alone"
         ) from error
-    _Watch(lost).start()
+    watch = _Watch(lost)
+    watch.start()
+    # JAX's handler waits for the others, and the watch must see them meanwhile; but an interpreter that ends while the watch
+    # is in a call of the coordinator's client aborts the process. Handlers run in the reverse of this order.
+    clean_up = getattr(api, "clean_up", None)
+    if clean_up is not None:
+        atexit.unregister(clean_up)
+    atexit.register(watch.end)
+    if clean_up is not None:
+        atexit.register(clean_up)
     return True
 
 
@@ -295,6 +307,11 @@ class _Watch(threading.Thread):
     def __init__(self, lost: int):
         super().__init__(name="jaxretr-watch", daemon=True)
         self._lost = lost
+
+    def end(self) -> None:
+        """Lets the thread end, and waits for it for some seconds."""
+        self.stopped.set()
+        self.join(5)
 
     def run(self) -> None:
         """Until the process ends."""
