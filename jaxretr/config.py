@@ -139,6 +139,10 @@ class Encoder:
     dropout: float = 0.1
     dtype: Dtype = "float32"
     """Of the matmuls' operands; parameters, loss and optimizer state are float32."""
+    activations: Literal["auto", "keep", "recompute"] = "auto"
+    """What a step keeps of its chunks of texts for the backward pass. keep: their activations, so that each text is
+    embedded once; recompute: nothing, so that memory follows the chunk and not the batch; auto: on CPUs keep where a
+    quarter of the memory holds them, recompute otherwise."""
 
 
 @dataclass(frozen=True)

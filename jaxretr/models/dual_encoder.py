@@ -150,6 +150,17 @@ def tower(params: Params, side: Side) -> Params:
     return params["shared"] if "shared" in params else params.get(side, {})
 
 
+def word_table(tower_params: Params) -> tuple[str, ...] | None:
+    """The path of the table of word embeddings in a tower's parameters; None if it is not among them (not trained)."""
+    for path in (("bert", "word_embedding", "table"), ("base", "bert", "word_embedding", "table")):
+        found: Any = tower_params
+        for name in path:
+            found = found.get(name, {}) if isinstance(found, dict) else {}
+        if not isinstance(found, dict):
+            return path
+    return None
+
+
 @singledispatch
 def embed(
     config: DualEncoderConfig,
@@ -160,6 +171,7 @@ def embed(
     dtype: Any,
     keys: jax.Array | None = None,
     keep_matmuls: bool = False,
+    words: jax.Array | None = None,
 ) -> jax.Array:
     """Embeds rows of token ids; part of the compiled programs.
 
@@ -170,6 +182,8 @@ def embed(
       lengths: number of real tokens of each row, int32 [B]; a row of length 0 gives some finite vector.
       dtype: of the encoder's matmul operands, float32 or bfloat16.
       keys: one PRNG key a row [B] switches dropout on.
+      keep_matmuls: as in `jaxretr.models.layers.scan_layers`.
+      words: the tokens' rows of the table at `word_table`, float32 [B, L, D'], where the caller looked them up.
 
     Returns:
       float32 [B, D], D being `config.embedding_size`.
@@ -181,7 +195,7 @@ def embed(
     if shape is not None:
         bert_params = {**bert_params, "adapter": kinds_of(shape, tower_params["adapter"])}
     encoder = nnx.merge(_graph(config.bert, shape, jnp.dtype(dtype).name, stacked), bert_params)
-    states = encoder(tokens, lengths, keys, keep_matmuls=keep_matmuls)
+    states = encoder(tokens, lengths, keys, keep_matmuls=keep_matmuls, words=words)
     if config.pooling == "cls":
         pooled = states[:, 0]
     else:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -121,3 +122,11 @@ def to_host(x: Any) -> np.ndarray:
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
         return np.asarray(multihost_utils.process_allgather(x, tiled=True))
     return np.asarray(x)
+
+
+def varying_like(x: jax.Array, like: jax.Array) -> jax.Array:
+    """The same values, marked as varying over the mesh axes that `like` varies over, inside a shard_map or outside of one.
+
+    What a loop carries must have that mark from the start. The compiler removes the choice.
+    """
+    return jnp.where(like.ravel()[0] > 0, x, x)

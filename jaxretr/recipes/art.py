@@ -30,6 +30,7 @@ from jaxretr.recipes.whole_corpus import (
     DevSet,
     WholeCorpus,
     abstract_train_state,
+    activation_bytes,
     corpus_tokens,
     frozen_branches,
     initial_state,
@@ -66,7 +67,9 @@ class ArtRun:
         self.corpus = mapped_corpus(config.data.corpus, stores)
 
         # ---- programs ------------------------------------------------------------------------------------------------
-        self.program = art_program(config, self.model.config, self.scorer.config, self.scorer.prompt, len(self.corpus))
+        self.program = art_program(
+            config, self.model.config, self.scorer.config, self.scorer.prompt, len(self.corpus), mesh
+        )
         self.frozen = frozen_branches(config.encoder)
         self.optimizer = optim.build(config.optimizer, config.train.steps)
         self.train_step = make_step(self.program, self.optimizer, mesh)
@@ -154,7 +157,7 @@ class ArtRun:
 
 
 def art_program(
-    config: ArtConfig, encoder: DualEncoderConfig, t5: T5Config, prompt: Prompt, corpus_rows: int
+    config: ArtConfig, encoder: DualEncoderConfig, t5: T5Config, prompt: Prompt, corpus_rows: int, mesh: Mesh
 ) -> ArtProgram:
     """The constants of a run's compiled programs.
 
@@ -164,6 +167,7 @@ def art_program(
       t5: of its scorer.
       prompt: the scorer's instruction.
       corpus_rows: passages of the corpus.
+      mesh: the devices.
 
     Raises:
       UsageError: settings that ART has no use for.
@@ -190,6 +194,7 @@ def art_program(
         block_rows=config.art.block_rows,
         encode_rows=config.art.encode_rows,
         chunk=config.art.chunk,
+        activation_bytes=activation_bytes(config.encoder, mesh),
         encoder_dtype=config.encoder.dtype,
         scorer_dtype=config.scorer.dtype,
         seed=config.train.seed,

@@ -30,6 +30,7 @@ from jaxretr.recipes.whole_corpus import (
     DevSet,
     WholeCorpus,
     abstract_train_state,
+    activation_bytes,
     frozen_branches,
     initial_state,
     put_batch,
@@ -73,7 +74,7 @@ class ContrastiveRun:
         self.made = MadeAhead(self._on_host)
 
         # ---- programs ------------------------------------------------------------------------------------------------
-        self.program = contrastive_program(config, self.model.config, self.corpus_rows, self.draws.positives)
+        self.program = contrastive_program(config, self.model.config, self.corpus_rows, self.draws.positives, mesh)
         self.frozen = untrained(config)
         self.optimizer = optim.build(config.optimizer, config.train.steps)
         self.train_step = make_step(self.program, self.optimizer, mesh)
@@ -183,7 +184,7 @@ class ContrastiveRun:
 
 
 def contrastive_program(
-    config: ContrastiveConfig, encoder: DualEncoderConfig | JointConfig, corpus_rows: int, positives: int
+    config: ContrastiveConfig, encoder: DualEncoderConfig | JointConfig, corpus_rows: int, positives: int, mesh: Mesh
 ) -> ContrastiveProgram:
     """The constants of a run's compiled programs.
 
@@ -192,6 +193,7 @@ def contrastive_program(
       encoder: of its model.
       corpus_rows: passages that are searched.
       positives: places of positives among an example's passages.
+      mesh: the devices.
 
     Raises:
       UsageError: settings that contradict each other.
@@ -222,6 +224,7 @@ def contrastive_program(
         corpus_softmax=config.contrastive.corpus_softmax,
         sizes=sizes,
         chunk=config.contrastive.chunk,
+        activation_bytes=activation_bytes(config.encoder, mesh),
         write_back=config.index.write_back,
         distillation=config.distillation.loss,
         distillation_weight=config.distillation.weight,

@@ -115,7 +115,7 @@ def _art(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
     encoder, t5 = encoder_config(config.encoder), scorer_shape(config.scorer.path)
     local = Path(config.scorer.path).expanduser().is_dir()
     prompt = Prompt.of(load_tokenizer(config.scorer.path)) if local else T5_PROMPT
-    program = art_program(config, encoder, t5, prompt, size.searched)
+    program = art_program(config, encoder, t5, prompt, size.searched, mesh)
     optimizer = build_optimizer(config.optimizer, config.train.steps)
     state = abstract_train_state(abstract_params(encoder), optimizer, mesh, frozen_branches(config.encoder))
     corpus = _Corpus(config.encoder, encoder, mesh, size)
@@ -152,7 +152,7 @@ def _contrastive(config: ContrastiveConfig, mesh: Mesh, size: CorpusSize) -> Out
     every = config.contrastive.positives == "all"
     # What the training file has fewer of is less; at the first reading of it the run says so.
     positives = config.contrastive.max_positives if every else 1
-    program = contrastive_program(config, encoder, size.searched, positives)
+    program = contrastive_program(config, encoder, size.searched, positives, mesh)
     optimizer = build_optimizer(config.optimizer, config.train.steps)
     state = abstract_train_state(params, optimizer, mesh, untrained(config))
     corpus = _Corpus(config.encoder, encoder, mesh, size)

@@ -1,6 +1,7 @@
 """What every run that searches a corpus shares: its state, the corpus on the devices, its dev set."""
 
 import logging
+import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
+from jaxretr import memory
 from jaxretr.config import DevData, Dtype, Typos
 from jaxretr.config import Encoder as EncoderConfig
 from jaxretr.data.corpus import Corpus
@@ -184,6 +186,21 @@ def _dev_questions(questions_path: str, qrels_path: str | None) -> tuple[list[Qu
     if not judged:
         raise UserError(f"{qrels_path}: judges none of the questions in {questions_path}; check the ids")
     return judged, qrels
+
+
+def activation_bytes(encoder: EncoderConfig, mesh: Mesh) -> int:
+    """What a device may keep of the questions' and of the passages' activations in a step; 0: nothing."""
+    if encoder.activations == "recompute":
+        return 0
+    if encoder.activations == "keep":
+        return sys.maxsize
+    # On accelerators the second forward pass buys memory for larger batches, and what keeping gains was not measured.
+    # Several hosts may have different memory, and must compile the same program.
+    if mesh.devices.flat[0].platform != "cpu" or jax.process_count() > 1:
+        return 0
+    # The same on every start of a run, hence of what is installed and not of what is free: the two ways differ by
+    # rounding. Questions and passages take a half each.
+    return memory.installed() // 4 // 2 // len(mesh.local_devices)
 
 
 def initial_state(model: Model, optimizer, mesh: Mesh, frozen: Collection[str] = ()) -> TrainState:
