@@ -99,10 +99,9 @@ class Ours:
 
     def __init__(self, model: Path, folder: Path, args: argparse.Namespace):
         from jaxretr.config import Contrastive, ContrastiveConfig, ContrastiveData, Encoder, Negatives, Optimizer, Train
-        from jaxretr.parallel.mesh import make_mesh, split_cpu
+        from jaxretr.parallel.mesh import make_mesh
         from jaxretr.recipes.contrastive import ContrastiveRun
 
-        split_cpu(args.batch_size)
         config = ContrastiveConfig(
             name="benchmark",
             data=ContrastiveData(train=str(folder / "train.json")),

@@ -21,7 +21,6 @@ from jaxretr.evaluate.retrieval import Retriever, dense_retriever, retrieval_fig
 from jaxretr.files import atomic_write
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.parallel.mesh import split_cpu
 from jaxretr.recipes.encoder_start import load_encoder
 from jaxretr.search.bm25 import Bm25Index
 from jaxretr.search.exact import ExactIndex
@@ -100,7 +99,6 @@ def main(workdir: Path, seed: int = 0, steps: int | None = None) -> dict[str, di
         settings, name="art_small_control", art=dataclasses.replace(settings.art, shuffle_teacher=True)
     )
 
-    split_cpu(settings.train.batch_size)
     test = read_beir(QUICKSTART, "test")
     log.info("%d passages, %d test questions", len(test.corpus), len(test.questions))
     bm25 = Bm25Index.build(test.corpus)

@@ -9,7 +9,6 @@ import json
 import logging
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -34,7 +33,7 @@ from jaxretr.files import atomic_write
 from jaxretr.loss_watch import LossWatch, stop
 from jaxretr.metrics_log import MetricsLog, read_metrics
 from jaxretr.parallel.hosts import EXIT_AGAIN, agree, program_facts, together
-from jaxretr.parallel.mesh import DATA, make_mesh, split_cpu
+from jaxretr.parallel.mesh import DATA, make_mesh
 from jaxretr.profiling import StepTrace, Stopwatch
 from jaxretr.storage.run_folder import RunFolder
 
@@ -119,17 +118,8 @@ def train(config: Config, workdir: Path, *, profile_steps: tuple[int, int] | Non
       SystemExit: a signal asked the run to stop; everything is saved. The code is `EXIT_AGAIN`.
     """
     check_numbers(config)
-    with devices(config), open_folder(workdir) as folder:
+    with together(), open_folder(workdir) as folder:
         return _train(config, folder, profile_steps)
-
-
-@contextlib.contextmanager
-def devices(config: Config) -> Iterator[None]:
-    """Joins the other processes of a run, if there are any, and makes devices of a CPU's cores otherwise."""
-    with together() as distributed:
-        if not distributed and config.mesh.model == 1:
-            split_cpu(config.train.batch_size)
-        yield
 
 
 def open_folder(workdir: Path) -> RunFolder:

@@ -1,8 +1,6 @@
 """Devices: the mesh, arrays sharded by row over it, and values fetched back to the host."""
 
-import contextlib
 import math
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,24 +18,6 @@ MODEL = "model"
 
 # A checkpoint of a row-sharded array is readable on any power-of-two number of devices up to this one.
 ROW_MULTIPLE = 1024
-
-
-def split_cpu(batch_size: int) -> None:
-    """Lets a CPU count as several devices, a core each, so that a training step uses all of them.
-
-    XLA runs what stands in a loop on few cores (chunks of a batch, layers); devices run side by side. Does nothing where
-    JAX_NUM_CPU_DEVICES is set or the backend has started; accelerators are not touched.
-
-    Args:
-      batch_size: the number of devices divides it.
-    """
-    if jax.config.jax_num_cpu_devices > 0:  # pyright: ignore[reportAttributeAccessIssue]
-        return
-    # Each device holds the parameters: on large machines a few devices with several cores each do as well.
-    cores = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
-    devices = next(count for count in range(cores, 0, -1) if batch_size % count == 0)
-    with contextlib.suppress(RuntimeError):  # the backend has started
-        jax.config.update("jax_num_cpu_devices", devices)
 
 
 def make_mesh(
