@@ -163,7 +163,10 @@ def test_version(capsys: pytest.CaptureFixture[str]):
         ("encode m --corpus c --out o --shard-rows 0", "argument --shard-rows: '0' is no whole number from 1"),
         ("encode m --corpus c --out o more", "more: not expected here; see: jaxretr encode --help"),
         ("encode m", "the following arguments are required: --corpus, --out; see: jaxretr encode --help"),
-        ("train c.py --learning-rate 1", "no such option of train; did you mean '--optimizer.learning-rate'?"),
+        (
+            "train c.py --learning-rate 1",
+            "--learning-rate: no such option of train; did you mean '--optimizer.learning-rate'?",
+        ),
         ("init", "init: no such command (there are quickstart, train"),
         ("train c.py --workdri w", "--workdri: no such option of train; did you mean '--workdir'?"),
         ("train c.py --optimzer w", "--optimzer: no such option of train; did you mean '--optimizer'?"),

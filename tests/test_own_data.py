@@ -10,6 +10,7 @@ import jax
 import pytest
 from tiny import art_config, contrastive_config
 
+import jaxretr
 from jaxretr import config as configuration
 from jaxretr import experiment
 from jaxretr.config import MlmConfig, PretrainData, from_json, to_json
@@ -75,6 +76,25 @@ def test_a_beir_folder_replaces_all_data_of_a_supervised_config(beir: Any, tmp_p
     examples = read_run_examples(config)
     assert [len(examples.texts), len(examples.dev or ()), examples.corpus_rows] == [20, 5, 40]
     assert from_json(json.loads(json.dumps(to_json(config)))) == config  # A resumed run needs nothing else.
+
+
+def test_negatives_that_only_the_config_s_own_data_had_are_not_asked_for(beir: Any, tmp_path: Path, caplog: Any):
+    folder = beir(train=range(20))
+    config = contrastive_config(tmp_path, negatives={"static": 1, "mined": 2}, data={"mined": "others.jsonl"})
+    found: Any = with_data(config, folder, {})
+    assert (found.negatives.static, found.negatives.mined, found.data.mined) == (0, 0, None)
+    assert "--data.mined FILE --negatives.mined 2" in caplog.text and "negatives.static is 0 now" in caplog.text
+
+
+def test_a_file_of_ids_asks_for_its_corpus(beir: Any, tmp_path: Path):
+    path = tmp_path / "ids.jsonl"
+    row = {"query_id": "1", "query_text": "q", "positive_document_ids": ["passage1"], "negative_document_ids": []}
+    path.write_text(json.dumps(row) + "\n")
+    for config in (contrastive_config(tmp_path), art_config(tmp_path)):
+        with pytest.raises(UsageError, match=r"ids of its passages alone \(tevatron2\).*--data.corpus FILE"):
+            with_data(config, path, {})
+    stated: Any = with_data(contrastive_config(tmp_path), path, {"corpus": str(beir())})
+    assert stated.data.train == str(path)
 
 
 def test_without_a_dev_split_training_questions_are_held_out_and_the_test_split_stays_unread(beir: Any, tmp_path: Path):
@@ -223,7 +243,7 @@ def test_masked_language_modelling_reads_a_folder_a_corpus_or_the_passages_of_a_
 
 @pytest.mark.parametrize("make", [contrastive_config, art_config])
 def test_a_corpus_alone_is_refused_where_questions_are_needed(make: Any, beir: Any, tmp_path: Path):
-    with pytest.raises(UsageError, match="looks like corpus; this config's --data is a BEIR folder"):
+    with pytest.raises(UsageError, match="looks like corpus; give --data a BEIR folder"):
         with_data(make(tmp_path), beir() / "corpus.jsonl", {})
 
 
@@ -237,7 +257,7 @@ def test_overrides_win_over_the_data_and_names_find_shipped_configs(beir: Any):
     assert (typed.data.dev_split, typed.data.corpus, typed.train.steps) == ("tydi", "c", 3)
     assert typed.data.dev_qrels == f"{folder}/qrels/tydi.tsv"
     settings = {"data.dev_split": "tydi", "data.corpus": "c", "train.steps": 3}
-    assert experiment.load_config("configs/dpr_small.py", beir=folder, **settings) == typed
+    assert jaxretr.load_config("configs/dpr_small.py", beir=folder, **settings) == typed
     assert experiment.load_config("dpr_small") == configuration.load(experiment.find("dpr_small"))
 
 

@@ -26,6 +26,9 @@ _TRAIN = "train"
 # Questions that are held out where there is no such split; a tenth of them at most.
 _HELD_OUT = 1000
 
+# Training formats without the passages' texts.
+_IDS_ALONE = ("tevatron2", "distillation", "triples-ids", "qrels")
+
 # Where `jaxretr mine lexical --dev N` puts the dev set, below the set.
 _LEXICAL_DEV = "dev"
 
@@ -45,7 +48,8 @@ def with_data(config: Config, path: str | Path, stated: Mapping[str, Any]) -> Co
 
     Returns:
       The config with another section `data`. Where that asks for it, a metric of answers (acc@k) in
-      `train.best_metric` becomes that of judgements (recall@k), and negatives mined for the config's own data go.
+      `train.best_metric` becomes that of judgements (recall@k), and negatives that the data does not have are not
+      asked for.
 
     Raises:
       UserError: the path is none of these, or has no training questions.
@@ -96,6 +100,7 @@ def _contrastive(config: ContrastiveConfig, path: Path, kind: str, stated: Mappi
             qrels = qrels_path(path.expanduser(), dev, "data.dev_split")
             values |= {"dev": str(path), "dev_split": dev, "dev_questions": str(path), "dev_qrels": str(qrels)}
     elif kind in FORMATS:
+        _check_passages(path, kind, stated)
         values |= {"teacher_positives": None, "corpus": str(path)}
     else:
         raise _useless(path, kind, "a BEIR folder (corpus.jsonl, queries.jsonl, qrels/train.tsv) or a training file")
@@ -109,6 +114,9 @@ def _contrastive(config: ContrastiveConfig, path: Path, kind: str, stated: Mappi
             *(config.name, negatives.mined),
         )
         negatives = dataclasses.replace(negatives, mined=0)
+    if negatives.static and kind == "beir":
+        log.warning("%s: negatives.static is 0 now, since a BEIR folder holds positives alone", config.name)
+        negatives = dataclasses.replace(negatives, static=0)
     split, dev = (values["split"], values["dev_split"]) if kind == "beir" else (None, None)
     _say(path, split, dev, values, bool({"dev", "dev_questions"} & set(stated)))
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, **values), negatives=negatives)
@@ -139,6 +147,7 @@ def _dev_split(folder: Path, train: str) -> str | None:
 def _art(config: ArtConfig, path: Path, kind: str, stated: Mapping[str, Any]) -> Config:
     if kind != "beir" and kind not in FORMATS:
         raise _useless(path, kind, "a BEIR folder (corpus.jsonl, queries.jsonl) or a training file")
+    _check_passages(path, kind, stated)
     values: dict[str, Any] = {
         "corpus": str(path),
         "questions": str(path),
@@ -180,9 +189,16 @@ def _text(config: MlmConfig | PassageLmConfig, path: Path, kind: str) -> Config:
 # ---- for all ---------------------------------------------------------------------------------------------------------
 
 
+def _check_passages(path: Path, kind: str, stated: Mapping[str, Any]) -> None:
+    if kind in _IDS_ALONE and "corpus" not in stated:
+        raise UsageError(
+            f"{path}: holds the ids of its passages alone ({kind}); name their corpus with --data.corpus FILE"
+        )
+
+
 def _useless(path: Path, kind: str, wanted: str) -> UsageError:
     what = "a lexical set" if kind == "lexical" else KINDS[kind]
-    return UsageError(f"{path}: looks like {what}; this config's --data is {wanted}")
+    return UsageError(f"{path}: looks like {what}; give --data {wanted}")
 
 
 def _with_metric_of_judgements(config: Any) -> Any:
