@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from tiny import art_config, contrastive_config
 
@@ -15,6 +16,7 @@ from jaxretr import config as configuration
 from jaxretr import experiment
 from jaxretr.config import MlmConfig, PretrainData, from_json, to_json
 from jaxretr.data.corpus import read_corpus
+from jaxretr.data.lexical_set import LexicalSet, Ranking, Selection
 from jaxretr.data.own_data import with_data
 from jaxretr.data.training_set import load_training_set
 from jaxretr.errors import UsageError, UserError
@@ -170,6 +172,26 @@ def test_a_lexical_config_takes_a_lexical_set_and_says_how_to_make_one(beir: Any
     config: Any = contrastive_config(tmp_path, data={"train": "runs/lexical", "dev": "runs/lexical/dev"})
     with pytest.raises(UsageError, match=r"jaxretr mine lexical --corpus .* and give it with --data LEXICAL"):
         with_data(config, beir(train=range(20)), {})
+
+
+def test_a_lexical_set_brings_its_corpus_and_its_dev_set(beir: Any, tmp_path: Path):
+    folder, ranks = beir(), np.arange(20, dtype=np.int32).reshape(4, 5)
+    corpus = read_corpus(folder)
+    for place in (tmp_path / "lexical", tmp_path / "lexical/dev"):
+        LexicalSet.write(
+            place,
+            [f"sentence {n}" for n in range(4)],
+            np.full(4, -1, np.int32),
+            [Ranking("bm25", ranks, (100.0 - ranks).astype(np.float32))],
+            selection=Selection(2, 4, 5),
+            corpus_fingerprint=corpus.fingerprint(),
+            corpus_rows=len(corpus),
+            settings={"corpus": {"files": [f"{folder}/corpus.jsonl"]}},
+        )
+    config: Any = with_data(contrastive_config(tmp_path, data={"dev_questions": "x"}), tmp_path / "lexical", {})
+    examples = read_run_examples(config)
+    assert (len(examples.texts), len(examples.dev or ()), examples.corpus_rows) == (4, 4, 40)
+    assert config.data.dev_questions is None
 
 
 # ---- ART -------------------------------------------------------------------------------------------------------------

@@ -90,9 +90,12 @@ def _contrastive(config: ContrastiveConfig, path: Path, kind: str, stated: Mappi
         "held_out": 0,
     }
     if kind == "lexical":
-        files = LexicalSet.open(path).settings["corpus"]["files"]
-        dev = path / _LEXICAL_DEV
-        values |= {"corpus": files[0], "more_corpora": tuple(files[1:]), "dev": str(dev) if dev.is_dir() else None}
+        files = LexicalSet.open(path).settings.get("corpus", {}).get("files", [])
+        if not files and "corpus" not in stated:
+            raise UsageError(f"{path}: does not say of which corpus it was made; name it with --data.corpus FILE")
+        dev = path.expanduser() / _LEXICAL_DEV
+        values |= {"corpus": next(iter(files), None), "more_corpora": tuple(files[1:])}
+        values |= {"dev": str(dev)} if dev.is_dir() else {}
     elif kind == "beir":
         values |= {"teacher_positives": None, "split": _train_split(path, stated.get("split"))}
         dev = stated.get("dev_split") or _dev_split(path, values["split"])
