@@ -92,9 +92,10 @@ def test_a_file_of_ids_asks_for_its_corpus(beir: Any, tmp_path: Path):
     path = tmp_path / "ids.jsonl"
     row = {"query_id": "1", "query_text": "q", "positive_document_ids": ["passage1"], "negative_document_ids": []}
     path.write_text(json.dumps(row) + "\n")
-    for config in (contrastive_config(tmp_path), art_config(tmp_path)):
-        with pytest.raises(UsageError, match=r"ids of its passages alone \(tevatron2\).*--data.corpus FILE"):
-            with_data(config, path, {})
+    with pytest.raises(UsageError, match=r"ids of its passages alone \(tevatron2\).*--data.corpus FILE"):
+        with_data(contrastive_config(tmp_path), path, {})
+    with pytest.raises(UsageError, match=r"looks like Tevatron .* version 2 .*or a training file that holds passages"):
+        with_data(art_config(tmp_path), path, {})
     stated: Any = with_data(contrastive_config(tmp_path), path, {"corpus": str(beir())})
     assert stated.data.train == str(path)
 
@@ -244,6 +245,14 @@ def test_an_art_run_refuses_judgements_of_another_corpus(
         UserError, match=r"dev.tsv: none of the 20 passages that it judges is in the corpus; set --data"
     ):
         ArtRun(config, mesh8, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["passages.tsv", "triples.tsv"])
+def test_a_corpus_in_columns_is_never_taken_for_a_training_file(name: str, tmp_path: Path):
+    path = tmp_path / name
+    path.write_text("p1\ta text of some words\ta title\np2\tanother text\tanother title\n")
+    with pytest.raises(UserError, match="3 columns where id<TAB>text was expected"):
+        read_art_texts(art_config(tmp_path, data={"corpus": str(path)}).data, tmp_path)
 
 
 # ---- text alone, and what is no use ----------------------------------------------------------------------------------

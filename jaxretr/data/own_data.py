@@ -15,6 +15,7 @@ from jaxretr.data.file_kinds import KINDS, file_kind
 from jaxretr.data.lexical_set import LexicalSet, is_lexical_set
 from jaxretr.data.readers import beir_splits, qrels_path
 from jaxretr.data.training_formats import FORMATS
+from jaxretr.data.training_passages import WITH_PASSAGES
 from jaxretr.errors import UsageError, UserError
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,10 @@ def _contrastive(config: ContrastiveConfig, path: Path, kind: str, stated: Mappi
             qrels = qrels_path(path.expanduser(), dev, "data.dev_split")
             values |= {"dev": str(path), "dev_split": dev, "dev_questions": str(path), "dev_qrels": str(qrels)}
     elif kind in FORMATS:
-        _check_passages(path, kind, stated)
+        if kind in _IDS_ALONE and "corpus" not in stated:
+            raise UsageError(
+                f"{path}: holds the ids of its passages alone ({kind}); name their corpus with --data.corpus FILE"
+            )
         values |= {"teacher_positives": None, "corpus": str(path)}
     else:
         raise _useless(path, kind, "a BEIR folder (corpus.jsonl, queries.jsonl, qrels/train.tsv) or a training file")
@@ -148,9 +152,8 @@ def _dev_split(folder: Path, train: str) -> str | None:
 
 
 def _art(config: ArtConfig, path: Path, kind: str, stated: Mapping[str, Any]) -> Config:
-    if kind != "beir" and kind not in FORMATS:
-        raise _useless(path, kind, "a BEIR folder (corpus.jsonl, queries.jsonl) or a training file")
-    _check_passages(path, kind, stated)
+    if kind not in ("beir", *WITH_PASSAGES):
+        raise _useless(path, kind, "a BEIR folder (corpus.jsonl, queries.jsonl) or a training file that holds passages")
     values: dict[str, Any] = {
         "corpus": str(path),
         "questions": str(path),
@@ -181,8 +184,8 @@ def _art(config: ArtConfig, path: Path, kind: str, stated: Mapping[str, Any]) ->
 
 
 def _text(config: MlmConfig | PassageLmConfig, path: Path, kind: str) -> Config:
-    if kind not in ("beir", "corpus") and kind not in FORMATS:
-        raise _useless(path, kind, "a corpus, a BEIR folder or a training file")
+    if kind not in ("beir", "corpus", *WITH_PASSAGES):
+        raise _useless(path, kind, "a corpus, a BEIR folder or a training file that holds passages")
     values: dict[str, Any] = {"corpora": (str(path),), "pairs": None, "exclude_pairs": None, "pair_share": 0.0}
     if kind == "beir" and config.data.pairs is not None and _TRAIN in beir_splits(path.expanduser()):
         values |= {"pairs": str(path), "pair_share": config.data.pair_share}
@@ -190,13 +193,6 @@ def _text(config: MlmConfig | PassageLmConfig, path: Path, kind: str) -> Config:
 
 
 # ---- for all ---------------------------------------------------------------------------------------------------------
-
-
-def _check_passages(path: Path, kind: str, stated: Mapping[str, Any]) -> None:
-    if kind in _IDS_ALONE and "corpus" not in stated:
-        raise UsageError(
-            f"{path}: holds the ids of its passages alone ({kind}); name their corpus with --data.corpus FILE"
-        )
 
 
 def _useless(path: Path, kind: str, wanted: str) -> UsageError:

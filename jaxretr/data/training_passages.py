@@ -4,18 +4,20 @@ from pathlib import Path
 
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.file_kinds import file_kind
-from jaxretr.data.training_formats import FORMATS
 from jaxretr.data.training_set import load_training_set
 from jaxretr.errors import UserError
 
+WITH_PASSAGES = ("dpr", "dpr-scale", "tevatron", "sentence-transformers", "flag")
+"""Training formats that hold the passages' texts, under names. A table without a header may be a corpus."""
+
 
 def is_training_file(path: str | Path) -> bool:
-    """Whether a file (no folder) is in one of the training formats."""
+    """Whether a file (no folder) is in one of the formats `WITH_PASSAGES`."""
     path = Path(path).expanduser()
     if path.is_dir():
         return False
     try:
-        return file_kind(path) in FORMATS
+        return file_kind(path) in WITH_PASSAGES
     except UserError:  # Neither that nor anything known: whoever reads it says what it expects.
         return False
 

@@ -45,7 +45,7 @@ def read_art_texts(data: ArtData, stores: Path) -> ArtTexts:
         examples, corpus = None, mapped_corpus(data.corpus, stores)
     qrels = None
     # Of a training file's questions the ids and judgements come from the same reader as the corpus's passages.
-    if is_training_file(data.questions) and (data.held_out or data.questions == data.corpus):
+    if (data.held_out or data.questions == data.corpus) and is_training_file(data.questions):
         if examples is None or data.questions != data.corpus:
             examples = load_training_set(data.questions, corpus)
         questions, qrels = examples.questions, examples.qrels
