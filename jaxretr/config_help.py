@@ -85,7 +85,7 @@ def _type(annotation: Any) -> str:
         return "|".join(_type(each) for each in get_args(annotation))
     if annotation is NoneType:
         return "None"
-    return {int: "INT", float: "FLOAT", str: "TEXT"}.get(annotation, "")
+    return {int: "INT", float: "FLOAT", str: "TEXT"}.get(annotation, annotation.__name__)
 
 
 def _value(value: Any) -> str:
