@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 _HOME = {
     "DualEncoder": "jaxretr.models.dual_encoder",
     "CombinedEncoder": "jaxretr.models.combined_encoder",
+    "load_config": "jaxretr.experiment",
     "load_encoder": "jaxretr.models.combined_folder",
     "Adapter": "jaxretr.models.adapter",
     "QuestionScorer": "jaxretr.models.question_scorer",
@@ -30,6 +31,7 @@ __all__ = [
     "ScannIndex",
     "TypoGenerator",
     "UserError",
+    "load_config",
     "load_encoder",
     "mteb_model",
 ]
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from jaxretr.data.typos import TypoGenerator
     from jaxretr.errors import UserError
     from jaxretr.evaluate.mteb_adapter import mteb_model
+    from jaxretr.experiment import load_config
     from jaxretr.models.adapter import Adapter
     from jaxretr.models.combined_encoder import CombinedEncoder
     from jaxretr.models.combined_folder import load_encoder

@@ -4,6 +4,7 @@ What the commands do is in jaxretr/commands/. Nothing here imports JAX or numpy,
 """
 
 import argparse
+import contextlib
 import dataclasses
 import errno
 import importlib
@@ -113,6 +114,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         # Before argparse looks: it would report the option that is missing, not the one that is misspelt.
         command = _named(words, commands)
         _check_options(command, commands[command], words[1:])
+    if words[0] == "train" and {"-h", "--help"} & set(words):
+        with contextlib.suppress(UsageError):  # Without a config it is the command's own help that is wanted.
+            args, args.overrides = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
+            args.command = "train settings"
+            args.command_help = commands["train"].format_help()
+            return args
     args, rest = parser.parse_known_args(words)
     if args.command == "train":
         args.overrides = rest
@@ -137,7 +144,7 @@ def _check_options(command: str, parser: argparse.ArgumentParser, words: Sequenc
     known = [name for name in parser._option_string_actions if name.startswith("--")]
     sections: list[str] = []
     if command == "train":
-        from jaxretr.config import KINDS
+        from jaxretr.config import KINDS, all_settings, nearest_setting
 
         sections = [f"--{field.name}" for kind in KINDS.values() for field in dataclasses.fields(kind)]
     for word in words:
@@ -147,7 +154,10 @@ def _check_options(command: str, parser: argparse.ArgumentParser, words: Sequenc
         # train's settings, --section.key, are looked at when the config is there.
         setting = "." in name or name.replace("-", "_").replace("__", "--", 1) in sections
         if name not in known and not (command == "train" and setting):
-            hint = did_you_mean(name, [*known, *sections])
+            if command == "train":
+                hint = nearest_setting(name[2:].replace("_", "-"), all_settings(), [*known, *sections])
+            else:
+                hint = did_you_mean(name, known)
             raise UsageError(f"{name}: no such option of {command}{hint or f'; see: jaxretr {command} --help'}")
 
 
@@ -218,12 +228,19 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
 
     parser_of = command(
         "train",
-        "Train by a config file; goes on by itself where DIR holds a checkpoint. Any setting of the config can be\n"
-        "overridden as --section.key VALUE; jaxretr/config.py lists them.",
-        "jaxretr train configs/art_small.py --workdir runs/art --optimizer.learning-rate 1e-4 --train.steps 400\n"
+        "Train by a config; resumes automatically if DIR contains a checkpoint. Any setting of the config can be\n"
+        "overridden as --section.key VALUE; jaxretr train CONFIG --help lists them with their meaning and value.",
+        "jaxretr train dpr_small --data scifact --workdir runs/scifact\n"
+        "  jaxretr train configs/art_small.py --workdir runs/art --optimizer.learning-rate 1e-4 --train.steps 400\n"
         "  jaxretr train configs/art_nq_t0_3b.py --plan --topology v5e:4x4",
     )
     train_options.add_options(parser_of, _at_least_one)
+
+    command(
+        "configs",
+        "List the configs that come with the library, which jaxretr train finds by name.",
+        "jaxretr configs",
+    )
 
     parser_of = command(
         "encode",

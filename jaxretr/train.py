@@ -218,6 +218,8 @@ def _train(config: Config, folder: RunFolder, profile_steps: tuple[int, int] | N
                 checkpoints.wait()
         if start < config.train.steps:
             log.info("%s", clock.summary())
+            if best is not None and best["step"] == 0:
+                note_no_gain(best, config.train.best_metric, workdir, writes)
 
     # ---- the model -----------------------------------------------------------------------------------------------
     if best is None and writes:
@@ -247,9 +249,25 @@ def evaluate(
         best = {"step": step, "figures": figures}
         run.save_model(state, workdir / "model")
         if writes:
-            with atomic_write(workdir / "best.json") as file:
-                json.dump(best, file)
+            write_best(workdir, best)
     return {**best, "latest": figures}
+
+
+def note_no_gain(best: dict[str, Any], metric: str, workdir: Path, writes: bool) -> None:
+    """Says, in the log and in best.json, that the model that was kept is the one that the run began with."""
+    before, after = (best[name][metric] for name in ("figures", "latest"))
+    note = (
+        f"the best checkpoint is the start: training did not improve validation {metric} ({before:.4f} -> {after:.4f})"
+    )
+    log.warning("%s; %s holds the model as it was before training", note, workdir / "model")
+    if writes:
+        write_best(workdir, {"step": best["step"], "figures": best["figures"], "note": note})
+
+
+def write_best(workdir: Path, best: dict[str, Any]) -> None:
+    """Notes the best evaluation so far."""
+    with atomic_write(workdir / "best.json") as file:
+        json.dump(best, file)
 
 
 def last_values(workdir: Path) -> dict[str, float]:

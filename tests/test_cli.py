@@ -110,6 +110,28 @@ def test_every_command_has_help_with_an_example_that_parses(command: str, capsys
         assert name in printed
 
 
+def test_help_on_a_config_lists_its_settings_with_the_values_that_would_be_used(capsys: pytest.CaptureFixture[str]):
+    """Without importing JAX, as the configs that ship with the library do not."""
+    program = (
+        "import sys\nfrom jaxretr import cli\ncode = cli.main(['train', 'art_small', '--train.steps', '7', '--help'])\n"
+    )
+    program += "print(code, {'jax', 'transformers'} & set(sys.modules))\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert done.stdout.startswith("usage: jaxretr train CONFIG")
+    assert "  --train.steps INT  (7)\n      Updates of the whole run" in done.stdout
+    assert done.stdout.splitlines()[-1] == "0 set()"
+    assert run("train", "no_such_config", "--help") == 2
+    assert "no_such_config: no such config file, nor a config of that name" in capsys.readouterr().err
+
+
+def test_configs_lists_each_with_a_line(capsys: pytest.CaptureFixture[str]):
+    assert run("configs") == 0
+    lines = capsys.readouterr().out.splitlines()
+    configs = {path.stem for path in (REPOSITORY / "configs").glob("*.py")}
+    assert {line.split()[0] for line in lines[: len(configs)]} == configs
+    assert all(len(line.split()) > 4 for line in lines[: len(configs)])
+
+
 def test_help_lists_the_commands_and_the_module_runs(capsys: pytest.CaptureFixture[str]):
     assert run("--help") == 0
     printed = capsys.readouterr().out
@@ -141,6 +163,11 @@ def test_version(capsys: pytest.CaptureFixture[str]):
         ("encode m --corpus c --out o --shard-rows 0", "argument --shard-rows: '0' is no whole number from 1"),
         ("encode m --corpus c --out o more", "more: not expected here; see: jaxretr encode --help"),
         ("encode m", "the following arguments are required: --corpus, --out; see: jaxretr encode --help"),
+        (
+            "train c.py --learning-rate 1",
+            "--learning-rate: no such option of train; did you mean '--optimizer.learning-rate'?",
+        ),
+        ("init", "init: no such command (there are quickstart, train"),
         ("train c.py --workdri w", "--workdri: no such option of train; did you mean '--workdir'?"),
         ("train c.py --optimzer w", "--optimzer: no such option of train; did you mean '--optimizer'?"),
         ("search m --index i --queries q --out o -k many", "argument -k: 'many' is no whole number from 1"),

@@ -9,11 +9,14 @@ import sys
 import warnings
 from pathlib import Path
 
+from jaxretr.parallel.tpu_environment import quiet_without_tpu
+
 
 def set_up() -> None:
-    """Sets up logging, warnings and the compilation cache; calling it again changes nothing."""
+    """Sets up logging, warnings, the compilation cache and libtpu; calling it again changes nothing."""
     _set_up_logging()
     _set_up_cache()
+    quiet_without_tpu()
 
 
 # ---- what is said ----------------------------------------------------------------------------------------------------

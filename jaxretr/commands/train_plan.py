@@ -5,7 +5,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING
 
-from jaxretr import config as configuration
+from jaxretr import experiment
 from jaxretr.errors import UserError
 
 if TYPE_CHECKING:  # It imports JAX, which reads the environment that `run` sets.
@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> None:
 
     if args.topology is not None:
         compile_for_tpus()  # Before the config: it is a program, and may import JAX.
-    config = configuration.load(args.config, args.overrides)
+    config = experiment.load(args.config, args.overrides, args.data)
     from jaxretr.parallel.topologies import at_hand, topology
     from jaxretr.plan import plan, remedy
     from jaxretr.recipes.corpus_sizes import corpus_size

@@ -11,12 +11,9 @@ from jax.sharding import Mesh
 from jaxretr import optim
 from jaxretr.config import ArtConfig
 from jaxretr.data.batches import MadeAhead, QuestionBatches
-from jaxretr.data.mapped_corpus import mapped_corpus
-from jaxretr.data.questions import Question
-from jaxretr.data.readers import read_beir, read_questions
 from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokens import Template
-from jaxretr.errors import UsageError, UserError
+from jaxretr.errors import UsageError
 from jaxretr.models.dual_encoder import DualEncoderConfig
 from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.models.scorer import Prompt
@@ -24,6 +21,7 @@ from jaxretr.models.t5 import T5Config
 from jaxretr.objectives.art import ArtProgram, QuestionBatch, make_step
 from jaxretr.parallel import sharding
 from jaxretr.parallel.hosts import fingerprint
+from jaxretr.recipes.art_texts import read_art_texts
 from jaxretr.recipes.encoder_start import load_encoder
 from jaxretr.recipes.step_questions import StepQuestions
 from jaxretr.recipes.whole_corpus import (
@@ -64,7 +62,8 @@ class ArtRun:
             dtype=config.scorer.dtype,
         )
         stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
-        self.corpus = mapped_corpus(config.data.corpus, stores)
+        texts = read_art_texts(config.data, stores)
+        self.corpus, self.questions = texts.corpus, texts.questions
 
         # ---- programs ------------------------------------------------------------------------------------------------
         self.program = art_program(
@@ -90,19 +89,18 @@ class ArtRun:
         self.scorer_params = sharding.put(self.scorer.params, mesh)
 
         # ---- questions -----------------------------------------------------------------------------------------------
-        self.questions = training_questions(config)
         self.batches = QuestionBatches(len(self.questions), config.train.batch_size, config.train.seed)
-        texts = [question.text for question in self.questions]
-        self.read = StepQuestions(texts, config.typos, self.model, stores, config.train.seed)
+        questions = [question.text for question in self.questions]
+        self.read = StepQuestions(questions, config.typos, self.model, stores, config.train.seed)
         self.target_rows = TokenStore.build(
             stores,
-            texts,
+            questions,
             self.scorer.tokenizer,
             Template.SCORER_TARGET,
             config.scorer.max_question_length,
         )
         self.made = MadeAhead(self._on_host)
-        self.dev = DevSet(config.data, self.corpus, self.model, mesh, stores, config.typos)
+        self.dev = DevSet(texts.dev, self.corpus, self.model, mesh, stores, config.typos)
 
     # ---- as train.py calls it ----------------------------------------------------------------------------------------
 
@@ -200,14 +198,3 @@ def art_program(
         seed=config.train.seed,
         typos=config.typos,
     )
-
-
-def training_questions(config: ArtConfig) -> list[Question]:
-    """The questions to learn from, in the order of their file."""
-    questions = read_questions(config.data.questions)
-    if config.data.questions_split is None:
-        return questions
-    chosen = read_beir(config.data.questions, config.data.questions_split).questions
-    if not chosen:
-        raise UserError(f"{config.data.questions}: no questions in split {config.data.questions_split}")
-    return chosen

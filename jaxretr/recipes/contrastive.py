@@ -28,9 +28,11 @@ from jaxretr.recipes.step_questions import StepQuestions
 from jaxretr.recipes.validation import ValidationSet
 from jaxretr.recipes.whole_corpus import (
     DevSet,
+    Judged,
     WholeCorpus,
     abstract_train_state,
     activation_bytes,
+    dev_questions,
     frozen_branches,
     initial_state,
     put_batch,
@@ -85,7 +87,11 @@ class ContrastiveRun:
         searched = Corpus(*(column[: self.corpus_rows] for column in (passages.ids, passages.titles, passages.texts)))
         if data.dev_questions is not None and not self.corpus_rows:
             raise UsageError("data.dev_questions is searched for in a corpus; name it with --data.corpus FILE")
-        self.dev = DevSet(data, searched, self.model, mesh, stores, config.typos)
+        judged = dev_questions(data)
+        if data.held_out and self.corpus_rows:
+            assert self.examples.dev is not None
+            judged = Judged(self.examples.dev.questions, self.examples.dev.qrels)
+        self.dev = DevSet(judged, searched, self.model, mesh, stores, config.typos)
         self.validation = None
         if self.examples.dev is not None:
             self.validation = ValidationSet(

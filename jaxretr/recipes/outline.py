@@ -138,7 +138,7 @@ def _art(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
         {**resident, BATCH: batch},
     )
     programs = [step, corpus.refresh(program, state, index, config.art.refresh_every)]
-    if config.data.dev_questions is not None:
+    if config.data.has_dev_questions:
         programs += corpus.evaluation(program, state, index)
     return Outline(programs, resident)
 
@@ -183,7 +183,7 @@ def _contrastive(config: ContrastiveConfig, mesh: Mesh, size: CorpusSize) -> Out
     programs = [step]
     if index is not None:
         programs.append(corpus.refresh(program, state, index, config.index.refresh_every))
-    if config.data.dev_questions is not None and size.searched:
+    if config.data.has_dev_questions and size.searched:
         fresh = abstract_index(corpus.rows, encoder.embedding_size, config.index.dtype, mesh)
         programs += corpus.evaluation(program, state, fresh)
     return Outline(programs, resident)

@@ -12,10 +12,11 @@ from jax.sharding import Mesh, NamedSharding
 from jaxretr import optim
 from jaxretr.config import Config, PretrainData
 from jaxretr.data.batches import QuestionBatches
-from jaxretr.data.corpus import Corpus, read_corpus
+from jaxretr.data.corpus import Corpus
 from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import Template, load_tokenizer
+from jaxretr.data.training_passages import read_passages
 from jaxretr.errors import UserError
 from jaxretr.models.layers import Params
 from jaxretr.objectives.token_step import SumLoss, make_token_loss, make_token_step
@@ -37,7 +38,7 @@ class TextData:
         max_length: int,
         tokenizer: Any = None,
     ):
-        corpora = [read_corpus(path) for path in data.corpora]
+        corpora = [read_passages(path) for path in data.corpora]
         self.corpus = Corpus.from_passages(passage for corpus in corpora for passage in corpus)
         if len(self.corpus) <= data.held_out:
             raise UserError(

@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -125,22 +125,34 @@ def evaluation_batch(mesh: Mesh) -> int:
     return -(-EVALUATION_BATCH // devices) * devices
 
 
+class Judged(NamedTuple):
+    """Questions with what is known of their passages."""
+
+    questions: list[Question]
+    qrels: dict[str, dict[str, int]] | None
+    """Question id -> passage id -> grade; None: their answers are matched."""
+    source: str = "the held-out questions"
+    """Where the judgements are from, for errors."""
+
+
 class DevSet:
     """Questions that a run is evaluated on: with judgements (recall, MRR, nDCG), answers (Acc@k), or both."""
 
-    def __init__(self, data: DevData, corpus: Corpus, model: Model, mesh: Mesh, stores: Path, typos: Typos):
-        """Reads and tokenises the dev questions that `data` names, if it names any.
+    def __init__(self, judged: Judged | None, corpus: Corpus, model: Model, mesh: Mesh, stores: Path, typos: Typos):
+        """Tokenises the questions, if there are any.
 
         A run that trains for typos is also evaluated on the dev questions with typos: the same ones at every step and
         for every seed.
 
         Raises:
-          UserError: neither judgements nor answers, or judgements of other questions.
+          UserError: judgements of another corpus.
         """
         self.questions, self.qrels, self.corpus, self.mesh = [], None, corpus, mesh
-        if data.dev_questions is None:
+        if judged is None:
             return
-        self.questions, self.qrels = _dev_questions(data.dev_questions, data.dev_qrels)
+        self.questions, self.qrels = judged.questions, judged.qrels
+        if self.qrels is not None:
+            _check_corpus(judged, corpus)
         texts = [question.text for question in self.questions]
         self._rows = {"": question_store(stores, texts, model)}
         if typos.active:
@@ -175,17 +187,38 @@ class DevSet:
         return retrieval_figures(self.corpus, self.questions, self.qrels, scores[:count], rows[:count])
 
 
-def _dev_questions(questions_path: str, qrels_path: str | None) -> tuple[list[Question], dict | None]:
-    questions = read_questions(questions_path)
-    if qrels_path is None:
+def dev_questions(data: DevData) -> Judged | None:
+    """Reads the dev questions that `data` names; None where it names none.
+
+    Raises:
+      UserError: neither judgements nor answers, or judgements of other questions.
+    """
+    if data.dev_questions is None:
+        return None
+    questions = read_questions(data.dev_questions)
+    if data.dev_qrels is None:
         if not any(question.answers for question in questions):
-            raise UserError(f"{questions_path}: has no answers; name the judgements with --data.dev-qrels FILE")
-        return questions, None
-    qrels = read_qrels(qrels_path)
+            raise UserError(f"{data.dev_questions}: has no answers; name the judgements with --data.dev-qrels FILE")
+        return Judged(questions, None)
+    qrels = read_qrels(data.dev_qrels)
     judged = [question for question in questions if question.id in qrels]
     if not judged:
-        raise UserError(f"{qrels_path}: judges none of the questions in {questions_path}; check the ids")
-    return judged, qrels
+        raise UserError(
+            f"{data.dev_qrels}: judges none of the questions in {data.dev_questions}; set --data.dev-questions and "
+            "--data.dev-qrels to files that belong together"
+        )
+    return Judged(judged, qrels, data.dev_qrels)
+
+
+def _check_corpus(judged: Judged, corpus: Corpus) -> None:
+    """Refuses judgements of another corpus, which would make every metric 0."""
+    assert judged.qrels is not None
+    passages = {passage for question in judged.questions for passage in judged.qrels[question.id]}
+    if passages.isdisjoint(corpus.ids):  # Stops at the first that is known.
+        raise UserError(
+            f"{judged.source}: none of the {len(passages)} passages that it judges is in the corpus; set "
+            "--data.dev-questions and --data.dev-qrels to those of the corpus, or all data at once with --data PATH"
+        )
 
 
 def activation_bytes(encoder: EncoderConfig, mesh: Mesh) -> int:
