@@ -55,7 +55,6 @@ def test_a_run_that_did_not_improve_says_so_at_its_end_in_its_record_and_not_oth
 ):
     config = tiny.contrastive_config(tmp_path, train={"steps": 2, "eval_every": 1, "best_metric": metric})
     monkeypatch.setattr(program, "build", lambda config, *_: Measured(config, values))
-    monkeypatch.setattr(program, "split_cpu", lambda _: None)
     monkeypatch.setattr(jax, "device_count", lambda: 8)
     with caplog.at_level(logging.WARNING, "jaxretr"):
         figures = program.train(config, tmp_path / "run")
