@@ -4,6 +4,7 @@ What the commands do is in jaxretr/commands/. Nothing here imports JAX or numpy,
 """
 
 import argparse
+import contextlib
 import dataclasses
 import errno
 import importlib
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    _open_closed_streams()
     try:
         args = parse(words)
         from jaxretr.commands import process, process_options
@@ -65,8 +67,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report(message: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print("jaxretr:", " ".join(message.split()), file=sys.stderr)
+    with contextlib.suppress(OSError):  # Nobody reads stderr; the exit code still says what happened.
+        print("jaxretr:", " ".join(message.split()), file=sys.stderr, flush=True)
     return code
+
+
+def _open_closed_streams() -> None:
+    """Opens /dev/null in place of stdin, stdout and stderr that were closed (`>&-`).
+
+    In this order each takes its own number, which else the next file would, and with it what a library prints.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 # ---- parsing ---------------------------------------------------------------------------------------------------------

@@ -157,6 +157,13 @@ def check_utf8(line: str) -> None:
         ) from None
 
 
+def check_trec_id(id: str) -> None:
+    """Raises RowError for an id that the columns of a TREC run cannot hold."""
+    if id.split() != [id]:
+        what = "is empty" if not id else "holds white space"
+        raise RowError(f"the id {id!r} {what}, which a TREC run cannot; rename it, or write --format jsonl")
+
+
 def json_object(line: str) -> dict[str, Any]:
     """Parses a line that is one JSON object; RowError when it is not."""
     check_utf8(line)
