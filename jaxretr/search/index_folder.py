@@ -122,7 +122,7 @@ def _read_meta(path: Path) -> dict:
     restore(path.parent)
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: no readable index ({_first_line(error)}); give the folder that save wrote") from error
     types = {"rows": int, "dim": int, "dtype": str, "ids": bool}
     if (
@@ -176,7 +176,7 @@ def _json_lines(path: Path, remedy: str) -> Iterator[tuple[int, Any]]:
             for number, line in enumerate(file, start=1):
                 try:
                     content = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     content = None
                 yield number, content
     except (OSError, UnicodeDecodeError) as error:
