@@ -174,6 +174,8 @@ def config_fields(config: Mapping[str, Any], defaults: Mapping[str, Any], where:
             raise UserError(f"{where}: '{name}' must be {type(default).__name__}, not {value!r}; correct config.json")
         if isinstance(value, int | float) and value < 0:
             raise UserError(f"{where}: '{name}' must not be negative, but is {value}; correct config.json")
+        if isinstance(value, int | float) and not value < 2**63:  # Of a NaN, too.
+            raise UserError(f"{where}: '{name}' is {str(value)[:40]}, which no model has; correct config.json")
         fields[name] = value
     return fields
 
@@ -259,21 +261,22 @@ class TensorFiles:
         return self._tensors[name].shape
 
     def check_sizes(self, sizes: Mapping[str, int], source: str) -> None:
-        """Refuses sizes that no tensor here can have, before anything is made of that size.
+        """Refuses sizes that are far from any tensor here, before anything is made of that size.
 
         Args:
           sizes: of the model, by the name of the setting; a number of layers may also be one of tensors.
           source: the file that states them, for errors.
 
         Raises:
-          UserError: one is larger than every axis of every tensor.
+          UserError: one is 16 times as large as every axis of every tensor; what is nearer, a comparison of all
+            shapes explains better.
         """
         longest = max((size for tensor in self._tensors.values() for size in tensor.shape), default=0)
         for name, size in sizes.items():
             limit = max(longest, len(self._tensors)) if "layers" in name else longest
-            if size > limit:
+            if size > 16 * limit:
                 raise UserError(
-                    f"{self.where}: {source} says {name} {size}, but no tensor here is that large; "
+                    f"{self.where}: {source} says {name} {size}, but no tensor here is nearly that large; "
                     f"{source} and the weights are not of the same model"
                 )
 
