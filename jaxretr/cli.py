@@ -165,15 +165,18 @@ def _check_options(command: str, parser: argparse.ArgumentParser, words: Sequenc
 
 
 def _at_least_one(text: str) -> int:
-    value = int(text) if text.lstrip("+-").isdigit() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is no whole number from 1")
+    value = int(text) if text.lstrip("+-").isdecimal() and len(text) < 1000 else 0
+    if not 1 <= value < 2**31:
+        raise argparse.ArgumentTypeError(
+            f"'{text[:40]}' is no whole number from 1{f' to {2**31 - 1}' if value > 0 else ''}"
+        )
     return value
 
 
 def _ranks(text: str) -> tuple[int, int]:
     first, _, last = text.partition(":")
-    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+    short = max(len(first), len(last)) < 10
+    if not (short and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
         raise argparse.ArgumentTypeError(f"'{text}' is no window of ranks; give FIRST:LAST, from 1, for instance 1:100")
     return int(first), int(last)
 
