@@ -37,7 +37,7 @@ class CheckpointSeals:
 
     def begin(self, step: int) -> None:
         """Begins to hash a complete checkpoint, unless it has a seal or is being hashed."""
-        if step not in self._under_way and not self._path(step).exists():
+        if step not in self._under_way:
             with contextlib.suppress(RuntimeError):  # The interpreter ends, and takes no more work.
                 self._under_way[step] = self._thread.submit(self._seal, step)
 
@@ -67,6 +67,8 @@ class CheckpointSeals:
         return self._seals / f"{step}.json"
 
     def _seal(self, step: int) -> None:
+        if self._path(step).exists():
+            return
         # A checkpoint that is no longer kept may go while it is read.
         with contextlib.suppress(FileNotFoundError):
             found = self._hashes(step)

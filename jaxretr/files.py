@@ -43,8 +43,8 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
 
     The bytes go to a hidden file beside `path`, which is renamed when the block ends. When the block fails, or the
     process is killed, an older file under that name is as it was. Missing folders are made. A named pipe, a device or
-    an open descriptor (`/dev/stdout`, `/dev/fd/3`) is written to directly, wherever it leads. In a bucket an object appears whole by itself:
-    the bytes go to a temporary file, which is uploaded when the block ends well.
+    an open descriptor (`/dev/stdout`, `/dev/fd/3`) is written to directly, wherever it leads. In a bucket an object
+    appears whole by itself: the bytes go to a temporary file, which is uploaded when the block ends well.
 
     Args:
       path: where the file shall be; a symbolic link is followed. Or gs://... or s3://...

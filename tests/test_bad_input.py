@@ -1,6 +1,7 @@
 """Bad input through the commands: one line that names the file, the line and the remedy; nothing half-written."""
 
 import json
+import logging
 import os
 import re
 import resource
@@ -22,6 +23,8 @@ from test_cli import (
     write_config,
 )
 
+from jaxretr.commands.process import set_up
+from jaxretr.metrics_log import MetricsLog, read_metrics
 from jaxretr.search.compiled import compiled
 
 GOOD = '{"_id": "p1", "title": "Rome", "text": "the capital of Italy"}\n'
@@ -428,3 +431,16 @@ def test_an_error_that_nobody_reads_keeps_its_exit_code(monkeypatch: pytest.Monk
         assert run("nonsense") == 2
         monkeypatch.undo()
         full.buffer.raw.close()  # What is left in its buffer cannot be written.
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+def test_a_run_whose_stderr_cannot_be_written_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`jaxretr train ... 2> FILE` on a disk that is full, or of a session that has ended."""
+    with open("/dev/full", "w") as full, MetricsLog(tmp_path, start=0, total=2, writes=True) as metrics:
+        monkeypatch.setattr(sys, "stderr", full)
+        set_up()
+        metrics.write(1, {"loss": 0.5}, examples=4)
+        logging.getLogger("jaxretr.some").info("encoded")
+        monkeypatch.undo()
+        full.buffer.raw.close()
+    assert [(row["step"], row["loss"]) for row in read_metrics(tmp_path)] == [(1, 0.5)]
