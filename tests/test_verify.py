@@ -64,7 +64,7 @@ def seal(path: Path) -> None:
 
 
 def test_golden_json_names_no_file_outside_of_the_folder(copied: Any, tmp_path: Path) -> None:
-    folder = copied(LAYOUTS[0])
+    folder = copied(next(iter(LAYOUTS)))
     (tmp_path / "outside").write_text("x")
     for name in ("../outside", str(tmp_path / "outside")):
         content, _ = sealed_json.read(folder / "golden.json", "")
