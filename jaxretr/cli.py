@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    _open_closed_streams()
     try:
         args = parse(words)
         from jaxretr.commands import process, process_options
@@ -66,8 +67,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report(message: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print("jaxretr:", " ".join(message.split()), file=sys.stderr)
+    with contextlib.suppress(OSError):  # Nobody reads stderr; the exit code still says what happened.
+        print("jaxretr:", " ".join(message.split()), file=sys.stderr, flush=True)
     return code
+
+
+def _open_closed_streams() -> None:
+    """Opens /dev/null in place of stdin, stdout and stderr that were closed (`>&-`).
+
+    In this order each takes its own number, which else the next file would, and with it what a library prints.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 # ---- parsing ---------------------------------------------------------------------------------------------------------
@@ -162,15 +174,18 @@ def _check_options(command: str, parser: argparse.ArgumentParser, words: Sequenc
 
 
 def _at_least_one(text: str) -> int:
-    value = int(text) if text.lstrip("+-").isdigit() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is no whole number from 1")
+    value = int(text) if text.lstrip("+-").isdecimal() and len(text) < 1000 else 0
+    if not 1 <= value < 2**31:
+        raise argparse.ArgumentTypeError(
+            f"'{text[:40]}' is no whole number from 1{f' to {2**31 - 1}' if value > 0 else ''}"
+        )
     return value
 
 
 def _ranks(text: str) -> tuple[int, int]:
     first, _, last = text.partition(":")
-    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+    short = max(len(first), len(last)) < 10
+    if not (short and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
         raise argparse.ArgumentTypeError(f"'{text}' is no window of ranks; give FIRST:LAST, from 1, for instance 1:100")
     return int(first), int(last)
 

@@ -20,6 +20,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -157,11 +158,12 @@ class EmbeddingStore:
         """
         folder = as_path(folder)
         store = cls(folder, meta := _read_meta(folder), [])
-        names = _names(folder)
-        missing = [shard for shard in range(meta.shards) if store._record_path(shard).name not in names]
-        if missing:
+        # Counted in what is there, and not shard by shard: meta.json may name any number of them.
+        records = re.compile(rf"embeddings-(\d{{5,}})-of-{meta.shards:05d}\.json")
+        found = [match for match in map(records.fullmatch, _names(folder)) if match and int(match[1]) < meta.shards]
+        if missing := meta.shards - len(found):
             raise UserError(
-                f"{folder}: {len(missing)} of {meta.shards} shards are not finished; "
+                f"{folder}: {missing} of {meta.shards} shards are not finished; "
                 "run the same `jaxretr encode` command again to complete it"
             )
         store._cut = list(store._map(lambda shard: store._record(shard)["truncated"], range(meta.shards)))
@@ -184,8 +186,7 @@ class EmbeddingStore:
         Raises:
           UserError: a byte was changed, in one line that names all such files.
         """
-
-        problems = self._changed(sealed_json.read_intact(self.folder / IDS_RECORD, _AGAIN))
+        problems = self._changed(self._ids_record())
         shards = list(range(self.meta.shards) if shards is None else shards)
         of_shards = self._map(lambda shard: self._changed(self._record(shard)), shards)
         for (start, stop), changed in zip(map(self.meta.span, shards), of_shards, strict=True):
@@ -241,11 +242,15 @@ class EmbeddingStore:
         """
         path, wanted = self.folder / IDS, None
         if self._cache is not None:
-            [path] = self._cache.get(sealed_json.read_intact(self.folder / IDS_RECORD, _AGAIN)["sha256"], _AGAIN)
+            [path] = self._cache.get(self._ids_record()["sha256"], _AGAIN)
+        remedy = "remove it and run `jaxretr encode` again"
+        # Before anything of that many rows is made: the shortest line is "" and its end.
+        if path.is_file() and path.stat().st_size < 3 * self.meta.rows:
+            raise UserError(f"{path}: too short for the ids of {self.meta.rows} rows; {remedy}")
         if shards is not None:
             wanted = np.zeros(self.meta.rows, bool)
             wanted[self.row_numbers(shards)] = True
-        return read_ids(path, self.meta.rows, "remove it and run `jaxretr encode` again", wanted)
+        return read_ids(path, self.meta.rows, remedy, wanted)
 
     def blocks(self, shards: Iterable[int] | None = None) -> Iterator[np.ndarray]:
         """Yields the rows of all shards, or of some, as arrays [n, D]: memory maps, or pieces of int8 as float32."""
@@ -308,7 +313,7 @@ class EmbeddingStore:
 
     def _ids_are_whole(self) -> bool:
         try:
-            return not self._changed(sealed_json.read_intact(self.folder / IDS_RECORD, _AGAIN))
+            return not self._changed(self._ids_record())
         except UserError:
             return False
 
@@ -325,9 +330,24 @@ class EmbeddingStore:
 
     def _record(self, shard: int) -> dict[str, Any]:
         path = self._record_path(shard)
+        record = self._read_record(path, self._paths(shard))
+        start, stop = self.meta.span(shard)
+        cut = record.get("truncated")
+        if type(cut) is not int or not 0 <= cut <= stop - start:
+            raise UserError(f"{path}: 'truncated' is {cut!r} of {stop - start} texts; {_AGAIN}")
+        return record
+
+    def _ids_record(self) -> dict[str, Any]:
+        return self._read_record(self.folder / IDS_RECORD, [self.folder / IDS])
+
+    def _read_record(self, path: Path, files: Sequence[Path]) -> dict[str, Any]:
+        """Reads a record, which vouches for exactly these files: no other file is read because it says so."""
         record = sealed_json.read_intact(path, _AGAIN)
         if record.get("store") != self.meta.address:
             raise UserError(f"{path}: belongs to another store (another model, other texts or settings); {_AGAIN}")
+        hashes = record.get("sha256")
+        if not isinstance(hashes, dict) or hashes.keys() != {file.name for file in files}:
+            raise UserError(f"{path}: 'sha256' does not name {', '.join(file.name for file in files)}; {_AGAIN}")
         return record
 
     def _changed(self, record: dict[str, Any]) -> list[str]:
@@ -380,7 +400,7 @@ def is_store(folder: str | Path) -> bool:
     """Whether a folder's meta.json is an embedding store's, rather than an exact index's or nobody's."""
     try:
         content = json.loads((as_path(folder) / META).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(content, dict) and content.get("format") == _FORMAT
 
@@ -401,7 +421,12 @@ def _read_meta(folder: Path) -> StoreMeta:
     content = sealed_json.read_intact(path, "encode into another folder")
     if (content.pop("format"), content.pop("version", None)) != (_FORMAT, _VERSION):
         raise UserError(another)
-    return dataclass_from(StoreMeta, content, str(path))
+    meta: StoreMeta = dataclass_from(StoreMeta, content, str(path))
+    if wrong := next((name for name in ("rows", "dim", "shard_rows") if getattr(meta, name) < 1), None):
+        raise UserError(
+            f"{path}: '{wrong}' is {getattr(meta, wrong)}, but must be at least 1; encode into another folder"
+        )
+    return meta
 
 
 def _check_same(folder: Path, found: StoreMeta, wanted: StoreMeta) -> None:
@@ -411,6 +436,11 @@ def _check_same(folder: Path, found: StoreMeta, wanted: StoreMeta) -> None:
         )
     if found.side != wanted.side or found.texts_fingerprint != wanted.texts_fingerprint:
         raise UserError(f"{folder}: holds embeddings of other texts ({found.side}s); give another --out folder")
+    if (found.rows, found.dim) != (wanted.rows, wanted.dim):
+        raise UserError(
+            f"{folder / META}: says {found.rows} rows of {found.dim} dimensions, but there are {wanted.rows} of "
+            f"{wanted.dim}; give another --out folder"
+        )
     for name in ("dtype", "compute", "shard_rows"):
         if getattr(found, name) != getattr(wanted, name):
             option = "--" + name.replace("_", "-")

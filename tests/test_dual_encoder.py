@@ -306,6 +306,17 @@ def test_a_checkpoint_of_another_shape_is_named(encoder: DualEncoder, tmp_path: 
 
     with pytest.raises(UserError, match=r"another shape.*question.bert.word_embedding.table is \[400, 16\], not \[500"):
         load(bert={"vocab_size": 500})
+    for name, size in (("num_hidden_layers", 10**9), ("hidden_size", 4 * 10**15), ("type_vocab_size", 10**15)):
+        with pytest.raises(
+            UserError, match=f"jaxretr.json says {name} {size}, but no tensor here is nearly that large"
+        ):
+            load(bert={name: size})
+    with pytest.raises(UserError, match=r"jaxretr\.json: num_hidden_layers is -3, but must be at least 1"):
+        load(bert={"num_hidden_layers": -3})
+    with pytest.raises(UserError, match=r"jaxretr\.json says projection_size 1000000000000000, but no tensor"):
+        load(projection_size=10**15)
+    with pytest.raises(UserError, match=r"'initializer_range' is 1000.*; it must be a number"):
+        load(bert={"initializer_range": 10**40})
     with pytest.raises(UserError, match=r"another shape.*4 tensors are missing \(passage.projection.bias"):
         load(projection_size=6)
     with pytest.raises(UserError, match=r"another shape.*missing \(shared.bert"):
@@ -484,11 +495,41 @@ def test_lower_casing_survives_saving(modules: Any, tmp_path: Path) -> None:
             {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
             r"a default prompt \('query'\) is not supported",
         ),
+        ([("x.Pooling", LEGACY_MEAN)], {"default_prompt_name": []}, r"'default_prompt_name' is \[\], which is no name"),
     ],
 )
 def test_what_is_not_supported_is_said(modules: Any, parts: Any, prompts: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         DualEncoder.from_pretrained(modules(*parts, prompts=prompts))
+
+
+@pytest.mark.parametrize("path", ["../outside", "1_Pooling/../../outside", "/", "a\0b"])
+def test_a_module_outside_of_the_folder_is_not_read(modules: Any, tmp_path: Path, path: str) -> None:
+    folder = modules(("x.Pooling", LEGACY_MEAN))
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "config.json").write_text(json.dumps(LEGACY_MEAN))
+    entries = json.loads((folder / "modules.json").read_text())
+    entries[1]["path"] = str(tmp_path / "outside") if path == "/" else path
+    (folder / "modules.json").write_text(json.dumps(entries))
+    with pytest.raises(UserError, match=r"modules\.json: the path '.*' leads out of the folder; correct it"):
+        DualEncoder.from_pretrained(folder)
+
+
+def test_a_tokenizer_that_cannot_read_unknown_words_is_named(tokenizer: Any, tmp_path: Path) -> None:
+    """It would fail at the first text that has one, an hour into `encode`."""
+    tokenizer.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    del content["model"]["vocab"]["[UNK]"]
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != "[UNK]"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    with pytest.raises(UserError, match=r"the tokenizer cannot read unknown words \(.*UNK.*\); fetch its files again"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "model_max_length": "x"}))
+    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match=r"has model_max_length 'x'; give a number of tokens"):
+        load_tokenizer(tmp_path)
 
 
 def test_prompts_that_are_not_applied_are_said(modules: Any, caplog: pytest.LogCaptureFixture) -> None:

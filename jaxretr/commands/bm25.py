@@ -21,8 +21,8 @@ _BLOCK = 256
 def run(args: argparse.Namespace) -> None:
     """Indexes the corpus, searches, and writes the run."""
     check_output(args.out)
-    questions = read_questions(args.queries)
-    corpus = read_corpus(args.corpus)
+    questions = read_questions(args.queries, trec_ids=args.format == "trec")
+    corpus = read_corpus(args.corpus, trec_ids=args.format == "trec")
     log.info("indexing %d passages", len(corpus))
     index = Bm25Index.build(corpus, k1=args.k1, b=args.b, stemmer=None if args.stemmer == "none" else args.stemmer)
     scores: list[np.ndarray] = []

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from jaxretr.commands.hits import check_output
+from jaxretr.commands.hits import check_output, say_written
 from jaxretr.data.examples import joined
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.training_formats import ROW_FORMATS, examples_file, read_examples, training_format, write_examples
@@ -58,7 +58,7 @@ def convert(args: argparse.Namespace) -> None:
         split=split,
         source=examples_file(path, split),
     )
-    print(f"{args.out}: {written} questions as {args.to}, from {source}")
+    say_written(args.out, f"{written} questions as {args.to}, from {source}")
 
 
 def split_of(args: argparse.Namespace, *formats: str) -> str:

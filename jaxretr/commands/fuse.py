@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxretr.commands.hits import check_output
+from jaxretr.commands.hits import check_output, say_written
 from jaxretr.commands.measuring import depth, of_qrels
 from jaxretr.commands.weight_curve import trace
 from jaxretr.data.readers import read_qrels
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> None:
     if args.out is not None:
         check_output(args.out)
     qrels = None if args.tune is None else read_qrels(args.tune)
-    runs = [read_run(path) for path in args.runs]
+    runs = [read_run(path, trec_ids=args.out is not None) for path in args.runs]
     warn_of_other_questions(runs, args.runs)
     if args.method == "rrf":
         fused = reciprocal_rank(runs, k=args.k)
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
         fused = interpolate(runs, [1.0, *weights], normalise=args.normalise or "none", k=args.k)
     if args.out is not None:
         write_trec(args.out, fused)
-        print(f"{args.out}: {sum(map(len, fused.values()))} hits of {len(fused)} questions")
+        say_written(args.out, f"{sum(map(len, fused.values()))} hits of {len(fused)} questions")
 
 
 def check_arguments(args: argparse.Namespace) -> None:

@@ -22,7 +22,7 @@ from jaxretr.data.questions import Question
 from jaxretr.data.text_rows import find_input
 from jaxretr.errors import UsageError, UserError, did_you_mean
 from jaxretr.evaluate.runs import read_run
-from jaxretr.files import atomic_write
+from jaxretr.files import atomic_write, reserve
 from jaxretr.search.bm25_words import Bm25Settings
 from jaxretr.search.lexical_ranker import rank
 
@@ -269,7 +269,10 @@ def _open_array(path: Path, shape: tuple[int, int], dtype: str, done: int) -> np
     """Opens a file of which rows are finished, or makes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = "r+" if done else "w+"
-    return np.lib.format.open_memmap(path, mode, dtype=np.dtype(dtype), shape=shape)
+    array = np.lib.format.open_memmap(path, mode, dtype=np.dtype(dtype), shape=shape)
+    if not done:
+        reserve(path)
+    return array
 
 
 def _batches(corpus: CorpusStream, start: int) -> Iterator[tuple[int, list[Passage]]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jaxretr.commands.hits import check_output
+from jaxretr.commands.hits import check_output, say_written
 from jaxretr.commands.progress import Progress
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.mining import REASONS, Filters, Mined, MiningReport, Ranking, mine, rankings_of_run
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
         with atomic_write(args.report) as file:
             file.write(json.dumps(found, indent=2) + "\n")
     _log_report(found, filters)
-    print(f"{args.out}: {found['negatives']['total']} negatives of {found['questions']} questions")
+    say_written(args.out, f"{found['negatives']['total']} negatives of {found['questions']} questions")
 
 
 def _known_to_the_corpus(path: str, training: TrainingSet, skip_bad: bool) -> tuple[list[Question], list[list[int]]]:

@@ -12,6 +12,7 @@ from jaxretr.commands.progress import Progress
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.errors import UserError
+from jaxretr.files import restore
 from jaxretr.models.combined_encoder import CombinedEncoder, TextEncoder
 from jaxretr.models.combined_folder import load_encoder
 from jaxretr.models.dual_encoder import DualEncoder
@@ -40,6 +41,7 @@ def load_model(args: argparse.Namespace) -> DualEncoder | CombinedEncoder:
 def check_finished(model: str) -> None:
     """Raises UserError for the folder of a run that has no model yet."""
     folder = Path(model).expanduser()
+    restore(folder / "model")
     if (folder / "checkpoints").is_dir() and not (folder / "model").is_dir():
         raise UserError(f"{folder}: this run has written no model yet; finish it with `jaxretr train`")
 

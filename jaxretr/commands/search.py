@@ -50,10 +50,8 @@ def _search(args: argparse.Namespace) -> None:
     if args.format != "trec" and args.corpus is None:
         raise UsageError(f"--format {args.format} writes the passages' titles: give --corpus FILE as well")
     check_output(args.out)
-    questions = read_questions(args.queries)
     # Everything that can be wrong with the input is found before the model is loaded.
-    if args.format == "trec":
-        check_trec_ids([question.id for question in questions], args.queries, "rename it, or write --format jsonl")
+    questions = read_questions(args.queries, trec_ids=args.format == "trec")
     if is_store(args.index):
         open_index = _open_store
     else:
@@ -149,7 +147,7 @@ def _open_scann(args: argparse.Namespace, questions: int) -> _Search:
 
 def _check_ids(args: argparse.Namespace, ids: Sequence[str]) -> None:
     if args.format == "trec":
-        check_trec_ids(ids, args.index, "write --format jsonl, with --corpus FILE")
+        check_trec_ids(ids, args.index)
 
 
 def _announce(rows: int, dim: int, questions: int, k: int, **how: Any) -> None:

@@ -41,6 +41,11 @@ class BertConfig:
     pre_layer_norm: bool = False
     """Megatron's order: LayerNorm before each block and after the last one, none on the embeddings."""
 
+    def sizes(self) -> dict[str, int]:
+        """The number of layers and all lengths of the parameters' axes, by name."""
+        names = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings")
+        return {name: getattr(self, name) for name in (*names, "type_vocab_size")}
+
 
 class BertLayer(nnx.Module):
     """Self-attention and feed-forward, each with a residual connection."""
