@@ -110,6 +110,14 @@ def _add_fuse(command: Command, number: Callable[[str], int]) -> None:
         choices=("none", "minmax"),
         help="of each run's scores of a question before they are added (default: none)",
     )
+    add(
+        "--missing",
+        choices=("lowest", "zero"),
+        action="append",
+        help="the score of a passage that a run lacks: lowest: the lowest that the run has for the question; zero: 0 "
+        "where its list is shorter than its others, as BM25's is where few passages share a word with the question. "
+        "Once for each run (default: lowest for all)",
+    )
     add("-k", type=number, default=100, help="passages a question (default: %(default)s)")
     add("--out", metavar="FUSED", help="the TREC run to write")
     add("--tune", metavar="QRELS", help="judgements by which the weight of two runs is chosen")
