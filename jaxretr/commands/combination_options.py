@@ -53,7 +53,8 @@ def _add_tune(command: Command, number: Callable[[str], int]) -> None:
     add = command(
         "tune",
         "Find the weight of two models' combination on dev questions: a whole grid of weights by full search, in one\n"
-        "pass over the corpus.",
+        "pass over the corpus. The gain is tested on questions that did not choose the weight: each half of them with\n"
+        "the weight that the other half chose.",
         "jaxretr tune runs/dpr runs/lexical --beir scifact --split dev --metric ndcg@10 --out models/spar\n"
         "  jaxretr tune models/spar --corpus corpus.tsv --queries dev.tsv --answers --grid paper --curve mu.png",
     ).add_argument

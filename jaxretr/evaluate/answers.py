@@ -83,10 +83,10 @@ class AnswerMatcher:
             return any(pattern.search(normalised) is not None for pattern in compiled)
         if self._holds(normalised, compiled):
             return True
-        plain = unicodedata.normalize("NFD", plain_forms(text))
-        if plain == normalised and not any(tokens.plain for tokens in compiled):
+        plain = plain_forms(text)
+        if plain == text and not any(tokens.plain for tokens in compiled):
             return False
-        return self._holds(plain, [tokens.plain or tokens for tokens in compiled])
+        return self._holds(unicodedata.normalize("NFD", plain), [tokens.plain or tokens for tokens in compiled])
 
     def _holds(self, text: str, answers: Sequence["_AnswerTokens"]) -> bool:
         # Cutting a passage costs far more than this look, which rules out nearly every pair.
