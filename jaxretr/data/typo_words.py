@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from jaxretr.data.characters import look_alike, spans_of_characters
 from jaxretr.data.stop_words import STOP_WORDS
@@ -70,7 +70,7 @@ class _ShapeOfLetters(Shape):
         self.gaps = range(number + 1)
 
 
-class _Places(Sequence[tuple[int, ...]]):
+class _Places(Sequence[Any]):
     """(0, 1, ...), (1, 2, ...), ...: so many, each of so many numbers."""
 
     def __init__(self, count: int, width: int):
@@ -79,7 +79,7 @@ class _Places(Sequence[tuple[int, ...]]):
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, at: int) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __getitem__(self, at: Any) -> Any:
         begin = range(self._count)[at]
         return tuple(range(begin, begin + self._width))
 
