@@ -89,7 +89,11 @@ def values_of(name: str, retriever: Callable[[Corpus], Retriever], args: argpars
         search = search or retriever(beir.corpus)
         scores, rows = search([question.text for question in beir.questions], 100)
         run = {
-            question.id: {beir.corpus.ids[row]: float(score) for row, score in zip(found, of_question, strict=True)}
+            question.id: {
+                beir.corpus.ids[row]: float(score)
+                for row, score in zip(found, of_question, strict=True)
+                if row >= 0  # Behind BM25's last hit there is none.
+            }
             for question, found, of_question in zip(beir.questions, rows, scores, strict=True)
         }
         qrels = {question.id: beir.qrels[question.id] for question in beir.questions}

@@ -84,7 +84,7 @@ def make_triples(count: int, folder: Path) -> list[dict[str, str]]:
     triples, examples = [], []
     for question, found in zip(questions, rows, strict=True):
         positive = next(corpus.row(id) for id, grade in beir.qrels[question.id].items() if grade > 0)
-        negative = next(int(row) for row in found if corpus.ids[row] not in beir.qrels[question.id])
+        negative = next(int(row) for row in found if row >= 0 and corpus.ids[row] not in beir.qrels[question.id])
         passages = [corpus[row] for row in (positive, negative)]
         texts = [f"{passage.title} {passage.text}" for passage in passages]
         triples.append({"anchor": question.text, "positive": texts[0], "negative": texts[1]})

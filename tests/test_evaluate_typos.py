@@ -115,7 +115,9 @@ def test_wrong_use(words, message, capsys):
 def values(scores: np.ndarray) -> dict[str, float]:
     """mrr of each question from the scores of all passages."""
     found = {
-        question.id: dict(zip(TRAIN.corpus.ids, of_question.tolist(), strict=True))
+        question.id: {
+            id: score for id, score in zip(TRAIN.corpus.ids, of_question.tolist(), strict=True) if score > -math.inf
+        }
         for question, of_question in zip(TRAIN.questions, scores, strict=True)
     }
     return metrics.evaluate(TRAIN.qrels, found, ["mrr"], per_query=True)[1]["mrr"]
@@ -172,8 +174,9 @@ def test_the_figures_are_those_computed_by_hand(tiny_models, draws, tmp_path, ca
 
     def bm25(texts: list[str]) -> np.ndarray:
         found, rows = index.search(texts, len(TRAIN.corpus))
-        scores = np.zeros_like(found)
-        np.put_along_axis(scores, rows, found, axis=1)
+        scores = np.full_like(found, -np.inf)  # of what shares no word with the question
+        for of_one, hits, values in zip(scores, rows, found, strict=True):
+            of_one[hits[hits >= 0]] = values[hits >= 0]
         return scores
 
     searches = {str(model): lambda texts: encoder.encode_queries(texts) @ passages.T, "BM25": bm25}

@@ -103,12 +103,17 @@ def check_metrics(names: Sequence[str]) -> None:
     metrics.evaluate({"": {}}, {}, names)
 
 
-def bm25_search(corpus: Corpus) -> Search:
-    """Indexes the corpus for BM25."""
+def bm25_search(corpus: Corpus, **settings: Any) -> Search:
+    """Indexes the corpus for BM25; `run_of` makes a run of what the returned function finds.
+
+    Args:
+      corpus: the passages.
+      settings: as of `Bm25Index.build`; its defaults otherwise.
+    """
     from jaxretr.search.bm25 import Bm25Index
 
     log.info("indexing %d passages", len(corpus))
-    index = Bm25Index.build(corpus)
+    index = Bm25Index.build(corpus, **settings)
 
     def search(questions: Sequence[Question], k: int) -> tuple[np.ndarray, list[list[str]]]:
         scores, ids = [], []
@@ -117,7 +122,7 @@ def bm25_search(corpus: Corpus) -> Search:
                 texts = [question.text for question in questions[start : start + _BLOCK]]
                 of_block, rows = index.search(texts, k, threads=os.cpu_count() or 1)
                 scores.append(of_block)
-                ids += [[corpus.ids[row] for row in found] for found in rows.tolist()]
+                ids += [[corpus.ids[row] for row in found if row >= 0] for found in rows.tolist()]
                 progress.advance(len(texts))
         return np.concatenate(scores), ids
 

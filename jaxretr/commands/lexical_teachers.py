@@ -24,7 +24,7 @@ from jaxretr.errors import UsageError, UserError, did_you_mean
 from jaxretr.evaluate.runs import read_run
 from jaxretr.files import atomic_write, reserve
 from jaxretr.search.bm25_words import Bm25Settings
-from jaxretr.search.lexical_ranker import rank
+from jaxretr.search.lexical_ranker import FORMAT_VERSION, rank
 
 if TYPE_CHECKING:
     from jaxretr.models.combined_encoder import CombinedEncoder
@@ -109,7 +109,7 @@ class Bm25Teacher:
     name: str = "bm25"
 
     def identity(self) -> dict[str, Any]:
-        return asdict(self.settings)
+        return {**asdict(self.settings), "format": FORMAT_VERSION}
 
     def rank(self, task: Task, folder: Path) -> Ranking:
         ranked = rank(

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 Run = Mapping[str, Mapping[str, float]]
 Search = Callable[[Sequence[Question], int], tuple[np.ndarray, Sequence[Sequence[str]]]]
-"""From B questions and k to scores float32 [B, k] and ids of passages."""
+"""From B questions and k to scores float32 [B, k] and ids of passages, fewer than k where a question has fewer hits."""
 Values = dict[str, dict[str, float]]
 """{metric: {question id: value}}"""
 
@@ -88,13 +88,13 @@ def run_of(search: Search, questions: Sequence[Question], k: int) -> dict[str, d
     """Searches a BEIR folder's corpus.
 
     Returns:
-      {question id: {passage id: score}} with k passages a question.
+      {question id: {passage id: score}} with k passages a question, or fewer where the search finds fewer.
     """
     # BEIR leaves out a passage that is the question itself (ArguAna, Quora): one more is looked for in its place.
     scores, ids = search(questions, k + 1)
     run = {}
     for question, names, values in zip(questions, ids, scores.tolist(), strict=True):
-        found = [pair for pair in zip(names, values, strict=True) if pair[0] != question.id]
+        found = [pair for pair in zip(names, values[: len(names)], strict=True) if pair[0] != question.id]
         run[question.id] = dict(found[:k])
     return run
 
