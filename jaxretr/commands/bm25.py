@@ -7,9 +7,9 @@ import os
 import numpy as np
 
 from jaxretr.commands.hits import check_output, write_hits
-from jaxretr.commands.progress import Progress
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.evaluate.runs import Hits
+from jaxretr.progress import Progress
 from jaxretr.search.bm25 import Bm25Index
 
 log = logging.getLogger(__name__)
