@@ -1,6 +1,7 @@
 """`jaxretr.encode`: what an interruption costs, how shards are chosen, and signs of life."""
 
 import dataclasses
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.encoding_store import EmbeddingStore, default_shard_rows
 from jaxretr.errors import UsageError, UserError
+from jaxretr.models import dual_encoder
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
 
@@ -110,27 +112,21 @@ def test_a_store_that_was_begun_keeps_the_size_of_its_shards(encoder: DualEncode
 
 def test_the_next_shard_is_tokenised_while_one_is_encoded(encoder: DualEncoder, monkeypatch: pytest.MonkeyPatch):
     """Else the devices would wait at the beginning of every shard."""
-    events = []
-
-    def pieces() -> Iterator[list[str]]:
-        for number in range(3):
-            events.append(f"asked for {number}")
-            yield [f"passage {number} {row}" for row in range(9)]
-
-    from jaxretr.models import dual_encoder
-
+    pieces = [[f"passage {number} {row}" for row in range(9)] for number in range(3)]
+    tokenised = [threading.Event() for _ in pieces]
     real = dual_encoder.passage_pair
 
-    def tokenised(tokenizer: object, titles: object, texts: list[str], length: int) -> object:
-        events.append(f"tokenised {texts[0].split()[1]}")
+    def noted(tokenizer: object, titles: object, texts: list[str], length: int) -> object:
+        tokenised[int(texts[0].split()[1])].set()
         return real(tokenizer, titles, texts, length)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(dual_encoder, "passage_pair", tokenised)
-    found = encoder.encode_pieces("passage", pieces())
+    monkeypatch.setattr(dual_encoder, "passage_pair", noted)
+    found = encoder.encode_pieces("passage", iter(pieces))
     first, cut = next(found)
-    assert "tokenised 1" in events and "asked for 2" in events
+    # Nobody has asked for the second one yet.
+    assert tokenised[1].wait(60)
     assert cut == 0
-    np.testing.assert_allclose(first, encoder.encode_passages([f"passage 0 {row}" for row in range(9)]), atol=2e-5)
+    np.testing.assert_allclose(first, encoder.encode_passages(pieces[0]), rtol=0, atol=2e-5)
     assert len(list(found)) == 2
 
 

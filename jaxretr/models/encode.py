@@ -243,9 +243,10 @@ class Engine:
                     in_flight.append((result, batch.positions, self._run(batch)))
                     while in_flight and (len(in_flight) > _IN_FLIGHT or in_flight[0][2].is_ready()):
                         collect()
-                    while unfinished[0] is not result and not unfinished[0].left:
-                        done = unfinished.popleft()
-                        yield done.embeddings, done.cut
+                        # At once: until a job is yielded nobody can save it.
+                        while unfinished and not unfinished[0].left:
+                            done = unfinished.popleft()
+                            yield done.embeddings, done.cut
             while unfinished:
                 while unfinished[0].left:
                     collect()
