@@ -5,12 +5,17 @@ in jaxretr/recipes/; what one step does is in jaxretr/objectives/.
 """
 
 import contextlib
+import inspect
 import json
 import logging
+import os
 import signal
+import sys
 import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, Protocol
 
 import jax
@@ -35,6 +40,7 @@ from jaxretr.metrics_log import MetricsLog, read_metrics
 from jaxretr.parallel.hosts import EXIT_AGAIN, agree, program_facts, together
 from jaxretr.parallel.mesh import DATA, make_mesh
 from jaxretr.profiling import StepTrace, Stopwatch
+from jaxretr.storage.paths import as_path
 from jaxretr.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -99,7 +105,33 @@ def build(config: Config, mesh: Mesh, workdir: Path) -> Run:
     raise UsageError(f"{type(config).__name__}: no recipe for this kind of config")
 
 
-def train(config: Config, workdir: Path, *, profile_steps: tuple[int, int] | None = None) -> dict[str, float]:
+@dataclass(frozen=True, eq=False)
+class TrainResult(Mapping[str, float]):
+    """What a finished run leaves: a mapping of its metrics, and its model.
+
+    Attributes:
+      metrics: of the best evaluation; of the last step where there is no dev set.
+      best: the step of the best evaluation; None where there is no dev set.
+      model: the folder of the best model, as `load_encoder` takes it; of the last one where there is no dev set.
+    """
+
+    metrics: dict[str, float]
+    best: int | None
+    model: Path
+
+    def __getitem__(self, name: str) -> float:
+        return self.metrics[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.metrics)
+
+    def __len__(self) -> int:
+        return len(self.metrics)
+
+
+def train(
+    config: Config, workdir: str | os.PathLike[str], *, profile_steps: tuple[int, int] | None = None
+) -> TrainResult:
     """Runs a config to its end, or from the newest checkpoint in `workdir` on.
 
     The folder holds config.json, checkpoints/, metrics.jsonl, tensorboard/, and at the end model/: the best model by
@@ -111,15 +143,19 @@ def train(config: Config, workdir: Path, *, profile_steps: tuple[int, int] | Non
       profile_steps: first and last step, counted from 1, of a trace in the folder's profile/.
 
     Returns:
-      The best evaluation's figures; the last step's metrics where there is no dev set.
+      The metrics and the model; equal to a dict of the metrics.
 
     Raises:
       UserError: bad input, a folder that cannot be written, or a checkpoint of another shape.
       SystemExit: a signal asked the run to stop; everything is saved. The code is `EXIT_AGAIN`.
     """
     check_numbers(config)
-    with together(), open_folder(workdir) as folder:
-        return _train(config, folder, profile_steps)
+    path = as_path(workdir)
+    with together(), open_folder(path) as folder:
+        best, values = _train(config, folder, profile_steps)
+    if best is None:
+        return TrainResult(values, None, path / "model")
+    return TrainResult(best["figures"], best["step"], path / "model")
 
 
 def open_folder(workdir: Path) -> RunFolder:
@@ -132,7 +168,10 @@ def open_folder(workdir: Path) -> RunFolder:
     return RunFolder(workdir, writes=False)
 
 
-def _train(config: Config, folder: RunFolder, profile_steps: tuple[int, int] | None) -> dict[str, float]:
+def _train(
+    config: Config, folder: RunFolder, profile_steps: tuple[int, int] | None
+) -> tuple[dict[str, Any] | None, dict[str, float]]:
+    """Returns the best evaluation, as in best.json, and the metrics of the last step."""
     # ---- devices, data, model ------------------------------------------------------------------------------------
     sections = {f"config.{name}": json.dumps(value) for name, value in to_json(config).items()}
     agree("the beginning", {**program_facts(), **sections, "--workdir": str(folder)})
@@ -224,7 +263,7 @@ def _train(config: Config, folder: RunFolder, profile_steps: tuple[int, int] | N
     # ---- the model -----------------------------------------------------------------------------------------------
     if best is None and writes:
         run.save_model(state, workdir / "model")
-    return best["figures"] if best else values
+    return best, values
 
 
 def evaluate(
@@ -346,3 +385,13 @@ class Interruption:
     def __exit__(self, *_: object) -> None:
         for number, handler in self.earlier.items():
             signal.signal(number, handler)
+
+
+class _Callable(ModuleType):
+    """`jaxretr.train(...)` is `train`, although importing this file puts the module in the place of that name."""
+
+    __call__ = staticmethod(train)
+    __signature__ = inspect.signature(train)
+
+
+sys.modules[__name__].__class__ = _Callable

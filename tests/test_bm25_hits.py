@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jaxretr.commands.measuring import run_of
 
 from jaxretr import cli
 from jaxretr.commands.altered_questions import bm25_search
-from jaxretr.commands.measuring import run_of
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.mining import Filters, Ranking, mine
 from jaxretr.data.questions import Question

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxretr import cli
-from jaxretr.commands import progress
+from jaxretr import cli, progress
 from jaxretr.commands.process import set_up
 from jaxretr.data.readers import read_corpus, read_qrels, read_questions
 from jaxretr.encoding_store import EmbeddingStore
@@ -276,17 +275,33 @@ def test_logs_are_plain_lines(capsys: pytest.CaptureFixture[str]):
 def test_progress_is_lines_where_there_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    clock = iter([0.0, 1.0, 4.0, 5.0, 15.0, 16.0])
+    clock = iter([0.0, 1.0, 4.0, 5.0, 9.0, 16.0])
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with caplog.at_level(logging.INFO, "jaxretr"), progress.Progress(1000, "passage", "encoded") as shown:
         shown.skip(100)
         for _ in range(5):
             shown.advance(100)
-    # Nothing in the first two seconds, then a line every ten at most; the rate is of this run's passages alone.
+    # Nothing in the first two seconds, then a line every five at most; the rate is of this run's passages alone.
     assert [record.getMessage() for record in caplog.records] == [
         "100 of 1000 passages are encoded from an earlier run",
         "encoded 300 of 1000 passages, 50/s, 0:14 left",
-        "encoded 500 of 1000 passages, 27/s, 0:18 left",
+        "encoded 500 of 1000 passages, 44/s, 0:11 left",
+        "encoded 600 of 1000 passages, 31/s, 0:12 left",
+    ]
+
+
+def test_progress_of_a_slow_machine_is_told_every_five_seconds_in_hours(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """A batch of 8 takes 3 seconds: the rate has a digit after the point, and what is left may be a day."""
+    clock = iter(3.0 * number for number in range(7))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with caplog.at_level(logging.INFO, "jaxretr"), progress.Progress(100_000, "passage", "encoded") as shown:
+        for _ in range(6):
+            shown.advance(8)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"encoded {done} of 100000 passages, 2.7/s, {left} left"
+        for done, left in ((8, "10:24:57"), (24, "10:24:51"), (40, "10:24:45"))
     ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxretr import sealed_json
+from jaxretr import encoding_store, sealed_json
 from jaxretr.cli import main
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.encoding_store import EmbeddingStore, StoreMeta, is_store
@@ -44,7 +44,8 @@ def files(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def test_what_is_written_is_read(tmp_path: Path):
+def test_what_is_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(encoding_store, "_BLOCK_BYTES", 1)
     store = EmbeddingStore.begin(tmp_path / "new/store", META, IDS)
     fill(store)
     read = EmbeddingStore.open(tmp_path / "new/store")
@@ -63,7 +64,10 @@ def test_what_is_written_is_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize("dtype, error", [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
-def test_half_precision_is_rounded_once_and_memory_mapped(tmp_path: Path, dtype: str, error: float):
+def test_half_precision_is_rounded_once_and_memory_mapped(
+    tmp_path: Path, dtype: str, error: float, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(encoding_store, "_BLOCK_BYTES", 1)
     meta = dataclasses.replace(META, dtype=dtype)
     fill(EmbeddingStore.begin(tmp_path, meta, IDS))
     store = EmbeddingStore.open(tmp_path)

@@ -15,7 +15,6 @@ import tiny
 from command_errors import the_error
 
 from jaxretr import cli
-from jaxretr.commands.pictures import shortened
 from jaxretr.data.readers import read_beir, read_questions
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.evaluate import metrics
@@ -23,6 +22,7 @@ from jaxretr.evaluate.robustness import mean_over_draws, relative_loss, robustne
 from jaxretr.evaluate.significance import holm, paired_t_test
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.search.bm25 import Bm25Index
+from jaxretr.tables import shortened
 
 TRAIN = read_beir(tiny.DATA, "train")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxretr import cli
+from jaxretr import cli, encoding
 from jaxretr.commands import lexical_teachers, mine_lexical
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.lexical_set import LexicalSet
@@ -272,14 +272,12 @@ def test_a_dense_teacher_goes_on_where_it_was(tmp_path: Path, tiny_models: Path,
     out = tmp_path / "set"
     for after in (2, 1):  # of 3 batches of passages; then the rest of them, and the first of 3 blocks of queries
         with pytest.MonkeyPatch.context() as patch:
-            from jaxretr.commands import model
-
-            _killed(patch, model, "encode_rows", after)
+            _killed(patch, encoding, "encode_rows", after)
             assert _run("--corpus", CORPUS, "--out", out, *SMALL, *words) == 130
     done = json.loads((out / "work" / "teacher-00" / "done.json").read_text())
     assert done == {"passages": 20, "queries": 0}
     with pytest.MonkeyPatch.context() as patch:
-        _killed(patch, model, "encode_rows", 3)
+        _killed(patch, encoding, "encode_rows", 3)
         examples = _mine(out, *words)
     np.testing.assert_array_equal(examples.teachers[0].rows, whole.teachers[0].rows)
 

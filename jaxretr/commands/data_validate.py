@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from jaxretr.commands.data import counted, split_of
+from jaxretr.commands.data import split_of
 from jaxretr.data.corpus import Corpus, numbered_passages, read_corpus
 from jaxretr.data.examples import Candidate, Example
 from jaxretr.data.file_kinds import KINDS, file_kind
@@ -20,6 +20,7 @@ from jaxretr.data.training_formats import (
 )
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.runs import read_run
+from jaxretr.progress import counted
 
 log = logging.getLogger(__name__)
 

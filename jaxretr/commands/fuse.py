@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxretr.commands.hits import check_output, say_written
-from jaxretr.commands.measuring import depth, of_qrels
 from jaxretr.commands.weight_curve import trace
 from jaxretr.data.readers import read_qrels
 from jaxretr.errors import UsageError
+from jaxretr.evaluate.measuring import depth, of_qrels
 from jaxretr.evaluate.runs import read_run, write_trec
 from jaxretr.search.fusion import Missing, Normalise, Run, interpolate, reciprocal_rank
 from jaxretr.search.weight_choice import balancing_weight

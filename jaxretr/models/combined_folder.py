@@ -55,8 +55,10 @@ def load_encoder(
                 raise UserError(
                     f"{path_or_name}: a combined model has all that its parts need; leave {superfluous} out"
                 )
-            return load(path, dtype)
-    return DualEncoder.from_pretrained(
+            encoder = load(path, dtype)
+            encoder.source = str(path_or_name)
+            return encoder
+    encoder = DualEncoder.from_pretrained(
         path,
         dtype=dtype,
         passage_path=passage_path,
@@ -64,6 +66,8 @@ def load_encoder(
         pooling=pooling,
         truncate_dim=truncate_dim,
     )
+    encoder.source = str(path_or_name)
+    return encoder
 
 
 def load(path_or_name: str | Path, dtype: Dtype) -> CombinedEncoder:
@@ -88,7 +92,9 @@ def load(path_or_name: str | Path, dtype: Dtype) -> CombinedEncoder:
         raise UserError(f"{where}: was changed, and is no longer what CombinedEncoder.save writes; combine it again")
     parts = [DualEncoder.from_pretrained(_part(folder, place), dtype=dtype) for place in places]
     try:
-        return CombinedEncoder(parts, weights, content["how"], names=names)  # pyright: ignore[reportArgumentType]
+        encoder = CombinedEncoder(parts, weights, content["how"], names=names)  # pyright: ignore[reportArgumentType]
+        encoder.source = str(path_or_name)
+        return encoder
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 

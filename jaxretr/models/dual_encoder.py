@@ -1,7 +1,7 @@
 """The dual encoder: its configuration, its mathematics as pure functions, and `DualEncoder` for users."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, singledispatch
 from pathlib import Path
@@ -16,9 +16,9 @@ from jaxretr.config import AdapterShape, Dtype
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows, vocabulary_size
 from jaxretr.errors import UserError, did_you_mean
 from jaxretr.json_dataclass import dataclass_from
-from jaxretr.models.adapters import abstract_adapter, init_adapter, kinds_of, merge_lora
+from jaxretr.models.adapters import abstract_adapter, count, init_adapter, kinds_of, merge_lora
 from jaxretr.models.bert import BertConfig, BertEncoder
-from jaxretr.models.encode import Engine
+from jaxretr.models.encode import Engine, Job
 from jaxretr.models.layers import Params, define, initialise
 from jaxretr.models.partition import partition
 
@@ -244,6 +244,7 @@ class DualEncoder:
     Attributes:
       truncated: how many texts the last call cut at their maximum length.
       adapters: what `load_adapter` loaded, by name.
+      source: the path or name that it was loaded from; None where it was not, or was changed since.
 
     Raises:
       UserError: the tokenizer has ids that the model does not know, or a maximum length exceeds its positions.
@@ -274,7 +275,26 @@ class DualEncoder:
         self.mlm_head = mlm_head
         self.adapters: dict[str, Adapter] = {}
         self.truncated = 0
+        self.source: str | None = None
         self._engines: dict[str, Engine] = {}
+
+    def __repr__(self) -> str:
+        config, bert = self.config, self.config.bert
+        facts = [
+            *([] if self.source is None else [repr(self.source)]),
+            f"{config.embedding_size} dimensions",
+            f"{config.pooling} pooling",
+            f"{'one tower' if config.shared else 'two towers'} of {bert.num_hidden_layers} x {bert.hidden_size}",
+            *([] if config.adapter is None else ["adapters"]),
+            f"{count(self.params):,} parameters",
+            self.dtype,
+        ]
+        return f"DualEncoder({', '.join(facts)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: the parameters as numpy arrays; compiled programs are made anew."""
+        arrays = {name: jax.device_get(getattr(self, name)) for name in ("params", "mlm_head")}
+        return {**self.__dict__, **arrays, "_engines": {}}
 
     @classmethod
     def from_pretrained(
@@ -325,7 +345,9 @@ class DualEncoder:
             "truncate_dim": truncate_dim,
         }
         config = dataclasses.replace(config, **{name: value for name, value in stated.items() if value is not None})
-        return cls(config, params, loaded, dtype=dtype, mlm_head=head)
+        encoder = cls(config, params, loaded, dtype=dtype, mlm_head=head)
+        encoder.source = str(path_or_name)
+        return encoder
 
     def save(self, folder: str | Path) -> None:
         """Writes jaxretr.json, model.safetensors (float32) and the tokenizer; all of it appears at once.
@@ -368,7 +390,7 @@ class DualEncoder:
             hint = did_you_mean(name, self.adapters) or f"; loaded are: {', '.join(self.adapters) or 'none'}"
             raise UserError(f"no adapter '{name}'{hint}")
         changed = self.without_adapters() if name is None else self.adapters[name].put_into(self)
-        self.config, self.params = changed.config, changed.params
+        self.config, self.params, self.source = changed.config, changed.params, None
         self._engines.clear()
 
     def merge_lora(self) -> "DualEncoder":
@@ -434,13 +456,7 @@ class DualEncoder:
         Raises:
           UserError: something that is no text; the message names its index.
         """
-        texts = [_text(query, f"queries[{index}]") for index, query in enumerate(_list(queries, "queries"))]
-        length = self.config.max_question_length
-
-        def rows(start: int, stop: int) -> tuple[list[list[int]], int]:
-            return question_rows(self.tokenizer, texts[start:stop], length)
-
-        return self._encode("question", rows, len(texts), length, batch_size, progress)
+        return self._encode("question", self._job("question", queries), batch_size, progress)
 
     def encode_passages(
         self,
@@ -463,23 +479,74 @@ class DualEncoder:
         Raises:
           UserError: something that is no passage; the message names its index.
         """
-        pairs = [_passage(passage, index) for index, passage in enumerate(_list(passages, "passages"))]
+        return self._encode("passage", self._job("passage", passages), batch_size, progress)
+
+    def encode_pieces(
+        self,
+        side: Side,
+        pieces: Iterable[Sequence[Any]],
+        *,
+        batch_size: int | None = None,
+        total: int | None = None,
+        advance: Callable[[int], object] = lambda rows: None,
+    ) -> Iterator[tuple[np.ndarray, int]]:
+        """Embeds one piece of a corpus after another; the next one is tokenised while one is embedded.
+
+        Args:
+          side: whose tower.
+          pieces: of passages or questions as `encode_passages` or `encode_queries` take them; one ahead is asked for.
+          batch_size: as in `encode_queries`; no batch holds rows of two pieces.
+          total: number of texts of all pieces, by which the batches' shapes are chosen; None: each piece by its own.
+          advance: called with the number of texts that were embedded since the last call.
+
+        Yields:
+          Of each piece float32 [n, D], and how many of its texts were cut at their maximum length.
+
+        Raises:
+          UserError: as `encode_passages`.
+        """
+        jobs = (self._job(side, piece) for piece in pieces)
+        return self._engine(side).encode_jobs(
+            jobs,
+            self.config.embedding_size,
+            max_length=self._length(side),
+            batch_size=batch_size,
+            total=total,
+            advance=advance,
+        )
+
+    def _job(self, side: Side, content: Any) -> Job:
+        """Texts of one side, checked; they are tokenised when they are asked for."""
+        length = self._length(side)
+        if side == "question":
+            texts = [_text(query, f"queries[{index}]") for index, query in enumerate(_list(content, "queries"))]
+            return Job(lambda start, stop: question_rows(self.tokenizer, texts[start:stop], length), len(texts))
+        pairs = [_passage(passage, index) for index, passage in enumerate(_list(content, "passages"))]
         template = passage_pair if self.config.passage_template == "pair" else passage_joined
-        length = self.config.max_passage_length
 
         def rows(start: int, stop: int) -> tuple[list[list[int]], int]:
             titles, texts = zip(*pairs[start:stop], strict=True)
             return template(self.tokenizer, titles, texts, length)
 
-        return self._encode("passage", rows, len(pairs), length, batch_size, progress)
+        return Job(rows, len(pairs))
 
-    def _encode(self, side: Side, rows: Any, n: int, length: int, batch_size: int | None, progress: bool | None):
+    def _length(self, side: Side) -> int:
+        return self.config.max_question_length if side == "question" else self.config.max_passage_length
+
+    def _engine(self, side: Side) -> Engine:
         name = "shared" if self.config.shared else side
         if name not in self._engines:
             ready = self.merge_lora()
             self._engines[name] = Engine(_embed_rows(ready.config, self.dtype), ready.params[name], self.dtype)
-        embeddings, self.truncated = self._engines[name].encode(
-            rows, n, self.config.embedding_size, max_length=length, batch_size=batch_size, progress=progress, what=side
+        return self._engines[name]
+
+    def _encode(self, side: Side, job: Job, batch_size: int | None, progress: bool | None) -> np.ndarray:
+        embeddings, self.truncated = self._engine(side).encode(
+            *(job.rows, job.n, self.config.embedding_size),
+            max_length=self._length(side),
+            batch_size=batch_size,
+            progress=progress,
+            what=side,
         )
         return embeddings
 

@@ -1,14 +1,15 @@
 """The encoding engine: texts in, vectors out, with short texts not paying for long ones.
 
-A background thread tokenises chunk after chunk; each chunk is sorted by length and cut into batches of about the same
-number of tokens, padded to a multiple of 16; one program is compiled for every (rows, length) that occurs.
+A background thread tokenises chunk after chunk, also those of the next job while one is computed; each chunk is sorted by
+length and cut into batches of about the same number of tokens, padded to a multiple of 16; one program is compiled for
+every (rows, length) that occurs.
 """
 
 import contextlib
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -89,6 +90,28 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+class Job(NamedTuple):
+    """Texts whose batches hold no text of another job.
+
+    Attributes:
+      rows: (start, stop) -> token ids of these texts, and how many of them were cut; called in another thread.
+      n: number of texts.
+    """
+
+    rows: Callable[[int, int], tuple[list[list[int]], int]]
+    n: int
+
+
+class _Result:
+    """What is known of a job so far: embeddings float32 [n, D], rows without one, texts that were cut."""
+
+    def __init__(self, n: int, size: int):
+        self.embeddings = np.empty((n, size), np.float32)
+        self.left = n
+        self.cut = 0
+        self.shapes: Shapes | None = None
+
+
 def make_batches(ids: Sequence[Sequence[int]], start: int, shapes: Shapes) -> list[Batch]:
     """Cuts rows of token ids into batches, the longest first.
 
@@ -163,60 +186,112 @@ class Engine:
         """
         from tqdm import tqdm
 
-        if batch_size is not None and batch_size < 1:
-            raise UserError(f"batch_size is {batch_size}; give at least 1, or leave it out")
-        result = np.empty((n, size), np.float32)
-        truncated = 0
-        in_flight: deque[tuple[np.ndarray, jax.Array]] = deque()
         hidden = not sys.stderr.isatty() if progress is None else not progress
-        with (
-            ThreadPoolExecutor(1, "tokenise") as thread,
-            tqdm(total=n, unit=what, delay=2.0, disable=hidden) as bar,
-        ):
-
-            def collect() -> None:
-                positions, embeddings = in_flight.popleft()
-                result[positions] = np.asarray(embeddings)[: len(positions)]
-                bar.update(len(positions))
-
-            for batches, cut in self._chunks(thread, rows, n, max_length, batch_size):
-                truncated += cut
-                for batch in batches:
-                    in_flight.append((batch.positions, self._run(batch)))
-                    if len(in_flight) > _IN_FLIGHT:
-                        collect()
-            while in_flight:
-                collect()
+        with tqdm(total=n, unit=what, delay=2.0, disable=hidden) as bar:
+            jobs = self.encode_jobs(
+                [Job(rows, n)], size, max_length=max_length, batch_size=batch_size, advance=bar.update
+            )
+            [(result, truncated)] = jobs
         if truncated:
             _log.warning("%d of %d %ss were cut at %d tokens", truncated, n, what, max_length)
         return result, truncated
 
-    def _chunks(self, thread: ThreadPoolExecutor, rows: Any, n: int, max_length: int, batch_size: int | None):
-        """Yields the batches of one chunk of texts, while the thread tokenises the next."""
+    def encode_jobs(
+        self,
+        jobs: Iterable[Job],
+        size: int,
+        *,
+        max_length: int,
+        batch_size: int | None = None,
+        total: int | None = None,
+        advance: Callable[[int], object] = lambda rows: None,
+    ) -> Iterator[tuple[np.ndarray, int]]:
+        """Encodes one job after another; the devices need not wait while the texts of the next job are tokenised.
+
+        A job's embeddings do not depend on the jobs around it.
+
+        Args:
+          jobs: asked for one job ahead of the one that is computed.
+          size: D.
+          max_length: most ids of a row.
+          batch_size: rows a batch; None: what suits device and lengths.
+          total: number of texts of all jobs, where these are parts of a larger one; None: each stands alone.
+          advance: called with the number of texts that were encoded since the last call.
+
+        Yields:
+          Of each job float32 [n, D] in the order of its texts, and how many were cut.
+
+        Raises:
+          UserError: `batch_size` is not positive.
+        """
+        if batch_size is not None and batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}; give at least 1, or leave it out")
+        unfinished: deque[_Result] = deque()
+        in_flight: deque[tuple[_Result, np.ndarray, jax.Array]] = deque()
+
+        def collect() -> None:
+            result, positions, embeddings = in_flight.popleft()
+            result.embeddings[positions] = np.asarray(embeddings)[: len(positions)]
+            result.left -= len(positions)
+            advance(len(positions))
+
+        with ThreadPoolExecutor(1, "tokenise") as thread:
+            for result, batches in self._chunks(thread, jobs, size, max_length, batch_size, total):
+                if not unfinished or unfinished[-1] is not result:
+                    unfinished.append(result)
+                for batch in batches:
+                    in_flight.append((result, batch.positions, self._run(batch)))
+                    while in_flight and (len(in_flight) > _IN_FLIGHT or in_flight[0][2].is_ready()):
+                        collect()
+                        # At once: until a job is yielded nobody can save it.
+                        while unfinished and not unfinished[0].left:
+                            done = unfinished.popleft()
+                            yield done.embeddings, done.cut
+            while unfinished:
+                while unfinished[0].left:
+                    collect()
+                done = unfinished.popleft()
+                yield done.embeddings, done.cut
+
+    def _chunks(
+        self,
+        thread: ThreadPoolExecutor,
+        jobs: Iterable[Job],
+        size: int,
+        max_length: int,
+        batch_size: int | None,
+        total: int | None,
+    ) -> Iterator[tuple[_Result, list[Batch]]]:
+        """Yields the batches of one chunk of texts, while the thread tokenises the next, be it of the next job."""
         devices = self.mesh.size
         platform = self.mesh.devices.flat[0].platform
         batch_tokens = _BATCH_TOKENS.get(platform, _BATCH_TOKENS_ELSEWHERE)
-        job = batch_tokens * devices if batch_size is None else batch_size * max_length
+        full = batch_tokens * devices if batch_size is None else batch_size * max_length
         # Some 30 batches: rows of one batch are then of nearly the same length, and few batches are incomplete.
-        chunk = max(4096, 32 * job // 64)
-        shapes = Shapes(max_length, devices, batch_tokens, batch_size)
+        chunk = max(4096, 32 * full // 64)
 
-        def prepare(start: int) -> tuple[list[Batch], int]:
-            nonlocal shapes
-            ids, cut = rows(start, min(start + chunk, n))
-            if start == 0:
-                tokens = n / len(ids) * sum(map(len, ids))
-                shapes = Shapes(max_length, devices, batch_tokens, batch_size, few=tokens < _MANY_BATCHES * job)
-            return make_batches(ids, start, shapes), cut
+        def prepare(job: Job, result: _Result, start: int) -> tuple[_Result, list[Batch]]:
+            ids, cut = job.rows(start, min(start + chunk, job.n)) if job.n else ([], 0)
+            result.cut += cut
+            if result.shapes is None:
+                tokens = (total or job.n) / max(len(ids), 1) * sum(map(len, ids))
+                few = tokens < _MANY_BATCHES * full
+                result.shapes = Shapes(max_length, devices, batch_tokens, batch_size, few)
+            return result, make_batches(ids, start, result.shapes)
 
-        if not n:
-            return
-        coming = thread.submit(prepare, 0)
-        for start in range(0, n, chunk):
-            batches = coming.result()
-            if start + chunk < n:
-                coming = thread.submit(prepare, start + chunk)
-            yield batches
+        def chunks() -> Iterator[tuple[Job, _Result, int]]:
+            for job in jobs:
+                result = _Result(job.n, size)
+                for start in range(0, max(job.n, 1), chunk):
+                    yield job, result, start
+
+        coming = None
+        for each in chunks():
+            before, coming = coming, thread.submit(prepare, *each)
+            if before is not None:
+                yield before.result()
+        if coming is not None:
+            yield coming.result()
 
     def _run(self, batch: Batch) -> jax.Array:
         by_row = NamedSharding(self.mesh, PartitionSpec(DATA))

@@ -43,7 +43,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress(Protocol):
-    """What is told how much is done; `jaxretr.commands.progress.Progress` is one."""
+    """What is told how much is done; `jaxretr.progress.Progress` is one."""
 
     def skip(self, count: int) -> None: ...
     def advance(self, count: int) -> None: ...
@@ -107,7 +107,7 @@ def rank(
       query_block: questions searched between two writes; at most these are searched again after a kill.
       threads: questions searched at a time.
       progress: makes what shows the progress, from how much there is to do, the unit, and what is done with it:
-        `jaxretr.commands.progress.Progress`. Without it there are only lines in the log.
+        `jaxretr.progress.Progress`. Without it there are only lines in the log.
 
     Raises:
       UsageError: a number below 1.

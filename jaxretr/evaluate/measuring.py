@@ -1,6 +1,5 @@
-"""From a model or a run to the values of every question: what the commands that measure share."""
+"""From a search or a run to the values of every question."""
 
-import argparse
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +14,8 @@ from jaxretr.evaluate import metrics
 from jaxretr.evaluate.answers import first_hits
 from jaxretr.evaluate.rank_overlap import ranked_ids
 
-if TYPE_CHECKING:  # Both bring JAX along, which a run is measured without.
+if TYPE_CHECKING:  # It brings JAX along, which a run is measured without.
     from jaxretr.encoding_store import EmbeddingStore
-    from jaxretr.models.combined_encoder import TextEncoder
 
 log = logging.getLogger(__name__)
 
@@ -29,37 +27,6 @@ Values = dict[str, dict[str, float]]
 
 OF_QRELS = ("ndcg@10", "mrr@10", "recall@100")
 OF_ANSWERS = ("acc@1", "acc@5", "acc@20", "acc@100")
-
-
-def dense_search(args: argparse.Namespace, corpus: Corpus) -> Search:
-    """Loads MODEL and encodes the corpus once; the returned function encodes questions and searches exactly."""
-    from jaxretr.commands.model import load_model
-
-    return encoder_search(load_model(args), corpus, args.batch_size)
-
-
-def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | None) -> Search:
-    """The same with a model that is there."""
-    from jaxretr.commands.model import encode
-    from jaxretr.search.exact import ExactIndex
-
-    index = ExactIndex(encode(encoder, corpus, batch_size), corpus.ids)
-    return lambda questions, k: index.search(encode(encoder, questions, batch_size), k)
-
-
-def stored_search(args: argparse.Namespace, corpus: Corpus, store: "EmbeddingStore") -> Search:
-    """Loads MODEL; the returned function searches what `jaxretr encode` made of the corpus.
-
-    Raises:
-      UserError: another model made the store, or of another corpus.
-    """
-    from jaxretr.commands.model import encode, load_model
-    from jaxretr.commands.search import check_store, search_store
-
-    check_same_corpus([store], corpus, f"those of {args.beir}")
-    encoder = load_model(args)
-    check_store(store, encoder, args.model)
-    return lambda questions, k: search_store(store, corpus.ids, encode(encoder, questions, args.batch_size), k)
 
 
 def check_same_corpus(
