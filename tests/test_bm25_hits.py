@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jaxretr.commands.measuring import run_of
 
 from jaxretr import cli
-from jaxretr.commands.altered_questions import bm25_search
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.mining import Filters, Ranking, mine
 from jaxretr.data.questions import Question
+from jaxretr.evaluate.measuring import run_of
 from jaxretr.evaluate.retrieval import retrieval_figures
 from jaxretr.evaluate.runs import read_run, read_trec
+from jaxretr.evaluate.searches import bm25_search
 from jaxretr.search.bm25 import Bm25Index
 
 TEXTS = {

@@ -3,10 +3,10 @@
 import argparse
 import logging
 
-from jaxretr.commands.altered_questions import bm25_search
 from jaxretr.commands.hits import check_output, write_hits
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.evaluate.runs import Hits
+from jaxretr.evaluate.searches import bm25_search
 
 log = logging.getLogger(__name__)
 
