@@ -70,7 +70,7 @@ def measure(name: str, model: Path, args: argparse.Namespace) -> Values:
         if any((model / name).exists() for name in ("model", "jaxretr.json", "modules.json")):
             encoder = DualEncoder.from_pretrained(model, dtype=args.compute)
         else:  # a plain BERT says neither how it pools nor whether it normalises: as the runs begin with it
-            start = load(args.config).encoder  # pyright: ignore[reportAttributeAccessIssue]
+            start = load(args.config, args.settings).encoder  # pyright: ignore[reportAttributeAccessIssue]
             encoder = load_encoder(dataclasses.replace(start, path=str(model)))
         return dense_retriever(encoder, corpus)
 

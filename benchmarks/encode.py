@@ -14,7 +14,6 @@ import gzip
 import importlib.util
 import json
 import os
-import platform
 import random
 import statistics
 import sys
@@ -23,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from machine import describe
 
 CORPUS = Path(__file__).parents[1] / "jaxretr" / "assets" / "quickstart" / "corpus.jsonl.gz"
 PEER = "sentence-transformers"
@@ -52,14 +52,6 @@ def read_texts(path: Path, model: Path, count: int) -> list[str]:
     if len(fitting) < count:
         sys.exit(f"{path}: only {len(fitting)} of its first {len(texts)} texts have {SHORTEST} to {LONGEST} tokens")
     return fitting[:count]
-
-
-def cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def spread(ratios: list[float]) -> str:
@@ -94,7 +86,7 @@ def main() -> None:
         PEER: lambda: peer.encode(texts, batch_size=32, show_progress_bar=False),
         **{name: lambda encoder=encoder: encoder.encode_passages(texts) for name, encoder in ours.items()},
     }
-    print(f"{cpu_name()}, {args.threads} threads; jax {jax.__version__}, torch {torch.__version__}")
+    print(f"{describe(args.threads)}; jax {jax.__version__}, torch {torch.__version__}")
     print(f"sentence-transformers {sentence_transformers.__version__}, float32, batch_size 32 (its default)")
     print(f"{model.parent.name}: {len(texts)} texts of {args.texts.name}, {args.rounds} interleaved rounds")
 

@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -314,8 +315,9 @@ def main() -> None:
     parser.add_argument(
         "--tokenizer", help="of Lambda: a folder or a name of the hub (default: DATA/tokenizers/bert-base-uncased)"
     )
-    parser.add_argument("--lambda-settings", nargs="*", default=[], help="further settings, written as --train.steps=9")
-    parser.add_argument("--base-settings", nargs="*", default=[])
+    for kind in ("lambda", "base"):
+        settings = f"overrides, in one word: --{kind}-settings='--train.steps 9'"
+        parser.add_argument(f"--{kind}-settings", type=shlex.split, default=[], help=settings)
     parser.add_argument("--no-positives-curve", dest="positives_curve", action="store_false")
     args = parser.parse_args()
     train(args)
