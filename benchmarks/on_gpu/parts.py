@@ -206,6 +206,7 @@ def _index_program(encoder: DualEncoderConfig, rows: int) -> IndexProgram:
         block_rows=16384,
         encode_rows=512,
         chunk=64,
+        activation_bytes=0,
         seed=0,
     )
 
