@@ -22,6 +22,7 @@ from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.hf_folder import write_folder
 from jaxretr.models.layers import Params, bind, define
 from jaxretr.models.mlm import BertMaskedLm, fresh_head
+from jaxretr.models.precision import matmuls_in
 from jaxretr.objectives.mlm import MaskedBatch, mask
 from jaxretr.objectives.token_step import masked_sum
 from jaxretr.parallel import sharding
@@ -114,7 +115,8 @@ def mlm_programs(config: MlmConfig, bert: BertConfig, mesh: Mesh) -> TokenProgra
     graph, _ = define(lambda rngs: BertMaskedLm(bert, dtype=config.dtype, rngs=rngs))
 
     def loss(params: Params, batch: MaskedBatch, keys: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        logits = bind(graph, params)(batch.tokens, batch.lengths, batch.positions, keys)
+        with matmuls_in(config.dtype):
+            logits = bind(graph, params)(batch.tokens, batch.lengths, batch.positions, keys)
         chosen = jnp.take_along_axis(logits, batch.labels[..., None], axis=-1)[..., 0]
         return masked_sum(jax.nn.logsumexp(logits, axis=-1) - chosen, jnp.asarray(batch.weights))
 
