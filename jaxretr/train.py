@@ -19,6 +19,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxretr.checkpoint import Checkpoints
+from jaxretr.compilation_cache import keep_programs
 from jaxretr.config import (
     LOWER_IS_BETTER,
     ArtConfig,
@@ -67,6 +68,13 @@ class Run(Protocol):
 
     def step(self, state: Any, number: int, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
         """Step `number` with its batch -> (state, metrics). A function of its arguments alone; `state` is used up."""
+        ...
+
+    def refreshed(self, state: Any, number: int) -> Any:
+        """The state with what is due before step `number`, a live index encoded anew; the same one where nothing is.
+
+        `step` begins with it. What was done already, as the state tells, is not done again; `state` is used up.
+        """
         ...
 
     def evaluate(self, state: Any) -> dict[str, float]:
@@ -119,6 +127,7 @@ def train(config: Config, workdir: Path, *, profile_steps: tuple[int, int] | Non
       SystemExit: a signal asked the run to stop; everything is saved. The code is `EXIT_AGAIN`.
     """
     check_numbers(config)
+    keep_programs()
     with devices(config), open_folder(workdir) as folder:
         return _train(config, folder, profile_steps)
 
@@ -214,6 +223,8 @@ def _train(config: Config, folder: RunFolder, profile_steps: tuple[int, int] | N
                 figures = None
                 if evaluates:
                     with clock.part("evaluation"):
+                        # Due before the next step, and so encoded once for both.
+                        state = run.refreshed(state, step)
                         best = evaluate(run, state, step, best, workdir, metrics_log, writes)
                     figures = best and best["latest"]
                 if figures or saves:
