@@ -23,6 +23,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxretr.checkpoint import Checkpoints
+from jaxretr.compilation_cache import keep_programs
 from jaxretr.config import (
     LOWER_IS_BETTER,
     ArtConfig,
@@ -72,6 +73,13 @@ class Run(Protocol):
 
     def step(self, state: Any, number: int, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
         """Step `number` with its batch -> (state, metrics). A function of its arguments alone; `state` is used up."""
+        ...
+
+    def refreshed(self, state: Any, number: int) -> Any:
+        """The state with what is due before step `number`, a live index encoded anew; the same one where nothing is.
+
+        `step` begins with it. What was done already, as the state tells, is not done again; `state` is used up.
+        """
         ...
 
     def evaluate(self, state: Any) -> dict[str, float]:
@@ -150,6 +158,7 @@ def train(
       SystemExit: a signal asked the run to stop; everything is saved. The code is `EXIT_AGAIN`.
     """
     check_numbers(config)
+    keep_programs()
     path = as_path(workdir)
     with together(), open_folder(path) as folder:
         best, values = _train(config, folder, profile_steps)
@@ -243,6 +252,8 @@ def _train(
                 figures = None
                 if evaluates:
                     with clock.part("evaluation"):
+                        # Due before the next step, and so encoded once for both.
+                        state = run.refreshed(state, step)
                         best = evaluate(run, state, step, best, workdir, metrics_log, writes)
                     figures = best and best["latest"]
                 if figures or saves:

@@ -307,6 +307,7 @@ def test_progress_of_a_slow_machine_is_told_every_five_seconds_in_hours(
 
 def test_compiled_programs_are_kept_where_that_is_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     variable = "JAX_COMPILATION_CACHE_DIR"
+    monkeypatch.delitem(sys.modules, "jax")  # No command has imported it by then.
     monkeypatch.setenv(variable, "/users/own")
     monkeypatch.setenv("JAXRETR_CACHE", str(tmp_path / "cache"))
     set_up()
@@ -319,7 +320,7 @@ def test_compiled_programs_are_kept_where_that_is_possible(tmp_path: Path, monke
     monkeypatch.setenv("JAXRETR_CACHE", str(tmp_path / "cache"))
     set_up()
     assert Path(os.environ[variable]).is_dir()
-    assert Path(os.environ[variable]).parent == tmp_path / "cache"
+    assert Path(os.environ[variable]).parent == tmp_path / "cache/xla"
     monkeypatch.delenv(variable)
 
 

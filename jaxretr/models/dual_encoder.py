@@ -21,6 +21,7 @@ from jaxretr.models.bert import BertConfig, BertEncoder
 from jaxretr.models.encode import Engine, Job
 from jaxretr.models.layers import Params, define, initialise
 from jaxretr.models.partition import partition
+from jaxretr.models.precision import matmuls_in
 
 if TYPE_CHECKING:  # adapter.py imports this file.
     from jaxretr.models.adapter import Adapter
@@ -195,13 +196,14 @@ def embed(
     if shape is not None:
         bert_params = {**bert_params, "adapter": kinds_of(shape, tower_params["adapter"])}
     encoder = nnx.merge(_graph(config.bert, shape, jnp.dtype(dtype).name, stacked), bert_params)
-    states = encoder(tokens, lengths, keys, keep_matmuls=keep_matmuls, words=words)
-    if config.pooling == "cls":
-        pooled = states[:, 0]
-    else:
-        real = (jnp.arange(states.shape[1]) < lengths[:, None]).astype(states.dtype)
-        # sentence-transformers' smallest divisor: what a row of length 0 is divided by.
-        pooled = jnp.einsum("bld,bl->bd", states, real) / jnp.maximum(lengths, 1e-9)[:, None]
+    with matmuls_in(dtype):
+        states = encoder(tokens, lengths, keys, keep_matmuls=keep_matmuls, words=words)
+        if config.pooling == "cls":
+            pooled = states[:, 0]
+        else:
+            real = (jnp.arange(states.shape[1]) < lengths[:, None]).astype(states.dtype)
+            # sentence-transformers' smallest divisor: what a row of length 0 is divided by.
+            pooled = jnp.einsum("bld,bl->bd", states, real) / jnp.maximum(lengths, 1e-9)[:, None]
     if config.projection_size:
         projection = tower_params["projection"]
         # One small matmul: float32 costs nothing here, and accelerators would round its operands unasked.

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxretr.compilation_cache import keep_programs
 from jaxretr.errors import UserError
 from jaxretr.models.layers import Params, unstack
 from jaxretr.parallel.mesh import DATA, make_mesh, replicate
@@ -146,6 +147,7 @@ class Engine:
     """
 
     def __init__(self, embed: Callable[[Params, jax.Array, jax.Array], jax.Array], tower_params: Params, dtype: str):
+        keep_programs()
         self.embed = embed
         self.mesh = make_mesh(jax.local_devices())
         # On the host: slices of numpy arrays are views, while each slice of a JAX array is a program to compile.

@@ -17,6 +17,7 @@ from jaxretr.models import t5_params
 from jaxretr.models.adapters import count
 from jaxretr.models.hf_files import resolve
 from jaxretr.models.layers import Params
+from jaxretr.models.precision import matmuls_in
 from jaxretr.models.scorer import Prompt, encoder_input, graph, mean_log_prob
 from jaxretr.models.t5 import T5Config
 
@@ -181,6 +182,7 @@ def _score_shared(
     """Scores pairs whose passages are given once each: pair i uses passage `of_pair[i]`."""
     model = nnx.merge(graph(config, jnp.dtype(dtype)), params)
     tokens, lengths = encoder_input(prompt, passages, lengths)
-    memory = model.encode(tokens, lengths)
-    log_probs = model.target_log_probs(targets, memory[of_pair], lengths[of_pair])
+    with matmuls_in(dtype):
+        memory = model.encode(tokens, lengths)
+        log_probs = model.target_log_probs(targets, memory[of_pair], lengths[of_pair])
     return mean_log_prob(log_probs, target_lengths)

@@ -20,7 +20,8 @@ from jaxretr.memory import size
 from jaxretr.models.dual_encoder import DualEncoderConfig, embed, tower, word_table
 from jaxretr.models.joint_encoder import JointConfig
 from jaxretr.models.layers import Params
-from jaxretr.objectives.chunks import EmbedRows, bucket_widths, embed_in_chunks, largest_divisor
+from jaxretr.objectives.blocks import block_size, block_start, num_blocks
+from jaxretr.objectives.chunks import EmbedRows, bucket_widths, embed_in_chunks
 from jaxretr.objectives.kept_chunks import kept_bytes
 from jaxretr.parallel.mesh import DATA
 from jaxretr.search.topk import search_step
@@ -243,24 +244,25 @@ def make_refresh(program: IndexProgram, mesh: Mesh) -> Callable[..., CorpusState
     )
     def refresh(params: Params, passages: CorpusTokens, index: CorpusState, step: jax.Array) -> CorpusState:
         n, width = passages.tokens.shape
-        size = largest_divisor(n, program.encode_rows)
+        size = block_size(n, program.encode_rows)
         widths = bucket_widths(width)
-        # Shortest first, so that a block's rows have about the same length and none pays for a longer one.
-        order = jnp.argsort(passages.lengths, stable=True).reshape(n // size, size)
+        # Shortest first, so that a block's rows have about the same length and none pays for a longer one. What the
+        # first block shares with the second, the shortest rows, is encoded twice.
+        order = jnp.argsort(passages.lengths, stable=True)
         weights = tower(params, "passage")
 
         def encode(tokens: jax.Array, lengths: jax.Array, width: int) -> jax.Array:
             return embed(program.encoder, weights, tokens[:, :width], lengths, dtype=program.encoder_dtype)
 
         def block(number: jax.Array, embeddings: jax.Array) -> jax.Array:
-            rows = order[number]
+            rows = lax.dynamic_slice_in_dim(order, block_start(number, n, size), size)
             lengths = passages.lengths[rows]
             bucket = (lengths.max() > jnp.array(widths[:-1], jnp.int32)).sum()  # the first width that is enough
             branches = [partial(encode, width=width) for width in widths]
             fresh = lax.switch(bucket, branches, passages.tokens[rows], lengths)
             return embeddings.at[rows].set(fresh.astype(embeddings.dtype))
 
-        embeddings = lax.fori_loop(0, n // size, block, index.embeddings)
+        embeddings = lax.fori_loop(0, num_blocks(n, size), block, index.embeddings)
         return CorpusState(embeddings, jnp.zeros_like(index.encoded_at) + step)
 
     return refresh

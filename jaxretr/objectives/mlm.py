@@ -9,6 +9,7 @@ import numpy as np
 from jaxretr.models.bert import BertConfig
 from jaxretr.models.layers import Params, bind, define
 from jaxretr.models.mlm import BertMaskedLm
+from jaxretr.models.precision import matmuls_in
 from jaxretr.objectives.token_step import SumLoss, masked_sum
 
 
@@ -79,7 +80,8 @@ def masked_lm_loss(bert: BertConfig, dtype: Any) -> SumLoss:
     graph, _ = define(lambda rngs: BertMaskedLm(bert, dtype=dtype, rngs=rngs))
 
     def loss(params: Params, batch: MaskedBatch, keys: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        logits = bind(graph, params)(batch.tokens, batch.lengths, batch.positions, keys)
+        with matmuls_in(dtype):
+            logits = bind(graph, params)(batch.tokens, batch.lengths, batch.positions, keys)
         chosen = jnp.take_along_axis(logits, batch.labels[..., None], axis=-1)[..., 0]
         return masked_sum(jax.nn.logsumexp(logits, axis=-1) - chosen, jnp.asarray(batch.weights))
 

@@ -34,6 +34,7 @@ from jaxretr.recipes.whole_corpus import (
     initial_state,
     put_batch,
     put_forms,
+    refresh_is_due,
     save_encoder,
     select,
 )
@@ -126,17 +127,22 @@ class ArtRun:
 
     def step(self, state: ArtState, number: int, batch: QuestionBatch) -> tuple[ArtState, dict[str, jax.Array]]:
         """One ART step; every R steps the corpus is encoded anew first."""
-        train, index = state
-        if number and number % self.config.art.refresh_every == 0:
-            index = self.whole.refresh(train, index)
+        train, index = self.refreshed(state, number)
         train, index, values, _ = self.train_step(
             train, index, self.whole.passages, self.scorer_passages, self.scorer_params, batch
         )
         return ArtState(train, index), values
 
+    def refreshed(self, state: ArtState, number: int) -> ArtState:
+        """The state with a fresh index, if one is due before step `number`."""
+        train, index = state
+        if refresh_is_due(number, self.config.art.refresh_every, self.config.train, bool(self.dev.questions)):
+            index = self.whole.refresh(train, index)
+        return ArtState(train, index)
+
     def evaluate(self, state: ArtState) -> dict[str, float]:
         """Retrieval figures of the dev questions over the whole corpus, encoded with the current weights."""
-        return self.dev.figures(state.train, self.whole)
+        return self.dev.figures(state.train, self.whole, state.index)
 
     def save_model(self, state: ArtState, folder: Path) -> None:
         """Writes the dual encoder's folder."""

@@ -37,6 +37,7 @@ from jaxretr.recipes.whole_corpus import (
     initial_state,
     put_batch,
     put_forms,
+    refresh_is_due,
     save_encoder,
 )
 from jaxretr.state import CorpusState, TrainState
@@ -154,16 +155,22 @@ class ContrastiveRun:
         self, state: ContrastiveState, number: int, batch: ContrastiveBatch
     ) -> tuple[ContrastiveState, dict[str, jax.Array]]:
         """One step; a live index is encoded anew first every R steps."""
-        train, index = state
-        if index is not None and number and number % self.config.index.refresh_every == 0:
-            index = self.whole.refresh(train, index)
+        train, index = self.refreshed(state, number)
         train, index, values, _ = self.train_step(train, index, self.whole.passages, self.device_contents, batch)
         return ContrastiveState(train, index), values
+
+    def refreshed(self, state: ContrastiveState, number: int) -> ContrastiveState:
+        """The state with a fresh index, if it has one and that is due before step `number`."""
+        train, index = state
+        due = refresh_is_due(number, self.config.index.refresh_every, self.config.train, bool(self.dev.questions))
+        if index is not None and due:
+            index = self.whole.refresh(train, index)
+        return ContrastiveState(train, index)
 
     def evaluate(self, state: ContrastiveState) -> dict[str, float]:
         """Validation loss and average rank, and retrieval figures of the dev questions over the whole corpus."""
         figures = {} if self.validation is None else self.validation.figures(state.train)
-        return {**figures, **self.dev.figures(state.train, self.whole)}
+        return {**figures, **self.dev.figures(state.train, self.whole, state.index)}
 
     def save_model(self, state: ContrastiveState, folder: Path) -> None:
         """Writes the dual encoder's folder."""

@@ -50,6 +50,7 @@ from jaxretr.recipes.whole_corpus import (
     evaluation_batch,
     frozen_branches,
     index_programs,
+    serves_evaluation,
 )
 from jaxretr.state import CorpusState, CorpusTokens, TrainState
 
@@ -139,7 +140,8 @@ def _art(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
     )
     programs = [step, corpus.refresh(program, state, index, config.art.refresh_every)]
     if config.data.has_dev_questions:
-        programs += corpus.evaluation(program, state, index)
+        live = serves_evaluation(config.art.refresh_every, config.train)
+        programs += corpus.evaluation(program, state, index, live)
     return Outline(programs, resident)
 
 
@@ -185,7 +187,8 @@ def _contrastive(config: ContrastiveConfig, mesh: Mesh, size: CorpusSize) -> Out
         programs.append(corpus.refresh(program, state, index, config.index.refresh_every))
     if config.data.has_dev_questions and size.searched:
         fresh = abstract_index(corpus.rows, encoder.embedding_size, config.index.dtype, mesh)
-        programs += corpus.evaluation(program, state, fresh)
+        live = index is not None and serves_evaluation(config.index.refresh_every, config.train)
+        programs += corpus.evaluation(program, state, fresh, live)
     return Outline(programs, resident)
 
 
@@ -209,17 +212,22 @@ class _Corpus:
     def refresh(self, program: IndexProgram, state: TrainState, index: CorpusState, every: int) -> Planned:
         return self._refresh("refresh", f"every {every} steps", program, state, index, INDEX)
 
-    def evaluation(self, program: IndexProgram, state: TrainState, index: CorpusState) -> list[Planned]:
-        """An index of its own is made for it, which stands beside the live one."""
+    def evaluation(self, program: IndexProgram, state: TrainState, index: CorpusState, live: bool) -> list[Planned]:
+        """Searches the live index; where it is not fresh at every evaluation, one that is made beside it."""
+        searched = INDEX if live else FRESH_INDEX
         questions = _tokens(self.mesh, self.ids, evaluation_batch(self.mesh), self.encoder.max_question_length)
         search = Planned(
             "search",
             "for every 128 dev questions",
             index_programs(program, self.mesh)[1],
             (state.weights, index, questions.tokens, questions.lengths),
-            {PARAMETERS: state.params, FROZEN: state.frozen, FRESH_INDEX: index, BATCH: questions},
+            {PARAMETERS: state.params, FROZEN: state.frozen, searched: index, BATCH: questions},
         )
-        encode = self._refresh("encode", "every evaluation", program, state, index, FRESH_INDEX)
+        if live:
+            return [search]
+        encode = self._refresh(
+            "encode", "every evaluation that finds no fresh index", program, state, index, FRESH_INDEX
+        )
         return [encode, search]
 
     def _refresh(

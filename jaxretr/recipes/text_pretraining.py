@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxretr import optim
 from jaxretr.config import Config, PretrainData
-from jaxretr.data.batches import QuestionBatches
+from jaxretr.data.batches import MadeAhead, QuestionBatches
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokenizer_training import train_tokenizer
@@ -24,6 +24,7 @@ from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import DATA
 from jaxretr.recipes.whole_corpus import abstract_train_state
 from jaxretr.state import TrainState
+from jaxretr.streams import HostStream, host_generator
 
 
 class TextData:
@@ -124,6 +125,7 @@ class LanguageModelRun:
         self.parameters, self.make_batch = parameters, batch
         self.loss, self.optimizer, self.train_step, self.token_loss = programs
         self.batches = QuestionBatches(len(data.training), config.train.batch_size, config.train.seed)
+        self.made = MadeAhead(self._on_host)
 
     def inputs(self) -> dict[str, str]:
         """A fingerprint of the text as the tokenizer reads it."""
@@ -141,10 +143,17 @@ class LanguageModelRun:
         """Training step `number` with its batch."""
         return self.train_step(state, batch)
 
+    def refreshed(self, state: TrainState, number: int) -> TrainState:
+        """The state itself: there is no index."""
+        return state
+
     def batch(self, number: int) -> Any:
         """The batch of step `number` on the devices, a function of (seed, number) alone."""
-        rng = np.random.default_rng((self.config.train.seed, number))
-        return self._put(self.make_batch(self.data.training[self.batches.indices(number)], rng, True))
+        return self._put(self.made[number])
+
+    def _on_host(self, number: int) -> Any:
+        rng = host_generator(self.config.train.seed, HostStream.TEXT, number)
+        return self.make_batch(self.data.training[self.batches.indices(number)], rng, True)
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """Mean negative log-probability of the held-out passages' tokens, and its exponential; none if none is held out."""
@@ -153,7 +162,10 @@ class LanguageModelRun:
             return {}
         rows = self.data.held_out[: len(self.data.held_out) // size * size].reshape(-1, size)
         sums = [
-            self.token_loss(state.weights, self._put(self.make_batch(part, np.random.default_rng((7, n)), False)))
+            self.token_loss(
+                state.weights,
+                self._put(self.make_batch(part, host_generator(0, HostStream.HELD_OUT_TEXT, n), False)),
+            )
             for n, part in enumerate(rows)
         ]
         total, count = np.sum([[float(x) for x in pair] for pair in sums], axis=0)

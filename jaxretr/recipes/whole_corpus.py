@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jaxretr import memory
-from jaxretr.config import DevData, Dtype, Typos
+from jaxretr.config import DevData, Dtype, Train, Typos
 from jaxretr.config import Encoder as EncoderConfig
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
@@ -82,14 +82,24 @@ class WholeCorpus:
         )
         self.passages = corpus_tokens(self.store, self.rows, mesh)
         self.refresh_program, self.search = index_programs(program, mesh)
+        self._is_fresh = jax.jit(
+            lambda encoded_at, step: (encoded_at == step).all(),
+            out_shardings=NamedSharding(mesh, PartitionSpec()),
+        )
 
     def refresh(self, train: TrainState, index: CorpusState) -> CorpusState:
-        """Encodes all passages with the current weights; `index` is used up."""
+        """Encodes all passages with the current weights; `index` is used up. One that is fresh is given back."""
+        if self.is_fresh(train, index):
+            return index
         return self.refresh_program(train.weights, self.passages, index, train.step)
+
+    def is_fresh(self, train: TrainState, index: CorpusState) -> bool:
+        """Whether every row was encoded with the current weights. Waits for the devices."""
+        return bool(self._is_fresh(index.encoded_at, train.step))
 
     def encode(self, train: TrainState) -> CorpusState:
         """A new index of all passages, encoded with the current weights."""
-        return self.refresh(train, self._empty_index())
+        return self.refresh_program(train.weights, self.passages, self._empty_index(), train.step)
 
     def abstract_index(self) -> CorpusState:
         """The index's shapes and shardings."""
@@ -135,6 +145,26 @@ class Judged(NamedTuple):
     """Where the judgements are from, for errors."""
 
 
+def refresh_is_due(number: int, every: int, train: Train, evaluates: bool) -> bool:
+    """Whether a live index is to be encoded anew before step `number`.
+
+    Behind the last step, too, if the run evaluates: nothing is trained on the index any more, and the evaluation needs a
+    fresh one.
+
+    Args:
+      number: from 0.
+      every: steps between two refreshes.
+      train: of the config.
+      evaluates: whether there are dev questions.
+    """
+    return (number > 0 and number % every == 0) or (evaluates and number == train.steps)
+
+
+def serves_evaluation(every: int, train: Train) -> bool:
+    """Whether the live index is fresh at every evaluation, so that none needs an index beside it."""
+    return train.eval_every % every == 0 or train.eval_every >= train.steps
+
+
 class DevSet:
     """Questions that a run is evaluated on: with judgements (recall, MRR, nDCG), answers (Acc@k), or both."""
 
@@ -159,15 +189,20 @@ class DevSet:
             misspelt = typo_generator(typos).texts(texts, 0, range(len(texts)))
             self._rows["typo_"] = question_store(stores, misspelt, model)
 
-    def figures(self, train: TrainState, whole: WholeCorpus) -> dict[str, float]:
+    def figures(self, train: TrainState, whole: WholeCorpus, live: CorpusState | None = None) -> dict[str, float]:
         """Retrieval figures over the whole corpus, encoded with the current weights; none without questions.
 
         Those of the misspelt questions have names that begin with "typo_".
+
+        Args:
+          train: the weights.
+          whole: the corpus.
+          live: the live index, if there is one. It is searched where it is fresh; where parts of it are old, the corpus
+            is encoded once more, for the figures must not depend on how old.
         """
         if not self.questions:
             return {}
-        # Not the live index: parts of it are old, and the figures must not depend on how old.
-        fresh = whole.encode(train)
+        fresh = live if live is not None and whole.is_fresh(train, live) else whole.encode(train)
         return {
             prefix + name: value
             for prefix, rows in self._rows.items()
