@@ -23,7 +23,7 @@ from jaxretr.encoding_store import EmbeddingStore, StoreMeta
 from jaxretr.errors import UsageError, UserError
 from jaxretr.fingerprints import model_fingerprint, texts_fingerprint
 from jaxretr.memory import announce, size
-from jaxretr.models.combined_encoder import CombinedEncoder
+from jaxretr.models.combined_encoder import CombinedEncoder, parts_of
 from jaxretr.models.dual_encoder import DualEncoder, Side
 from jaxretr.parallel.hosts import agree, program_facts, stops_when_asked, together, wait_for_all
 
@@ -59,7 +59,6 @@ def _encode(args: argparse.Namespace) -> None:
         content,
         args.out,
         model=str(args.model),
-        compute=args.compute,
         dtype=args.dtype,
         shard_rows=args.shard_rows,
         batch_size=args.batch_size,
@@ -80,7 +79,6 @@ def encode_into(
     out: str | Path,
     *,
     model: str,
-    compute: str,
     dtype: VectorDtype = "float32",
     shard_rows: int = 50_000,
     batch_size: int | None = None,
@@ -96,7 +94,6 @@ def encode_into(
         the texts of two shards are in memory at a time.
       out: the store's folder.
       model: its name, for messages.
-      compute: of its matmuls, "float32" or "bfloat16".
       dtype: of the stored numbers.
       shard_rows: rows a file.
       batch_size: texts a batch; None: what suits the device.
@@ -113,7 +110,7 @@ def encode_into(
         rows=content.num_rows if isinstance(content, CorpusStream) else len(content),
         dim=encoder.config.embedding_size,
         dtype=dtype,
-        compute=compute,
+        compute=parts_of(encoder)[0].dtype,
         shard_rows=shard_rows,
     )
     agree("the first shard", {"model": meta.model_fingerprint, "corpus": meta.texts_fingerprint})

@@ -20,6 +20,7 @@ from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics
 from jaxretr.files import atomic_write, sha256
 from jaxretr.fingerprints import model_fingerprint
+from jaxretr.models.combined_encoder import parts_of
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> None:
     encoder = load_model(args)
     settings = {
         "model_fingerprint": model_fingerprint(encoder, "question"),
-        "compute": args.compute,
+        "compute": parts_of(encoder)[0].dtype,
         "metrics": list(names),
         "relevance_level": args.relevance_level,
     }

@@ -17,9 +17,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxretr.config import Dtype
 from jaxretr.errors import UserError
 from jaxretr.models.layers import Params, unstack
 from jaxretr.parallel.mesh import DATA, make_mesh, replicate
+from jaxretr.search.machine import multiplies_bfloat16
 
 # Padding to the next multiple of 16 instead of 64 saves a seventh of the time of passages of 20 to 250 tokens.
 _BUCKET = 16
@@ -28,6 +30,9 @@ _BUCKET = 16
 _BATCH_TOKENS = {"cpu": 1024}
 _BATCH_TOKENS_ELSEWHERE = 65536
 
+# Of one batch by the BLAS, whose matmuls are slower for fewer rows.
+_BATCH_TOKENS_BLAS = 2048
+
 # A job of fewer batches than this compiles for longer than it runs, and saves more by few shapes than by little padding.
 _MANY_BATCHES = 16
 
@@ -35,6 +40,14 @@ _MANY_BATCHES = 16
 _IN_FLIGHT = 8
 
 _log = logging.getLogger(__name__)
+
+
+def fastest_dtype() -> Dtype:
+    """The dtype of the matmuls' operands that encodes fastest on this machine.
+
+    bfloat16 on accelerators and on processors that multiply it; elsewhere float32, which is also the more exact.
+    """
+    return "bfloat16" if jax.default_backend() != "cpu" or multiplies_bfloat16() else "float32"
 
 
 class Batch(NamedTuple):
@@ -122,9 +135,14 @@ class Engine:
       dtype: of the matmuls' operands; the encoder's kernels are cast to it once, here.
     """
 
+    compiles = True
+    """Whether each shape of a batch is a program to compile."""
+
     def __init__(self, embed: Callable[[Params, jax.Array, jax.Array], jax.Array], tower_params: Params, dtype: str):
         self.embed = embed
         self.mesh = make_mesh(jax.local_devices())
+        self.devices = self.mesh.size
+        self.batch_tokens = _BATCH_TOKENS.get(self.mesh.devices.flat[0].platform, _BATCH_TOKENS_ELSEWHERE)
         # On the host: slices of numpy arrays are views, while each slice of a JAX array is a program to compile.
         params = dict(jax.device_get(tower_params))
         if "layers" in params["bert"]:  # a bag of words has none
@@ -167,7 +185,7 @@ class Engine:
             raise UserError(f"batch_size is {batch_size}; give at least 1, or leave it out")
         result = np.empty((n, size), np.float32)
         truncated = 0
-        in_flight: deque[tuple[np.ndarray, jax.Array]] = deque()
+        in_flight: deque[tuple[np.ndarray, jax.Array | np.ndarray]] = deque()
         hidden = not sys.stderr.isatty() if progress is None else not progress
         with (
             ThreadPoolExecutor(1, "tokenise") as thread,
@@ -193,9 +211,7 @@ class Engine:
 
     def _chunks(self, thread: ThreadPoolExecutor, rows: Any, n: int, max_length: int, batch_size: int | None):
         """Yields the batches of one chunk of texts, while the thread tokenises the next."""
-        devices = self.mesh.size
-        platform = self.mesh.devices.flat[0].platform
-        batch_tokens = _BATCH_TOKENS.get(platform, _BATCH_TOKENS_ELSEWHERE)
+        devices, batch_tokens = self.devices, self.batch_tokens
         job = batch_tokens * devices if batch_size is None else batch_size * max_length
         # Some 30 batches: rows of one batch are then of nearly the same length, and few batches are incomplete.
         chunk = max(4096, 32 * job // 64)
@@ -206,7 +222,9 @@ class Engine:
             ids, cut = rows(start, min(start + chunk, n))
             if start == 0:
                 tokens = n / len(ids) * sum(map(len, ids))
-                shapes = Shapes(max_length, devices, batch_tokens, batch_size, few=tokens < _MANY_BATCHES * job)
+                shapes = Shapes(
+                    max_length, devices, batch_tokens, batch_size, few=self.compiles and tokens < _MANY_BATCHES * job
+                )
             return make_batches(ids, start, shapes), cut
 
         if not n:
@@ -218,12 +236,30 @@ class Engine:
                 coming = thread.submit(prepare, start + chunk)
             yield batches
 
-    def _run(self, batch: Batch) -> jax.Array:
+    def _run(self, batch: Batch) -> jax.Array | np.ndarray:
         by_row = NamedSharding(self.mesh, PartitionSpec(DATA))
         tokens, lengths = jax.device_put((batch.tokens, batch.lengths), by_row)
         embeddings = self.embed(self.params, tokens, lengths)
         embeddings.copy_to_host_async()
         return embeddings
+
+
+class HostEngine(Engine):
+    """Runs one tower without XLA; see host_bert.py.
+
+    Args:
+      embed: (tokens [B, L], lengths [B]) -> float32 [B, D], of rows with at least one token.
+    """
+
+    compiles = False
+
+    def __init__(self, embed: Callable[[np.ndarray, np.ndarray], np.ndarray]):
+        self.embed_on_host = embed
+        self.devices, self.batch_tokens = 1, _BATCH_TOKENS_BLAS
+
+    def _run(self, batch: Batch) -> np.ndarray:
+        real = len(batch.positions)
+        return self.embed_on_host(batch.tokens[:real], np.maximum(batch.lengths[:real], 1))
 
 
 @contextlib.contextmanager
