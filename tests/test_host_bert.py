@@ -83,7 +83,7 @@ def test_attention_of_rows_of_any_length() -> None:
 def test_embeddings_are_xlas_up_to_rounding(bert: Any, changes: Any) -> None:
     config = DualEncoderConfig(dataclasses.replace(BERT, **bert), shared=True, **changes)
     params = tower(draw(config), "passage")
-    engine = HostEngine(dual_encoder._embed_on_host(config, host_bert.HostBert(config.bert, params["bert"]), params))
+    engine = HostEngine(dual_encoder._embed_on_host(config, params))
     texts = [RNG.integers(1, BERT.vocab_size, length).tolist() for length in (2, 31, 9, 48, 1, 17, 33)]
 
     def encoded(texts: list[list[int]], **how: Any) -> np.ndarray:

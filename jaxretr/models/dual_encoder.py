@@ -475,19 +475,19 @@ class DualEncoder:
 def _engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -> Engine:
     """The faster of the two engines on this machine: the one place that chooses."""
     if dtype == "float32" and jax.default_backend() == "cpu" and blas_beats_xla():
-        from jaxretr.models import host_bert  # Numba takes half a second to import.
+        from jaxretr.models import host_bert  # Numba, which takes half a second to import.
 
         bare = config.adapter is None or (config.lora_merged and not config.adapter.bottleneck)
         if bare and host_bert.suits(config.bert):
-            return HostEngine(
-                _embed_on_host(config, host_bert.HostBert(config.bert, tower_params["bert"]), tower_params)
-            )
+            return HostEngine(_embed_on_host(config, jax.device_get(tower_params)))
     return Engine(_embed_rows(config, dtype), tower_params, dtype)
 
 
-def _embed_on_host(config: DualEncoderConfig, encoder: Any, tower_params: Params) -> Any:
-    """`embed` by numpy, of (tokens, lengths)."""
-    projection = {name: np.asarray(array) for name, array in tower_params.get("projection", {}).items()}
+def _embed_on_host(config: DualEncoderConfig, tower_params: Params) -> Any:
+    """`embed` by numpy, of (tokens, lengths); the parameters are numpy's as well."""
+    from jaxretr.models.host_bert import HostBert
+
+    encoder, projection = HostBert(config.bert, tower_params["bert"]), tower_params.get("projection")
 
     def embed_rows(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         states, starts = encoder(tokens, lengths), np.cumsum(lengths) - lengths

@@ -1,7 +1,8 @@
 """The encoding engine: texts in, vectors out, with short texts not paying for long ones.
 
 A background thread tokenises chunk after chunk; each chunk is sorted by length and cut into batches of about the same
-number of tokens, padded to a multiple of 16; one program is compiled for every (rows, length) that occurs.
+number of tokens, padded to a multiple of 16; one program is compiled for every (rows, length) that occurs. On
+processors where numpy's BLAS is faster than XLA nothing is compiled, and padding is dropped (host_bert.py).
 """
 
 import contextlib
