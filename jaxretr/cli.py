@@ -12,9 +12,10 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from jaxretr import __version__
+from jaxretr.config import EncodeDtype
 from jaxretr.errors import UsageError, UserError, did_you_mean
 
 _MODEL = "a run directory, an exported folder, a Hugging Face, sentence-transformers or DPR folder, or a hub name"
@@ -408,9 +409,9 @@ def _add_model(parser: argparse.ArgumentParser, optional: bool = False, encodes:
         return
     add(
         "--compute",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="of the matmuls; bfloat16 is faster (default: %(default)s)",
+        choices=get_args(EncodeDtype),
+        default="auto",
+        help="of the matmuls; auto: bfloat16 where this machine is faster at it (default: %(default)s)",
     )
     add("--batch-size", type=_at_least_one, metavar="N", help="texts a batch (default: what suits the device)")
 

@@ -16,6 +16,7 @@ from jaxretr.errors import UsageError, UserError, did_you_mean
 from jaxretr.json_dataclass import dataclass_from
 
 Dtype = Literal["float32", "bfloat16"]
+EncodeDtype = Literal["auto", "float32", "bfloat16"]
 
 # Among the figures of evaluations; of all others more is better.
 LOWER_IS_BETTER = ("loss", "average_rank")

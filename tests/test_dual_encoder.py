@@ -15,6 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import BERT, DATA
 
+from jaxretr import cli
+from jaxretr.commands.encode import encode_into
+from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import load_tokenizer, passage_pair, question_rows
@@ -23,6 +26,7 @@ from jaxretr.models.bert_params import export_bert
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params, embed, init_params, tower
 from jaxretr.models.encode import Shapes, make_batches
 from jaxretr.models.hf_files import write_safetensors
+from jaxretr.search import machine
 
 CONFIG = DualEncoderConfig(BERT, max_question_length=16, max_passage_length=48)
 RNG = np.random.default_rng(5)
@@ -161,6 +165,24 @@ def test_bfloat16_rounds_operands_only(tokenizer: Any, encoder: DualEncoder) -> 
     rounded = DualEncoder(encoder.config, encoder.params, tokenizer, dtype="bfloat16").encode_queries(texts)
     difference = np.abs(rounded - encoder.encode_queries(texts)).max()
     assert rounded.dtype == np.float32 and 1e-5 < difference < 0.1  # 8 bits of operands of about 1, some 30 products
+
+
+def test_auto_is_settled_when_the_model_is_loaded_and_stands_in_the_store(
+    encoder: DualEncoder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def made(flags: set[str], dtype: Any = "auto") -> DualEncoder:
+        monkeypatch.setattr(machine, "cpu_flags", lambda: flags)
+        return DualEncoder(encoder.config, encoder.params, encoder.tokenizer, dtype=dtype)
+
+    assert made({"avx2", "avx512f", "amx_bf16"}).dtype == "bfloat16"
+    assert made({"avx2", "avx512f", "amx_bf16"}, "float32").dtype == "float32"
+    assert made({"avx2"}, "bfloat16").dtype == "bfloat16"
+    with pytest.raises(UserError, match="dtype 'float16' is not supported; use 'auto', 'float32' or 'bfloat16'"):
+        made({"avx2"}, "float16")
+    for words in ("encode m --corpus c --out o", "search m --index i --queries q --out o", "evaluate m --beir d"):
+        assert cli.parse(words.split()).compute == "auto"
+    store = encode_into(made({"avx2"}), [Question("q", "who founded it ?")], tmp_path / "store", model="m")
+    assert store.meta.compute == "float32", "a store begun with auto could not be resumed with what auto meant"
 
 
 def test_a_job_of_several_chunks(encoder: DualEncoder) -> None:

@@ -24,6 +24,7 @@ from jaxretr.files import atomic_write
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models import adapter_folder
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.encode import fastest_dtype
 from jaxretr.models.hf_files import resolve
 from jaxretr.search.exact import ExactIndex
 from jaxretr.searching import search_store
@@ -111,7 +112,7 @@ def mlm_config(args: argparse.Namespace, passages: int) -> MlmConfig:
         dropout=args.dropout,
         head_warmup=args.head_steps,
         chunk=args.chunk,
-        dtype=args.compute,
+        dtype=fastest_dtype() if args.compute == "auto" else args.compute,
         # The paper's: a warm-up of 1,000 steps, then constant; of a short run the warm-up is at most a tenth.
         optimizer=Optimizer(
             learning_rate=args.learning_rate, weight_decay=0.01, warmup=min(0.1, WARMUP_STEPS / args.steps), final=1.0

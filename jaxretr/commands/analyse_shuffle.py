@@ -63,7 +63,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     if args.bm25:
         of_model = ("passage_model", "tokenizer", "pooling", "truncate_dim", "batch_size")
         given = [name for name in of_model if getattr(args, name) is not None]
-        if args.compute != "float32":
+        if args.compute != "auto":
             given.append("compute")
         if given:
             raise UsageError(f"--{given[0].replace('_', '-')} is MODEL's, but --bm25 stands in its place; leave it out")

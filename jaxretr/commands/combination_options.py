@@ -3,6 +3,9 @@
 import argparse
 import math
 from collections.abc import Callable
+from typing import get_args
+
+from jaxretr.config import EncodeDtype
 
 _MODEL = "a run directory, or any folder or hub name of a model with both towers"
 
@@ -76,9 +79,9 @@ def _add_tune(command: Command, number: Callable[[str], int]) -> None:
     add("--json", action="store_true", help="print JSON instead of a table")
     add(
         "--compute",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="of the encoders' matmuls; bfloat16 is faster (default: %(default)s)",
+        choices=get_args(EncodeDtype),
+        default="auto",
+        help="of the encoders' matmuls; auto: bfloat16 where this machine is faster at it (default: %(default)s)",
     )
     add("--batch-size", type=number, metavar="N", help="texts a batch (default: what suits the device)")
 

@@ -20,6 +20,7 @@ from jaxretr.evaluate.measuring import OF_QRELS, Values, depth, of_qrels, run_of
 from jaxretr.evaluate.searches import encoder_search
 from jaxretr.files import atomic_write, sha256
 from jaxretr.fingerprints import model_fingerprint
+from jaxretr.models.combined_encoder import parts_of
 from jaxretr.tables import Cell, Grid, Row, render
 
 log = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
     encoder = load_model(args)
     settings = {
         "model_fingerprint": model_fingerprint(encoder, "question"),
-        "compute": args.compute,
+        "compute": parts_of(encoder)[0].dtype,
         "metrics": list(names),
         "relevance_level": args.relevance_level,
     }

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
-from jaxretr.config import Dtype
+from jaxretr.config import EncodeDtype
 from jaxretr.errors import UserError, did_you_mean
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, Side
 
@@ -163,13 +163,13 @@ class CombinedEncoder:
         )
 
     @classmethod
-    def from_pretrained(cls, path_or_name: str | Path, *, dtype: Dtype = "float32") -> "CombinedEncoder":
+    def from_pretrained(cls, path_or_name: str | Path, *, dtype: EncodeDtype = "float32") -> "CombinedEncoder":
         """Loads a combined encoder.
 
         Args:
           path_or_name: a folder that `save` or `jaxretr combine` wrote, a run directory that holds one, or the hub's
             name of such a folder.
-          dtype: of the matmuls' operands when encoding, "float32" or "bfloat16".
+          dtype: of the matmuls' operands when encoding, "float32", "bfloat16" or "auto".
 
         Raises:
           UserError: no such folder, a single model's folder, or a file that is missing or broken.

@@ -6,7 +6,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from jaxretr.config import Dtype
+from jaxretr.config import EncodeDtype
 from jaxretr.errors import UserError
 from jaxretr.files import atomic_folder, atomic_write
 from jaxretr.models.combined_encoder import CombinedEncoder
@@ -24,7 +24,7 @@ _OURS = (NOTE, "part-[0-9]*", "curve.json", "curve.png")
 def load_encoder(
     path_or_name: str | Path,
     *,
-    dtype: Dtype = "float32",
+    dtype: EncodeDtype = "float32",
     passage_path: str | Path | None = None,
     tokenizer: str | Path | None = None,
     pooling: Literal["cls", "mean"] | None = None,
@@ -34,7 +34,7 @@ def load_encoder(
 
     Args:
       path_or_name: as for `DualEncoder.from_pretrained` and `CombinedEncoder.from_pretrained`.
-      dtype: of the matmuls' operands when encoding, "float32" or "bfloat16".
+      dtype: of the matmuls' operands when encoding, "float32", "bfloat16" or "auto".
       passage_path, tokenizer, pooling, truncate_dim: of a dual encoder, see `DualEncoder.from_pretrained`.
 
     Raises:
@@ -70,7 +70,7 @@ def load_encoder(
     return encoder
 
 
-def load(path_or_name: str | Path, dtype: Dtype) -> CombinedEncoder:
+def load(path_or_name: str | Path, dtype: EncodeDtype) -> CombinedEncoder:
     """Reads what `save` wrote; `CombinedEncoder.from_pretrained` documents it."""
     folder = _model_folder(resolve(path_or_name))
     where = folder / NOTE

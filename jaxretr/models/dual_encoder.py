@@ -5,23 +5,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, singledispatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxretr.config import AdapterShape, Dtype
+from jaxretr.config import AdapterShape, Dtype, EncodeDtype
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows, vocabulary_size
 from jaxretr.errors import UserError, did_you_mean
 from jaxretr.json_dataclass import dataclass_from
 from jaxretr.models.adapters import abstract_adapter, count, init_adapter, kinds_of, merge_lora
 from jaxretr.models.bert import BertConfig, BertEncoder
-from jaxretr.models.encode import Engine, Job
+from jaxretr.models.encode import Engine, HostEngine, Job, fastest_dtype
 from jaxretr.models.layers import Params, define, initialise
 from jaxretr.models.partition import partition
 from jaxretr.models.precision import matmuls_in
+from jaxretr.search.machine import blas_beats_xla
 
 if TYPE_CHECKING:  # adapter.py imports this file.
     from jaxretr.models.adapter import Adapter
@@ -239,11 +240,12 @@ class DualEncoder:
       config: what it is.
       params: parameters laid out as by `init_params`, numpy or JAX arrays.
       tokenizer: as `jaxretr.data.tokens.load_tokenizer` gives it.
-      dtype: of the matmuls' operands when encoding; results are float32 always.
+      dtype: of the matmuls' operands when encoding, or "auto": see `fastest_dtype`; results are float32 always.
       mlm_head: the encoder's head of masked language modelling, as in `BertCheckpoint`, where it has one: not needed
         here, but for going on with masked language modelling (`jaxretr adapt`).
 
     Attributes:
+      dtype: "float32" or "bfloat16", whichever was given or chosen.
       truncated: how many texts the last call cut at their maximum length.
       adapters: what `load_adapter` loaded, by name.
       source: the path or name that it was loaded from; None where it was not, or was changed since.
@@ -258,11 +260,11 @@ class DualEncoder:
         params: Params,
         tokenizer: Any,
         *,
-        dtype: Dtype = "float32",
+        dtype: EncodeDtype = "float32",
         mlm_head: Params | None = None,
     ):
-        if dtype not in ("float32", "bfloat16"):
-            raise UserError(f"dtype {dtype!r} is not supported; use 'float32' or 'bfloat16'")
+        if dtype not in get_args(EncodeDtype):
+            raise UserError(f"dtype {dtype!r} is not supported; use 'auto', 'float32' or 'bfloat16'")
         if (size := vocabulary_size(tokenizer)) > config.bert.vocab_size:
             raise UserError(
                 f"the tokenizer has {size} entries, the model {config.bert.vocab_size}; use the model's own tokenizer"
@@ -273,7 +275,7 @@ class DualEncoder:
                     f"{name} is {length}, but the model has {config.bert.max_position_embeddings} positions; lower it"
                 )
         self.config, self.params, self.tokenizer = config, params, tokenizer
-        self.dtype: Dtype = dtype
+        self.dtype: Dtype = fastest_dtype() if dtype == "auto" else dtype
         self.mlm_head = mlm_head
         self.adapters: dict[str, Adapter] = {}
         self.truncated = 0
@@ -305,7 +307,7 @@ class DualEncoder:
         *,
         passage_path: str | Path | None = None,
         tokenizer: str | Path | None = None,
-        dtype: Dtype = "float32",
+        dtype: EncodeDtype = "float32",
         shared: bool | None = None,
         pooling: Literal["cls", "mean"] | None = None,
         passage_template: Literal["pair", "joined"] | None = None,
@@ -321,7 +323,7 @@ class DualEncoder:
             the hub's name of such a folder.
           passage_path: the second tower's folder, where it comes apart (DPR's context encoder).
           tokenizer: a folder or hub name of the tokenizer; by default the model's. A .cp file has none.
-          dtype: "float32", or "bfloat16" for faster encoding.
+          dtype: "float32"; "bfloat16"; or "auto" for the faster of them on this machine.
           shared: one tower for both sides or two; by default what the folder says, and one for a plain BERT. With
             False a single set of weights is copied into both towers.
           pooling: of a folder that does not state one (default there: "cls").
@@ -539,7 +541,7 @@ class DualEncoder:
         name = "shared" if self.config.shared else side
         if name not in self._engines:
             ready = self.merge_lora()
-            self._engines[name] = Engine(_embed_rows(ready.config, self.dtype), ready.params[name], self.dtype)
+            self._engines[name] = _engine(ready.config, ready.params[name], self.dtype)
         return self._engines[name]
 
     def _encode(self, side: Side, job: Job, batch_size: int | None, progress: bool | None) -> np.ndarray:
@@ -551,6 +553,36 @@ class DualEncoder:
             what=side,
         )
         return embeddings
+
+
+def _engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -> Engine:
+    """The faster of the two engines on this machine: the one place that chooses."""
+    if dtype == "float32" and jax.default_backend() == "cpu" and blas_beats_xla():
+        from jaxretr.models import host_bert  # Numba, which takes half a second to import.
+
+        bare = config.adapter is None or (config.lora_merged and not config.adapter.bottleneck)
+        if bare and host_bert.suits(config.bert):
+            return HostEngine(_embed_on_host(config, jax.device_get(tower_params)))
+    return Engine(_embed_rows(config, dtype), tower_params, dtype)
+
+
+def _embed_on_host(config: DualEncoderConfig, tower_params: Params) -> Any:
+    """`embed` by numpy, of (tokens, lengths); the parameters are numpy's as well."""
+    from jaxretr.models.host_bert import HostBert
+
+    encoder, projection = HostBert(config.bert, tower_params["bert"]), tower_params.get("projection")
+
+    def embed_rows(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        states, starts = encoder(tokens, lengths), np.cumsum(lengths) - lengths
+        pooled = states[starts] if config.pooling == "cls" else np.add.reduceat(states, starts) / lengths[:, None]
+        if projection:
+            pooled = pooled @ projection["kernel"] + projection["bias"]
+        pooled = pooled[:, : config.embedding_size].astype(np.float32, copy=False)
+        if not config.normalise:
+            return pooled
+        return pooled / np.sqrt(np.maximum(np.square(pooled).sum(axis=1, keepdims=True), 1e-24))
+
+    return embed_rows
 
 
 @cache

@@ -2,7 +2,8 @@
 
 A background thread tokenises chunk after chunk, also those of the next job while one is computed; each chunk is sorted by
 length and cut into batches of about the same number of tokens, padded to a multiple of 16; one program is compiled for
-every (rows, length) that occurs.
+every (rows, length) that occurs. On processors where numpy's BLAS is faster than XLA nothing is compiled, and padding is
+dropped (host_bert.py).
 """
 
 import contextlib
@@ -19,9 +20,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxretr.compilation_cache import keep_programs
+from jaxretr.config import Dtype
 from jaxretr.errors import UserError
 from jaxretr.models.layers import Params, unstack
 from jaxretr.parallel.mesh import DATA, make_mesh, replicate
+from jaxretr.search.machine import multiplies_bfloat16
 
 # Padding to the next multiple of 16 instead of 64 saves a seventh of the time of passages of 20 to 250 tokens.
 _BUCKET = 16
@@ -30,6 +33,9 @@ _BUCKET = 16
 _BATCH_TOKENS = {"cpu": 1024}
 _BATCH_TOKENS_ELSEWHERE = 65536
 
+# Of one batch by the BLAS, whose matmuls are slower for fewer rows.
+_BATCH_TOKENS_BLAS = 2048
+
 # A job of fewer batches than this compiles for longer than it runs, and saves more by few shapes than by little padding.
 _MANY_BATCHES = 16
 
@@ -37,6 +43,14 @@ _MANY_BATCHES = 16
 _IN_FLIGHT = 8
 
 _log = logging.getLogger(__name__)
+
+
+def fastest_dtype() -> Dtype:
+    """The dtype of the matmuls' operands that encodes fastest on this machine.
+
+    bfloat16 on accelerators and on processors that multiply it; elsewhere float32, which is also the more exact.
+    """
+    return "bfloat16" if jax.default_backend() != "cpu" or multiplies_bfloat16() else "float32"
 
 
 class Batch(NamedTuple):
@@ -146,10 +160,15 @@ class Engine:
       dtype: of the matmuls' operands; the encoder's kernels are cast to it once, here.
     """
 
+    compiles = True
+    """Whether each shape of a batch is a program to compile."""
+
     def __init__(self, embed: Callable[[Params, jax.Array, jax.Array], jax.Array], tower_params: Params, dtype: str):
         keep_programs()
         self.embed = embed
         self.mesh = make_mesh(jax.local_devices())
+        self.devices = self.mesh.size
+        self.batch_tokens = _BATCH_TOKENS.get(self.mesh.devices.flat[0].platform, _BATCH_TOKENS_ELSEWHERE)
         # On the host: slices of numpy arrays are views, while each slice of a JAX array is a program to compile.
         params = dict(jax.device_get(tower_params))
         if "layers" in params["bert"]:  # a bag of words has none
@@ -229,7 +248,7 @@ class Engine:
         if batch_size is not None and batch_size < 1:
             raise UserError(f"batch_size is {batch_size}; give at least 1, or leave it out")
         unfinished: deque[_Result] = deque()
-        in_flight: deque[tuple[_Result, np.ndarray, jax.Array]] = deque()
+        in_flight: deque[tuple[_Result, np.ndarray, jax.Array | np.ndarray]] = deque()
 
         def collect() -> None:
             result, positions, embeddings = in_flight.popleft()
@@ -243,7 +262,7 @@ class Engine:
                     unfinished.append(result)
                 for batch in batches:
                     in_flight.append((result, batch.positions, self._run(batch)))
-                    while in_flight and (len(in_flight) > _IN_FLIGHT or in_flight[0][2].is_ready()):
+                    while in_flight and (len(in_flight) > _IN_FLIGHT or _is_ready(in_flight[0][2])):
                         collect()
                         # At once: until a job is yielded nobody can save it.
                         while unfinished and not unfinished[0].left:
@@ -265,9 +284,7 @@ class Engine:
         total: int | None,
     ) -> Iterator[tuple[_Result, list[Batch]]]:
         """Yields the batches of one chunk of texts, while the thread tokenises the next, be it of the next job."""
-        devices = self.mesh.size
-        platform = self.mesh.devices.flat[0].platform
-        batch_tokens = _BATCH_TOKENS.get(platform, _BATCH_TOKENS_ELSEWHERE)
+        devices, batch_tokens = self.devices, self.batch_tokens
         full = batch_tokens * devices if batch_size is None else batch_size * max_length
         # Some 30 batches: rows of one batch are then of nearly the same length, and few batches are incomplete.
         chunk = max(4096, 32 * full // 64)
@@ -277,7 +294,7 @@ class Engine:
             result.cut += cut
             if result.shapes is None:
                 tokens = (total or job.n) / max(len(ids), 1) * sum(map(len, ids))
-                few = tokens < _MANY_BATCHES * full
+                few = self.compiles and tokens < _MANY_BATCHES * full
                 result.shapes = Shapes(max_length, devices, batch_tokens, batch_size, few)
             return result, make_batches(ids, start, result.shapes)
 
@@ -295,12 +312,30 @@ class Engine:
         if coming is not None:
             yield coming.result()
 
-    def _run(self, batch: Batch) -> jax.Array:
+    def _run(self, batch: Batch) -> jax.Array | np.ndarray:
         by_row = NamedSharding(self.mesh, PartitionSpec(DATA))
         tokens, lengths = jax.device_put((batch.tokens, batch.lengths), by_row)
         embeddings = self.embed(self.params, tokens, lengths)
         embeddings.copy_to_host_async()
         return embeddings
+
+
+class HostEngine(Engine):
+    """Runs one tower without XLA; see host_bert.py.
+
+    Args:
+      embed: (tokens [B, L], lengths [B]) -> float32 [B, D], of rows with at least one token.
+    """
+
+    compiles = False
+
+    def __init__(self, embed: Callable[[np.ndarray, np.ndarray], np.ndarray]):
+        self.embed_on_host = embed
+        self.devices, self.batch_tokens = 1, _BATCH_TOKENS_BLAS
+
+    def _run(self, batch: Batch) -> np.ndarray:
+        real = len(batch.positions)
+        return self.embed_on_host(batch.tokens[:real], np.maximum(batch.lengths[:real], 1))
 
 
 @contextlib.contextmanager
@@ -312,6 +347,10 @@ def without_truncation_warnings() -> Iterator[None]:
         yield
     finally:
         _log.setLevel(level)
+
+
+def _is_ready(embeddings: jax.Array | np.ndarray) -> bool:
+    return isinstance(embeddings, np.ndarray) or embeddings.is_ready()
 
 
 def _cast_kernels(params: Params, dtype: str) -> Params:
