@@ -41,6 +41,11 @@ class BertConfig:
     pre_layer_norm: bool = False
     """Megatron's order: LayerNorm before each block and after the last one, none on the embeddings."""
 
+    @property
+    def widest(self) -> int:
+        """The width of the widest layer; 0 without layers."""
+        return max(self.hidden_size, self.intermediate_size) if self.num_hidden_layers else 0
+
     def sizes(self) -> dict[str, int]:
         """The number of layers and all lengths of the parameters' axes, by name."""
         names = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings")

@@ -44,6 +44,26 @@ def make_mesh(
     return jax.make_mesh((len(devices) // model, model), (DATA, MODEL), axis_types=axis_types, devices=devices)
 
 
+def check_cpu_devices(mesh: Mesh, inner: int) -> None:
+    """Refuses to train wide layers on several CPU devices of one process, where XLA computes wrong gradients.
+
+    benchmarks/cpu_devices_gradients.py shows the fault in plain JAX; a feed-forward block of 512 is right in every test.
+
+    Args:
+      mesh: the devices.
+      inner: the width of the model's feed-forward blocks.
+
+    Raises:
+      UsageError: the mesh has several CPU devices of this process, and the layers are wider than 512.
+    """
+    local = mesh.local_devices
+    if local[0].platform == "cpu" and len(local) > 1 and inner > 512:
+        raise UsageError(
+            f"XLA computes wrong gradients for layers as wide as this model's ({inner}) on {len(local)} CPU devices of one "
+            "process; unset JAX_NUM_CPU_DEVICES to train on one device, which uses all cores and is as fast"
+        )
+
+
 def padded_rows(n: int, mesh: Mesh) -> int:
     """Returns the smallest positive multiple of 1024 and of the data axis that holds `n` rows."""
     unit = math.lcm(ROW_MULTIPLE, mesh.shape[DATA])

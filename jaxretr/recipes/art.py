@@ -21,6 +21,7 @@ from jaxretr.models.t5 import T5Config
 from jaxretr.objectives.art import ArtProgram, QuestionBatch, make_step
 from jaxretr.parallel import sharding
 from jaxretr.parallel.hosts import fingerprint
+from jaxretr.parallel.mesh import check_cpu_devices
 from jaxretr.recipes.art_texts import read_art_texts
 from jaxretr.recipes.encoder_start import load_encoder
 from jaxretr.recipes.step_questions import StepQuestions
@@ -56,6 +57,7 @@ class ArtRun:
     def __init__(self, config: ArtConfig, mesh: Mesh, workdir: Path):
         self.config, self.mesh = config, mesh
         self.model = load_encoder(config.encoder, config.train.seed)
+        check_cpu_devices(mesh, self.model.config.bert.widest)
         self.scorer = QuestionScorer.from_pretrained(
             config.scorer.path,
             max_length=config.scorer.max_length,

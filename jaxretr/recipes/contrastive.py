@@ -20,7 +20,7 @@ from jaxretr.models.joint_encoder import JointConfig
 from jaxretr.models.lexical_start import lexical_start
 from jaxretr.objectives.contrastive import ContrastiveBatch, ContrastiveProgram, make_step
 from jaxretr.parallel.hosts import fingerprint
-from jaxretr.parallel.mesh import put_rows
+from jaxretr.parallel.mesh import check_cpu_devices, put_rows
 from jaxretr.recipes.encoder_start import load_encoder
 from jaxretr.recipes.joint import JointModel
 from jaxretr.recipes.run_examples import read_run_examples
@@ -61,6 +61,7 @@ class ContrastiveRun:
         seed = config.train.seed
         joint = config.joint.lexical is not None
         self.model = JointModel(config.encoder, config.joint, seed) if joint else load_encoder(config.encoder, seed)
+        check_cpu_devices(mesh, self.model.config.bert.widest)
         stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
 
         # ---- examples ------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from jaxretr.models.layers import Params
 from jaxretr.models.mlm import fresh_head
 from jaxretr.objectives.mlm import MaskedBatch, mask, masked_lm_loss
 from jaxretr.parallel import sharding
+from jaxretr.parallel.mesh import check_cpu_devices
 from jaxretr.recipes.text_pretraining import LanguageModelRun, TextData, TokenPrograms
 from jaxretr.state import TrainState
 
@@ -44,6 +45,7 @@ class MlmRun(LanguageModelRun):
         self.start = None if start is None else next(iter(start.params.values()))["bert"]
         self.start_head = None if start is None else start.mlm_head
         self.bert = mlm_bert(config, None if start is None else start.config.bert, len(data.tokenizer))
+        check_cpu_devices(mesh, self.bert.widest)
         mask_id: Any = data.tokenizer.mask_token_id
         if mask_id is None:
             raise UserError(f"{config.start}: the tokenizer has no [MASK]; give the encoder's own tokenizer")

@@ -19,6 +19,7 @@ from jaxretr.models.t5 import T5Config
 from jaxretr.models.t5_params import export_t5
 from jaxretr.objectives.passage_lm import Example, thinned_windows
 from jaxretr.objectives.token_step import masked_sum
+from jaxretr.parallel.mesh import check_cpu_devices
 from jaxretr.recipes.text_pretraining import LanguageModelRun, TextData, TokenPrograms
 from jaxretr.state import TrainState
 
@@ -29,6 +30,7 @@ class PassageLmRun(LanguageModelRun):
     def __init__(self, config: PassageLmConfig, mesh: Mesh, workdir: Path):
         data = TextData(config.data, "t5", Template.SCORER_PASSAGE, workdir / "data", config.data.max_length)
         self.t5 = passage_lm_t5(config, len(data.tokenizer))
+        check_cpu_devices(mesh, max(self.t5.d_model, self.t5.d_ff))
         programs = passage_lm_programs(config, self.t5, Prompt.of(data.tokenizer), mesh)
         examples = Examples(config, data)
         super().__init__(config, mesh, lambda seed: copying_start(self.t5, seed), programs, examples.batch, data)
