@@ -84,7 +84,7 @@ def write_tokenizer(kind: Literal["bert", "t5"], texts: Sequence[str], folder: P
     (folder / "tokenizer.json").write_text(json.dumps(content))
 
 
-def write_models(folder: Path, noise: float = 0.1) -> None:
+def write_models(folder: Path, noise: float = 0.1, *, bert: BertConfig = BERT, t5: T5Config = T5) -> None:
     """Writes `encoder` and `scorer`, Hugging Face folders with vocabularies learnt from the test passages.
 
     The larger the noise in the encoder's weights, the further apart are the passages' scores.
@@ -92,10 +92,10 @@ def write_models(folder: Path, noise: float = 0.1) -> None:
     texts = [f"{passage.title} {passage.text}" for passage in read_corpus(DATA)]
     for kind, name in (("bert", "encoder"), ("t5", "scorer")):
         write_tokenizer(kind, texts, folder / f"{name}_tokenizer")
-    bert = lively(initialise(lambda rngs: BertEncoder(BERT, rngs=rngs), 0), 1, noise)
-    write_folder(folder / "encoder", *export_bert(BERT, bert), load_tokenizer(folder / "encoder_tokenizer"))
-    t5 = lively(initialise(lambda rngs: T5Model(T5, rngs=rngs), 0), 2)
-    write_folder(folder / "scorer", *export_t5(T5, t5), load_tokenizer(folder / "scorer_tokenizer"))
+    encoder = lively(initialise(lambda rngs: BertEncoder(bert, rngs=rngs), 0), 1, noise)
+    write_folder(folder / "encoder", *export_bert(bert, encoder), load_tokenizer(folder / "encoder_tokenizer"))
+    scorer = lively(initialise(lambda rngs: T5Model(t5, rngs=rngs), 0), 2)
+    write_folder(folder / "scorer", *export_t5(t5, scorer), load_tokenizer(folder / "scorer_tokenizer"))
 
 
 def art_config(folder: Path, **changes: dict[str, object]) -> ArtConfig:
