@@ -29,7 +29,7 @@ from jaxretr.progress import Progress, counted
 log = logging.getLogger(__name__)
 
 Encoder = DualEncoder | CombinedEncoder
-Path_ = str | os.PathLike[str]
+Path_ = str | Path
 Content = Corpus | CorpusStream | Sequence[Question]
 
 # A text of 100 words as Python holds it, and its tokens.
@@ -193,7 +193,7 @@ def ids_of(content: Content) -> Iterable[str]:
 
 def loaded(encoder: Encoder | Path_) -> Encoder:
     """The encoder, or the one that is loaded from a path or hub name."""
-    return load_encoder(os.fspath(encoder)) if isinstance(encoder, str | os.PathLike) else encoder
+    return load_encoder(os.fspath(encoder)) if isinstance(encoder, str | Path) else encoder
 
 
 def name_of(encoder: Encoder) -> str:
@@ -204,13 +204,13 @@ def name_of(encoder: Encoder) -> str:
 def _passages(corpus: Corpus | CorpusStream | Path_ | Sequence[Path_]) -> Corpus | CorpusStream:
     if isinstance(corpus, Corpus | CorpusStream):
         return corpus
-    paths = [corpus] if isinstance(corpus, str | os.PathLike) else corpus
+    paths = [corpus] if isinstance(corpus, str | Path) else corpus
     return CorpusStream([os.fspath(path) for path in paths], watch=lambda passages: counted(passages, "passage"))
 
 
 def _questions(queries: Path_ | Sequence[Question] | None) -> Sequence[Question]:
     assert queries is not None
-    return read_questions(Path(queries)) if isinstance(queries, str | os.PathLike) else queries
+    return read_questions(Path(queries)) if isinstance(queries, str | Path) else queries
 
 
 # ---- pieces ----------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def search(
       UsageError: allow or deny with a ScaNN index, which has no filters.
     """
     encoder = loaded(encoder)
-    index = open_index(index) if isinstance(index, str | os.PathLike) else index
+    index = open_index(index) if isinstance(index, str | Path) else index
     questions = _questions(queries)
     if isinstance(index, EmbeddingStore):
         check_store(index, encoder, name_of(encoder))
@@ -131,7 +131,7 @@ def is_scann(folder: Path_) -> bool:
 
 
 def _questions(queries: Path_ | Sequence[str] | Sequence[Question]) -> list[Question]:
-    if isinstance(queries, str | os.PathLike):
+    if isinstance(queries, str | Path):
         return read_questions(Path(queries))
     return [
         question if isinstance(question, Question) else Question(str(number), question)

@@ -97,8 +97,8 @@ class TrainingSet:
         """The positives as judgements: question id -> passage id -> 1."""
         ids = self.passages.ids
         return {
-            question.id: {ids[row]: 1 for row in rows.tolist()}
-            for question, rows in zip(self.questions, self.positives, strict=True)
+            question.id: {ids[row]: 1 for row in self.positives[number].tolist()}
+            for number, question in enumerate(self.questions)
         }
 
     def only(self, kept: np.ndarray) -> "TrainingSet":

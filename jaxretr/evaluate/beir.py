@@ -1,7 +1,7 @@
 """A model measured on a BEIR folder, beside baselines."""
 
-import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxretr.data.corpus import Corpus
@@ -33,7 +33,7 @@ BM25 = "bm25"
 Measure = Callable[[Run, Sequence[str], str], Values]
 """From a run, names of metrics and the run's name for errors to the values of every question."""
 
-_Path = str | os.PathLike[str]
+_Path = str | Path
 
 
 def evaluate_model(
@@ -115,7 +115,7 @@ def model_run(
         from jaxretr.searching import check_store
         from jaxretr.stores import open_store
 
-        store = open_store(index) if isinstance(index, str | os.PathLike) else index
+        store = open_store(index) if isinstance(index, str | Path) else index
         check_same_corpus([store], data.corpus, f"those of {where}")
         check_store(store, encoder, name)
         search = stored_search(encoder, store, data.corpus.ids, batch_size)

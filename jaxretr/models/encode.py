@@ -350,7 +350,7 @@ def without_truncation_warnings() -> Iterator[None]:
 
 
 def _is_ready(embeddings: jax.Array | np.ndarray) -> bool:
-    return isinstance(embeddings, np.ndarray) or embeddings.is_ready()
+    return isinstance(embeddings, np.ndarray) or embeddings.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _cast_kernels(params: Params, dtype: str) -> Params:

@@ -147,20 +147,15 @@ def _with_pull(
 ) -> tuple[jax.Array, Any, list[Any]]:
     """A chunk's embeddings, the function from their cotangent to the gradients, and the arrays that it was given."""
     tokens, lengths, keys = chunk
-    if words is None:
-        looked_up = None
+    # Looked up outside of what is differentiated: a dense gradient of the table, zeroed and added in each chunk, would
+    # cost as much as the layers of a small model.
+    looked_up = None if table is None else table[tokens.astype(jnp.int32)].astype(jnp.float32)
 
-        def of_chunk(rest: Params, _: None) -> jax.Array:
+    def of_chunk(rest: Params, looked_up: jax.Array | None) -> jax.Array:
+        if words is None:
             return embed_rows(join(rest, frozen), tokens, lengths, keys)
-    else:
-        assert table is not None
-        # Looked up outside of what is differentiated: a dense gradient of the table, zeroed and added in each chunk,
-        # would cost as much as the layers of a small model.
-        looked_up = table[tokens.astype(jnp.int32)].astype(jnp.float32)
-        constant = lax.stop_gradient(table)
-
-        def of_chunk(rest: Params, looked_up: jax.Array | None) -> jax.Array:
-            return embed_rows(join(_put(rest, words, constant), frozen), tokens, lengths, keys, looked_up)
+        whole = _put(rest, words, lax.stop_gradient(table))
+        return embed_rows(join(whole, frozen), tokens, lengths, keys, looked_up)
 
     embeddings, pull = jax.vjp(of_chunk, rest, looked_up)
     return embeddings, pull, jax.tree.leaves((rest, looked_up, frozen))
