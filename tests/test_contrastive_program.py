@@ -81,6 +81,11 @@ def test_every_buffer_of_state_and_index_is_aliased(run: ContrastiveRun, compile
     assert header.count("may-alias") + header.count("must-alias") == leaves
 
 
+def test_the_index_is_never_copied(run: ContrastiveRun, compiled: Program) -> None:
+    """A step reads the index, for negatives and for the corpus-wide softmax, before it overwrites rows in their place."""
+    assert compiled.copies(N // DEVICES * run.model.config.embedding_size) == []
+
+
 def test_no_collective_stands_in_a_loop(compiled: Program) -> None:
     """Neither in those over chunks, forward and backward, nor in those over blocks of the corpus."""
     assert compiled.loops > 4

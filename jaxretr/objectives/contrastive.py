@@ -108,7 +108,12 @@ def make_step(
         # 4. Write the fresh embeddings back, reduce once, update.
         if index is not None:
             if program.write_back:
-                index = write_back(index, everyone, fresh, state.step)
+                written = everyone
+                if program.corpus_softmax:
+                    # On CPUs XLA copies the whole index unless what is written depends on what has read it; it drops an
+                    # optimization_barrier before it decides. The loss has read the index; a NaN loss writes nothing.
+                    written = jnp.where(jnp.isnan(loss), NO_PASSAGE, everyone)
+                index = write_back(index, written, fresh, state.step)
             metrics["staleness"] = staleness(index, state.step, program.corpus_rows) / lax.axis_size(DATA)
         # The local losses are parts of the batch's mean, and all_gather's transpose has brought each passage the
         # gradients of all devices' questions: the sum is the gradient that a single device would compute.

@@ -13,6 +13,7 @@ _CALLED_LISTS = re.compile(r"(?:branch_computations|called_computations)=\{([^}]
 _LOOP = re.compile(r" while\(.*condition=%?([\w.-]+), body=%?([\w.-]+)")
 # The "-done" half of an asynchronous collective is left out: it is the same one again.
 _COLLECTIVE = re.compile(rf"= (.*?) ({_COLLECTIVES})(-start)?\(")
+_COPY = re.compile(r"= (.*?) copy(?:-start)?\(")
 _GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\])")
 _ARRAY = re.compile(r"\b(pred|bf16|[fsu]\d+)\[([\d,]*)\]")
 
@@ -91,6 +92,11 @@ class Program:
 
     def of_kind(self, kind: str) -> list[Collective]:
         return [collective for collective in self.collectives if collective.kind == kind]
+
+    def copies(self, elements: int) -> list[Array]:
+        """What the program copies, of at least so many elements: an array that could not be overwritten in its place."""
+        copied = [arrays(found)[0] for found in _COPY.findall(self.text)]
+        return [array for array in copied if array.elements >= elements]
 
     @property
     def arrays(self) -> set[Array]:
