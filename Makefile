@@ -2,7 +2,7 @@
 # .venv and installs what it needs when that is missing or out of date. Another Python: make PYTHON=python3.12 test
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-.PHONY: help quickstart reproduce-spar reproduce-ddr reproduce-typos test lint format bench clean
+.PHONY: help quickstart reproduce-spar reproduce-ddr reproduce-typos test test-slow test-all lint format bench clean
 
 BIN := .venv/bin
 PYTHON ?= python3.11 python3.12 python3.13 python3
@@ -25,8 +25,13 @@ reproduce-ddr: .venv/.installed ## DDR on the embedded data; on four domains wit
 reproduce-typos: .venv/.installed ## training for typos on the embedded data; on wiki_qa with JAXRETR_DATA=DIR (benchmarks/typos_wiki_qa.py)
 	$(BIN)/python benchmarks/typos_wiki_qa.py $(if $(JAXRETR_DATA),--data $(JAXRETR_DATA) --runs runs/typos,--runs runs/typos_embedded --seeds 0) $(TYPOS)
 
-test: .venv/.installed-dev ## all tests, or TESTS="tests/test_metrics.py ..."
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+test: .venv/.installed-dev ## all tests but the slow ones, or TESTS="tests/test_metrics.py ..."
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(TESTS)
+
+test-slow: .venv/.installed-dev ## the slow tests alone
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow $(TESTS)
+
+test-all: test test-slow ## both
 
 lint: .venv/.installed-dev ## format, lint, types, shell scripts
 	$(BIN)/ruff format --check .
