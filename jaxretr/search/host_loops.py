@@ -136,23 +136,55 @@ def _tile_code(builder, rows, vectors, row, last, panel, dim, bounds, slopes, lo
     return builder.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
 
 
+@intrinsic
+def _sum_of_eights(typingctx, query, row, count):
+    """Sums the products of `count` numbers, a multiple of 8, from the addresses of a float64 and a float32 on."""
+
+    def code(context, builder, signature, arguments):
+        query, row, count = arguments
+        wide, single = ir.VectorType(ir.DoubleType(), 8), ir.VectorType(ir.FloatType(), 8)
+        zero, size = ir.Constant(wide, [0.0] * 8), count.type
+        before = builder.block
+        test, loop, done = (builder.append_basic_block(name) for name in ("test", "eights", "sum"))
+        builder.branch(test)
+        builder.position_at_end(test)
+        place, total = builder.phi(size), builder.phi(wide)
+        builder.cbranch(builder.icmp_signed("<", place, count), loop, done)
+        builder.position_at_end(loop)
+
+        def load(start, width, vector):
+            address = builder.add(start, builder.mul(place, ir.Constant(size, width)))
+            value = builder.load(builder.inttoptr(address, vector.as_pointer()))
+            value.align = 4
+            return value
+
+        products = builder.fmul(load(query, 8, wide), builder.fpext(load(row, 4, single), wide))
+        added = builder.fadd(total, products)
+        for value, start, following in (
+            (place, ir.Constant(size, 0), builder.add(place, ir.Constant(size, 8))),
+            (total, zero, added),
+        ):
+            value.add_incoming(start, before)
+            value.add_incoming(following, loop)
+        builder.branch(test)
+        builder.position_at_end(done)
+        lanes = [builder.extract_element(total, ir.Constant(ir.IntType(32), i)) for i in range(8)]
+        while len(lanes) > 1:
+            half = len(lanes) // 2
+            lanes = [builder.fadd(*pair) for pair in zip(lanes[:half], lanes[half:], strict=True)]
+        return lanes[0]
+
+    return types.float64(types.uintp, types.uintp, types.intp), code
+
+
 @compiled()
 def inner_product(query, row):
     """The inner product of a question float64 [D] with a row float32 [D], summed in an order that D alone decides."""
-    a = b = c = d = e = f = g = h = 0.0
     whole = len(query) - len(query) % 8
-    for i in range(0, whole, 8):
-        a += query[i] * np.float64(row[i])
-        b += query[i + 1] * np.float64(row[i + 1])
-        c += query[i + 2] * np.float64(row[i + 2])
-        d += query[i + 3] * np.float64(row[i + 3])
-        e += query[i + 4] * np.float64(row[i + 4])
-        f += query[i + 5] * np.float64(row[i + 5])
-        g += query[i + 6] * np.float64(row[i + 6])
-        h += query[i + 7] * np.float64(row[i + 7])
+    total = _sum_of_eights(np.uintp(query.ctypes.data), np.uintp(row.ctypes.data), whole)
     for i in range(whole, len(query)):
-        a += query[i] * np.float64(row[i])
-    return ((a + e) + (c + g)) + ((b + f) + (d + h))
+        total += query[i] * np.float64(row[i])
+    return total
 
 
 @compiled()
