@@ -46,7 +46,7 @@ _WIDTH = 32
 def panels_of(queries: np.ndarray) -> np.ndarray:
     """Questions float32 [B, D] -> [panels, D, WIDTH], zeros where there are none."""
     padded = np.pad(queries, ((0, -len(queries) % WIDTH), (0, 0)))
-    return np.ascontiguousarray(padded.reshape(-1, WIDTH, queries.shape[1]).transpose(0, 2, 1))
+    return np.ascontiguousarray(padded.reshape(len(padded) // WIDTH, WIDTH, queries.shape[1]).transpose(0, 2, 1))
 
 
 def _tile_of(rows: int, vectors: int):

@@ -185,7 +185,7 @@ class HostSearch:
         for slice_ in range(len(self._scores)):
             host_loops.cut_lists(self._scores[slice_], self._rows[slice_], self._counts[slice_], self._k)
         scores, rows = (
-            np.moveaxis(lists[:, :, : self._k], 0, 1).reshape(len(self._queries), -1)
+            np.moveaxis(lists[:, :, : self._k], 0, 1).reshape(len(self._queries), len(lists) * self._k)
             for lists in (self._scores, self._rows)
         )
         best = np.lexsort((rows, -scores), axis=-1)[:, : self._k]
