@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from machine import describe
 
 from jaxretr import ScannIndex, memory
 from jaxretr.encoding_store import EmbeddingStore
 from jaxretr.search.certificate import table
-from jaxretr.search.machine import cpu_name, cpu_threads
+from jaxretr.search.machine import cpu_threads
 from jaxretr.search.scann_build import plan_of
 
 K = 10
@@ -51,7 +52,7 @@ def main() -> None:
     asked = np.concatenate([np.asarray(block, np.float32) for block in EmbeddingStore.open(args.questions).blocks()])
     rng = np.random.default_rng(args.seed)
     asked = asked[rng.choice(len(asked), min(args.count, len(asked)), replace=False)]
-    print(f"{cpu_name()}, {cpu_threads()} threads; {store.meta.rows:,} x {store.meta.dim}, {len(asked)} questions")
+    print(f"{describe()}; {store.meta.rows:,} x {store.meta.dim}, {len(asked)} questions")
 
     index = build(store, asked, args)
     assert index.certificate is not None and index.questions is not None

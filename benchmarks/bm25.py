@@ -11,7 +11,6 @@ process of its own. bm25s takes its Numba backend.
 import argparse
 import json
 import os
-import platform
 import re
 import resource
 import statistics
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from machine import describe
 
 from jaxretr.data.corpus import Corpus, iter_passages, read_corpus
 from jaxretr.search.bm25 import Bm25Index
@@ -142,7 +142,7 @@ def main() -> None:
     questions = sentences(corpus, args.queries)
     words = statistics.mean(len(split_words(question)) for question in islice(questions, 1000))
     print(f"{len(corpus)} passages, {len(questions)} sentences of {words:.1f} words, k = {K}, {args.threads} threads")
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(describe(args.threads))
     compare(corpus, questions, args.threads, args.rounds)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "questions.json"

@@ -15,6 +15,7 @@ import csv
 import dataclasses
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -74,7 +75,7 @@ def whole_encoder(args: argparse.Namespace) -> Path:
 def alone(dam: Path, folder: Path, args: argparse.Namespace) -> Path:
     """A model of the encoder as the relevance module's run begins with it."""
     if not folder.exists():
-        config = load(CONFIGS / "ddr_small_chinese_rem.py")
+        config = load(CONFIGS / "ddr_small_chinese_rem.py", args.rem_settings)
         assert isinstance(config, ContrastiveConfig)
         model: DualEncoder = load_encoder(dataclasses.replace(config.encoder, path=str(dam), adapter=None))
         model.save(folder)
@@ -115,8 +116,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("JAXRETR_DATA", "data")))
     parser.add_argument("--runs", type=Path, default=Path("runs/ddr_chinese"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--dam-settings", nargs="*", default=[], help="further settings, written as --train.steps=9")
-    parser.add_argument("--rem-settings", nargs="*", default=[], help="of the relevance module and of DR")
+    settings = "overrides, in one word: --dam-settings='--train.steps 9'"
+    parser.add_argument("--dam-settings", type=shlex.split, default=[], help=settings)
+    parser.add_argument("--rem-settings", type=shlex.split, default=[], help="of the relevance module and of DR")
     args = parser.parse_args()
     args.runs.mkdir(parents=True, exist_ok=True)
     beir = args.data / "cmrc2018_zh"

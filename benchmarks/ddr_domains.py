@@ -98,7 +98,7 @@ class Target:
         """The metrics of each question; `search` maps texts and k to scores and ids."""
         scores, ids = search([question.text for question in self.questions], DEPTH)
         run = {
-            question.id: dict(zip(names, map(float, row), strict=True))
+            question.id: dict(zip(names, map(float, row[: len(names)]), strict=True))
             for question, names, row in zip(self.questions, ids, scores, strict=True)
         }
         return metrics.evaluate(self.qrels, run, METRICS, per_query=True)[1]
@@ -237,7 +237,7 @@ def table(lab: Lab, target: Target, targets: Sequence[Target]) -> None:
 
     def lexical(texts: Sequence[str], k: int):
         scores, places = bm25.search(texts, k)
-        return scores, [[target.corpus.ids[place] for place in row] for row in places.tolist()]
+        return scores, [[target.corpus.ids[place] for place in row if place >= 0] for row in places.tolist()]
 
     # {row: {seed: values}}; BM25's one run stands for every seed.
     found = {"BM25": dict.fromkeys(seeds, target.values(lexical))}

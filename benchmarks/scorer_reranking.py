@@ -42,7 +42,11 @@ def main() -> None:
     values = {}
     for name, order in orders.items():
         run = {
-            question.id: {beir.corpus.ids[row]: float(score) for row, score in zip(found, given, strict=True)}
+            question.id: {
+                beir.corpus.ids[row]: float(score)
+                for row, score in zip(found, given, strict=True)
+                if row >= 0  # Behind the last hit there is none.
+            }
             for question, found, given in zip(questions, rows, order, strict=True)
         }
         means, by_question = metrics.evaluate(qrels, run, ["ndcg@10", "mrr@10"], per_query=True)

@@ -13,13 +13,15 @@ take, which the seconds do. OMP_WAIT_POLICY=passive keeps FAISS's threads from s
 
 import argparse
 import functools
-import os
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from machine import describe
+
+from jaxretr.search.machine import cpu_threads
 
 Search = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
@@ -137,7 +139,6 @@ def main() -> None:
     import jax
 
     from jaxretr.search.exact import ExactIndex
-    from jaxretr.search.machine import cpu_name
 
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((max(1, args.rows // 200), args.dim), dtype=np.float32)
@@ -148,13 +149,12 @@ def main() -> None:
     }
     indexes = {"jaxretr": ExactIndex(rows, **block)}
     indexes |= {f"jaxretr {name}": ExactIndex(rows, **block, **forms[name]) for name in args.also}
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = cpu_threads()
     searches: dict[str, Search] = {name: index.search_rows for name, index in indexes.items()}
     peers = faiss_searches(rows, threads)
     searches |= peers | {"numpy": numpy_search(rows)}
     live = {name: search for name, search in searches.items() if name not in args.without}
-    print(f"{cpu_name()}, {threads} threads, load {os.getloadavg()[0]:.1f}; jax {jax.__version__} on "
-          f"{jax.devices()[0].device_kind}")  # fmt: skip
+    print(f"{describe(threads)}; jax {jax.__version__} on {jax.devices()[0].device_kind}")
     print(f"{args.rows} x {args.dim} fp32, clustered, k={args.k}, {args.repeats} interleaved runs")
     if not peers:
         print("faiss is left out: pip install faiss-cpu")

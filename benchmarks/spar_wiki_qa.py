@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -180,7 +181,7 @@ def interpolated(first: Found, second: Found, weight: float) -> Found:
     """Hybrid search over the union of both runs' hits; a passage that a run lacks gets its lowest score."""
     scores, rows = [], []
     for s1, r1, s2, r2 in zip(*first, *second, strict=True):
-        union = np.union1d(r1, r2)
+        union = np.union1d(r1, r2[r2 >= 0])
         total = _aligned(union, s1, r1) + weight * _aligned(union, s2, r2)
         order = np.argsort(-total, kind="stable")[:DEPTH]
         scores.append(total[order])
@@ -189,8 +190,9 @@ def interpolated(first: Found, second: Found, weight: float) -> Found:
 
 
 def _aligned(union: np.ndarray, scores: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    found = np.full(len(union), scores.min(), np.float64)
-    found[np.searchsorted(union, rows)] = scores
+    hits = rows >= 0  # BM25 may have fewer.
+    found = np.full(len(union), scores[hits].min() if hits.any() else 0.0, np.float64)
+    found[np.searchsorted(union, rows[hits])] = scores[hits]
     return found
 
 
@@ -234,7 +236,8 @@ class Systems:
             def figures_of(weights: Sequence[float], found=found) -> dict[float, float]:
                 return {weight: self._figure(beir, interpolated(found, lexical, weight)) for weight in weights}
 
-            curves[name] = adaptive_grid(figures_of, balancing_weight(zip(found[0], lexical[0], strict=True)))
+            pairs = ((one, other[other > -np.inf]) for one, other in zip(found[0], lexical[0], strict=True))
+            curves[name] = adaptive_grid(figures_of, balancing_weight(pair for pair in pairs if len(pair[1])))
             self.weights[name] = choose(curves[name]).weight
         return curves
 
@@ -293,7 +296,11 @@ def paired(first: Sequence[dict[str, float]], second: Sequence[dict[str, float]]
 
 def overlap(found: Found, reference: Found) -> float:
     return float(
-        rank_biased_overlap(find_shared(found[1][:, :100].tolist(), reference[1][:, :100].tolist())).base.mean()
+        rank_biased_overlap(
+            find_shared(
+                *([[row for row in rows[:100] if row >= 0] for rows in one[1].tolist()] for one in (found, reference))
+            )
+        ).base.mean()
     )
 
 
@@ -308,8 +315,9 @@ def main() -> None:
     parser.add_argument(
         "--tokenizer", help="of Lambda: a folder or a name of the hub (default: DATA/tokenizers/bert-base-uncased)"
     )
-    parser.add_argument("--lambda-settings", nargs="*", default=[], help="further settings, written as --train.steps=9")
-    parser.add_argument("--base-settings", nargs="*", default=[])
+    for kind in ("lambda", "base"):
+        settings = f"overrides, in one word: --{kind}-settings='--train.steps 9'"
+        parser.add_argument(f"--{kind}-settings", type=shlex.split, default=[], help=settings)
     parser.add_argument("--no-positives-curve", dest="positives_curve", action="store_false")
     args = parser.parse_args()
     train(args)

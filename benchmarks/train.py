@@ -13,15 +13,13 @@ the ratio of each round (above 1: ours is faster), by wall clock and by CPU time
 
 import argparse
 import os
-import platform
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from encode import cpu_name, default_model, spread
+from encode import default_model, spread
+from machine import describe
 
 TEMPERATURE = 0.05
 
@@ -50,7 +48,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         triples = make_triples(args.batch_size * (args.steps + 1) * args.rounds, Path(folder))
         ours, theirs = Ours(model, Path(folder), args), Theirs(model, triples, Path(folder), args)
-        print(f"{cpu_name()} ({platform.system()}), {args.threads} threads")
+        print(describe(args.threads))
         print(
             f"jax {jax.__version__}, torch {torch.__version__}, sentence-transformers {sentence_transformers.__version__}"
         )
@@ -84,7 +82,7 @@ def make_triples(count: int, folder: Path) -> list[dict[str, str]]:
     triples, examples = [], []
     for question, found in zip(questions, rows, strict=True):
         positive = next(corpus.row(id) for id, grade in beir.qrels[question.id].items() if grade > 0)
-        negative = next(int(row) for row in found if corpus.ids[row] not in beir.qrels[question.id])
+        negative = next(int(row) for row in found if row >= 0 and corpus.ids[row] not in beir.qrels[question.id])
         passages = [corpus[row] for row in (positive, negative)]
         texts = [f"{passage.title} {passage.text}" for passage in passages]
         triples.append({"anchor": question.text, "positive": texts[0], "negative": texts[1]})
@@ -99,10 +97,9 @@ class Ours:
 
     def __init__(self, model: Path, folder: Path, args: argparse.Namespace):
         from jaxretr.config import Contrastive, ContrastiveConfig, ContrastiveData, Encoder, Negatives, Optimizer, Train
-        from jaxretr.parallel.mesh import make_mesh, split_cpu
+        from jaxretr.parallel.mesh import make_mesh
         from jaxretr.recipes.contrastive import ContrastiveRun
 
-        split_cpu(args.batch_size)
         config = ContrastiveConfig(
             name="benchmark",
             data=ContrastiveData(train=str(folder / "train.json")),
@@ -134,7 +131,7 @@ class Ours:
         return time.perf_counter() - start[0], time.process_time() - start[1]
 
     def _step(self, number: int) -> None:
-        self.state, metrics = self.run.step(self.state, number)
+        self.state, metrics = self.run.step(self.state, number, self.run.batch(number))
         metrics["loss"].block_until_ready()
 
 

@@ -9,11 +9,11 @@ the operations that were drawn, and of the forms that the changes have, beside t
 """
 
 import argparse
-import os
 import statistics
 import time
 from collections import Counter
-from pathlib import Path
+
+from machine import describe
 
 from jaxretr.assets import QUICKSTART
 from jaxretr.data.keyboards import KEYBOARDS, neighbours
@@ -25,11 +25,6 @@ PUBLISHED = {
     "dictionary": {"keyboard": 0.362, "swap": 0.339, "dictionary": 0.294, "unchanged": 0.026},
     "single_word": {"keyboard": 0.237, "delete": 0.204, "insert": 0.203, "swap": 0.198, "substitute": 0.159},
 }
-
-
-def cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown CPU")
 
 
 def forms(clean: str, typo: Typo, profile: str, keys: dict[str, str]) -> list[str]:
@@ -54,7 +49,7 @@ def main() -> None:
     rows = range(len(texts))
     words = statistics.mean(len(text.split()) for text in texts)
     print(f"{len(texts)} queries of {words:.1f} words, {args.draws} draws")
-    print(f"{cpu_name()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(describe())
     generators = {profile: TypoGenerator(profile, keyboard=args.keyboard) for profile in PROFILES}
     seconds: dict[str, list[tuple[float, float]]] = {profile: [] for profile in PROFILES}
     operations: dict[str, Counter[str]] = {profile: Counter() for profile in PROFILES}

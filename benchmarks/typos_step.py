@@ -12,7 +12,6 @@ lowest and highest), and what the host alone takes for a batch.
 
 import argparse
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from machine import describe
 
 from jaxretr.config import ContrastiveConfig, load
 from jaxretr.parallel.mesh import make_mesh
@@ -67,7 +67,7 @@ class Timed:
         """Runs some steps and notes the mean time."""
         began = time.perf_counter()
         for _ in range(count):
-            self.state, values = self.run.step(self.state, self.number)
+            self.state, values = self.run.step(self.state, self.number, self.run.batch(self.number))
             self.number += 1
         jax.block_until_ready((self.state, values))
         self.times.append((time.perf_counter() - began) / count)
@@ -98,7 +98,7 @@ def main() -> None:
                 run.steps(args.steps)
         base = next(iter(runs.values())).times
         device = jax.devices()[0].device_kind
-        print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {jax.device_count()} x {device}")
+        print(f"{describe()}; jax {jax.__version__} on {jax.device_count()} x {device}")
         print(f"batches of {args.batch_size} questions with {args.passages} passages each")
         for name, run in runs.items():
             ratios = [time / of_base for time, of_base in zip(run.times, base, strict=True)]

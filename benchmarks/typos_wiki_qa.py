@@ -30,12 +30,13 @@ from pathlib import Path
 import numpy as np
 
 from jaxretr.assets import QUICKSTART
-from jaxretr.commands.altered_questions import Split, bm25_search, measure, read_splits
-from jaxretr.commands.measuring import Search
+from jaxretr.commands.altered_questions import Split, measure, read_splits
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.typos import TypoGenerator
+from jaxretr.evaluate.measuring import Search
 from jaxretr.evaluate.retrieval import dense_retriever
+from jaxretr.evaluate.searches import bm25_search
 from jaxretr.evaluate.significance import compare
 from jaxretr.models.dual_encoder import DualEncoder
 

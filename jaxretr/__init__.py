@@ -8,7 +8,9 @@ __version__ = "0.1.0"
 # Imported on first use, so that `import jaxretr` and `jaxretr --help` are instant.
 _HOME = {
     "DualEncoder": "jaxretr.models.dual_encoder",
+    "EmbeddingStore": "jaxretr.encoding_store",
     "CombinedEncoder": "jaxretr.models.combined_encoder",
+    "load_config": "jaxretr.experiment",
     "load_encoder": "jaxretr.models.combined_folder",
     "Adapter": "jaxretr.models.adapter",
     "QuestionScorer": "jaxretr.models.question_scorer",
@@ -17,27 +19,42 @@ _HOME = {
     "Bm25Index": "jaxretr.search.bm25",
     "TypoGenerator": "jaxretr.data.typos",
     "UserError": "jaxretr.errors",
+    "encode": "jaxretr.encoding",
+    "evaluate_model": "jaxretr.evaluate.beir",
     "mteb_model": "jaxretr.evaluate.mteb_adapter",
 }
+
+# Functions that have a module's name: importing that module puts it in the function's place, so it can be called itself.
+_CALLABLE = ("search", "train")
 
 __all__ = [
     "Adapter",
     "Bm25Index",
     "CombinedEncoder",
     "DualEncoder",
+    "EmbeddingStore",
     "ExactIndex",
     "QuestionScorer",
     "ScannIndex",
     "TypoGenerator",
     "UserError",
+    "encode",
+    "evaluate_model",
+    "load_config",
     "load_encoder",
     "mteb_model",
+    "search",
+    "train",
 ]
 
 if TYPE_CHECKING:
     from jaxretr.data.typos import TypoGenerator
+    from jaxretr.encoding import encode
+    from jaxretr.encoding_store import EmbeddingStore
     from jaxretr.errors import UserError
+    from jaxretr.evaluate.beir import evaluate_model
     from jaxretr.evaluate.mteb_adapter import mteb_model
+    from jaxretr.experiment import load_config
     from jaxretr.models.adapter import Adapter
     from jaxretr.models.combined_encoder import CombinedEncoder
     from jaxretr.models.combined_folder import load_encoder
@@ -46,9 +63,17 @@ if TYPE_CHECKING:
     from jaxretr.search.bm25 import Bm25Index
     from jaxretr.search.exact import ExactIndex
     from jaxretr.search.scann import ScannIndex
+    from jaxretr.searching import search
+    from jaxretr.train import train
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CALLABLE:
+        return importlib.import_module(f"jaxretr.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'jaxretr' has no attribute '{name}'")
     return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

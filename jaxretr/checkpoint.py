@@ -50,6 +50,7 @@ class Checkpoints:
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(config.train.keep), best]),
             cleanup_tmp_directories=True,
         )
+        self._saving: Any = None
 
     @property
     def latest(self) -> int | None:
@@ -68,15 +69,18 @@ class Checkpoints:
             return
         try:
             # Orbax waits for the one before, too; now it is whole.
-            self._checkpointer.wait()
+            self._finish()
             self._seal()
-            self._checkpointer.save_async(
+            self._saving = self._checkpointer.save_async(
                 step,
                 state,
                 force=True,
                 metrics=None if metrics is None else {**metrics},
                 custom_metadata={"config": to_json(self.config)},
             )
+            if self._seals is not None and self._saving is not None:
+                # Not with the next one: a run that is killed in between resumes from this one.
+                self._saving.on_complete(lambda _: self._seals and self._seals.begin(step))
         except (OSError, ValueError) as error:
             raise self._disk_error(error) from error
 
@@ -91,7 +95,14 @@ class Checkpoints:
           UserError: the checkpoint holds other arrays than `like` (another model, corpus or optimizer).
         """
         step = self.latest if step is None else step
-        saved = self._checkpointer.metadata(step).metadata
+        try:
+            saved = self._checkpointer.metadata(step).metadata
+            if not jax.tree.leaves(saved):
+                raise ValueError("its list of arrays is damaged")
+        except Exception as error:  # Orbax's and tensorstore's own, several kinds.
+            if is_of_collective(error) or isinstance(error, MemoryError):
+                raise
+            raise self._unreadable(step, error) from error
         differences = _differences(saved, like)
         if differences:
             raise UserError(
@@ -101,27 +112,39 @@ class Checkpoints:
             )
         try:
             return self._checkpointer.load(step, like)
-        except (OSError, ValueError) as error:
-            if not self._remote:
+        except Exception as error:
+            if is_of_collective(error) or isinstance(error, MemoryError):
                 raise
-            remedy = "see that the bucket can be reached, and run the same command again"
-            raise UserError(
-                f"{self._checkpointer.directory}/{step}: cannot be read ({_first_line(error)}); {remedy}"
-            ) from error
+            raise self._unreadable(step, error) from error
 
     def wait(self) -> None:
         """Waits until everything is on disk."""
         try:
-            self._checkpointer.wait()
+            self._finish()
             self._seal()
             if self._seals is not None:
                 self._seals.wait()
         except (OSError, ValueError) as error:
             raise self._disk_error(error) from error
 
+    def _finish(self) -> None:
+        """Waits for what is being written, and ends Orbax's thread, which otherwise stays until the process ends."""
+        self._checkpointer.wait()
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
     def _seal(self) -> None:
         if self._seals is not None:
             self._seals.seal(self.steps)
+
+    def _unreadable(self, step: int | None, error: Exception) -> UserError:
+        remedy = (
+            "see that the bucket can be reached, and run the same command again"
+            if self._remote
+            else "move that folder away to go on from the checkpoint before it"
+        )
+        return UserError(f"{self._checkpointer.directory}/{step}: cannot be read ({_first_line(error)}); {remedy}")
 
     def _disk_error(self, error: Exception) -> UserError:
         if is_of_collective(error):
@@ -143,7 +166,7 @@ class Checkpoints:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _differences(saved: Any, like: Any) -> list[str]:

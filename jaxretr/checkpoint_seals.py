@@ -30,11 +30,16 @@ class CheckpointSeals:
     def seal(self, steps: list[int]) -> None:
         """Begins to hash those of these complete checkpoints that have no seal, and removes the seals of others."""
         for step in steps:
-            if step not in self._under_way and not self._path(step).exists():
-                self._under_way[step] = self._thread.submit(self._seal, step)
+            self.begin(step)
         for path in self._seals.glob("*.json"):
             if path.stem.isdecimal() and int(path.stem) not in steps:
                 path.unlink(missing_ok=True)
+
+    def begin(self, step: int) -> None:
+        """Begins to hash a complete checkpoint, unless it has a seal or is being hashed."""
+        if step not in self._under_way:
+            with contextlib.suppress(RuntimeError):  # The interpreter ends, and takes no more work.
+                self._under_way[step] = self._thread.submit(self._seal, step)
 
     def wait(self) -> None:
         """Waits until everything that was begun is sealed.
@@ -62,6 +67,8 @@ class CheckpointSeals:
         return self._seals / f"{step}.json"
 
     def _seal(self, step: int) -> None:
+        if self._path(step).exists():
+            return
         # A checkpoint that is no longer kept may go while it is read.
         with contextlib.suppress(FileNotFoundError):
             found = self._hashes(step)
@@ -77,6 +84,8 @@ class CheckpointSeals:
             return None
         try:
             wanted = sealed_json.read_intact(path, "")["files"]
+            if not isinstance(wanted, dict):
+                raise UserError(f"{path}: names no files")
         except (UserError, KeyError):
             log.warning("%s: was damaged; the checkpoint is taken as it is", path)
             return None

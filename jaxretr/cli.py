@@ -4,6 +4,7 @@ What the commands do is in jaxretr/commands/. Nothing here imports JAX or numpy,
 """
 
 import argparse
+import contextlib
 import dataclasses
 import errno
 import importlib
@@ -11,9 +12,10 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from jaxretr import __version__
+from jaxretr.config import EncodeDtype
 from jaxretr.errors import UsageError, UserError, did_you_mean
 
 _MODEL = "a run directory, an exported folder, a Hugging Face, sentence-transformers or DPR folder, or a hub name"
@@ -31,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    _open_closed_streams()
     try:
         args = parse(words)
         from jaxretr.commands import process, process_options
@@ -65,8 +68,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report(message: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print("jaxretr:", " ".join(message.split()), file=sys.stderr)
+    with contextlib.suppress(OSError):  # Nobody reads stderr; the exit code still says what happened.
+        print("jaxretr:", " ".join(message.split()), file=sys.stderr, flush=True)
     return code
+
+
+def _open_closed_streams() -> None:
+    """Opens /dev/null in place of stdin, stdout and stderr that were closed (`>&-`).
+
+    In this order each takes its own number, which else the next file would, and with it what a library prints.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 # ---- parsing ---------------------------------------------------------------------------------------------------------
@@ -113,6 +127,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         # Before argparse looks: it would report the option that is missing, not the one that is misspelt.
         command = _named(words, commands)
         _check_options(command, commands[command], words[1:])
+    if words[0] == "train" and {"-h", "--help"} & set(words):
+        with contextlib.suppress(UsageError):  # Without a config it is the command's own help that is wanted.
+            args, args.overrides = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
+            args.command = "train settings"
+            args.command_help = commands["train"].format_help()
+            return args
     args, rest = parser.parse_known_args(words)
     if args.command == "train":
         args.overrides = rest
@@ -137,7 +157,7 @@ def _check_options(command: str, parser: argparse.ArgumentParser, words: Sequenc
     known = [name for name in parser._option_string_actions if name.startswith("--")]
     sections: list[str] = []
     if command == "train":
-        from jaxretr.config import KINDS
+        from jaxretr.config import KINDS, all_settings, nearest_setting
 
         sections = [f"--{field.name}" for kind in KINDS.values() for field in dataclasses.fields(kind)]
     for word in words:
@@ -147,20 +167,26 @@ def _check_options(command: str, parser: argparse.ArgumentParser, words: Sequenc
         # train's settings, --section.key, are looked at when the config is there.
         setting = "." in name or name.replace("-", "_").replace("__", "--", 1) in sections
         if name not in known and not (command == "train" and setting):
-            hint = did_you_mean(name, [*known, *sections])
+            if command == "train":
+                hint = nearest_setting(name[2:].replace("_", "-"), all_settings(), [*known, *sections])
+            else:
+                hint = did_you_mean(name, known)
             raise UsageError(f"{name}: no such option of {command}{hint or f'; see: jaxretr {command} --help'}")
 
 
 def _at_least_one(text: str) -> int:
-    value = int(text) if text.lstrip("+-").isdigit() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is no whole number from 1")
+    value = int(text) if text.lstrip("+-").isdecimal() and len(text) < 1000 else 0
+    if not 1 <= value < 2**31:
+        raise argparse.ArgumentTypeError(
+            f"'{text[:40]}' is no whole number from 1{f' to {2**31 - 1}' if value > 0 else ''}"
+        )
     return value
 
 
 def _ranks(text: str) -> tuple[int, int]:
     first, _, last = text.partition(":")
-    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+    short = max(len(first), len(last)) < 10
+    if not (short and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
         raise argparse.ArgumentTypeError(f"'{text}' is no window of ranks; give FIRST:LAST, from 1, for instance 1:100")
     return int(first), int(last)
 
@@ -218,12 +244,19 @@ def build_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.Argument
 
     parser_of = command(
         "train",
-        "Train by a config file; goes on by itself where DIR holds a checkpoint. Any setting of the config can be\n"
-        "overridden as --section.key VALUE; jaxretr/config.py lists them.",
-        "jaxretr train configs/art_small.py --workdir runs/art --optimizer.learning-rate 1e-4 --train.steps 400\n"
+        "Train by a config; resumes automatically if DIR contains a checkpoint. Any setting of the config can be\n"
+        "overridden as --section.key VALUE; jaxretr train CONFIG --help lists them with their meaning and value.",
+        "jaxretr train dpr_small --data scifact --workdir runs/scifact\n"
+        "  jaxretr train configs/art_small.py --workdir runs/art --optimizer.learning-rate 1e-4 --train.steps 400\n"
         "  jaxretr train configs/art_nq_t0_3b.py --plan --topology v5e:4x4",
     )
     train_options.add_options(parser_of, _at_least_one)
+
+    command(
+        "configs",
+        "List the configs that come with the library, which jaxretr train finds by name.",
+        "jaxretr configs",
+    )
 
     parser_of = command(
         "encode",
@@ -376,9 +409,9 @@ def _add_model(parser: argparse.ArgumentParser, optional: bool = False, encodes:
         return
     add(
         "--compute",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="of the matmuls; bfloat16 is faster (default: %(default)s)",
+        choices=get_args(EncodeDtype),
+        default="auto",
+        help="of the matmuls; auto: bfloat16 where this machine is faster at it (default: %(default)s)",
     )
     add("--batch-size", type=_at_least_one, metavar="N", help="texts a batch (default: what suits the device)")
 

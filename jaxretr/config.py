@@ -7,15 +7,16 @@ checkpoint go through this file, and both refuse a name that does not exist.
 import dataclasses
 import json
 import runpy
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from jaxretr.errors import UsageError, UserError, did_you_mean
 from jaxretr.json_dataclass import dataclass_from
 
 Dtype = Literal["float32", "bfloat16"]
+EncodeDtype = Literal["auto", "float32", "bfloat16"]
 
 # Among the figures of evaluations; of all others more is better.
 LOWER_IS_BETTER = ("loss", "average_rank")
@@ -26,9 +27,13 @@ class Optimizer:
     """AdamW with decoupled weight decay, global-norm clipping, linear warm-up and linear decay."""
 
     learning_rate: float = 2e-5
+    """The peak, reached after the warm-up."""
     b1: float = 0.9
+    """Decay of the gradient's running mean."""
     b2: float = 0.999
+    """Decay of the squared gradient's running mean."""
     eps: float = 1e-8
+    """Added to the denominator of the update."""
     weight_decay: float = 0.1
     """None is applied to biases and LayerNorms."""
     clip: float = 1.0
@@ -44,17 +49,23 @@ class Train:
     """The course of a run. The batch is the global one: what the loss sees, over all devices and hosts."""
 
     steps: int = 1000
+    """Updates of the whole run; how far the learning rate has fallen depends on them."""
     batch_size: int = 64
+    """Questions (or passages, for text objectives) of one update, over all devices and hosts."""
     seed: int = 0
+    """Of the order of the data, of every draw and of new weights."""
     log_every: int = 10
+    """Steps between two lines of metrics."""
     save_every: int = 500
+    """Steps between two checkpoints."""
     eval_every: int = 500
+    """Steps between two evaluations; one more before the first step, and one after the last."""
     keep: int = 2
     """How many of the latest checkpoints stay; the best one stays as well."""
     best_metric: str = "recall@20"
-    """Which figure of the evaluation picks the best checkpoint; higher is better but for those in LOWER_IS_BETTER."""
+    """The metric of the evaluation that picks the best checkpoint; higher is better, except for loss and average_rank."""
     stop_factor: float | None = None
-    """Stop where the loss is more than so many times the median of the last 100; always where it is no number."""
+    """Stop if the loss exceeds this many times the median of the last 100 steps; a NaN or infinite loss always stops."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,7 @@ class Config:
     """What all runs have in common."""
 
     name: str
+    """What messages and the model card call the run."""
     train: Train = field(default_factory=Train)
     optimizer: Optimizer = field(default_factory=Optimizer)
     mesh: Mesh = field(default_factory=Mesh)
@@ -80,9 +92,13 @@ class BertShape:
     """A BERT to be trained from scratch."""
 
     hidden_size: int = 128
+    """Width of the layers, and of the embedding."""
     layers: int = 4
+    """Number of layers."""
     heads: int = 4
+    """Attention heads of a layer."""
     intermediate_size: int = 512
+    """Width of the feed-forward network."""
 
 
 @dataclass(frozen=True)
@@ -133,12 +149,21 @@ class Encoder:
     shared: bool = False
     """One tower for questions and passages instead of two."""
     pooling: Literal["cls", "mean"] = "cls"
+    """What becomes of the last layer: the vector of [CLS], or the mean over the tokens."""
     normalise: bool = False
+    """Scale the embeddings to length 1, so that scores are cosines."""
     max_question_length: int = 64
+    """Tokens of a question, special ones included; the rest is cut off."""
     max_passage_length: int = 256
+    """The same of a passage with its title."""
     dropout: float = 0.1
+    """While training, in all layers."""
     dtype: Dtype = "float32"
     """Of the matmuls' operands; parameters, loss and optimizer state are float32."""
+    activations: Literal["auto", "keep", "recompute"] = "auto"
+    """What a step keeps of its chunks of texts for the backward pass. keep: their activations, so that each text is
+    embedded once; recompute: nothing, so that memory follows the chunk and not the batch; auto: on CPUs keep where a
+    quarter of the memory holds them, recompute otherwise."""
 
 
 @dataclass(frozen=True)
@@ -146,12 +171,15 @@ class Scorer:
     """The frozen T5 of ART."""
 
     path: str
+    """A folder or hub name of a T5."""
     max_length: int = 512
     """Tokens of the encoder's input, instruction included; only the passage is cut."""
     max_question_length: int = 128
+    """Tokens of the question that is scored."""
     chunk: int = 64
     """Pairs of question and passage that go through the T5 at once on each device: memory, not mathematics."""
     dtype: Dtype = "float32"
+    """Of the T5's weights and matmuls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,10 +187,19 @@ class DevData:
     """Questions that a run is evaluated on over its whole corpus."""
 
     dev_questions: str | None = None
+    """A file of questions or a BEIR folder; none: no retrieval metrics."""
     dev_qrels: str | None = None
     """Judgements of the dev questions; without them the dev questions' answers are matched."""
+    held_out: int = 0
+    """Where there is no dev set: keep so many training questions (a tenth at the most) out of training, those whose
+    texts have the lowest hashes, and evaluate on them with their own judgements."""
     token_cache: str | None = None
     """Folder of the token store; the run's own by default, a common one where several runs share a corpus."""
+
+    @property
+    def has_dev_questions(self) -> bool:
+        """Whether the run is evaluated on questions."""
+        return self.dev_questions is not None or self.held_out > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,9 +207,14 @@ class ArtData(DevData):
     """Input of an ART run. The training questions need neither answers nor judgements."""
 
     corpus: str
+    """A corpus file, a BEIR folder, or a training file, whose passages are the corpus then."""
     questions: str
+    """A file of questions, a BEIR folder, or a training file, of which the questions alone are trained on."""
     questions_split: str | None = None
-    """Train only on the questions that this split of a BEIR folder's qrels names (the judgements stay unread)."""
+    """Train only on the questions that this split of a BEIR folder's qrels names (the judgements stay unread, except
+    those of `held_out`)."""
+    exclude_splits: tuple[str, ...] = ()
+    """Train on no question that one of these splits of a BEIR folder's qrels names."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +226,7 @@ class Art:
     temperature: float | None = None
     """tau, which divides the student's scores; None is the square root of the embedding's size."""
     teacher_temperature: float = 1.0
+    """Divides the teacher's scores."""
     refresh_every: int = 500
     """R: the whole corpus is encoded anew every R steps."""
     write_back: bool = True
@@ -191,6 +234,7 @@ class Art:
     shuffle_teacher: bool = False
     """The control: the teacher's scores of each question are dealt out to its passages at random."""
     index_dtype: Dtype = "bfloat16"
+    """Of the index's embeddings."""
     block_rows: int = 16384
     """Corpus rows that the search scores at once on each device."""
     encode_rows: int = 512
@@ -211,9 +255,11 @@ class Typos:
     profile: Literal["dictionary", "single_word", "spacing"] = "dictionary"
     """How questions are misspelt (jaxretr/data/typos.py)."""
     keyboard: Literal["qwerty", "qwertz", "azerty"] = "qwerty"
+    """Which keys are neighbours."""
     misspellings: str | None = None
     """A dictionary of one's own for the profile "dictionary"; None: codespell's."""
     variants: int = 1
+    """Misspelt forms of each question in a step, where a term below reads any."""
     pre_drawn: int = 0
     """Misspell and tokenise each question so many times before the first step, and draw each step's forms from these;
     0: misspell anew at every step."""
@@ -273,8 +319,8 @@ class ContrastiveData(DevData):
     split: str = "train"
     """Of a BEIR folder's judgements."""
     corpus: str | None = None
-    """Where passage ids lead, and what is searched; a BEIR folder's own by default. Needed for retrieved negatives, the
-    corpus-wide softmax and retrieval figures."""
+    """Where passage ids lead, and what is searched; a BEIR folder's own by default. The training file itself makes its
+    passages the corpus. Needed for retrieved negatives, the corpus-wide softmax and retrieval figures."""
     more_corpora: tuple[str, ...] = ()
     """Further files of passages, whose rows stand behind the corpus's."""
     teacher_positives: int | None = None
@@ -284,6 +330,7 @@ class ContrastiveData(DevData):
     dev: str | None = None
     """A training file, BEIR folder or lexical set whose examples give the validation loss, average rank and MRR."""
     dev_split: str = "dev"
+    """Of a BEIR folder in `dev`, the judgements that are validated on."""
     skip_bad: bool = False
     """Leave out and count what cannot be read or resolved, instead of stopping."""
 
@@ -299,8 +346,9 @@ class Negatives:
     retrieved: int = 0
     """Found at each step in the live index, with the current question tower."""
     first_rank: int = 1
+    """The first rank that retrieved negatives are taken from, counted from 1."""
     last_rank: int = 100
-    """The retrieved ones stand on these ranks."""
+    """The last of these ranks."""
     draw: Literal["random", "top"] = "random"
     """Which of the ranks: any with equal chance, or the first."""
     margin: float | None = None
@@ -321,6 +369,7 @@ class Contrastive:
     positives: Literal["draw", "all"] = "draw"
     """A question with several: draw one at each step, or use up to `max_positives`, each against the negatives alone."""
     max_positives: int = 4
+    """Of one question, where `positives` is "all"."""
     symmetric: bool = False
     """Add the cross-entropy of each passage's question over the batch's questions, and halve the sum."""
     corpus_softmax: bool = False
@@ -341,6 +390,7 @@ class LiveIndex:
     write_back: bool = False
     """Put the batch's fresh passage embeddings into the index in the same step."""
     dtype: Dtype = "bfloat16"
+    """Of the embeddings."""
     block_rows: int = 16384
     """Corpus rows that the search scores at once on each device."""
     encode_rows: int = 512
@@ -352,7 +402,10 @@ class Distillation:
     """Learning from a teacher's stored scores (the training file's), beside or instead of the contrastive loss."""
 
     loss: Literal["none", "margin_mse", "kl"] = "none"
+    """The squared error of the margins between positive and negatives (margin_mse), or KL(teacher || student) over a
+    question's passages (kl)."""
     weight: float = 1.0
+    """Of the distillation loss."""
     contrastive_weight: float = 1.0
     """0 leaves the distillation alone."""
     teacher_temperature: float = 1.0
@@ -376,6 +429,7 @@ class Validation:
     batch_size: int = 64
     """Questions whose passages are each other's negatives in the validation loss, in the file's order."""
     hard_negatives: int = 30
+    """Hard negatives of each question in the pool, at most."""
     other_negatives: int = 30
     """Average rank and MRR: the pool is the first positive of every dev question and up to so many negatives of each
     kind. 1 and 0 make SPAR's mini-index of two passages a question."""
@@ -401,6 +455,7 @@ class PretrainData:
     """Text that a small model learns from."""
 
     corpora: tuple[str, ...]
+    """Corpora, BEIR folders or training files, whose passages are read."""
     pairs: str | None = None
     """A BEIR folder whose train judgements give question-passage pairs (scorer only)."""
     exclude_pairs: str | None = None
@@ -408,6 +463,7 @@ class PretrainData:
     pair_share: float = 0.0
     """Share of each batch that is such pairs."""
     vocab_size: int = 8192
+    """Of a vocabulary that is learnt."""
     vocabulary_every: int = 5
     """The vocabulary is learnt from every n-th passage."""
     max_length: int = 128
@@ -429,14 +485,18 @@ class MlmConfig(Config):
     bert: BertShape = field(default_factory=BertShape)
     """Of a new one."""
     mask_rate: float = 0.15
+    """Share of the tokens that are predicted."""
     dropout: float = 0.0
+    """While training, in all layers."""
     head_warmup: int = 1000
     """Where `start` has no head of masked language modelling, one is trained for so many steps with the encoder frozen
     before the first step: a random head would damage the encoder."""
     head_learning_rate: float = 1e-3
+    """While that head is trained alone."""
     chunk: int | None = None
     """Rows that each device takes at once: memory, not mathematics. None: all of its part of `train.batch_size`."""
     dtype: Dtype = "float32"
+    """Of the matmuls' operands."""
 
 
 @dataclass(frozen=True)
@@ -444,11 +504,17 @@ class T5Shape:
     """A T5 (v1.0: relu, tied) to be trained from scratch."""
 
     d_model: int = 192
+    """Width of the layers."""
     d_kv: int = 32
+    """Width of an attention head."""
     d_ff: int = 768
+    """Width of the feed-forward network."""
     heads: int = 6
+    """Attention heads of a layer."""
     encoder_layers: int = 2
+    """Layers of the encoder."""
     decoder_layers: int = 3
+    """Layers of the decoder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -460,9 +526,11 @@ class PassageLmConfig(Config):
     window: int = 48
     """The longest window of a passage that a target is drawn from, in tokens."""
     target_length: int = 24
+    """Tokens that are predicted of a window, at most."""
     window_held_out: float = 0.25
     """Share of the examples whose window is removed from the passage."""
     dtype: Dtype = "float32"
+    """Of the matmuls' operands."""
 
 
 KINDS: dict[str, type[Config]] = {
@@ -517,9 +585,8 @@ def override(config: Config, words: Sequence[str]) -> Config:
         name = word.split("=", 1)[0].removeprefix("--").replace("_", "-")
         # "--no-x" is how a switch that is on by default is put out.
         plain = ".".join([*name.split(".")[:-1], name.split(".")[-1].removeprefix("no-")])
-        if word.startswith("--") and not {name, plain} & {*known, "help"}:
-            hint = did_you_mean(f"--{name}", [f"--{other}" for other in known])
-            raise UsageError(f"{word.split('=', 1)[0]}: no such setting{hint}")
+        if word.startswith("--") and not {name, plain} & known:
+            raise UsageError(f"{word.split('=', 1)[0]}: no such setting{nearest_setting(name, known)}")
     import contextlib
     import io
 
@@ -538,6 +605,22 @@ def override(config: Config, words: Sequence[str]) -> Config:
         raise UsageError(f"{' '.join(words)}: {text}; correct these settings of the config") from None
 
 
+def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
+    """Returns the config with other values: {"train.steps": 100}; raises UsageError for a wrong name or value."""
+    values = to_json(config)
+    for name, value in settings.items():
+        *sections, key = name.split(".")
+        place = values
+        for section in sections:
+            if (
+                place.get(section) is None
+            ):  # No such section, which `from_json` reports, or one that is left out so far.
+                place[section] = {}
+            place = place[section]
+        place[key] = str(value) if isinstance(value, Path) else value
+    return from_json(json.loads(json.dumps(values)), "settings")
+
+
 def _line_in(error: BaseException, path: Path) -> int:
     """The last line of `path` in the error's traceback, 0 if none."""
     line, frame = 0, error.__traceback__
@@ -546,6 +629,81 @@ def _line_in(error: BaseException, path: Path) -> int:
             line = frame.tb_lineno
         frame = frame.tb_next
     return line
+
+
+# What other libraries call some settings, by the last part of the name.
+_ALSO_CALLED = {
+    "lr": "learning-rate",
+    "wd": "weight-decay",
+    "bs": "batch-size",
+    "batch": "batch-size",
+    "per-device-train-batch-size": "batch-size",
+    "max-steps": "steps",
+    "num-steps": "steps",
+    "epochs": "steps",
+    "num-train-epochs": "steps",
+    "warmup-ratio": "warmup",
+    "warmup-steps": "warmup",
+    "max-grad-norm": "clip",
+    "grad-clip": "clip",
+    "eval-steps": "eval-every",
+    "save-steps": "save-every",
+    "logging-steps": "log-every",
+    "max-seq-length": "max-passage-length",
+    "max-query-length": "max-question-length",
+    "model-name": "path",
+    "temp": "temperature",
+    "tau": "temperature",
+    "num-negatives": "static",
+    "normalize": "normalise",
+    "qrels": "dev-qrels",
+}
+
+# Sections in the order in which a key without one is looked for.
+_COMMON = ("train", "optimizer", "data", "encoder", "contrastive", "negatives", "art")
+
+
+def nearest_setting(name: str, known: Collection[str], options: Collection[str] = ()) -> str:
+    """Returns "; did you mean '--section.key'?" for a name that is no setting, or an empty string.
+
+    The same key in another section, or what another library calls a setting, comes before similar spelling.
+
+    Args:
+      name: as typed, without "--", with "-" for "_".
+      known: the settings, written likewise.
+      options: other words that may have been meant, with "--".
+    """
+    section, _, leaf = name.rpartition(".")
+    for wanted in (leaf, _ALSO_CALLED.get(leaf)):
+        same = [other for other in known if other.rpartition(".")[2] == wanted]
+        if same:
+            # Of several the one whose section is nearest to the typed one; without a section, the commonest section.
+            same.sort(key=lambda other: (other.split(".")[0] != section, _place(other), other))
+            return f"; did you mean '--{same[0]}'?"
+    return did_you_mean(f"--{name}", [*options, *(f"--{other}" for other in known)])
+
+
+def _place(name: str) -> int:
+    section = name.split(".")[0]
+    return _COMMON.index(section) if section in _COMMON else len(_COMMON)
+
+
+def all_settings() -> set[str]:
+    """Returns the names of the settings of all kinds of config, with "-" for "_"."""
+    names: set[str] = set()
+    for kind in KINDS.values():
+        names |= set(_names_of(kind, ""))
+    return names
+
+
+def _names_of(cls: Any, prefix: str) -> Iterator[str]:
+    types = get_type_hints(cls)
+    for item in fields(cls):
+        inner = types[item.name]
+        if is_dataclass(inner):
+            yield from _names_of(inner, f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}".replace("_", "-")
 
 
 def _flat_names(value: Any, prefix: str = "") -> list[str]:

@@ -20,6 +20,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -51,6 +52,18 @@ _AGAIN = "run the same `jaxretr encode` command again to replace it"
 
 # Of int8 shards, which are made float32 a piece at a time.
 PIECE_ROWS = 65_536
+
+# What readers get at a time, where shards are smaller: a search costs something for every block.
+_BLOCK_BYTES = 32 * 2**20
+
+# An interrupted run loses a shard: a thousandth of the corpus, or the fewest rows that an encoder is fast with: on a CPU
+# some 30 batches, so that most are full and of rows of one length, and as many on each accelerator.
+_SHARDS = 1024
+_FEWEST_ROWS = {"cpu": 256}
+_FEWEST_ROWS_ELSEWHERE = 16_384
+# And not more than suits the memory, which holds some of them.
+_MOST_ROWS = 50_000
+_MOST_BYTES = 128 * 2**20
 
 T = TypeVar("T")
 
@@ -106,6 +119,19 @@ class StoreMeta:
         return start, min(start + self.shard_rows, self.rows)
 
 
+def default_shard_rows(rows: int, dim: int) -> int:
+    """The rows of a shard where nobody says it: of the same size whatever is encoded already, and however fast.
+
+    Args:
+      rows, dim: N and D of the store.
+    """
+    platform = jax.default_backend()
+    # All devices of an accelerator's host share a batch; those of a CPU share its cores.
+    fewest = _FEWEST_ROWS.get(platform) or _FEWEST_ROWS_ELSEWHERE * jax.local_device_count()
+    most = max(1, min(_MOST_ROWS, _MOST_BYTES // (4 * dim)))
+    return min(max(fewest, -(-rows // _SHARDS)), most)
+
+
 class EmbeddingStore:
     """A store that is being written (`begin`) or that is complete (`open`).
 
@@ -121,8 +147,27 @@ class EmbeddingStore:
         self._cut = list(cut)
         self._cache = ShardCache(folder, meta.bytes) if is_remote(folder) else None
 
+    def __repr__(self) -> str:
+        meta, missing = self.meta, len([cut for cut in self._cut if cut is None])
+        state = f", {missing} of them missing" if missing else ""
+        return (
+            f"EmbeddingStore('{self.folder}', {meta.rows} {meta.side}s, {meta.dim} dimensions, {meta.dtype}, "
+            f"{meta.shards} shards{state}, of {meta.model})"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A store in a bucket gets a cache of its own again.
+        return EmbeddingStore, (self.folder, self.meta, self._cut)
+
+    @staticmethod
+    def begun_shard_rows(folder: str | Path) -> int | None:
+        """The rows of a shard of the store that was begun in a folder; None where there is none."""
+        return _read_meta(as_path(folder)).shard_rows if is_store(folder) else None
+
     @classmethod
-    def begin(cls, folder: str | Path, meta: StoreMeta, ids: Iterable[str]) -> "EmbeddingStore":
+    def begin(
+        cls, folder: str | Path, meta: StoreMeta, ids: Iterable[str], *, option: str = "--out"
+    ) -> "EmbeddingStore":
         """Makes the folder, or goes on with one that the same model and texts were begun in.
 
         Shards that are there are read and compared with their sha256; what was removed or damaged counts as missing.
@@ -132,6 +177,7 @@ class EmbeddingStore:
           folder: new, empty, or a store; on a disk or in a bucket (gs://... or s3://...).
           meta: of the whole store.
           ids: N ids; read only where they are not written yet.
+          option: by which the user named the folder, for errors.
 
         Raises:
           UserError: the folder holds something else or another model's or other texts' embeddings, or cannot be
@@ -140,7 +186,7 @@ class EmbeddingStore:
         folder = as_path(folder)
         store = cls(folder, meta, [None] * meta.shards)
         if jax.process_index() == 0:
-            store._prepare(ids)
+            store._prepare(ids, option)
         wait_for_all("the store's folder")
         for shard, cut in zip(meta.share, store._map(store._cut_if_whole, meta.share), strict=True):
             store._cut[shard] = cut
@@ -157,11 +203,12 @@ class EmbeddingStore:
         """
         folder = as_path(folder)
         store = cls(folder, meta := _read_meta(folder), [])
-        names = _names(folder)
-        missing = [shard for shard in range(meta.shards) if store._record_path(shard).name not in names]
-        if missing:
+        # Counted in what is there, and not shard by shard: meta.json may name any number of them.
+        records = re.compile(rf"embeddings-(\d{{5,}})-of-{meta.shards:05d}\.json")
+        found = [match for match in map(records.fullmatch, _names(folder)) if match and int(match[1]) < meta.shards]
+        if missing := meta.shards - len(found):
             raise UserError(
-                f"{folder}: {len(missing)} of {meta.shards} shards are not finished; "
+                f"{folder}: {missing} of {meta.shards} shards are not finished; "
                 "run the same `jaxretr encode` command again to complete it"
             )
         store._cut = list(store._map(lambda shard: store._record(shard)["truncated"], range(meta.shards)))
@@ -184,8 +231,7 @@ class EmbeddingStore:
         Raises:
           UserError: a byte was changed, in one line that names all such files.
         """
-
-        problems = self._changed(sealed_json.read_intact(self.folder / IDS_RECORD, _AGAIN))
+        problems = self._changed(self._ids_record())
         shards = list(range(self.meta.shards) if shards is None else shards)
         of_shards = self._map(lambda shard: self._changed(self._record(shard)), shards)
         for (start, stop), changed in zip(map(self.meta.span, shards), of_shards, strict=True):
@@ -241,15 +287,46 @@ class EmbeddingStore:
         """
         path, wanted = self.folder / IDS, None
         if self._cache is not None:
-            [path] = self._cache.get(sealed_json.read_intact(self.folder / IDS_RECORD, _AGAIN)["sha256"], _AGAIN)
+            [path] = self._cache.get(self._ids_record()["sha256"], _AGAIN)
+        remedy = "remove it and run `jaxretr encode` again"
+        # Before anything of that many rows is made: the shortest line is "" and its end.
+        if path.is_file() and path.stat().st_size < 3 * self.meta.rows:
+            raise UserError(f"{path}: too short for the ids of {self.meta.rows} rows; {remedy}")
         if shards is not None:
             wanted = np.zeros(self.meta.rows, bool)
             wanted[self.row_numbers(shards)] = True
-        return read_ids(path, self.meta.rows, "remove it and run `jaxretr encode` again", wanted)
+        return read_ids(path, self.meta.rows, remedy, wanted)
+
+    @property
+    def block_rows(self) -> int:
+        """The most rows of a block that `blocks` yields."""
+        rows = self.meta.shard_rows
+        if self.meta.dtype == "int8":
+            rows = min(rows, PIECE_ROWS)
+        return rows * self._shards_a_block
+
+    @property
+    def _shards_a_block(self) -> int:
+        dtype = "float32" if self.meta.dtype == "int8" else self.meta.dtype
+        return max(1, _BLOCK_BYTES // (self.meta.shard_rows * bytes_a_row(self.meta.dim, dtype)))
 
     def blocks(self, shards: Iterable[int] | None = None) -> Iterator[np.ndarray]:
-        """Yields the rows of all shards, or of some, as arrays [n, D]: memory maps, or pieces of int8 as float32."""
-        for arrays in self._shards(range(self.meta.shards) if shards is None else shards):
+        """Yields the rows of all shards, or of some, as arrays [n, D].
+
+        They are memory maps, or pieces of int8 as float32; of shards that are small, copies of several.
+        """
+        count, gathered = self._shards_a_block, []
+        for piece in self._pieces(range(self.meta.shards) if shards is None else shards):
+            gathered.append(piece)
+            if len(gathered) == count:
+                yield piece if count == 1 else np.concatenate(gathered)
+                gathered = []
+        if gathered:
+            yield gathered[0] if len(gathered) == 1 else np.concatenate(gathered)
+
+    def _pieces(self, shards: Iterable[int]) -> Iterator[np.ndarray]:
+        """Whole shards, or pieces of large ones of int8."""
+        for arrays in self._shards(shards):
             if len(arrays) == 1:
                 yield arrays[0]
                 continue
@@ -283,7 +360,7 @@ class EmbeddingStore:
 
     # ---- files -------------------------------------------------------------------------------------------------------
 
-    def _prepare(self, ids: Iterable[str]) -> None:
+    def _prepare(self, ids: Iterable[str], option: str) -> None:
         folder = self.folder
         try:
             if self.local:
@@ -293,11 +370,11 @@ class EmbeddingStore:
                     leftover.unlink(missing_ok=True)
             names = sorted(_names(folder))
         except OSError as error:
-            raise UserError(f"{folder}: cannot be written ({error.strerror}); give another --out folder") from error
+            raise UserError(f"{folder}: cannot be written ({error.strerror}); give another {option} folder") from error
         if META in names:
-            _check_same(folder, _read_meta(folder), self.meta)
+            _check_same(folder, _read_meta(folder), self.meta, option)
         elif names:
-            raise UserError(f"{folder}: holds something else ({names[0]}); give a new or empty --out folder")
+            raise UserError(f"{folder}: holds something else ({names[0]}); give a new or empty {option} folder")
         else:
             content = {"format": _FORMAT, "version": _VERSION, **dataclasses.asdict(self.meta)}
             sealed_json.write(folder / META, content)
@@ -308,7 +385,7 @@ class EmbeddingStore:
 
     def _ids_are_whole(self) -> bool:
         try:
-            return not self._changed(sealed_json.read_intact(self.folder / IDS_RECORD, _AGAIN))
+            return not self._changed(self._ids_record())
         except UserError:
             return False
 
@@ -325,9 +402,24 @@ class EmbeddingStore:
 
     def _record(self, shard: int) -> dict[str, Any]:
         path = self._record_path(shard)
+        record = self._read_record(path, self._paths(shard))
+        start, stop = self.meta.span(shard)
+        cut = record.get("truncated")
+        if type(cut) is not int or not 0 <= cut <= stop - start:
+            raise UserError(f"{path}: 'truncated' is {cut!r} of {stop - start} texts; {_AGAIN}")
+        return record
+
+    def _ids_record(self) -> dict[str, Any]:
+        return self._read_record(self.folder / IDS_RECORD, [self.folder / IDS])
+
+    def _read_record(self, path: Path, files: Sequence[Path]) -> dict[str, Any]:
+        """Reads a record, which vouches for exactly these files: no other file is read because it says so."""
         record = sealed_json.read_intact(path, _AGAIN)
         if record.get("store") != self.meta.address:
             raise UserError(f"{path}: belongs to another store (another model, other texts or settings); {_AGAIN}")
+        hashes = record.get("sha256")
+        if not isinstance(hashes, dict) or hashes.keys() != {file.name for file in files}:
+            raise UserError(f"{path}: 'sha256' does not name {', '.join(file.name for file in files)}; {_AGAIN}")
         return record
 
     def _changed(self, record: dict[str, Any]) -> list[str]:
@@ -380,7 +472,7 @@ def is_store(folder: str | Path) -> bool:
     """Whether a folder's meta.json is an embedding store's, rather than an exact index's or nobody's."""
     try:
         content = json.loads((as_path(folder) / META).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(content, dict) and content.get("format") == _FORMAT
 
@@ -401,22 +493,31 @@ def _read_meta(folder: Path) -> StoreMeta:
     content = sealed_json.read_intact(path, "encode into another folder")
     if (content.pop("format"), content.pop("version", None)) != (_FORMAT, _VERSION):
         raise UserError(another)
-    return dataclass_from(StoreMeta, content, str(path))
-
-
-def _check_same(folder: Path, found: StoreMeta, wanted: StoreMeta) -> None:
-    if found.model_fingerprint != wanted.model_fingerprint:
+    meta: StoreMeta = dataclass_from(StoreMeta, content, str(path))
+    if wrong := next((name for name in ("rows", "dim", "shard_rows") if getattr(meta, name) < 1), None):
         raise UserError(
-            f"{folder}: holds embeddings of another model ({found.model}) than {wanted.model}; give another --out folder"
+            f"{path}: '{wrong}' is {getattr(meta, wrong)}, but must be at least 1; encode into another folder"
         )
+    return meta
+
+
+def _check_same(folder: Path, found: StoreMeta, wanted: StoreMeta, option: str) -> None:
+    another = f"give another {option} folder"
+    if found.model_fingerprint != wanted.model_fingerprint:
+        raise UserError(f"{folder}: holds embeddings of another model ({found.model}) than {wanted.model}; {another}")
     if found.side != wanted.side or found.texts_fingerprint != wanted.texts_fingerprint:
-        raise UserError(f"{folder}: holds embeddings of other texts ({found.side}s); give another --out folder")
+        raise UserError(f"{folder}: holds embeddings of other texts ({found.side}s); {another}")
+    if (found.rows, found.dim) != (wanted.rows, wanted.dim):
+        raise UserError(
+            f"{folder / META}: says {found.rows} rows of {found.dim} dimensions, but there are {wanted.rows} of "
+            f"{wanted.dim}; {another}"
+        )
     for name in ("dtype", "compute", "shard_rows"):
         if getattr(found, name) != getattr(wanted, name):
-            option = "--" + name.replace("_", "-")
+            setting = "--" + name.replace("_", "-")
             raise UserError(
-                f"{folder}: was begun with {option} {getattr(found, name)}, not {getattr(wanted, name)}; "
-                "use that again, or give another --out folder"
+                f"{folder}: was begun with {setting} {getattr(found, name)}, not {getattr(wanted, name)}; "
+                f"use that again, or {another}"
             )
 
 

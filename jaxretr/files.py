@@ -1,8 +1,10 @@
 """Files that are whole or absent: every writer of this package goes through `atomic_write`."""
 
 import contextlib
+import ctypes
 import errno
 import hashlib
+import logging
 import os
 import re
 import secrets
@@ -16,6 +18,8 @@ from jaxretr.errors import UserError
 from jaxretr.storage import copies
 from jaxretr.storage.paths import is_remote
 from jaxretr.storage.retries import is_transient, retried
+
+_log = logging.getLogger(__name__)
 
 _REMEDIES = {
     errno.ENOSPC: "free some space there or choose another place",
@@ -38,9 +42,9 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
     """Opens a file for writing that appears under its name only when it is complete.
 
     The bytes go to a hidden file beside `path`, which is renamed when the block ends. When the block fails, or the
-    process is killed, an older file under that name is as it was. Missing folders are made. Something that is no
-    regular file (`/dev/stdout`, a named pipe) is written to directly. In a bucket an object appears whole by itself:
-    the bytes go to a temporary file, which is uploaded when the block ends well.
+    process is killed, an older file under that name is as it was. Missing folders are made. A named pipe, a device or
+    an open descriptor (`/dev/stdout`, `/dev/fd/3`) is written to directly, wherever it leads. In a bucket an object
+    appears whole by itself: the bytes go to a temporary file, which is uploaded when the block ends well.
 
     Args:
       path: where the file shall be; a symbolic link is followed. Or gs://... or s3://...
@@ -63,8 +67,12 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
                 yield file
             copies.put(local, path)
         return
+    if (descriptor := open_descriptor(path)) is not None:
+        with open(_duplicate(descriptor, path), mode, encoding=encoding, newline=newline) as file:
+            yield file
+        return
     target = _local_target(path)
-    partial = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
+    partial = _beside(target)
     try:
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
@@ -131,15 +139,64 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
       UserError: it cannot be written; one line that names `path`. Other errors of the block pass through.
     """
     target = _local_target(path)
-    partial = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
+    restore(target)
+    partial = _beside(target)
     try:
         partial.mkdir(parents=True)
         yield partial
         _put_in_place(partial, target)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+        named = None if error.filename is None else Path(os.fsdecode(error.filename))
+        if named is not None and partial not in named.parents and not _is_or_holds(named, target, partial):
+            raise
+        remedy = _REMEDIES.get(error.errno or 0, "choose another place")
+        raise UserError(f"{path}: cannot be written ({error.strerror or error}); {remedy}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def restore(folder: str | os.PathLike[str]) -> None:
+    """Brings back a folder whose replacement was killed half-way; every reader of a replaceable folder calls this.
+
+    Where the system cannot exchange two folders in one step, `atomic_folder` sets the older one aside for a moment.
+    A process that is killed in that moment leaves nothing under the folder's name.
+
+    Args:
+      folder: where it should be; nothing is done if something is there, or if it is in a bucket.
+    """
+    if is_remote(folder):
+        return
+    target = Path(os.path.realpath(folder))
+    if target.exists():
+        return
+    for old in _set_aside(target):
+        with contextlib.suppress(OSError):  # Another process was first, or this one may not write there.
+            os.rename(old, target)
+            _log.warning("%s: restored; a process was killed while it replaced this folder", folder)
+            return
+
+
+def open_descriptor(path: str | os.PathLike[str]) -> int | None:
+    """The open descriptor that a path such as /dev/stdout stands for; None for other paths.
+
+    Opened by its path, a file behind it would lose what it holds, and a pipe has no path that `realpath` could find.
+    """
+    text = os.fspath(path)
+    if text in ("/dev/stdout", "/dev/stderr"):
+        return 1 if text == "/dev/stdout" else 2
+    found = re.fullmatch(r"/(?:dev|proc/self|proc/(\d+))/fd/(\d+)", text)
+    return None if found is None or found[1] not in (None, str(os.getpid())) else int(found[2])
+
+
+def reserve(path: str | os.PathLike[str]) -> None:
+    """Takes the disk space of a sparse file now: a memory map of it that found the disk full would kill the process.
+
+    Raises:
+      OSError: there is not enough.
+    """
+    if hasattr(os, "posix_fallocate"):
+        with open(path, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
@@ -163,19 +220,57 @@ def _local_target(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _put_in_place(partial: Path, folder: Path) -> None:
-    if not folder.exists():
-        os.rename(partial, folder)
-        return
-    old = partial.with_suffix(".old")
-    os.rename(folder, old)
+def _duplicate(descriptor: int, path: str | os.PathLike[str]) -> int:
     try:
-        os.rename(partial, folder)
-    except OSError:
+        return os.dup(descriptor)
+    except OSError as error:
+        raise UserError(f"{path}: is not open ({error.strerror}); name a file") from error
+
+
+def _beside(target: Path) -> Path:
+    return target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    """Renames a complete folder to its name; an older one of that name is removed, or restored if that fails."""
+    while True:
+        try:
+            os.rename(partial, folder)
+            break
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                restore(folder)
+                raise
+        if _exchange(partial, folder):
+            break
+        # Again from the top: in the meantime a reader may have restored it.
+        os.rename(folder, partial.with_suffix(".old"))
+    _sync_folder(folder.parent)
+    for old in _set_aside(folder):
+        # Under another name first: half of it must never be restored.
+        doomed = old.with_suffix(".part")
         with contextlib.suppress(OSError):
-            os.rename(old, folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+            os.rename(old, doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swaps two folders in one step; returns False where the system or the file system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
+    if renameat2 is None:
+        return False
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return renameat2(here, os.fsencode(one), here, os.fsencode(other), swap) == 0
+
+
+def _set_aside(folder: Path) -> list[Path]:
+    """The older folders that `_put_in_place` set aside, the latest first."""
+    pattern = re.compile(re.escape(f".{folder.name}.") + r"[0-9a-f]{8}\.old")
+    try:
+        found = [path for path in folder.parent.iterdir() if pattern.fullmatch(path.name)]
+        return sorted(found, key=lambda path: path.stat().st_ctime, reverse=True)
+    except OSError:
+        return []
 
 
 def _is_or_holds(named: Path, target: Path, partial: Path) -> bool:

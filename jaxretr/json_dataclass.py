@@ -55,6 +55,8 @@ def _fits(hint: Any, value: Any) -> bool:
         return any(_fits(part, value) for part in parts)
     if origin is tuple:
         return isinstance(value, tuple) and all(_fits(parts[0], item) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
+        return False  # No array has so many of anything, and no float holds 10**400.
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:

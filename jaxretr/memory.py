@@ -1,6 +1,8 @@
 """What a job needs of memory and disk: said before it starts, and measured."""
 
+import contextlib
 import logging
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -50,6 +52,15 @@ def available() -> int | None:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return None
+
+
+def installed() -> int:
+    """Bytes of memory that this process may use at most: the machine's, or its container's if that is less."""
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # no such limit, or "max"
+            most = min(most, int(Path(limit).read_text()))
+    return most
 
 
 def announce(what: str, memory: int, *, disk: int = 0, folder: Path | None = None) -> None:

@@ -84,9 +84,9 @@ class MetricsLog:
             line += f"  {left // 60}:{left % 60:02d} left"
         # A terminal keeps one line that changes, and a line of its own for each evaluation.
         changing = self.interactive and "examples_per_s" in values
-        print(
-            f"\r\x1b[K{line}" if self.interactive else line, end="" if changing else "\n", file=sys.stderr, flush=True
-        )
+        shown, end = f"\r\x1b[K{line}" if self.interactive else line, "" if changing else "\n"
+        with contextlib.suppress(OSError):  # Nobody reads stderr any more, which is no reason to end a run.
+            print(shown, end=end, file=sys.stderr, flush=True)
 
     def __enter__(self) -> "MetricsLog":
         return self

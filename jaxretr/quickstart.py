@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxretr.assets import ENCODER_SMALL, QUICKSTART, SCORER_SMALL
-from jaxretr.config import Art, ArtConfig, ArtData, Encoder, Optimizer, Scorer, Train
+from jaxretr.assets import QUICKSTART
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import BeirSet, read_beir
@@ -21,7 +20,7 @@ from jaxretr.evaluate.retrieval import Retriever, dense_retriever, retrieval_fig
 from jaxretr.files import atomic_write
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.parallel.mesh import split_cpu
+from jaxretr.quickstart_config import config
 from jaxretr.recipes.encoder_start import load_encoder
 from jaxretr.search.bm25 import Bm25Index
 from jaxretr.search.exact import ExactIndex
@@ -31,51 +30,6 @@ log = logging.getLogger(__name__)
 
 SHOWN = ("recall@5", "recall@20", "recall@100", "mrr@10", "acc@20")
 EXAMPLES = 3
-
-
-def config(workdir: str = "runs") -> ArtConfig:
-    """ART at a size for a CPU; also configs/art_small.py.
-
-    Against the paper's setting (configs/art_nq_t0_3b.py), what a small encoder and few steps ask for: one tower for
-    both sides; mean pooling, for nothing was ever trained into [CLS]; cosine instead of the dot product, without which
-    a few long vectors are everybody's neighbours; a sharper teacher and student; a higher learning rate; no dropout.
-    The index is refreshed every 10 steps and nothing is written back in between: at this learning rate freshly
-    written rows share the drift of the question vectors, win over the stale ones and are retrieved again and again.
-    """
-    return ArtConfig(
-        name="art_small",
-        data=ArtData(
-            corpus=str(QUICKSTART),
-            questions=str(QUICKSTART),
-            questions_split="train",
-            dev_questions=str(QUICKSTART),
-            dev_qrels=str(QUICKSTART / "qrels/dev.tsv"),
-            token_cache=str(Path(workdir) / "tokens"),
-        ),
-        encoder=Encoder(
-            path=str(ENCODER_SMALL),
-            shared=True,
-            pooling="mean",
-            normalise=True,
-            max_question_length=32,
-            max_passage_length=96,
-            dropout=0.0,
-        ),
-        scorer=Scorer(path=str(SCORER_SMALL), max_length=96, max_question_length=32, dtype="bfloat16"),
-        art=Art(
-            top_k=8,
-            temperature=0.05,
-            teacher_temperature=0.15,
-            refresh_every=10,
-            write_back=False,
-            index_dtype="float32",
-            # Small pieces stay in a CPU's cache.
-            encode_rows=16,
-            chunk=16,
-        ),
-        optimizer=Optimizer(learning_rate=2e-4, weight_decay=0.01, warmup=0.05),
-        train=Train(steps=40, batch_size=16, log_every=5, save_every=20, eval_every=10),
-    )
 
 
 def main(workdir: Path, seed: int = 0, steps: int | None = None) -> dict[str, dict[str, float]]:
@@ -100,7 +54,6 @@ def main(workdir: Path, seed: int = 0, steps: int | None = None) -> dict[str, di
         settings, name="art_small_control", art=dataclasses.replace(settings.art, shuffle_teacher=True)
     )
 
-    split_cpu(settings.train.batch_size)
     test = read_beir(QUICKSTART, "test")
     log.info("%d passages, %d test questions", len(test.corpus), len(test.questions))
     bm25 = Bm25Index.build(test.corpus)

@@ -5,13 +5,17 @@ in jaxretr/recipes/; what one step does is in jaxretr/objectives/.
 """
 
 import contextlib
+import inspect
 import json
 import logging
+import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, Protocol
 
 import jax
@@ -19,6 +23,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxretr.checkpoint import Checkpoints
+from jaxretr.compilation_cache import keep_programs
 from jaxretr.config import (
     LOWER_IS_BETTER,
     ArtConfig,
@@ -34,8 +39,9 @@ from jaxretr.files import atomic_write
 from jaxretr.loss_watch import LossWatch, stop
 from jaxretr.metrics_log import MetricsLog, read_metrics
 from jaxretr.parallel.hosts import EXIT_AGAIN, agree, program_facts, together
-from jaxretr.parallel.mesh import DATA, make_mesh, split_cpu
+from jaxretr.parallel.mesh import DATA, make_mesh
 from jaxretr.profiling import StepTrace, Stopwatch
+from jaxretr.storage.paths import as_path
 from jaxretr.storage.run_folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -69,6 +75,13 @@ class Run(Protocol):
         """Step `number` with its batch -> (state, metrics). A function of its arguments alone; `state` is used up."""
         ...
 
+    def refreshed(self, state: Any, number: int) -> Any:
+        """The state with what is due before step `number`, a live index encoded anew; the same one where nothing is.
+
+        `step` begins with it. What was done already, as the state tells, is not done again; `state` is used up.
+        """
+        ...
+
     def evaluate(self, state: Any) -> dict[str, float]:
         """Figures on the dev set; empty where there is none."""
         ...
@@ -100,7 +113,33 @@ def build(config: Config, mesh: Mesh, workdir: Path) -> Run:
     raise UsageError(f"{type(config).__name__}: no recipe for this kind of config")
 
 
-def train(config: Config, workdir: Path, *, profile_steps: tuple[int, int] | None = None) -> dict[str, float]:
+@dataclass(frozen=True, eq=False)
+class TrainResult(Mapping[str, float]):
+    """What a finished run leaves: a mapping of its metrics, and its model.
+
+    Attributes:
+      metrics: of the best evaluation; of the last step where there is no dev set.
+      best: the step of the best evaluation; None where there is no dev set.
+      model: the folder of the best model, as `load_encoder` takes it; of the last one where there is no dev set.
+    """
+
+    metrics: dict[str, float]
+    best: int | None
+    model: Path
+
+    def __getitem__(self, name: str) -> float:
+        return self.metrics[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.metrics)
+
+    def __len__(self) -> int:
+        return len(self.metrics)
+
+
+def train(
+    config: Config, workdir: str | os.PathLike[str], *, profile_steps: tuple[int, int] | None = None
+) -> TrainResult:
     """Runs a config to its end, or from the newest checkpoint in `workdir` on.
 
     The folder holds config.json, checkpoints/, metrics.jsonl, tensorboard/, and at the end model/: the best model by
@@ -112,24 +151,20 @@ def train(config: Config, workdir: Path, *, profile_steps: tuple[int, int] | Non
       profile_steps: first and last step, counted from 1, of a trace in the folder's profile/.
 
     Returns:
-      The best evaluation's figures; the last step's metrics where there is no dev set.
+      The metrics and the model; equal to a dict of the metrics.
 
     Raises:
       UserError: bad input, a folder that cannot be written, or a checkpoint of another shape.
       SystemExit: a signal asked the run to stop; everything is saved. The code is `EXIT_AGAIN`.
     """
     check_numbers(config)
-    with devices(config), open_folder(workdir) as folder:
-        return _train(config, folder, profile_steps)
-
-
-@contextlib.contextmanager
-def devices(config: Config) -> Iterator[None]:
-    """Joins the other processes of a run, if there are any, and makes devices of a CPU's cores otherwise."""
-    with together() as distributed:
-        if not distributed and config.mesh.model == 1:
-            split_cpu(config.train.batch_size)
-        yield
+    keep_programs()
+    path = as_path(workdir)
+    with together(), open_folder(path) as folder:
+        best, values = _train(config, folder, profile_steps)
+    if best is None:
+        return TrainResult(values, None, path / "model")
+    return TrainResult(best["figures"], best["step"], path / "model")
 
 
 def open_folder(workdir: Path) -> RunFolder:
@@ -142,7 +177,10 @@ def open_folder(workdir: Path) -> RunFolder:
     return RunFolder(workdir, writes=False)
 
 
-def _train(config: Config, folder: RunFolder, profile_steps: tuple[int, int] | None) -> dict[str, float]:
+def _train(
+    config: Config, folder: RunFolder, profile_steps: tuple[int, int] | None
+) -> tuple[dict[str, Any] | None, dict[str, float]]:
+    """Returns the best evaluation, as in best.json, and the metrics of the last step."""
     # ---- devices, data, model ------------------------------------------------------------------------------------
     sections = {f"config.{name}": json.dumps(value) for name, value in to_json(config).items()}
     agree("the beginning", {**program_facts(), **sections, "--workdir": str(folder)})
@@ -214,6 +252,8 @@ def _train(config: Config, folder: RunFolder, profile_steps: tuple[int, int] | N
                 figures = None
                 if evaluates:
                     with clock.part("evaluation"):
+                        # Due before the next step, and so encoded once for both.
+                        state = run.refreshed(state, step)
                         best = evaluate(run, state, step, best, workdir, metrics_log, writes)
                     figures = best and best["latest"]
                 if figures or saves:
@@ -228,11 +268,13 @@ def _train(config: Config, folder: RunFolder, profile_steps: tuple[int, int] | N
                 checkpoints.wait()
         if start < config.train.steps:
             log.info("%s", clock.summary())
+            if best is not None and best["step"] == 0:
+                note_no_gain(best, config.train.best_metric, workdir, writes)
 
     # ---- the model -----------------------------------------------------------------------------------------------
     if best is None and writes:
         run.save_model(state, workdir / "model")
-    return best["figures"] if best else values
+    return best, values
 
 
 def evaluate(
@@ -257,9 +299,25 @@ def evaluate(
         best = {"step": step, "figures": figures}
         run.save_model(state, workdir / "model")
         if writes:
-            with atomic_write(workdir / "best.json") as file:
-                json.dump(best, file)
+            write_best(workdir, best)
     return {**best, "latest": figures}
+
+
+def note_no_gain(best: dict[str, Any], metric: str, workdir: Path, writes: bool) -> None:
+    """Says, in the log and in best.json, that the model that was kept is the one that the run began with."""
+    before, after = (best[name][metric] for name in ("figures", "latest"))
+    note = (
+        f"the best checkpoint is the start: training did not improve validation {metric} ({before:.4f} -> {after:.4f})"
+    )
+    log.warning("%s; %s holds the model as it was before training", note, workdir / "model")
+    if writes:
+        write_best(workdir, {"step": best["step"], "figures": best["figures"], "note": note})
+
+
+def write_best(workdir: Path, best: dict[str, Any]) -> None:
+    """Notes the best evaluation so far."""
+    with atomic_write(workdir / "best.json") as file:
+        json.dump(best, file)
 
 
 def last_values(workdir: Path) -> dict[str, float]:
@@ -338,3 +396,13 @@ class Interruption:
     def __exit__(self, *_: object) -> None:
         for number, handler in self.earlier.items():
             signal.signal(number, handler)
+
+
+class _Callable(ModuleType):
+    """`jaxretr.train(...)` is `train`, although importing this file puts the module in the place of that name."""
+
+    __call__ = staticmethod(train)
+    __signature__ = inspect.signature(train)
+
+
+sys.modules[__name__].__class__ = _Callable

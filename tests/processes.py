@@ -40,8 +40,6 @@ def start(
             "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(devices),
-            "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".jax_cache"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3",
             **variables,
         }
         if count > 1:

@@ -255,6 +255,8 @@ def _edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
         ({"r": 4}, "is [3, 16], but by adapter_config.json and the encoder it must be [4, 16]"),
         ({"r": 0}, "'r' is 0"),
         ({"r": True}, "'r' is True"),
+        ({"r": 10**15}, "says r 1000000000000000, but no tensor here is nearly that large"),
+        ({"lora_alpha": 10**400}, "'lora_alpha' is 1000"),
         ({"lora_alpha": None}, "'lora_alpha' is None"),
         ({"lora_alpha": float("nan")}, "'lora_alpha' is nan"),
     ],

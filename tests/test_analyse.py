@@ -221,7 +221,7 @@ def test_a_model_before_and_after(tiny_models, capsys):
 def test_the_passage_that_is_the_question_is_left_out(tmp_path, capsys):
     """As in evaluate: in ArguAna a question is a passage of the corpus too; the 101st passage takes its place."""
     (tmp_path / "qrels").mkdir()
-    texts = {"q": "red green blue", **{f"p{i}": "red green" for i in range(99)}, "last": "grey"}
+    texts = {"q": "red green blue", **{f"p{i}": "red green" for i in range(99)}, "last": "a grey stone, not red"}
     corpus = ({"_id": id, "title": "", "text": text} for id, text in texts.items())
     (tmp_path / "corpus.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in corpus))
     (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "red green blue"}\n')

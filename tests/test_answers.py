@@ -1,5 +1,6 @@
 """Answer matching is DPR's, to the token, and Acc@k counts every question."""
 
+# ruff: noqa: RUF001
 import unicodedata
 import warnings
 
@@ -52,6 +53,28 @@ def test_a_final_sigma_is_judged_in_its_token():
     # In the whole text the sigma is followed by a letter, behind an apostrophe, which str.lower looks through.
     assert "ΟΔΟΣ'ΔΓ".lower() == "οδοσ'δγ"
     assert has_answer("ΟΔΟΣ'ΔΓ", ["οδος"]) and not has_answer("ΟΔΟΣ'ΔΓ", ["οδοσ"])
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("born in １９９９", "1999"),
+        ("born in 1999", "１９９９"),
+        ("the ﬁrst ﬂight", "first flight"),
+        ("near İstanbul", "istanbul"),
+        ("near i\u0307stanbul", "Istanbul"),
+        ("10 km² of land", "km2"),
+    ],
+)
+def test_forms_that_dpr_keeps_apart_match_besides(text, answer):
+    assert not _by_definition(text, [answer]), "DPR's tokens differ"
+    matcher = AnswerMatcher()
+    assert has_answer(text, [answer]) and matcher.has_answer(text, [answer]) and matcher.has_answer(text, ["x", answer])
+    assert not matcher.has_answer(text, [answer + "0"]) and not matcher.has_answer("born", [answer])
+
+
+def test_a_fraction_is_not_taken_for_another_number():
+    assert not has_answer("a size of 5½", ["51"]) and has_answer("a size of 5½", ["5½"])
 
 
 def test_any_answer_is_enough_and_none_is_none():

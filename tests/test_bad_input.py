@@ -1,6 +1,7 @@
 """Bad input through the commands: one line that names the file, the line and the remedy; nothing half-written."""
 
 import json
+import logging
 import os
 import re
 import resource
@@ -22,6 +23,8 @@ from test_cli import (
     write_config,
 )
 
+from jaxretr.commands.process import set_up
+from jaxretr.metrics_log import MetricsLog, read_metrics
 from jaxretr.search.compiled import compiled
 
 GOOD = '{"_id": "p1", "title": "Rome", "text": "the capital of Italy"}\n'
@@ -352,3 +355,92 @@ def test_loops_are_compiled_on_a_full_disk_too():
     with files_of_at_most(10):
         assert doubled(21) == 42
     assert not doubled._cache._cache_file._load_index()  # pyright: ignore[reportFunctionMemberAccess]
+
+
+# ---- ids that a TREC run cannot hold ---------------------------------------------------------------------------------
+
+
+def test_an_id_with_white_space_is_found_while_bm25_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spaced = GOOD + GOOD.replace('"p1"', '"p 2"')
+    corpus, questions = write(tmp_path / "c.jsonl", spaced), write(tmp_path / "q.jsonl", QUESTION)
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxretr.search.bm25.Bm25Index.build", None)
+        assert run("bm25", "--corpus", corpus, "--queries", questions, "--out", out) == 1
+    assert the_error(capsys) == (
+        f"{corpus}:2: the id 'p 2' holds white space, which a TREC run cannot; rename it, or write --format jsonl"
+    )
+    assert run("bm25", "--corpus", corpus, "--queries", questions, "--out", out, "--format", "jsonl") == 0
+    assert "p 2" in out.read_text()
+    capsys.readouterr()
+    write(questions, QUESTION.replace("q1", "q\\u00a01"))
+    assert run("bm25", "--corpus", corpus, "--queries", questions, "--out", out) == 1
+    assert the_error(capsys).startswith(f"{questions}:1: the id 'q\\xa01' holds white space, which a TREC run cannot")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("q1 Q0 p1 1 2.0 x\n", "q1 Q0 p\u00a01 1 2.0 x\n"),
+        ('{"question_id": "q1", "hits": [{"id": "p1"}]}\n', '{"question_id": "q2", "hits": [{"id": "p 1"}]}\n'),
+        ("q1\tp1\t1\n", "q 2\tp1\t1\n"),
+    ],
+)
+def test_an_id_with_white_space_is_found_while_fuse_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, first: str, second: str
+) -> None:
+    monkeypatch.setattr("jaxretr.commands.fuse.reciprocal_rank", None)
+    spaced, fine = write(tmp_path / "spaced", first + second), write(tmp_path / "fine", first)
+    assert run("fuse", fine, spaced, "--method", "rrf", "--out", tmp_path / "out") == 1
+    assert re.fullmatch(
+        rf"{spaced}:2: the id '.*' holds white space, which a TREC run cannot; rename.*", the_error(capsys)
+    )
+
+
+# ---- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_through_a_pipe_and_nothing_else_does(tmp_path: Path) -> None:
+    """`jaxretr bm25 --out /dev/stdout | jaxretr evaluate ...`: what is said goes to stderr."""
+    corpus, questions = write(tmp_path / "c.jsonl", GOOD), write(tmp_path / "q.jsonl", QUESTION)
+    words = ["bm25", "--corpus", corpus, "--queries", questions, "--out", "/dev/stdout"]
+    done = subprocess.run([sys.executable, "-m", "jaxretr", *words], capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"q1 Q0 p1 1 \S+ jaxretr\n", done.stdout)
+    assert "jaxretr: /dev/stdout: 1 hits of 1 questions\n" in done.stderr
+
+
+@pytest.mark.parametrize(("words", "code"), [(["evaluate", "--run", "RUN", "--qrels", "QRELS"], 0), (["nonsense"], 2)])
+def test_closed_streams_change_no_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], code: int
+) -> None:
+    """`jaxretr ... >&- 2>&-`"""
+    files = {"RUN": write(tmp_path / "RUN", "q1 Q0 p1 1 2.0 x\n"), "QRELS": write(tmp_path / "QRELS", "q1\tp1\t1\n")}
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    assert run(*(files.get(word, word) for word in words)) == code
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+def test_an_error_that_nobody_reads_keeps_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`jaxretr ... 2>/dev/full`"""
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        assert run("nonsense") == 2
+        monkeypatch.undo()
+        full.buffer.raw.close()  # What is left in its buffer cannot be written.
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+def test_a_run_whose_stderr_cannot_be_written_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`jaxretr train ... 2> FILE` on a disk that is full, or of a session that has ended."""
+    with open("/dev/full", "w") as full, MetricsLog(tmp_path, start=0, total=2, writes=True) as metrics:
+        monkeypatch.setattr(sys, "stderr", full)
+        set_up()
+        metrics.write(1, {"loss": 0.5}, examples=4)
+        logging.getLogger("jaxretr.some").info("encoded")
+        monkeypatch.undo()
+        full.buffer.raw.close()
+    assert [(row["step"], row["loss"]) for row in read_metrics(tmp_path)] == [(1, 0.5)]

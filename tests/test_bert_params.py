@@ -115,7 +115,17 @@ def _changed(**change: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         ({"is_decoder": True}, "is_decoder True; only False"),
         ({"hidden_act": "silu"}, "hidden_act 'silu'; supported: gelu,"),
         ({"num_attention_heads": 3}, "3 heads do not fit a hidden size of 8"),
-        ({"num_hidden_layers": 0}, "0 layers"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, but must be at least 1"),
+        ({"hidden_size": 0}, "hidden_size is 0, but must be at least 1"),
+        ({"num_hidden_layers": 10**9}, "says num_hidden_layers 1000000000, but no tensor here is nearly that large"),
+        ({"hidden_size": 10**12, "num_attention_heads": 1}, "says hidden_size 1000000000000, but no tensor"),
+        ({"vocab_size": 10**18}, "says vocab_size 1000000000000000000, but no tensor"),
+        ({"max_position_embeddings": 10**15}, "says max_position_embeddings 1000000000000000, but no tensor"),
+        ({"vocab_size": 10**30}, "'vocab_size' is 1000000000000000000000000000000, which no model has"),
+        ({"initializer_range": 10**400}, "'initializer_range' is 10000.*, which no model has"),
+        ({"layer_norm_eps": float("nan")}, "'layer_norm_eps' is nan, which no model has"),
+        ({"architectures": 5}, "has architectures 5, which is no list of names"),
+        ({"architectures": [5]}, r"has architectures \[5\], which is no list of names"),
         ({"vocab_size": "13"}, r"config\.json: 'vocab_size' must be int, not '13'"),
         ({"vocab_size": -1}, "'vocab_size' must not be negative"),
         ({"vocab_size": 14}, r"word_embeddings\.weight has shape \[13, 8\], but by config\.json .* \[14, 8\]"),
@@ -253,3 +263,19 @@ def test_dpr_cp_errors(tmp_path: Path) -> None:
     torch.save({"model_dict": {name: tensor for name, tensor in model.items() if name != lost}}, path)
     with _raises(rf"1 of 39 tensors are missing: {lost}"):
         read_dpr_cp(path, num_attention_heads=2)
+
+
+def test_a_layer_number_of_a_tensor_s_name_is_bounded(tmp_path: Path) -> None:
+    """A .cp file has no config.json: its number of layers is that of the names."""
+    torch = pytest.importorskip("torch")
+    _, tensors = export_bert(CONFIG, PARAMS)
+    model = {
+        f"{tower}.{name}": torch.from_numpy(array)
+        for tower in ("question_model", "ctx_model")
+        for name, array in tensors.items()
+    }
+    name = "question_model.encoder.layer.1000000000.attention.self.query.weight"
+    model[name] = model["question_model.encoder.layer.0.attention.self.query.weight"]
+    torch.save({"model_dict": model}, tmp_path / "dpr.cp")
+    with _raises("says num_hidden_layers 1000000001, but no tensor here is nearly that large"):
+        read_dpr_cp(tmp_path / "dpr.cp", num_attention_heads=CONFIG.num_attention_heads)

@@ -1,6 +1,8 @@
 """A checkpoint that was damaged is moved aside, and the last whole one is resumed from."""
 
 import logging
+import os
+import threading
 from pathlib import Path
 
 import jax
@@ -10,6 +12,7 @@ import pytest
 import tiny
 
 from jaxretr.checkpoint import Checkpoints
+from jaxretr.errors import UserError
 
 CONFIG = tiny.art_config(Path("nowhere"), train={"keep": 3})
 
@@ -100,3 +103,71 @@ def test_without_a_seal_or_with_a_damaged_one_it_is_taken_as_it_is(folder: Path)
     path = Path(f"{folder}.sha256/6.json")
     path.write_text(path.read_text().replace("{", "{ "))
     assert resumed(folder) == 6
+
+
+def test_a_checkpoint_is_sealed_before_the_next_one_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is killed between two checkpoints resumes from the newest, whose damage is found by its seal alone."""
+    done = threading.Event()
+    with Checkpoints(folder, CONFIG) as checkpoints:
+        seals = checkpoints._seals
+        assert seals is not None
+        begin = seals.begin
+        monkeypatch.setattr(seals, "begin", lambda step: (begin(step), step == 8 and done.set()))
+        checkpoints.save(8, state(8))
+        assert done.wait(60)
+        seals.wait()
+    assert Path(f"{folder}.sha256/8.json").exists()
+    path = largest(folder, 8)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert resumed(folder) == 6
+
+
+def test_checkpoints_leave_no_threads_behind(tmp_path: Path) -> None:
+    """One thread a checkpoint is a thousand after a long run."""
+    with Checkpoints(tmp_path / "checkpoints", CONFIG) as checkpoints:
+        counts = []
+        for step in range(1, 9):
+            checkpoints.save(step, state(step))
+            checkpoints.wait()
+            counts.append(threading.active_count())
+    assert counts[-1] <= counts[2] + 1
+
+
+@pytest.mark.parametrize("name", ["_METADATA", "manifest.ocdbt", "process_0", "data"])
+def test_a_damaged_checkpoint_without_a_seal_is_one_line(folder: Path, name: str) -> None:
+    Path(f"{folder}.sha256/6.json").unlink()
+    found = [path for path in (folder / "6").rglob("*") if path.is_file() and path.name == name]
+    for path in found or list((folder / "6").rglob("d/*")):
+        path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(
+        UserError, match=r"checkpoints/6: cannot be read \(.*move that folder away to go on from"
+    ) as caught:
+        resumed(folder)
+    assert "\n" not in str(caught.value)
+    (folder / "6").rename(folder.parent / "moved")
+    assert resumed(folder) == 4
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_killed_while_a_checkpoint_is_put_in_place(folder: Path, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+    """Nothing is renamed any more, as after a kill: the run resumes from the checkpoint before."""
+    calls = []
+
+    def refused(old: str, new: str, **_: object) -> None:
+        calls.append((old, new))
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        checkpoints = Checkpoints(folder, CONFIG)
+        for name in ("rename", "replace")[:nth]:
+            patch.setattr(os, name, refused)
+        with pytest.raises(UserError, match="the checkpoint cannot be written"):
+            checkpoints.save(8, state(8))
+            checkpoints.wait()
+    assert calls
+    assert resumed(folder) == 6
+    with Checkpoints(folder, CONFIG) as checkpoints:
+        checkpoints.save(8, state(8))
+        checkpoints.wait()
+    assert resumed(folder) == 8
+    assert not [path for path in folder.iterdir() if "tmp" in path.name]

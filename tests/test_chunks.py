@@ -11,6 +11,7 @@ import pytest
 from tiny import BERT, lively
 
 from jaxretr.models.dual_encoder import DualEncoderConfig, embed, init_params
+from jaxretr.models.partition import partition
 from jaxretr.objectives.chunks import bucket_widths, embed_in_chunks
 
 ROWS, WIDTH, VOCABULARY, SIZE = 7, 64, 50, 6
@@ -21,11 +22,14 @@ SEED = 7
 widths_seen: list[int] = []
 
 
-def embed_rows(params: Any, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None) -> jax.Array:
+def embed_rows(
+    params: Any, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None, words: jax.Array | None = None
+) -> jax.Array:
     """A small encoder with a nonlinearity, in which each row's noise depends on its key alone."""
     widths_seen.append(tokens.shape[1])
     real = jnp.arange(tokens.shape[1]) < lengths[:, None]
-    mean = jnp.where(real[..., None], params["table"][tokens], 0.0).sum(axis=1) / 8
+    words = params["table"][tokens] if words is None else words
+    mean = jnp.where(real[..., None], words, 0.0).sum(axis=1) / 8
     hidden = jnp.tanh(mean @ params["kernel"] + params["bias"])
     if keys is None:
         return hidden
@@ -63,9 +67,12 @@ def value_and_gradient(function: Any, params: Any, weights: np.ndarray) -> tuple
     return np.asarray(embeddings), jax.device_get(gradient)
 
 
+@pytest.mark.parametrize("keep", [{}, {"keep": True}, {"keep": True, "words": ("table",)}])
 @pytest.mark.parametrize("dropout", [False, True])
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 100])
-def test_any_chunk_size_gives_the_plain_embeddings_and_their_gradient(rows: Given, chunk: int, dropout: bool) -> None:
+def test_any_chunk_size_gives_the_plain_embeddings_and_their_gradient(
+    rows: Given, chunk: int, dropout: bool, keep: Any
+) -> None:
     """Chunks of 1 and 7 divide the 7 rows, 2 and 3 do not, 100 is larger. Rounding: float32 sums in another order."""
     keys = rows.keys if dropout else None
     expected = value_and_gradient(
@@ -74,7 +81,7 @@ def test_any_chunk_size_gives_the_plain_embeddings_and_their_gradient(rows: Give
     widths_seen.clear()
     chunked = value_and_gradient(
         lambda params: embed_in_chunks(
-            embed_rows, params, jnp.asarray(rows.tokens), jnp.asarray(LENGTHS), keys, chunk=chunk
+            embed_rows, params, jnp.asarray(rows.tokens), jnp.asarray(LENGTHS), keys, chunk=chunk, **keep
         ),
         rows.params,
         rows.weights,
@@ -83,6 +90,25 @@ def test_any_chunk_size_gives_the_plain_embeddings_and_their_gradient(rows: Give
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), chunked[1], expected[1])
     assert min(np.abs(leaf).max() for leaf in jax.tree.leaves(expected[1])) > 1e-2
     assert set(widths_seen) == {16, 32, 48, 64}  # each width has a branch of its own
+
+
+@pytest.mark.parametrize("parts", [(), ("table",), ("kernel", "bias")])
+def test_frozen_parameters_get_no_gradient_and_the_others_theirs(rows: Given, parts: tuple[str, ...]) -> None:
+    trained, frozen = partition(rows.params, parts)
+    keep = {"keep": True, "words": None if "table" in parts else ("table",)}
+    full, kept = (
+        value_and_gradient(
+            lambda params, how=how: embed_in_chunks(
+                embed_rows, params, jnp.asarray(rows.tokens), jnp.asarray(LENGTHS), None, chunk=3, frozen=frozen, **how
+            ),
+            trained,
+            rows.weights,
+        )
+        for how in ({}, keep)
+    )
+    np.testing.assert_allclose(kept[0], full[0], rtol=1e-6)
+    assert kept[1].keys() == rows.params.keys() - set(parts)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), kept[1], full[1])
 
 
 def test_rows_are_cut_to_what_the_longest_of_a_chunk_needs(rows: Given) -> None:
@@ -116,8 +142,10 @@ def test_dropout_of_the_encoder_does_not_depend_on_the_chunk() -> None:
     tokens = jnp.asarray(rng.integers(0, bert.vocab_size, (4, 32)))
     keys = jax.random.split(jax.random.key(SEED), 4)
 
-    def encoder(params: Any, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None) -> jax.Array:
-        return embed(config, params, tokens, lengths, dtype="float32", keys=keys)
+    def encoder(
+        params: Any, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None, words: jax.Array | None = None
+    ) -> jax.Array:
+        return embed(config, params, tokens, lengths, dtype="float32", keys=keys, words=words)
 
     whole = jax.jit(encoder)(params, tokens, lengths, keys)
     chunked = jax.jit(partial(embed_in_chunks, encoder, chunk=1))(params, tokens, lengths, keys)

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxretr import cli
-from jaxretr.commands import progress
+from jaxretr import cli, progress
 from jaxretr.commands.process import set_up
 from jaxretr.data.readers import read_corpus, read_qrels, read_questions
 from jaxretr.encoding_store import EmbeddingStore
@@ -110,6 +109,28 @@ def test_every_command_has_help_with_an_example_that_parses(command: str, capsys
         assert name in printed
 
 
+def test_help_on_a_config_lists_its_settings_with_the_values_that_would_be_used(capsys: pytest.CaptureFixture[str]):
+    """Without importing JAX, as the configs that ship with the library do not."""
+    program = (
+        "import sys\nfrom jaxretr import cli\ncode = cli.main(['train', 'art_small', '--train.steps', '7', '--help'])\n"
+    )
+    program += "print(code, {'jax', 'transformers'} & set(sys.modules))\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    assert done.stdout.startswith("usage: jaxretr train CONFIG")
+    assert "  --train.steps INT  (7)\n      Updates of the whole run" in done.stdout
+    assert done.stdout.splitlines()[-1] == "0 set()"
+    assert run("train", "no_such_config", "--help") == 2
+    assert "no_such_config: no such config file, nor a config of that name" in capsys.readouterr().err
+
+
+def test_configs_lists_each_with_a_line(capsys: pytest.CaptureFixture[str]):
+    assert run("configs") == 0
+    lines = capsys.readouterr().out.splitlines()
+    configs = {path.stem for path in (REPOSITORY / "configs").glob("*.py")}
+    assert {line.split()[0] for line in lines[: len(configs)]} == configs
+    assert all(len(line.split()) > 4 for line in lines[: len(configs)])
+
+
 def test_help_lists_the_commands_and_the_module_runs(capsys: pytest.CaptureFixture[str]):
     assert run("--help") == 0
     printed = capsys.readouterr().out
@@ -141,9 +162,18 @@ def test_version(capsys: pytest.CaptureFixture[str]):
         ("encode m --corpus c --out o --shard-rows 0", "argument --shard-rows: '0' is no whole number from 1"),
         ("encode m --corpus c --out o more", "more: not expected here; see: jaxretr encode --help"),
         ("encode m", "the following arguments are required: --corpus, --out; see: jaxretr encode --help"),
+        (
+            "train c.py --learning-rate 1",
+            "--learning-rate: no such option of train; did you mean '--optimizer.learning-rate'?",
+        ),
+        ("init", "init: no such command (there are quickstart, train"),
         ("train c.py --workdri w", "--workdri: no such option of train; did you mean '--workdir'?"),
         ("train c.py --optimzer w", "--optimzer: no such option of train; did you mean '--optimizer'?"),
         ("search m --index i --queries q --out o -k many", "argument -k: 'many' is no whole number from 1"),
+        (f"search m --index i --queries q --out o -k {10**20}", "is no whole number from 1 to 2147483647"),
+        ("search m --index i --queries q --out o -k ²", "argument -k: '²' is no whole number from 1"),
+        (f"mine lexical --corpus c --out o --shard-passages {10**20}", "is no whole number from 1 to 2147483647"),
+        ("export m --to scann --index i --out o --seed -1", "--seed: '-1' is no whole number from 0 to 2147483647"),
         ("search m --index i --queries q --out o --format dpr", "--format dpr writes the passages' titles: give --cor"),
         ("evaluate --run r", "--run needs either --qrels FILE or --answers FILE"),
         ("evaluate --run r --qrels q --answers a", "--run needs either --qrels FILE or --answers FILE"),
@@ -245,22 +275,39 @@ def test_logs_are_plain_lines(capsys: pytest.CaptureFixture[str]):
 def test_progress_is_lines_where_there_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    clock = iter([0.0, 1.0, 4.0, 5.0, 15.0, 16.0])
+    clock = iter([0.0, 1.0, 4.0, 5.0, 9.0, 16.0])
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with caplog.at_level(logging.INFO, "jaxretr"), progress.Progress(1000, "passage", "encoded") as shown:
         shown.skip(100)
         for _ in range(5):
             shown.advance(100)
-    # Nothing in the first two seconds, then a line every ten at most; the rate is of this run's passages alone.
+    # Nothing in the first two seconds, then a line every five at most; the rate is of this run's passages alone.
     assert [record.getMessage() for record in caplog.records] == [
         "100 of 1000 passages are encoded from an earlier run",
         "encoded 300 of 1000 passages, 50/s, 0:14 left",
-        "encoded 500 of 1000 passages, 27/s, 0:18 left",
+        "encoded 500 of 1000 passages, 44/s, 0:11 left",
+        "encoded 600 of 1000 passages, 31/s, 0:12 left",
+    ]
+
+
+def test_progress_of_a_slow_machine_is_told_every_five_seconds_in_hours(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """A batch of 8 takes 3 seconds: the rate has a digit after the point, and what is left may be a day."""
+    clock = iter(3.0 * number for number in range(7))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with caplog.at_level(logging.INFO, "jaxretr"), progress.Progress(100_000, "passage", "encoded") as shown:
+        for _ in range(6):
+            shown.advance(8)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"encoded {done} of 100000 passages, 2.7/s, {left} left"
+        for done, left in ((8, "10:24:57"), (24, "10:24:51"), (40, "10:24:45"))
     ]
 
 
 def test_compiled_programs_are_kept_where_that_is_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     variable = "JAX_COMPILATION_CACHE_DIR"
+    monkeypatch.delitem(sys.modules, "jax")  # No command has imported it by then.
     monkeypatch.setenv(variable, "/users/own")
     monkeypatch.setenv("JAXRETR_CACHE", str(tmp_path / "cache"))
     set_up()
@@ -273,7 +320,7 @@ def test_compiled_programs_are_kept_where_that_is_possible(tmp_path: Path, monke
     monkeypatch.setenv("JAXRETR_CACHE", str(tmp_path / "cache"))
     set_up()
     assert Path(os.environ[variable]).is_dir()
-    assert Path(os.environ[variable]).parent == tmp_path / "cache"
+    assert Path(os.environ[variable]).parent == tmp_path / "cache/xla"
     monkeypatch.delenv(variable)
 
 

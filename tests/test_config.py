@@ -21,6 +21,7 @@ from jaxretr.config import (
     override,
     to_json,
 )
+from jaxretr.config_help import settings_text
 from jaxretr.errors import UsageError
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
@@ -83,6 +84,11 @@ def test_a_list_is_overridden_as_a_whole():
     [
         (["--optimzer.learning-rate", "1"], "--optimzer.learning-rate: no such setting; did you mean '--optimizer.l"),
         (["--train.batchsize=4"], "--train.batchsize: no such setting; did you mean '--train.batch-size'"),
+        (["--optimizer.lr", "1"], "--optimizer.lr: no such setting; did you mean '--optimizer.learning-rate'"),
+        (["--train.learning_rate", "1"], "no such setting; did you mean '--optimizer.learning-rate'"),
+        (["--encoder.bs=4"], "no such setting; did you mean '--train.batch-size'"),
+        (["--train.epochs=4"], "no such setting; did you mean '--train.steps'"),
+        (["--train.dtype", "x"], "no such setting; did you mean '--encoder.dtype'"),
         (["--train.steps", "ten"], "--train.steps ten: .*'ten'"),
         (["--train.steps"], "Missing value for argument '--train.steps'"),
         (["--encoder.dtype", "float16"], "'float16'.*'float32', 'bfloat16'"),
@@ -93,6 +99,38 @@ def test_a_wrong_override_is_one_line(words: list[str], message: str):
     with pytest.raises(UsageError, match=message) as error:
         override(ART, words)
     assert "\n" not in str(error.value)
+
+
+def test_each_setting_s_nearest_name_in_another_library_exists():
+    leaves = {name.rpartition(".")[2] for name in configuration.all_settings()}
+    assert set(configuration._ALSO_CALLED.values()) <= leaves
+    assert not set(configuration._ALSO_CALLED) & leaves
+
+
+# ---- help ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "config", [ART, MLM, PASSAGE_LM, load(CONFIGS[-1].with_name("dpr_small.py"))], ids=lambda config: config.name
+)
+def test_help_lists_every_setting_with_its_value_and_meaning(config: Config):
+    entries = {}
+    for block in settings_text(config).split("\n  --")[1:]:
+        head, *meaning = block.split("\n\n")[0].split("\n")
+        entries[head.split(" ")[0].rstrip(",")] = (head, " ".join(line.strip() for line in meaning))
+    assert set(entries) == {name.replace("_", "-") for name in configuration._flat_names(config)}
+    assert not [name for name, (_, meaning) in entries.items() if not meaning.endswith(".")], (
+        "settings without a docstring"
+    )
+    assert entries["train.steps"][0] == f"train.steps INT  ({config.train.steps})"
+
+
+def test_help_says_what_may_be_typed_and_what_a_setting_is():
+    text = settings_text(ART)
+    assert "--encoder.pooling {cls,mean}  (cls)\n      What becomes of the last layer" in text
+    assert "--encoder.adapter AdapterShape|None  (none)" in text
+    assert "--art.write-back, --art.no-write-back  (on)" in text
+    assert "--data.dev-qrels TEXT|None  (none)\n      Judgements of the dev questions" in text  # of the class above
 
 
 # ---- JSON ------------------------------------------------------------------------------------------------------------

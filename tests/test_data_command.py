@@ -309,11 +309,10 @@ def test_every_problem_of_a_training_set(tmp_path, capsys):
     found = [line.removeprefix(f"{path}:") for line in captured.out.splitlines()]
     expected = [
         "1: passage 'n' is twice a negative; ",
-        "2: duplicate id 'a' (first on line 1); ",
+        "2: question 'a' has another text on line 1; ",
         "2: question 'a' has no positive passage; ",
         "3: the question is empty; ",
         "3: passage 'z' is a positive and a negative; ",
-        "4: the same question as on line 1; ",
         "4: passage 'gone' is not in the corpus; ",
         '5: no field "positive_passages"; ',
         "6: passage 'nq:p2' has no text; ",
@@ -321,13 +320,31 @@ def test_every_problem_of_a_training_set(tmp_path, capsys):
     ]
     assert len(found) == len(expected), found
     assert all(line.startswith(start) for line, start in zip(found, expected, strict=True)), found
-    assert captured.err == (
-        f"jaxretr: error: {path}: 10 problems in 6 rows; correct them or use --skip-bad where it is offered\n"
-    )
+    assert captured.err.splitlines() == [
+        f"jaxretr: warning: questions that stand more than once: 1; the first: {path}:4: the same question as on line 1",
+        f"jaxretr: error: {path}: 9 problems in 6 rows; correct them or use --skip-bad where it is offered",
+    ]
     assert run("validate", path, "--corpus", CORPUS, "--max-problems", 3) == 1
     captured = capsys.readouterr()
     assert len(captured.out.splitlines()) == 3
-    assert "10 problems in 6 rows (7 more than shown; see them with --max-problems)" in captured.err
+    assert "9 problems in 6 rows (6 more than shown; see them with --max-problems)" in captured.err
+
+
+def test_a_question_that_stands_twice_is_ordinary_data_to_validate_as_to_training(tmp_path, capsys):
+    first, second = ({"docid": row.id, "title": row.title, "text": row.text} for row in list(read_corpus(WIKI))[:2])
+    rows = [
+        {"query_id": id, "query": "a claim", "positive_passages": [passage], "negative_passages": []}
+        for id, passage in (("1", first), ("2", second), ("2", first))
+    ]
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(load_training_set(path)) == 2
+    assert run("validate", path) == 0
+    captured = capsys.readouterr()
+    assert "no problem in 3 rows" in captured.out
+    assert (
+        f"questions that stand more than once: 2; the first: {path}:2: the same question as on line 1" in captured.err
+    )
 
 
 def test_every_problem_of_a_corpus_and_of_questions(tmp_path, capsys):
@@ -347,7 +364,7 @@ def test_every_problem_of_a_corpus_and_of_questions(tmp_path, capsys):
     questions.write_text("1\twho\n1\twhat\n2\twho\n3\t \nbad\n")
     assert run("validate", questions) == 1
     found = problems(capsys, questions)
-    assert [int(line.split(":")[0]) for line in found] == [2, 3, 4, 5]
+    assert [int(line.split(":")[0]) for line in found] == [2, 4, 5]
 
 
 def test_validate_a_beir_folder(tmp_path, capsys):

@@ -15,6 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import BERT, DATA
 
+from jaxretr import cli
+from jaxretr.commands.encode import encode_into
+from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import load_tokenizer, passage_pair, question_rows
@@ -23,6 +26,7 @@ from jaxretr.models.bert_params import export_bert
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params, embed, init_params, tower
 from jaxretr.models.encode import Shapes, make_batches
 from jaxretr.models.hf_files import write_safetensors
+from jaxretr.search import machine
 
 CONFIG = DualEncoderConfig(BERT, max_question_length=16, max_passage_length=48)
 RNG = np.random.default_rng(5)
@@ -161,6 +165,24 @@ def test_bfloat16_rounds_operands_only(tokenizer: Any, encoder: DualEncoder) -> 
     rounded = DualEncoder(encoder.config, encoder.params, tokenizer, dtype="bfloat16").encode_queries(texts)
     difference = np.abs(rounded - encoder.encode_queries(texts)).max()
     assert rounded.dtype == np.float32 and 1e-5 < difference < 0.1  # 8 bits of operands of about 1, some 30 products
+
+
+def test_auto_is_settled_when_the_model_is_loaded_and_stands_in_the_store(
+    encoder: DualEncoder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def made(flags: set[str], dtype: Any = "auto") -> DualEncoder:
+        monkeypatch.setattr(machine, "cpu_flags", lambda: flags)
+        return DualEncoder(encoder.config, encoder.params, encoder.tokenizer, dtype=dtype)
+
+    assert made({"avx2", "avx512f", "amx_bf16"}).dtype == "bfloat16"
+    assert made({"avx2", "avx512f", "amx_bf16"}, "float32").dtype == "float32"
+    assert made({"avx2"}, "bfloat16").dtype == "bfloat16"
+    with pytest.raises(UserError, match="dtype 'float16' is not supported; use 'auto', 'float32' or 'bfloat16'"):
+        made({"avx2"}, "float16")
+    for words in ("encode m --corpus c --out o", "search m --index i --queries q --out o", "evaluate m --beir d"):
+        assert cli.parse(words.split()).compute == "auto"
+    store = encode_into(made({"avx2"}), [Question("q", "who founded it ?")], tmp_path / "store", model="m")
+    assert store.meta.compute == "float32", "a store begun with auto could not be resumed with what auto meant"
 
 
 def test_a_job_of_several_chunks(encoder: DualEncoder) -> None:
@@ -306,6 +328,17 @@ def test_a_checkpoint_of_another_shape_is_named(encoder: DualEncoder, tmp_path: 
 
     with pytest.raises(UserError, match=r"another shape.*question.bert.word_embedding.table is \[400, 16\], not \[500"):
         load(bert={"vocab_size": 500})
+    for name, size in (("num_hidden_layers", 10**9), ("hidden_size", 4 * 10**15), ("type_vocab_size", 10**15)):
+        with pytest.raises(
+            UserError, match=f"jaxretr.json says {name} {size}, but no tensor here is nearly that large"
+        ):
+            load(bert={name: size})
+    with pytest.raises(UserError, match=r"jaxretr\.json: num_hidden_layers is -3, but must be at least 1"):
+        load(bert={"num_hidden_layers": -3})
+    with pytest.raises(UserError, match=r"jaxretr\.json says projection_size 1000000000000000, but no tensor"):
+        load(projection_size=10**15)
+    with pytest.raises(UserError, match=r"'initializer_range' is 1000.*; it must be a number"):
+        load(bert={"initializer_range": 10**40})
     with pytest.raises(UserError, match=r"another shape.*4 tensors are missing \(passage.projection.bias"):
         load(projection_size=6)
     with pytest.raises(UserError, match=r"another shape.*missing \(shared.bert"):
@@ -484,11 +517,41 @@ def test_lower_casing_survives_saving(modules: Any, tmp_path: Path) -> None:
             {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
             r"a default prompt \('query'\) is not supported",
         ),
+        ([("x.Pooling", LEGACY_MEAN)], {"default_prompt_name": []}, r"'default_prompt_name' is \[\], which is no name"),
     ],
 )
 def test_what_is_not_supported_is_said(modules: Any, parts: Any, prompts: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         DualEncoder.from_pretrained(modules(*parts, prompts=prompts))
+
+
+@pytest.mark.parametrize("path", ["../outside", "1_Pooling/../../outside", "/", "a\0b"])
+def test_a_module_outside_of_the_folder_is_not_read(modules: Any, tmp_path: Path, path: str) -> None:
+    folder = modules(("x.Pooling", LEGACY_MEAN))
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "config.json").write_text(json.dumps(LEGACY_MEAN))
+    entries = json.loads((folder / "modules.json").read_text())
+    entries[1]["path"] = str(tmp_path / "outside") if path == "/" else path
+    (folder / "modules.json").write_text(json.dumps(entries))
+    with pytest.raises(UserError, match=r"modules\.json: the path '.*' leads out of the folder; correct it"):
+        DualEncoder.from_pretrained(folder)
+
+
+def test_a_tokenizer_that_cannot_read_unknown_words_is_named(tokenizer: Any, tmp_path: Path) -> None:
+    """It would fail at the first text that has one, an hour into `encode`."""
+    tokenizer.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    del content["model"]["vocab"]["[UNK]"]
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != "[UNK]"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    with pytest.raises(UserError, match=r"the tokenizer cannot read unknown words \(.*UNK.*\); fetch its files again"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "model_max_length": "x"}))
+    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UserError, match=r"has model_max_length 'x'; give a number of tokens"):
+        load_tokenizer(tmp_path)
 
 
 def test_prompts_that_are_not_applied_are_said(modules: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny
 
+from jaxretr import encoding_store, sealed_json
 from jaxretr.cli import main
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.encoding_store import EmbeddingStore, StoreMeta, is_store
@@ -43,7 +44,8 @@ def files(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def test_what_is_written_is_read(tmp_path: Path):
+def test_what_is_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(encoding_store, "_BLOCK_BYTES", 1)
     store = EmbeddingStore.begin(tmp_path / "new/store", META, IDS)
     fill(store)
     read = EmbeddingStore.open(tmp_path / "new/store")
@@ -62,7 +64,10 @@ def test_what_is_written_is_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize("dtype, error", [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
-def test_half_precision_is_rounded_once_and_memory_mapped(tmp_path: Path, dtype: str, error: float):
+def test_half_precision_is_rounded_once_and_memory_mapped(
+    tmp_path: Path, dtype: str, error: float, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(encoding_store, "_BLOCK_BYTES", 1)
     meta = dataclasses.replace(META, dtype=dtype)
     fill(EmbeddingStore.begin(tmp_path, meta, IDS))
     store = EmbeddingStore.open(tmp_path)
@@ -357,3 +362,82 @@ def test_verify_reads_every_byte(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["verify", str(tmp_path)]) == 1
     assert "embeddings-00002-of-00003.npy was changed; run the same" in capsys.readouterr().err
     assert main(["verify", str(tmp_path), "--with", "transformers"]) == 2
+
+
+# ---- a store that vouches for itself, by whoever changed it ----------------------------------------------------------
+
+
+def resealed(path: Path, **changes: object) -> None:
+    """Changes entries of a sealed file; None removes one."""
+    content, intact = sealed_json.read(path, "")
+    assert intact
+    sealed_json.write(path, {key: value for key, value in {**content, **changes}.items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rows": 10**15}, r"250000000000000 of 250000000000000 shards are not finished"),
+        ({"rows": 10**15, "shard_rows": 4 * 10**14}, r"embeddings-00000-of-00003\.json: belongs to another store"),
+        ({"rows": 0}, r"meta\.json: 'rows' is 0, but must be at least 1"),
+        ({"rows": -1}, r"meta\.json: 'rows' is -1, but must be at least 1"),
+        ({"dim": 0}, r"meta\.json: 'dim' is 0, but must be at least 1"),
+        ({"shard_rows": 0}, r"meta\.json: 'shard_rows' is 0, but must be at least 1"),
+    ],
+)
+def test_a_store_of_absurd_sizes_is_refused_at_once(tmp_path: Path, changes: dict, message: str) -> None:
+    """Not after a loop over 10**15 shards, nor with a bare ZeroDivisionError."""
+    fill(EmbeddingStore.begin(tmp_path, META, IDS))
+    resealed(tmp_path / "meta.json", **changes)
+    with pytest.raises(UserError, match=message) as caught:
+        EmbeddingStore.open(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_ids_are_bounded_by_their_file(tmp_path: Path) -> None:
+    """As of a store in a bucket, whose shards are looked at only when they are fetched."""
+    fill(EmbeddingStore.begin(tmp_path, META, IDS))
+    store = EmbeddingStore(tmp_path, dataclasses.replace(META, rows=10**15), [])
+    with pytest.raises(UserError, match=r"ids\.jsonl: too short for the ids of 1000000000000000 rows; remove it"):
+        store.read_ids(range(1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sha256": {}}, "'sha256' does not name embeddings-00001-of-00003.npy"),
+        ({"sha256": None}, "'sha256' does not name"),
+        ({"sha256": "x"}, "'sha256' does not name"),
+        ({"sha256": {"../../x": "0" * 64}}, "'sha256' does not name"),
+        ({"truncated": None}, "'truncated' is None of 4 texts"),
+        ({"truncated": "3"}, "'truncated' is '3' of 4 texts"),
+        ({"truncated": 5}, "'truncated' is 5 of 4 texts"),
+    ],
+)
+def test_a_record_vouches_for_its_shard_and_for_nothing_else(tmp_path: Path, changes: dict, message: str) -> None:
+    fill(EmbeddingStore.begin(tmp_path, META, IDS))
+    resealed(tmp_path / "embeddings-00001-of-00003.json", **changes)
+    with pytest.raises(UserError, match=message):
+        EmbeddingStore.open(tmp_path)
+    # And `encode` writes that shard again.
+    store = EmbeddingStore.begin(tmp_path, META, IDS)
+    assert store.missing() == [1]
+    fill(store)
+    EmbeddingStore.open(tmp_path).verify()
+
+
+@pytest.mark.parametrize("hashes", [None, {}, {"../../x": "0" * 64}, {"ids.jsonl": "0" * 64, "meta.json": "0"}])
+def test_the_record_of_the_ids_names_the_ids_alone(tmp_path: Path, hashes: dict | None) -> None:
+    fill(EmbeddingStore.begin(tmp_path, META, IDS))
+    resealed(tmp_path / "ids.json", sha256=hashes)
+    with pytest.raises(UserError, match=r"ids\.json: 'sha256' does not name ids\.jsonl; run the same"):
+        EmbeddingStore.open(tmp_path).verify()
+    fill(EmbeddingStore.begin(tmp_path, META, IDS))
+    EmbeddingStore.open(tmp_path).verify()
+
+
+def test_encode_does_not_go_on_where_meta_json_says_other_sizes(tmp_path: Path) -> None:
+    fill(EmbeddingStore.begin(tmp_path, META, IDS), [0])
+    resealed(tmp_path / "meta.json", rows=11)
+    with pytest.raises(UserError, match=r"meta\.json: says 11 rows of 4 dimensions, but there are 10 of 4; give"):
+        EmbeddingStore.begin(tmp_path, META, IDS)

@@ -11,13 +11,13 @@ import pytest
 from command_errors import the_error
 
 from jaxretr import cli
-from jaxretr.commands.evaluate_tables import Cell, Grid, Row, as_latex, as_markdown, as_text, latex_escaped
 from jaxretr.commands.metric_curves import band, cuts_to
 from jaxretr.data.readers import read_qrels
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.rank_overlap import find_shared, rank_biased_overlap, ranked_ids
 from jaxretr.evaluate.runs import read_trec, write_trec
 from jaxretr.evaluate.significance import bootstrap_interval, compare, holm
+from jaxretr.tables import Cell, Grid, Row, as_latex, as_markdown, as_text, latex_escaped
 
 PASSAGES = [f"d{number}" for number in range(40)]
 

@@ -15,7 +15,6 @@ import tiny
 from command_errors import the_error
 
 from jaxretr import cli
-from jaxretr.commands.pictures import shortened
 from jaxretr.data.readers import read_beir, read_questions
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.evaluate import metrics
@@ -23,6 +22,7 @@ from jaxretr.evaluate.robustness import mean_over_draws, relative_loss, robustne
 from jaxretr.evaluate.significance import holm, paired_t_test
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.search.bm25 import Bm25Index
+from jaxretr.tables import shortened
 
 TRAIN = read_beir(tiny.DATA, "train")
 
@@ -115,7 +115,9 @@ def test_wrong_use(words, message, capsys):
 def values(scores: np.ndarray) -> dict[str, float]:
     """mrr of each question from the scores of all passages."""
     found = {
-        question.id: dict(zip(TRAIN.corpus.ids, of_question.tolist(), strict=True))
+        question.id: {
+            id: score for id, score in zip(TRAIN.corpus.ids, of_question.tolist(), strict=True) if score > -math.inf
+        }
         for question, of_question in zip(TRAIN.questions, scores, strict=True)
     }
     return metrics.evaluate(TRAIN.qrels, found, ["mrr"], per_query=True)[1]["mrr"]
@@ -172,8 +174,9 @@ def test_the_figures_are_those_computed_by_hand(tiny_models, draws, tmp_path, ca
 
     def bm25(texts: list[str]) -> np.ndarray:
         found, rows = index.search(texts, len(TRAIN.corpus))
-        scores = np.zeros_like(found)
-        np.put_along_axis(scores, rows, found, axis=1)
+        scores = np.full_like(found, -np.inf)  # of what shares no word with the question
+        for of_one, hits, values in zip(scores, rows, found, strict=True):
+            of_one[hits[hits >= 0]] = values[hits >= 0]
         return scores
 
     searches = {str(model): lambda texts: encoder.encode_queries(texts) @ passages.T, "BM25": bm25}

@@ -372,6 +372,29 @@ def test_faiss_reads_its_index_back(
     assert_each_byte_counts(out)
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("HNSW0", r"FAISS crashes on an index 'HNSW0' of 16 dimensions \(SIG\w+\); check its numbers"),
+        ("PQ4x0", r"FAISS crashes on an index 'PQ4x0' of 16 dimensions \(SIG\w+\); check its numbers"),
+        ("IVF0,Flat", r"FAISS cannot search 'IVF0,Flat' \(.*\); use another kind"),
+        ("IDMap,Flat", r"FAISS cannot add passages to 'IDMap,Flat' \(.*\); use another kind"),
+        ("PQ0", r"FAISS cannot make an index 'PQ0' of 16 dimensions \(.*\); give flat"),
+    ],
+)
+def test_a_factory_string_that_faiss_cannot_bear_is_an_error_and_no_crash(
+    encoder: DualEncoder, tmp_path: Path, kind: str, message: str
+) -> None:
+    pytest.importorskip("faiss", reason="it crashes")
+    from jaxretr.export import faiss_index
+
+    vectors = np.random.default_rng(0).normal(size=(50, 16)).astype(np.float32)
+    write_store(tmp_path / "store", encoder, [str(row) for row in range(len(vectors))], vectors)
+    with pytest.raises(UserError, match=message):
+        faiss_index.export(source_of(tmp_path / "store"), encoder, tmp_path / "out", kind)
+    assert not (tmp_path / "out").exists()
+
+
 def test_faiss_ivfpq(encoder: DualEncoder, tmp_path: Path) -> None:
     pytest.importorskip("faiss", reason="it writes the export")
     from jaxretr.export import faiss_index
@@ -394,6 +417,23 @@ def test_faiss_ivfpq(encoder: DualEncoder, tmp_path: Path) -> None:
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["scann", "vertex", "pyserini", "faiss", "onnx", "stablehlo"])
+@pytest.mark.parametrize("facts", [{}, {"dim": "x"}, {"towers": 5, "texts": [], "how": None}, {"rows": 10**400}])
+def test_a_manifest_that_was_written_over_is_one_line(tmp_path: Path, kind: str, facts: dict) -> None:
+    manifest.write(tmp_path, kind, facts)
+    with pytest.raises(UserError) as caught:
+        verify(tmp_path)
+    assert str(caught.value).startswith(str(tmp_path)) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "stablehlo"])
+def test_a_tower_outside_of_the_export_is_not_read(tmp_path: Path, kind: str) -> None:
+    facts = {"towers": [{"folder": "../outside", "side": "question", "weight": 1.0}], "texts": {"question": ["a"]}}
+    manifest.write(tmp_path, kind, facts)
+    with pytest.raises(UserError, match=r"'\.\./outside' is no tower's folder"):
+        verify(tmp_path)
 
 
 def test_ids_that_a_file_of_lines_cannot_hold(encoder: DualEncoder, tmp_path: Path) -> None:

@@ -34,6 +34,19 @@ def test_min_max() -> None:
     assert fused["q2"] == {"a": 0} and fused["q3"] == {"y": 2, "x": 0}
 
 
+def test_bm25_scores_what_a_complete_list_lacks_0() -> None:
+    # BM25 found one passage with a word of q1, and two, as many as asked for, of q2.
+    dense = {"q1": {"a": 0.9, "b": 0.8}, "q2": {"a": 0.9, "b": 0.8}}
+    bm25 = {"q1": {"b": 4.0}, "q2": {"b": 4.0, "c": 3.0}}
+    lowest = interpolate([dense, bm25], [1, 0.1])
+    assert list(lowest["q1"]) == ["a", "b"], "the only hit is its lowest score: BM25 says nothing"
+    fused = interpolate([dense, bm25], [1, 0.1], missing=["lowest", "zero"])
+    assert fused["q1"] == pytest.approx({"b": 1.2, "a": 0.9}) and list(fused["q1"]) == ["b", "a"]
+    assert fused["q2"] == lowest["q2"] == pytest.approx({"b": 1.2, "a": 1.2, "c": 1.1}), "a list that was cut"
+    unit = interpolate([dense, bm25], [1, 1], normalise="minmax", missing=["lowest", "zero"])
+    assert unit["q1"] == pytest.approx({"a": 1, "b": 1}) and unit["q2"] == pytest.approx({"a": 1, "b": 1, "c": 0})
+
+
 def test_three_runs_and_a_cut() -> None:
     fused = interpolate([DENSE, LEXICAL, {"q1": {"c": 100.0, "a": 0.0}}], [1, 0.5, 1], k=2)
     assert fused["q1"] == {"c": 102.0, "b": 6.0}
@@ -86,6 +99,7 @@ def test_against_a_plain_loop_on_random_runs(tmp_path: Path) -> None:
         (lambda: interpolate([DENSE], [1]), "at least two runs"),
         (lambda: interpolate([DENSE, LEXICAL], [1]), "1 weights for 2 runs"),
         (lambda: interpolate([DENSE, LEXICAL], [1, -1]), "must be finite numbers from 0"),
+        (lambda: interpolate([DENSE, LEXICAL], [1, 1], missing=["zero"]), "1 times missing for 2 runs"),
         (
             lambda: interpolate([DENSE, {"q1": {"z": math.inf}}], [1, 1]),
             "score of passage 'z' for question 'q1' is no fi",
@@ -121,6 +135,12 @@ def test_command_writes_what_the_functions_give(files: Path, capsys: pytest.Capt
     printed = capsys.readouterr()
     assert printed.out.endswith("out.trec: 7 hits of 3 questions\n")
     assert "lexical.trec lacks 1 of 3 questions (q2, ...)" in printed.err
+    assert "lexical.trec has fewer than 3 hits for 1 of 2 questions" in printed.err
+    assert "add --missing lowest --missing zero" in printed.err
+    missing = ("--missing", "lowest", "--missing", "zero")
+    assert run(files, "dense.trec", "lexical.trec", "--weight", 0.25, *missing, "--out", "out.trec") == 0
+    assert read_trec(files / "out.trec") == interpolate([DENSE, LEXICAL], [1, 0.25], missing=["lowest", "zero"])
+    assert "has fewer than" not in capsys.readouterr().err
     assert run(files, "dense.trec", "lexical.trec", "-w", 2, "--normalise", "minmax", "-k", 1, "--out", "out.trec") == 0
     assert read_trec(files / "out.trec") == interpolate([DENSE, LEXICAL], [1, 2], normalise="minmax", k=1)
     assert run(files, "dense.trec", "lexical.trec", "dense.trec", "--method", "rrf", "--out", "out.trec") == 0
@@ -139,7 +159,8 @@ def test_command_tunes_on_a_dev_run(files: Path, capsys: pytest.CaptureFixture[s
     values = {line[0]: float(line[1]) for line in lines[1:6]}
     # By lexical scores alone q2 has nothing; q1 has its passage first.
     assert values == {"0": 0.3333, "0.1": 0.3333, "1": 0.3333, "2": 0.6667, "inf": 0.3333}
-    assert "best weight 2: mrr@1 0.6667" in printed.out and "(1 better, 2 equal, 0 worse of 3 questions)" in printed.out
+    assert "best weight 2: mrr@1 0.6667" in printed.out and "on the 3 questions that chose it" in printed.out
+    assert "held out (each half of the questions with the weight that the other half chose" in printed.out
     assert "the best weight lies at the edge of the grid" in printed.err
     assert read_trec(files / "out.trec") == interpolate([DENSE, LEXICAL], [1, 2])
 
@@ -162,6 +183,8 @@ def test_command_tunes_on_a_dev_run(files: Path, capsys: pytest.CaptureFixture[s
             "dense.trec lexical.trec --method rrf --weight 1 --out out.trec",
             "--weight belongs to --method interpolation",
         ),
+        ("dense.trec lexical.trec --method rrf --missing zero --out out.trec", "--missing belongs to --method inter"),
+        ("dense.trec lexical.trec --weight 1 --missing zero --out out.trec", "--missing is given 1 times for 2 runs"),
         ("dense.trec lexical.trec --weight 1 --grid log --out out.trec", "--grid belongs to --tune QRELS"),
         ("dense.trec lexical.trec --tune qrels.tsv --weight 1", "--tune finds the weight; leave --weight out"),
         ("dense.trec lexical.trec dense.trec --tune qrels.tsv", "--tune finds the one weight of two runs, not 3"),

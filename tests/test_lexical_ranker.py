@@ -92,8 +92,8 @@ def test_is_the_search_of_the_index_where_ids_are_in_order(tmp_path: Path):
             corpus, k1=given_.k1, b=given_.b, stemmer=given_.stemmer, quantise_lengths=given_.quantise_lengths
         )
         scores, rows = index.search(questions, 8)
-        np.testing.assert_array_equal(found.scores, scores)
-        np.testing.assert_array_equal(found.rows, np.where(scores > 0, rows, -1))
+        np.testing.assert_array_equal(found.scores, np.where(rows >= 0, scores, 0))
+        np.testing.assert_array_equal(found.rows, rows)
 
 
 @settings(max_examples=12, deadline=None)  # every file is synced to the disk
@@ -191,6 +191,15 @@ def test_a_folder_of_another_ranking_is_refused(tmp_path: Path, change, message)
     _rank(passages, questions, tmp_path / "r")
     with pytest.raises(UserError, match=f"{message}.*give another folder, or remove this one"):
         _rank(passages, questions, tmp_path / "r", **change)
+
+
+def test_a_ranking_whose_words_were_split_otherwise_is_not_gone_on_with(tmp_path: Path, monkeypatch):
+    passages, questions = _random_set(3, 30)
+    monkeypatch.setattr(lexical_ranker, "FORMAT_VERSION", 1)  # before Unicode's forms and cases were joined
+    _rank(passages, questions, tmp_path / "r")
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=r"another format \(1 there, 2 here\); give another folder, or remove this one"):
+        _rank(passages, questions, tmp_path / "r")
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxretr import cli
+from jaxretr import cli, encoding
 from jaxretr.commands import lexical_teachers, mine_lexical
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.lexical_set import LexicalSet
@@ -15,6 +15,7 @@ from jaxretr.data.sentence_queries import Sampling
 from jaxretr.data.sentences import split_sentences
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.search.bm25 import Bm25Index
+from jaxretr.search.lexical_ranker import FORMAT_VERSION
 
 DATA = Path(__file__).parent / "data"
 CORPUS = DATA / "wiki_qa" / "corpus.jsonl"
@@ -119,9 +120,20 @@ def test_settings_of_bm25_reach_it(tmp_path: Path):
         tmp_path / "b", "--sampling", "uniform", "--k1", 2, "--b", 1, "--stemmer", "none", "--quantise-lengths"
     )
     assert examples.settings["teachers"]["bm25"] == {
-        **{"k1": 2.0, "b": 1.0, "stemmer": None, "method": "lucene", "quantise_lengths": True}
+        **{"k1": 2.0, "b": 1.0, "stemmer": None, "method": "lucene", "quantise_lengths": True, "format": FORMAT_VERSION}
     }
     assert not np.array_equal(plain.teachers[0].rows[:20], examples.teachers[0].rows[:20])
+
+
+def test_a_set_whose_words_were_split_otherwise_is_not_taken_for_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    _mine(tmp_path / "a")
+    meta = json.loads((tmp_path / "a/meta.json").read_text())
+    del meta["settings"]["teachers"]["bm25"]["format"]  # as it was when there was but one way
+    (tmp_path / "a/meta.json").write_text(json.dumps(meta))
+    line = _refused(capsys, 1, "--corpus", CORPUS, "--out", tmp_path / "a", *SMALL)
+    assert "was begun with another --teacher" in line and "give another --out folder" in line
 
 
 def test_shards_and_threads_change_nothing(tmp_path: Path):
@@ -260,14 +272,12 @@ def test_a_dense_teacher_goes_on_where_it_was(tmp_path: Path, tiny_models: Path,
     out = tmp_path / "set"
     for after in (2, 1):  # of 3 batches of passages; then the rest of them, and the first of 3 blocks of queries
         with pytest.MonkeyPatch.context() as patch:
-            from jaxretr.commands import model
-
-            _killed(patch, model, "encode_rows", after)
+            _killed(patch, encoding, "encode_rows", after)
             assert _run("--corpus", CORPUS, "--out", out, *SMALL, *words) == 130
     done = json.loads((out / "work" / "teacher-00" / "done.json").read_text())
     assert done == {"passages": 20, "queries": 0}
     with pytest.MonkeyPatch.context() as patch:
-        _killed(patch, model, "encode_rows", 3)
+        _killed(patch, encoding, "encode_rows", 3)
         examples = _mine(out, *words)
     np.testing.assert_array_equal(examples.teachers[0].rows, whole.teachers[0].rows)
 

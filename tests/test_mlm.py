@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -381,6 +382,21 @@ def test_starts_that_cannot_be_trained_are_refused(tiny_models: Path, corpus: st
     _without_mask(tmp_path / "maskless")
     with pytest.raises(UserError, match=r"maskless: the tokenizer has no \[MASK\]"):
         begin(tmp_path / "maskless")
+
+
+def test_the_devices_do_not_wait_while_a_batch_is_masked(run: MlmRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next step's batch is made in another thread while they work, and is the one that would be made here."""
+    made, make = [], run.make_batch
+
+    def noted(*arguments: Any) -> Any:
+        made.append(threading.current_thread())
+        return make(*arguments)
+
+    monkeypatch.setattr(run, "make_batch", noted)
+    ahead = [run.batch(number) for number in (5, 6)]
+    assert len(made) >= 2 and threading.main_thread() not in made
+    for number, batch in zip((5, 6), ahead, strict=True):
+        same(batch, run._on_host(number))
 
 
 def test_a_killed_run_ends_with_the_bits_of_an_undisturbed_one(

@@ -136,6 +136,23 @@ def test_what_stands_beside_a_program_counts(tiny_models: Path) -> None:
     assert refresh.peak >= sum(refresh.groups.values()) + sum(refresh.beside.values())
 
 
+def test_an_evaluation_at_refreshes_needs_no_second_index(tiny_models: Path) -> None:
+    """It searches the live one; where some evaluations fall between refreshes, one more has to fit."""
+    mesh = mesh_of(1)
+    often, between = (
+        art_config(tiny_models, art={"refresh_every": 3}, train={"eval_every": every, "steps": 7}) for every in (6, 4)
+    )
+    programs = {
+        config.train.eval_every: {
+            program.name: program for program in outline(config, mesh, corpus_size(config)).programs
+        }
+        for config in (often, between)
+    }
+    assert set(programs[6]) == {"step", "refresh", "search"} and set(programs[4]) == {*programs[6], "encode"}
+    groups = [set(programs[every]["search"].groups) for every in (6, 4)]
+    assert groups[0] - groups[1] == {"index embeddings"} and groups[1] - groups[0] == {"evaluation's index"}
+
+
 CONFIGS = sorted((REPOSITORY / "configs").glob("*.py"))
 
 

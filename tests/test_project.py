@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,32 @@ def test_package_holds_every_module_and_asset() -> None:
     shipped = {path for pattern in patterns for path in package.glob(pattern)}
     data = [path for path in (package / "assets").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert len(data) >= 5 and set(data) <= shipped
+
+
+def test_an_installed_wheel_finds_its_configs_by_name(tmp_path: Path) -> None:
+    source = tmp_path / "source"  # setuptools writes build/ beside pyproject.toml
+    names = [path.relative_to(ROOT) for path in tracked() if path.suffix == ".txt" and path.parent == ROOT]
+    names += [Path("setup.py"), Path("pyproject.toml"), Path("README.md"), Path("LICENSE")]
+    for name in names:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
+    shutil.copytree(ROOT / "configs", source / "configs", ignore=shutil.ignore_patterns("__pycache__"))
+    ignored = shutil.ignore_patterns("__pycache__", "assets")
+    shutil.copytree(ROOT / "jaxretr", source / "jaxretr", ignore=ignored)
+    shutil.copytree(
+        ROOT / "jaxretr/assets", source / "jaxretr/assets", ignore=shutil.ignore_patterns("*.gz", "*.safetensors")
+    )
+    build = "from setuptools.build_meta import build_wheel; print(build_wheel('.'))"
+    done = subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True, text=True)
+    with zipfile.ZipFile(source / done.stdout.splitlines()[-1]) as wheel:
+        wheel.extractall(tmp_path / "site")
+    shipped = {path.name for path in (tmp_path / "site/jaxretr/configs").iterdir()}
+    assert shipped == {path.name for path in (ROOT / "configs").glob("*.py")}
+    code = "from jaxretr.experiment import find, load_config; print(find('dpr_small'), load_config('typos_small').name)"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == [str(tmp_path / "site/jaxretr/configs/dpr_small.py"), "typos_small"]
 
 
 def test_no_large_file_but_assets() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxretr.data import text_rows
 from jaxretr.data.readers import (
     Corpus,
     Passage,
@@ -340,3 +341,36 @@ def test_beir_split_that_is_missing_or_names_unknown_ids(tmp_path, caplog):
     assert "1 of 6 judged passages are unknown (the first: 'nowhere')" in caplog.text
     write(folder / "qrels" / "other.tsv", "nobody\tnq:p0\t1\n")
     assert "judges no question" in message(read_beir, folder, "other")
+
+
+# ---- a little gzip that is very long ---------------------------------------------------------------------------------
+
+
+def test_a_gzip_stream_of_one_endless_line_is_not_read_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten megabytes of gzip hold ten gigabytes of one letter."""
+    monkeypatch.setattr(text_rows, "_LONGEST_BYTES", 100_000)
+    fine = '{"_id": "1", "text": "' + "a" * 90_000 + '"}\n'
+    path = write(tmp_path / "corpus.jsonl.gz", gzip.compress((fine + fine.replace("a", "a" * 200)).encode()))
+    with pytest.raises(
+        UserError, match=r"corpus\.jsonl\.gz:2: the line is longer than 100000 bytes; is it a text file"
+    ):
+        read_corpus(path)
+    monkeypatch.setattr(text_rows, "_BLOCK_BYTES", 10_000)
+    array = '[{"question": "' + "a" * 90_000 + '"}, {"question": "' + "a" * 900_000 + '"}]'
+    for name, content in (("q.json.gz", gzip.compress(array.encode())), ("q.json", array.encode())):
+        with pytest.raises(
+            UserError, match=r":1: broken JSON array \(the element that begins here is longer than 100000"
+        ):
+            read_questions(write(tmp_path / name, content))
+    # The format is told from the beginning.
+    monkeypatch.setattr(text_rows, "_HEAD_BYTES", 10)
+    assert text_rows.first_line(path) == '{"_id": "1'
+
+
+def test_a_number_of_thousands_of_digits_is_one_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "q.json", b'[{"question": "a"}, {"question": 1' + b"0" * 5000 + b"}]")
+    with pytest.raises(UserError, match=r"q\.json:1: broken JSON array \(Exceeds the limit") as caught:
+        read_questions(path)
+    assert "\n" not in str(caught.value)

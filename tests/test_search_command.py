@@ -152,11 +152,11 @@ def test_ids_that_a_trec_run_cannot_hold(trained, store, tmp_path, capsys):
         folder = copy(store, tmp_path / f"s{number}", ["fine", name], np.ones((2, dim), np.float32))
         assert run(*words, "--index", folder) == 1
         error = the_error(capsys)
-        assert f"the id {name!r} (number 2)" in error and "--format jsonl" in error
+        assert f"passage 2: the id {name!r}" in error and "--format jsonl" in error
     questions = tmp_path / "q.jsonl"
     questions.write_text('{"_id": "q 1", "text": "who"}\n')
     assert run(*words[:2], "--queries", questions, "--out", tmp_path / "r", "--index", store) == 1
-    assert "q.jsonl: the id 'q 1' (number 1) holds white space" in the_error(capsys)
+    assert "q.jsonl:1: the id 'q 1' holds white space" in the_error(capsys)
 
 
 def test_jsonl_holds_ids_with_spaces(trained, store, tmp_path):

@@ -1,11 +1,13 @@
 """Typos are those that the published test sets have, the same in every process, and never damage a text."""
 
 # ruff: noqa: RUF001
+import hashlib
 import json
 import pickle
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +25,7 @@ from jaxretr.data.misspellings import read_misspellings
 from jaxretr.data.readers import read_questions
 from jaxretr.data.stop_words import STOP_WORDS
 from jaxretr.data.typo_draws import Draws, output
-from jaxretr.data.typo_words import form, in_case_of
+from jaxretr.data.typo_words import Word, form, in_case_of
 from jaxretr.data.typos import PROFILES, Typo, TypoGenerator
 from jaxretr.errors import UsageError, UserError
 
@@ -381,6 +383,49 @@ def test_neighbours_are_those_of_the_keyboards() -> None:
     qwertz, azerty = neighbours("qwertz"), neighbours("azerty")
     assert set(qwertz["z"]) == set("tugh") and set(qwertz["ö"]) == set("lpäü")
     assert set(azerty["a"]) == set("zqé") and set(azerty["m"]) == set("lùp") and "w" in azerty["q"]
+
+
+# ---- long words ------------------------------------------------------------------------------------------------------
+
+# Digests of what was drawn when every word was taken apart by lists, of whatever length.
+LONG_WORDS = {
+    "abcdefghij" * 20: "7d21f3b4aaddde24",
+    "0123456789" * 20: "27728b25184f6a45",
+    "abcdéfghij" * 20: "d29a2aa4c2dc3fc0",
+    "a-b.c,d" * 20: "6631f11abfbf2b6d",
+    "ae\u0301x\u0301\u0302" * 30: "bfd73569d4768965",
+    "漢字仮名" * 30: "09f30288d7e50eae",
+    "İstanbul" * 20: "6f44db374c8d2f51",
+    "a👍🏽\u200db" * 20: "96dc6c79b0eda7e2",
+}
+
+
+@pytest.mark.parametrize(("word", "digest"), LONG_WORDS.items())
+def test_typos_of_long_words_stay_the_same(word: str, digest: str) -> None:
+    found = []
+    for profile in PROFILES:
+        for step in range(6):
+            typos = TypoGenerator(profile, seed=4).typos([f"the {word} of {word[::-1]} x", word], step, [3, 4])
+            found.append([(typo.text, typo.operations) for typo in typos])
+    assert hashlib.blake2b(repr(found).encode(), digest_size=8).hexdigest() == digest
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("word", ["abcde" * 100, "abcdé" * 100])
+def test_a_long_word_is_taken_apart_once_for_all_draws(
+    profile: str, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr(typo_words, "Word", lambda text, sources: made.append(Word(text, sources)) or made[-1])
+    generator = TypoGenerator(profile)
+    texts = {generator.typo(word, draw, 0).text for draw in range(20)}
+    assert len(made) == 1 and len(texts) > 10
+
+
+def test_a_letter_with_very_many_marks_takes_no_time_that_grows_with_their_square() -> None:
+    began = time.process_time()
+    assert split_characters("a" + "\u0301" * 600_000) == ["a" + "\u0301" * 600_000]
+    assert time.process_time() - began < 5  # once 14 seconds, on a processor where it is .2 now
 
 
 def test_unknown_names_are_named() -> None:

@@ -63,6 +63,17 @@ def seal(path: Path) -> None:
     sealed_json.write(path, sealed_json.read(path, "")[0])
 
 
+def test_golden_json_names_no_file_outside_of_the_folder(copied: Any, tmp_path: Path) -> None:
+    folder = copied(next(iter(LAYOUTS)))
+    (tmp_path / "outside").write_text("x")
+    for name in ("../outside", str(tmp_path / "outside")):
+        content, _ = sealed_json.read(folder / "golden.json", "")
+        content["files"] = {name: "0" * 64}
+        sealed_json.write(folder / "golden.json", content)
+        with pytest.raises(UserError, match=r"golden\.json: was changed, and is no longer what an export writes"):
+            verify(folder)
+
+
 def change_weight(folder: Path, name: str) -> None:
     """Moves one number of a tensor by a hundredth."""
     tensors = TensorFiles.open(folder)

@@ -168,6 +168,7 @@ def contrastive_program(**changes: object) -> ContrastiveProgram:
         corpus_softmax=False,
         sizes=(BERT.hidden_size,),
         chunk=8,
+        activation_bytes=0,
         write_back=False,
         distillation="none",
         distillation_weight=1.0,

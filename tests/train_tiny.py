@@ -13,8 +13,7 @@ from pathlib import Path
 
 import tiny
 
-from jaxretr import cli, train
-from jaxretr import config as configuration
+from jaxretr import cli, experiment, train
 
 STEPS = 4
 
@@ -52,6 +51,6 @@ def noted(*args):
 
 
 train.build = noted
-configuration.load = lambda path, overrides: made
+experiment.load = lambda path, overrides, data: made
 # Lines of a test come here.
 sys.exit(cli.main(["train", "no.py", "--workdir", workdir]))

@@ -9,24 +9,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxretr.commands.encode import encode_into
-from jaxretr.commands.measuring import depth, of_qrels, run_of
-from jaxretr.commands.model import check_finished, encode
-from jaxretr.commands.search import search_store
+from jaxretr.commands.model import check_finished
 from jaxretr.config import MlmConfig, Optimizer, PretrainData, Train
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questions
+from jaxretr.encoding import encode, encode_texts
 from jaxretr.encoding_store import EmbeddingStore
 from jaxretr.errors import UsageError
+from jaxretr.evaluate.measuring import depth, of_qrels, run_of
 from jaxretr.evaluate.metrics import Qrels
 from jaxretr.evaluate.significance import compare
 from jaxretr.files import atomic_write
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models import adapter_folder
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.encode import fastest_dtype
 from jaxretr.models.hf_files import resolve
 from jaxretr.search.exact import ExactIndex
+from jaxretr.searching import search_store
 from jaxretr.train import train
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
 
     # ---- the corpus encoded anew -------------------------------------------------------------------------------------
     started = time.monotonic()
-    store = encode_into(after, corpus, out / "embeddings", model=str(out / "model"), compute=args.compute)
+    store = encode(after, corpus=corpus, out=out / "embeddings", model=str(out / "model"))
     report |= {
         "seconds_training": round(trained_s, 1),
         "seconds_encoding": round(time.monotonic() - started, 1),
@@ -111,7 +112,7 @@ def mlm_config(args: argparse.Namespace, passages: int) -> MlmConfig:
         dropout=args.dropout,
         head_warmup=args.head_steps,
         chunk=args.chunk,
-        dtype=args.compute,
+        dtype=fastest_dtype() if args.compute == "auto" else args.compute,
         # The paper's: a warm-up of 1,000 steps, then constant; of a short run the warm-up is at most a tenth.
         optimizer=Optimizer(
             learning_rate=args.learning_rate, weight_decay=0.01, warmup=min(0.1, WARMUP_STEPS / args.steps), final=1.0
@@ -162,10 +163,10 @@ def compare_models(
     Returns:
       {metric: the fields of a `Comparison`}, `mean_a` being the model after and `mean_b` before.
     """
-    index = ExactIndex(encode(before, corpus, None), corpus.ids)
+    index = ExactIndex(encode_texts(before, corpus, None), corpus.ids)
     searches = (
-        lambda asked, k: search_store(store, corpus.ids, encode(after, asked, None), k),
-        lambda asked, k: index.search(encode(before, asked, None), k),
+        lambda asked, k: search_store(store, corpus.ids, encode_texts(after, asked, None), k),
+        lambda asked, k: index.search(encode_texts(before, asked, None), k),
     )
     a, b = (of_qrels(qrels, run_of(search, questions, depth(METRICS)), METRICS) for search in searches)
     return {name: dataclasses.asdict(compare(a[name], b[name])) for name in METRICS}

@@ -2,27 +2,19 @@
 
 import dataclasses
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from jaxretr.commands.measuring import Search, Values, depth, run_of, warn_of_missing
-from jaxretr.commands.progress import Progress
-from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import qrels_path, read_qrels, read_questions
 from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics
+from jaxretr.evaluate.measuring import Search, Values, depth, run_of, warn_of_missing
 from jaxretr.evaluate.robustness import Robustness, robustness
 
 log = logging.getLogger(__name__)
-
-# Questions that BM25 searches between two signs of life.
-_BLOCK = 256
 
 Draws = Sequence[Sequence[str]]
 """Of each draw the texts of all the questions."""
@@ -101,27 +93,6 @@ def read_splits(path: str, names: Sequence[str]) -> tuple[list[Question], dict[s
 def check_metrics(names: Sequence[str]) -> None:
     """Raises UsageError for a misspelt metric, before any corpus is encoded."""
     metrics.evaluate({"": {}}, {}, names)
-
-
-def bm25_search(corpus: Corpus) -> Search:
-    """Indexes the corpus for BM25."""
-    from jaxretr.search.bm25 import Bm25Index
-
-    log.info("indexing %d passages", len(corpus))
-    index = Bm25Index.build(corpus)
-
-    def search(questions: Sequence[Question], k: int) -> tuple[np.ndarray, list[list[str]]]:
-        scores, ids = [], []
-        with Progress(len(questions), "question", "searched") as progress:
-            for start in range(0, len(questions), _BLOCK):
-                texts = [question.text for question in questions[start : start + _BLOCK]]
-                of_block, rows = index.search(texts, k, threads=os.cpu_count() or 1)
-                scores.append(of_block)
-                ids += [[corpus.ids[row] for row in found] for found in rows.tolist()]
-                progress.advance(len(texts))
-        return np.concatenate(scores), ids
-
-    return search
 
 
 def measure(

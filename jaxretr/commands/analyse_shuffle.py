@@ -9,17 +9,18 @@ from pathlib import Path
 
 from jaxretr.commands.altered_questions import (
     Split,
-    bm25_search,
     check_metrics,
     measure,
     read_splits,
     share_changed,
 )
-from jaxretr.commands.measuring import Search, dense_search
+from jaxretr.commands.model import load_model
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.word_shuffle import shuffle_words
 from jaxretr.errors import UsageError
+from jaxretr.evaluate.measuring import Search
 from jaxretr.evaluate.robustness import Robustness
+from jaxretr.evaluate.searches import bm25_search, encoder_search
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     check_metrics(args.metrics)
     folder = Path(args.beir).expanduser()
     corpus = read_corpus(folder)
-    search = bm25_search(corpus) if args.bm25 else dense_search(args, corpus)
+    search = bm25_search(corpus) if args.bm25 else encoder_search(load_model(args), corpus, args.batch_size)
     seeds = range(args.seed, args.seed + args.seeds)
     results = {
         name: shuffled_figures(search, split, args.metrics, seeds, f"{folder.name}, {name}")
@@ -62,7 +63,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     if args.bm25:
         of_model = ("passage_model", "tokenizer", "pooling", "truncate_dim", "batch_size")
         given = [name for name in of_model if getattr(args, name) is not None]
-        if args.compute != "float32":
+        if args.compute != "auto":
             given.append("compute")
         if given:
             raise UsageError(f"--{given[0].replace('_', '-')} is MODEL's, but --bm25 stands in its place; leave it out")

@@ -2,40 +2,29 @@
 
 import argparse
 import logging
-import os
-
-import numpy as np
 
 from jaxretr.commands.hits import check_output, write_hits
-from jaxretr.commands.progress import Progress
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.evaluate.runs import Hits
-from jaxretr.search.bm25 import Bm25Index
+from jaxretr.evaluate.searches import bm25_search
 
 log = logging.getLogger(__name__)
-
-# Questions between two signs of life.
-_BLOCK = 256
 
 
 def run(args: argparse.Namespace) -> None:
     """Indexes the corpus, searches, and writes the run."""
     check_output(args.out)
-    questions = read_questions(args.queries)
-    corpus = read_corpus(args.corpus)
-    log.info("indexing %d passages", len(corpus))
-    index = Bm25Index.build(corpus, k1=args.k1, b=args.b, stemmer=None if args.stemmer == "none" else args.stemmer)
-    scores: list[np.ndarray] = []
-    rows: list[np.ndarray] = []
-    with Progress(len(questions), "question", "searched") as progress:
-        for start in range(0, len(questions), _BLOCK):
-            texts = [question.text for question in questions[start : start + _BLOCK]]
-            found = index.search(texts, args.k, threads=os.cpu_count() or 1)
-            scores.extend(found[0])
-            rows.extend(found[1])
-            progress.advance(len(texts))
+    questions = read_questions(args.queries, trec_ids=args.format == "trec")
+    corpus = read_corpus(args.corpus, trec_ids=args.format == "trec")
+    search = bm25_search(corpus, k1=args.k1, b=args.b, stemmer=None if args.stemmer == "none" else args.stemmer)
+    scores, ids = search(questions, args.k)
     hits = [
-        Hits(question.id, [corpus.ids[row] for row in found], of_question)
-        for question, found, of_question in zip(questions, rows, scores, strict=True)
+        Hits(question.id, list(found), of_question[: len(found)])
+        for question, found, of_question in zip(questions, ids, scores, strict=True)
     ]
+    if without := [found.question_id for found in hits if not found.ids]:
+        log.warning(
+            "%d of %d questions share no word with any passage and have no hits (%s, ...): evaluate counts them as 0",
+            *(len(without), len(hits), without[0]),
+        )
     write_hits(args.out, args.format, hits, questions, corpus)

@@ -3,6 +3,9 @@
 import argparse
 import math
 from collections.abc import Callable
+from typing import get_args
+
+from jaxretr.config import EncodeDtype
 
 _MODEL = "a run directory, or any folder or hub name of a model with both towers"
 
@@ -53,7 +56,8 @@ def _add_tune(command: Command, number: Callable[[str], int]) -> None:
     add = command(
         "tune",
         "Find the weight of two models' combination on dev questions: a whole grid of weights by full search, in one\n"
-        "pass over the corpus.",
+        "pass over the corpus. The gain is tested on questions that did not choose the weight: each half of them with\n"
+        "the weight that the other half chose.",
         "jaxretr tune runs/dpr runs/lexical --beir scifact --split dev --metric ndcg@10 --out models/spar\n"
         "  jaxretr tune models/spar --corpus corpus.tsv --queries dev.tsv --answers --grid paper --curve mu.png",
     ).add_argument
@@ -75,9 +79,9 @@ def _add_tune(command: Command, number: Callable[[str], int]) -> None:
     add("--json", action="store_true", help="print JSON instead of a table")
     add(
         "--compute",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="of the encoders' matmuls; bfloat16 is faster (default: %(default)s)",
+        choices=get_args(EncodeDtype),
+        default="auto",
+        help="of the encoders' matmuls; auto: bfloat16 where this machine is faster at it (default: %(default)s)",
     )
     add("--batch-size", type=number, metavar="N", help="texts a batch (default: what suits the device)")
 
@@ -109,6 +113,14 @@ def _add_fuse(command: Command, number: Callable[[str], int]) -> None:
         "--normalise",
         choices=("none", "minmax"),
         help="of each run's scores of a question before they are added (default: none)",
+    )
+    add(
+        "--missing",
+        choices=("lowest", "zero"),
+        action="append",
+        help="the score of a passage that a run lacks: lowest: the lowest that the run has for the question; zero: 0 "
+        "where its list is shorter than its others, as BM25's is where few passages share a word with the question. "
+        "Once for each run (default: lowest for all)",
     )
     add("-k", type=number, default=100, help="passages a question (default: %(default)s)")
     add("--out", metavar="FUSED", help="the TREC run to write")

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from jaxretr.commands.model import check_finished
+from jaxretr.config import EncodeDtype
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.combined_folder import check_replaceable, load_encoder
@@ -31,7 +32,7 @@ def load_models(
     models: Sequence[str],
     how: str | None,
     sizes: Sequence[int | None] | None = None,
-    compute: str = "float32",
+    compute: EncodeDtype = "float32",
 ) -> CombinedEncoder:
     """Loads several dual encoders as one with the weights 1, or one combined encoder with its own.
 
@@ -39,12 +40,12 @@ def load_models(
       models: as the user named them.
       how: None: as the combined model says, else "concatenate".
       sizes: how many dimensions to keep of each model; None: all of them.
-      compute: of the matmuls, "float32" or "bfloat16".
+      compute: of the matmuls, as `DualEncoder` takes it.
     """
     for model in models:
         check_finished(model)
     if len(models) == 1:
-        encoder = load_encoder(models[0], dtype=compute)  # pyright: ignore[reportArgumentType]
+        encoder = load_encoder(models[0], dtype=compute)
         if not isinstance(encoder, CombinedEncoder):
             raise UsageError(f"{models[0]}: is a single model; name the one to combine it with as well")
         if sizes is not None:
@@ -58,7 +59,7 @@ def load_models(
         )
     parts = []
     for model, size in zip(models, sizes or [None] * len(models), strict=True):
-        part = load_encoder(model, truncate_dim=size, dtype=compute)  # pyright: ignore[reportArgumentType]
+        part = load_encoder(model, truncate_dim=size, dtype=compute)
         if not isinstance(part, DualEncoder):
             raise UserError(f"{model}: is a combined model already; name its parts, {model}/part-0 and so on")
         parts.append(part)

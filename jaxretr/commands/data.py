@@ -2,26 +2,14 @@
 
 import argparse
 import importlib
-import logging
-import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
-from tqdm import tqdm
-
-from jaxretr.commands.hits import check_output
+from jaxretr.commands.hits import check_output, say_written
 from jaxretr.data.examples import joined
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.training_formats import ROW_FORMATS, examples_file, read_examples, training_format, write_examples
 from jaxretr.errors import UsageError, UserError
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-_FIRST_SECONDS = 2.0
-_SECONDS_BETWEEN_LINES = 10.0
+from jaxretr.progress import counted
 
 
 def run(args: argparse.Namespace) -> None:
@@ -58,7 +46,7 @@ def convert(args: argparse.Namespace) -> None:
         split=split,
         source=examples_file(path, split),
     )
-    print(f"{args.out}: {written} questions as {args.to}, from {source}")
+    say_written(args.out, f"{written} questions as {args.to}, from {source}")
 
 
 def split_of(args: argparse.Namespace, *formats: str) -> str:
@@ -66,17 +54,3 @@ def split_of(args: argparse.Namespace, *formats: str) -> str:
     if args.split is not None and "beir" not in formats:
         raise UsageError(f"--split {args.split} is for BEIR folders, not for {' and '.join(formats)}; leave it out")
     return args.split or "train"
-
-
-def counted(rows: Iterable[T], unit: str) -> Iterator[T]:
-    """Passes `rows` on and shows how many they are: a bar on a terminal, elsewhere lines in the log."""
-    began = time.monotonic()
-    following = began + _FIRST_SECONDS
-    bar = tqdm(unit=unit, delay=_FIRST_SECONDS, disable=None)
-    for number, row in enumerate(rows, start=1):
-        yield row
-        bar.update()
-        if bar.disable and number % 1000 == 0 and (now := time.monotonic()) >= following:
-            following = now + _SECONDS_BETWEEN_LINES
-            log.info("%d %ss, %.0f/s", number, unit, number / (now - began))
-    bar.close()

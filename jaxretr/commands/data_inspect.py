@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxretr.commands.data import counted
 from jaxretr.data.corpus import numbered_passages
 from jaxretr.data.examples import Candidate, Example
 from jaxretr.data.file_kinds import KINDS, file_kind
@@ -20,6 +19,7 @@ from jaxretr.data.training_formats import FORMATS, numbered_examples
 from jaxretr.errors import UsageError
 from jaxretr.evaluate.runs import read_run
 from jaxretr.memory import size
+from jaxretr.progress import counted
 from jaxretr.storage.copies import local_folder
 from jaxretr.storage.paths import as_path, is_remote
 

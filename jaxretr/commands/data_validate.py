@@ -1,10 +1,11 @@
 """`jaxretr data validate`: every problem of a data file, with its line."""
 
 import argparse
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from jaxretr.commands.data import counted, split_of
+from jaxretr.commands.data import split_of
 from jaxretr.data.corpus import Corpus, numbered_passages, read_corpus
 from jaxretr.data.examples import Candidate, Example
 from jaxretr.data.file_kinds import KINDS, file_kind
@@ -19,6 +20,9 @@ from jaxretr.data.training_formats import (
 )
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.runs import read_run
+from jaxretr.progress import counted
+
+log = logging.getLogger(__name__)
 
 _SHOWN_CHARACTERS = 50
 
@@ -44,6 +48,7 @@ def run(args: argparse.Namespace) -> None:
         rows = len(read_run(path))
     else:
         rows = check_training_set(problems, kind, args, split, unchecked)
+    problems.report_repeats()
     if problems.count:
         hidden = problems.count - problems.shown
         more = f" ({hidden} more than shown; see them with --max-problems)" if hidden else ""
@@ -54,12 +59,22 @@ def run(args: argparse.Namespace) -> None:
 
 
 class Problems(BadRows):
-    """Prints problems up to a number, and counts them all."""
+    """Prints problems up to a number, and counts them all; beside them counts what training reads as it is."""
 
     def __init__(self, path: Path, most: int):
         super().__init__(path, skip=True)
         self.most = most
         self.shown = 0
+        self.repeated: list[str] = []
+
+    def repeat(self, line: int, first: int) -> None:
+        """Counts a question that stands on an earlier line, too: ordinary data, where other passages answer it."""
+        self.repeated.append(f"{self.path}:{line}: the same question as on line {first}")
+
+    def report_repeats(self) -> None:
+        """Prints how many questions stand more than once, and the first."""
+        if self.repeated:
+            log.warning("questions that stand more than once: %d; the first: %s", len(self.repeated), self.repeated[0])
 
     def add(self, line: int, problem: str | RowError) -> None:
         self.count += 1
@@ -90,7 +105,7 @@ def check_corpus(problems: Problems) -> int:
 
 
 def check_questions(problems: Problems) -> int:
-    """Looks for bad rows, ids and texts that occur twice, and empty texts; returns the number of rows."""
+    """Looks for bad rows, ids that occur twice, and empty texts; counts repeated texts; returns the number of rows."""
     problems.path = find_input(problems.path, "queries.jsonl")
     line_of_id: dict[str, int] = {}
     line_of_text: dict[str, int] = {}
@@ -118,7 +133,7 @@ def _check_text(problems: Problems, line: int, text: str, line_of_text: dict[str
     if not text.strip():
         problems.add(line, "the question is empty; give it a text or leave it out")
     elif (first := line_of_text.setdefault(text, line)) != line:
-        problems.add(line, f"the same question as on line {first}; join them, or leave one out")
+        problems.repeat(line, first)
 
 
 # ---- training sets ---------------------------------------------------------------------------------------------------
@@ -149,7 +164,9 @@ def check_training_set(
         unchecked.append("ids of questions were not looked up, for that give --queries FILE")
     problems.path = examples_file(path, split)
     known = kind not in NEED_QUERIES or args.queries is not None
-    checker = ExampleChecker(problems, corpus, spread=kind in ROW_FORMATS, texts_known=known)
+    # Those of a BEIR folder have been looked at in its queries file.
+    looked_at = known and kind != "beir"
+    checker = ExampleChecker(problems, corpus, spread=kind in ROW_FORMATS, check_texts=looked_at)
     found = numbered_examples(path, format=kind, corpus=corpus, queries=args.queries, split=split)
     for line, row in counted(found, "row"):
         rows += 1
@@ -171,28 +188,28 @@ class ExampleChecker:
       problems: takes what is wrong.
       corpus: where ids are looked up, if it is there.
       spread: whether several rows of one question are as it should be.
-      texts_known: whether the questions have texts.
+      check_texts: whether to look at the questions' texts.
 
     Attributes:
       ids_alone: whether a passage was known by an id that could not be looked up.
     """
 
-    def __init__(self, problems: Problems, corpus: Corpus | None, spread: bool, texts_known: bool):
+    def __init__(self, problems: Problems, corpus: Corpus | None, spread: bool, check_texts: bool):
         self.problems = problems
         self.corpus = corpus
         self.spread = spread
-        self.texts_known = texts_known
-        self.line_of_id: dict[str, int] = {}
+        self.check_texts = check_texts
+        self.first_of_id: dict[str, tuple[int, str]] = {}
         self.line_of_text: dict[str, int] = {}
         self.ids_alone = False
 
     def check(self, example: Example) -> None:
         """Looks at one."""
         line, add = example.line, self.problems.add
-        first = self.line_of_id.setdefault(example.id, line)
-        if first != line and not self.spread:
-            add(line, f"duplicate id '{example.id}' (first on line {first}); give every question an id of its own")
-        if self.texts_known and (first == line or not self.spread):
+        first, text = self.first_of_id.setdefault(example.id, (line, example.question))
+        if text != example.question:  # Rows with the same one are joined.
+            add(line, f"question '{example.id}' has another text on line {first}; give every question an id of its own")
+        if self.check_texts and (first == line or not self.spread):
             _check_text(self.problems, line, example.question, self.line_of_text)
         if not example.positives and not self.spread:
             add(line, f"question '{example.id}' has no positive passage; give it one or leave it out")

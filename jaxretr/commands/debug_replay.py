@@ -13,10 +13,11 @@ from jaxretr.checkpoint import Checkpoints
 from jaxretr.config import from_json
 from jaxretr.errors import UserError
 from jaxretr.loss_watch import FOLDER, batch_arrays
+from jaxretr.parallel.hosts import together
 from jaxretr.parallel.mesh import make_mesh
 from jaxretr.parallel.sharding import dotted
 from jaxretr.storage.run_folder import RunFolder
-from jaxretr.train import build, devices
+from jaxretr.train import build
 
 
 def run(args: argparse.Namespace) -> None:
@@ -29,7 +30,7 @@ def _replay(args: argparse.Namespace, folder: RunFolder) -> None:
     workdir = folder.local
     config = from_json(_json(workdir / "config.json", "give the --workdir of a training run"), str(workdir))
     last = args.step or _failed(workdir)
-    with devices(config):
+    with together():
         made = build(config, make_mesh(model=config.mesh.model), workdir)
         with Checkpoints(folder.checkpoints, config) as checkpoints:
             before = [step for step in checkpoints.steps if step < last]

@@ -1,8 +1,10 @@
 """What can be typed behind `jaxretr assemble` and `jaxretr adapt`."""
 
 from collections.abc import Callable
+from typing import get_args
 
 from jaxretr.commands.combination_options import Command
+from jaxretr.config import EncodeDtype
 
 
 def add_commands(command: Command, number: Callable[[str], int]) -> None:
@@ -85,7 +87,7 @@ def _add_adapt(command: Command, number: Callable[[str], int]) -> None:
     add("--split", default="test", help="of the BEIR folder's qrels (default: %(default)s)")
     add(
         "--compute",
-        choices=("float32", "bfloat16"),
+        choices=get_args(EncodeDtype),
         default="float32",
-        help="of the matmuls (default: %(default)s)",
+        help="of the matmuls; auto: bfloat16 where this machine is faster at it (default: %(default)s)",
     )

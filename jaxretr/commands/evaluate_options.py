@@ -3,15 +3,15 @@
 import argparse
 from collections.abc import Callable, Sequence
 
-from jaxretr.commands.evaluate_tables import FORMATS
 from jaxretr.commands.pictures import check_ending
 from jaxretr.errors import UsageError
+from jaxretr.tables import FORMATS
 
 # What belongs to the typos that --typos makes, and what to a comparison with typos of any origin; none of them has a
 # default in the parser, so that one that would be ignored is seen.
 _OF_MADE_TYPOS = ("draws", "seed", "keyboard", "misspellings")
 _OF_TYPOS = ("and_model", "no_bm25")
-_NOT_OF_TYPOS = ("suite", "index", "out")
+_NOT_OF_TYPOS = ("suite", "index", "keep", "out")
 
 
 def add_options(
@@ -28,7 +28,8 @@ def add_options(
     add("--run", metavar="RUN", help="as search and bm25 write it; also MS MARCO's and DPR's results")
     add("--qrels", metavar="FILE", help="judgements, BEIR's or TREC's")
     add("--answers", metavar="FILE", help="questions with answers: Acc@k by DPR's matching, in the texts of --corpus")
-    add("--corpus", metavar="FILE", help="the passages of the run, for --answers")
+    add("--corpus", metavar="FILE", help="the passages of the run, for --answers and for --baseline bm25")
+    add("--queries", metavar="FILE", help="the questions of the run, for --qrels with --baseline bm25")
     add("--match", choices=("string", "regex"), default="string", help="of answers (default: %(default)s)")
     add("--beir", metavar="DIR", help="a folder with corpus, queries and qrels, for MODEL")
     add(
@@ -47,10 +48,17 @@ def add_options(
     )
     add("--index", metavar="STORE", help="with --beir: what jaxretr encode made of its corpus with MODEL")
     add(
+        "--keep",
+        metavar="DIR",
+        help="with --beir: keep the embeddings of its corpus there as jaxretr encode does, and use them again; an "
+        "interrupted evaluation goes on with them",
+    )
+    add(
         "--baseline",
         metavar="RUN2",
         action="append",
-        help="a run to compare with, question by question; again for more, all tests Holm-corrected together",
+        help="a run to compare with, question by question; bm25 is BM25 over the same corpus (a file of that name is "
+        "./bm25); again for more, all tests Holm-corrected together",
     )
     add(
         "--metrics",
@@ -110,6 +118,22 @@ def add_options(
         "--compute and --batch-size",
     )
     add("--no-bm25", action="store_true", default=None, help="leave out BM25, which stands beside MODEL otherwise")
+
+
+def check_baselines(args: argparse.Namespace) -> None:
+    """Raises UsageError where a --run is to be compared with BM25 and lacks the texts, or has texts for nothing."""
+    bm25 = "bm25" in (args.baseline or ())
+    if args.answers is not None:
+        if args.queries is not None:
+            raise UsageError("--queries is for --qrels; the questions are those of --answers, leave it out")
+    elif bm25 and (args.corpus is None or args.queries is None):
+        raise UsageError(
+            "--baseline bm25 searches the corpus: give --corpus FILE and --queries FILE as well, or write ./bm25 for a "
+            "file of that name"
+        )
+    elif not bm25 and (args.corpus is not None or args.queries is not None):
+        option = "--queries" if args.corpus is None else "--corpus"
+        raise UsageError(f"{option} is not needed with --qrels, but for --baseline bm25; leave it out")
 
 
 def check_typos(args: argparse.Namespace) -> None:

@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxretr.commands.evaluate_tables import Cell, Grid, Row, render
 from jaxretr.commands.hits import check_output
-from jaxretr.commands.measuring import OF_QRELS, Values, depth, encoder_search, of_qrels, run_of, warn_of_missing
 from jaxretr.commands.model import check_finished, load_model
 from jaxretr.data.readers import read_beir
 from jaxretr.data.text_rows import find_input
 from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics
+from jaxretr.evaluate.measuring import OF_QRELS, Values, depth, of_qrels, run_of, warn_of_missing
+from jaxretr.evaluate.searches import encoder_search
 from jaxretr.files import atomic_write, sha256
 from jaxretr.fingerprints import model_fingerprint
+from jaxretr.models.combined_encoder import parts_of
+from jaxretr.tables import Cell, Grid, Row, render
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
     encoder = load_model(args)
     settings = {
         "model_fingerprint": model_fingerprint(encoder, "question"),
-        "compute": args.compute,
+        "compute": parts_of(encoder)[0].dtype,
         "metrics": list(names),
         "relevance_level": args.relevance_level,
     }

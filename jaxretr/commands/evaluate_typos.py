@@ -9,21 +9,21 @@ from jaxretr.commands.altered_questions import (
     Draws,
     Measured,
     Split,
-    bm25_search,
     check_metrics,
     measure,
     read_splits,
     share_changed,
 )
 from jaxretr.commands.hits import check_output
-from jaxretr.commands.measuring import OF_QRELS, Search, dense_search
-from jaxretr.commands.model import check_finished
+from jaxretr.commands.model import check_finished, load_model
 from jaxretr.commands.typo_report import CLEAN, Figures, Kind, Report, figures_of
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.typos import PROFILES, TypoGenerator
 from jaxretr.errors import UsageError, UserError
+from jaxretr.evaluate.measuring import OF_QRELS, Search
+from jaxretr.evaluate.searches import bm25_search, encoder_search
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def systems(args: argparse.Namespace, models: Sequence[str]) -> dict[str, Callab
         found[label] = search_of
 
     def dense(settings: argparse.Namespace) -> Callable[[Corpus], Search]:
-        return lambda corpus: dense_search(settings, corpus)
+        return lambda corpus: encoder_search(load_model(settings), corpus, settings.batch_size)
 
     of_first = dict.fromkeys(("passage_model", "tokenizer", "pooling", "truncate_dim"))
     for number, model in enumerate(models):

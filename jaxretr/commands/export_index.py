@@ -2,12 +2,13 @@
 
 import argparse
 
-from jaxretr.commands.model import encode, load_model
-from jaxretr.commands.progress import Progress
-from jaxretr.commands.search import check_store
-from jaxretr.commands.stores import open_store
+from jaxretr.commands.model import load_model
 from jaxretr.data.readers import read_questions
+from jaxretr.encoding import encode_texts
 from jaxretr.export.index_source import IndexSource
+from jaxretr.progress import Progress
+from jaxretr.searching import check_store
+from jaxretr.stores import open_store
 
 
 def run(args: argparse.Namespace) -> None:
@@ -18,7 +19,7 @@ def run(args: argparse.Namespace) -> None:
     encoder = load_model(args)
     check_store(store, encoder, args.model)
     source = IndexSource.open(store)
-    asked = None if questions is None else encode(encoder, questions, None)
+    asked = None if questions is None else encode_texts(encoder, questions, None)
     with Progress(store.meta.rows, "passage", "exported") as progress:
         if args.to == "vertex":
             from jaxretr.export import vertex

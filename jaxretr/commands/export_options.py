@@ -93,7 +93,7 @@ def add_command(
         help="scann, faiss: questions to measure the recall with (default: passages of the store)",
     )
     add("-k", type=number, help="scann, faiss: of recall@k (default: 10)")
-    add("--seed", type=int, help="scann, faiss: of samples (default: 0)")
+    add("--seed", type=_seed, help="scann, faiss: of samples (default: 0)")
     add(
         "--target-recall",
         type=_recalls,
@@ -101,6 +101,12 @@ def add_command(
         help="scann: settings are tuned for each of these recalls (default: 0.95)",
     )
     add("--train-size", type=number, metavar="N", help="scann: passages to train on (default: scann decides)")
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**31:
+        raise argparse.ArgumentTypeError(f"'{text}' is no whole number from 0 to {2**31 - 1}")
+    return int(text)
 
 
 def settle(args: argparse.Namespace) -> None:

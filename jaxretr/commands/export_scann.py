@@ -3,14 +3,15 @@
 import argparse
 from pathlib import Path
 
-from jaxretr.commands.model import encode, load_model
-from jaxretr.commands.progress import Progress
-from jaxretr.commands.search import check_store
-from jaxretr.commands.stores import open_store
+from jaxretr.commands.model import load_model
 from jaxretr.data.readers import read_questions
+from jaxretr.encoding import encode_texts
+from jaxretr.progress import Progress
 from jaxretr.search.scann import ScannIndex
 from jaxretr.search.scann_folder import check_target
 from jaxretr.search.scann_process import require_scann
+from jaxretr.searching import check_store
+from jaxretr.stores import open_store
 
 
 def run(args: argparse.Namespace) -> None:
@@ -22,7 +23,7 @@ def run(args: argparse.Namespace) -> None:
     questions = None if args.queries is None else read_questions(args.queries)
     encoder = load_model(args)
     check_store(store, encoder, args.model)
-    embeddings = None if questions is None else encode(encoder, questions, None)
+    embeddings = None if questions is None else encode_texts(encoder, questions, None)
     with Progress(store.meta.rows, "passage", "hashed") as progress:
         index = ScannIndex.build(
             store,

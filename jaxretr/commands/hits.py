@@ -1,5 +1,6 @@
 """Runs as the commands write them."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,6 +8,9 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.errors import UserError
 from jaxretr.evaluate.runs import Hits, write_dpr_json, write_jsonl, write_trec
+from jaxretr.files import open_descriptor
+
+log = logging.getLogger(__name__)
 
 
 def check_output(path: str) -> None:
@@ -35,4 +39,13 @@ def write_hits(path: str, form: str, hits: list[Hits], questions: Sequence[Quest
     else:
         assert corpus is not None, form
         (write_dpr_json if form == "dpr" else write_jsonl)(place, questions, corpus, hits)
-    print(f"{path}: {sum(len(found.ids) for found in hits)} hits of {len(hits)} questions")
+    say_written(path, f"{sum(len(found.ids) for found in hits)} hits of {len(hits)} questions")
+
+
+def say_written(path: str, what: str) -> None:
+    """Prints what a file holds; in the log where the file is stdout itself, for whoever reads that."""
+    line = f"{path}: {what}"
+    if open_descriptor(path) == 1:
+        log.info("%s", line)
+    else:
+        print(line)

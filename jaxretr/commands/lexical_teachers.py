@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from jaxretr.commands.progress import Progress
 from jaxretr.data.arrays import write_array
 from jaxretr.data.corpus import Corpus, Passage
 from jaxretr.data.corpus_stream import CorpusStream
@@ -22,9 +21,10 @@ from jaxretr.data.questions import Question
 from jaxretr.data.text_rows import find_input
 from jaxretr.errors import UsageError, UserError, did_you_mean
 from jaxretr.evaluate.runs import read_run
-from jaxretr.files import atomic_write
+from jaxretr.files import atomic_write, reserve
+from jaxretr.progress import Progress
 from jaxretr.search.bm25_words import Bm25Settings
-from jaxretr.search.lexical_ranker import rank
+from jaxretr.search.lexical_ranker import FORMAT_VERSION, rank
 
 if TYPE_CHECKING:
     from jaxretr.models.combined_encoder import CombinedEncoder
@@ -109,7 +109,7 @@ class Bm25Teacher:
     name: str = "bm25"
 
     def identity(self) -> dict[str, Any]:
-        return asdict(self.settings)
+        return {**asdict(self.settings), "format": FORMAT_VERSION}
 
     def rank(self, task: Task, folder: Path) -> Ranking:
         ranked = rank(
@@ -208,7 +208,7 @@ class ModelTeacher:
         return load_model(argparse.Namespace(model=self.model, **options))
 
     def _encode(self, corpus: CorpusStream, folder: Path, done: "_Done") -> None:
-        from jaxretr.commands.model import encode_rows
+        from jaxretr.encoding import encode_rows
 
         shape = (corpus.num_rows, self._encoder.config.embedding_size)
         if done["passages"] == corpus.num_rows:
@@ -218,13 +218,13 @@ class ModelTeacher:
             progress.skip(done["passages"])
             for start, passages in _batches(corpus, done["passages"]):
                 content = Corpus.from_passages(passages)
-                found, _ = encode_rows(self._encoder, content, 0, len(content), advance=progress.advance)
+                found, _ = encode_rows(self._encoder, content, advance=progress.advance)
                 embeddings[start : start + len(content)] = found
                 embeddings.flush()
                 done["passages"] = start + len(content)
 
     def _search(self, task: Task, folder: Path, done: "_Done") -> None:
-        from jaxretr.commands.model import encode_rows
+        from jaxretr.encoding import encode_rows
         from jaxretr.search.exact import ExactIndex
 
         embeddings = np.load(folder / "embeddings.npy", mmap_mode="r")
@@ -238,7 +238,7 @@ class ModelTeacher:
             for start in range(done["queries"], shape[0], _QUERIES):
                 texts = task.queries[start : start + _QUERIES]
                 questions = [Question(str(number), text) for number, text in enumerate(texts)]
-                vectors, _ = encode_rows(self._encoder, questions, 0, len(questions))
+                vectors, _ = encode_rows(self._encoder, questions)
                 block = slice(start, start + len(texts))
                 rows[block] = -1
                 scores[block] = 0
@@ -269,7 +269,10 @@ def _open_array(path: Path, shape: tuple[int, int], dtype: str, done: int) -> np
     """Opens a file of which rows are finished, or makes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = "r+" if done else "w+"
-    return np.lib.format.open_memmap(path, mode, dtype=np.dtype(dtype), shape=shape)
+    array = np.lib.format.open_memmap(path, mode, dtype=np.dtype(dtype), shape=shape)
+    if not done:
+        reserve(path)
+    return array
 
 
 def _batches(corpus: CorpusStream, start: int) -> Iterator[tuple[int, list[Passage]]]:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxretr.commands.evaluate_report import Measured
-from jaxretr.commands.measuring import Run, Values
-from jaxretr.commands.pictures import plain, pyplot, save, shortened
+from jaxretr.commands.pictures import plain, pyplot, save
 from jaxretr.errors import UsageError, UserError
+from jaxretr.evaluate.measuring import Run, Values
+from jaxretr.evaluate.report import Measured
 from jaxretr.evaluate.significance import bootstrap_band
+from jaxretr.tables import shortened
 
 # Cuts at most, evenly spaced on a logarithmic axis.
 _POINTS = 24

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jaxretr.commands.hits import check_output
-from jaxretr.commands.progress import Progress
+from jaxretr.commands.hits import check_output, say_written
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.mining import REASONS, Filters, Mined, MiningReport, Ranking, mine, rankings_of_run
 from jaxretr.data.questions import Question
@@ -18,6 +17,7 @@ from jaxretr.data.training_set import TrainingSet, load_training_set
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.runs import read_trec
 from jaxretr.files import atomic_write
+from jaxretr.progress import Progress
 from jaxretr.search.bm25 import Bm25Index
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
         with atomic_write(args.report) as file:
             file.write(json.dumps(found, indent=2) + "\n")
     _log_report(found, filters)
-    print(f"{args.out}: {found['negatives']['total']} negatives of {found['questions']} questions")
+    say_written(args.out, f"{found['negatives']['total']} negatives of {found['questions']} questions")
 
 
 def _known_to_the_corpus(path: str, training: TrainingSet, skip_bad: bool) -> tuple[list[Question], list[list[int]]]:

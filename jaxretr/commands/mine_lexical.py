@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.commands.data import counted
 from jaxretr.commands.lexical_teachers import Bm25Teacher, Ranker, RunTeacher, Task, file_digest, parse_teacher
-from jaxretr.commands.progress import Progress
 from jaxretr.data.arrays import write_array
 from jaxretr.data.corpus import Passage
 from jaxretr.data.corpus_stream import CorpusStream
@@ -24,6 +22,7 @@ from jaxretr.data.questions import Question, read_questions
 from jaxretr.data.sentence_queries import COUNTS, SOURCES, Documents, Sampling, drawn, write_sentence_queries
 from jaxretr.errors import UsageError, UserError
 from jaxretr.files import atomic_write
+from jaxretr.progress import Progress, counted
 from jaxretr.search.bm25_words import Bm25Settings
 
 log = logging.getLogger(__name__)

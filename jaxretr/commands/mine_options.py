@@ -22,7 +22,13 @@ def add_options(parser: argparse.ArgumentParser, number: Number, ranks: Ranks) -
     add("--out", metavar="FILE", required=True, help="the training file to write")
     add("--report", metavar="FILE", help="write what was kept and filtered there, as JSON")
     add("--run", metavar="RUN", help="a TREC run to mine from instead of BM25")
-    add("--negatives", type=number, default=30, metavar="N", help="a question, at most (default: %(default)s)")
+    add(
+        "--negatives",
+        type=number,
+        default=30,
+        metavar="N",
+        help="a question, at most: where fewer hits pass the filters it gets those, or none (default: %(default)s)",
+    )
     add("--ranks", type=ranks, default="1:100", metavar="A:B", help="the window to look in (default: %(default)s)")
     add("--depth", type=number, metavar="K", help="passages ranked, for the report (default: B of --ranks)")
     add("--margin", type=float, metavar="X", help="negatives score at most the best positive's score - X")

@@ -1,8 +1,6 @@
-"""What the pictures of the commands share: no screen, no dates, and names that fit into them."""
+"""What the pictures of the commands share: no screen, and no dates."""
 
-from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from jaxretr.errors import UsageError
@@ -38,22 +36,6 @@ def save(figure: Any, path: Path) -> None:
     with matplotlib.rc_context({"svg.hashsalt": "jaxretr"}), atomic_write(path, "wb") as file:
         figure.savefig(file, dpi=120, format=form, metadata=_UNDATED[form])
     pyplot().close(figure)
-
-
-def shortened(names: Sequence[str]) -> list[str]:
-    """The last parts of each path, as many as tell it from the others; a name that stands twice gets a number."""
-    parts = [PurePath(name).parts or (name,) for name in names]
-    short = []
-    for own in parts:
-        others = [other for other in parts if other != own]
-        length = next((n for n in range(1, len(own)) if all(other[-n:] != own[-n:] for other in others)), len(own))
-        short.append(str(PurePath(*own[-length:])))
-    seen: Counter[str] = Counter()
-    for place, name in enumerate(short):
-        seen[name] += 1
-        if seen[name] > 1:
-            short[place] = f"{name} ({seen[name]})"
-    return short
 
 
 def plain(name: str) -> str:

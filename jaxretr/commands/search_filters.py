@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.data.text_rows import RowError, check_utf8, find_input, json_lines, numbered_lines, string_field
+from jaxretr.data.text_rows import (
+    RowError,
+    check_trec_id,
+    check_utf8,
+    find_input,
+    json_lines,
+    numbered_lines,
+    string_field,
+)
 from jaxretr.errors import UserError, did_you_mean
 from jaxretr.search.filters import Filters, Metadata
 
@@ -110,9 +118,10 @@ def _text(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def check_trec_ids(ids: Sequence[str], where: str | Path, remedy: str) -> None:
+def check_trec_ids(ids: Sequence[str], where: str | Path) -> None:
     """Refuses ids that the columns of a TREC run cannot hold, before the work of a search is lost to one."""
-    for row, name in enumerate(ids):
-        if name.split() != [name]:
-            what = "is empty" if not name else "holds white space"
-            raise UserError(f"{where}: the id {name!r} (number {row + 1}) {what}, which a TREC run cannot; {remedy}")
+    for number, name in enumerate(ids, start=1):
+        try:
+            check_trec_id(name)
+        except RowError as error:
+            raise UserError(f"{where}: passage {number}: {error}, with --corpus FILE") from None

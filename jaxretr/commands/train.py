@@ -2,7 +2,7 @@
 
 import argparse
 
-from jaxretr import config as configuration
+from jaxretr import experiment
 from jaxretr.storage.paths import as_path
 from jaxretr.train import train
 
@@ -10,7 +10,7 @@ from jaxretr.train import train
 def run(args: argparse.Namespace) -> None:
     """Trains, then prints the best figures and where the model lies."""
     workdir = as_path(args.workdir)
-    figures = train(configuration.load(args.config, args.overrides), workdir, profile_steps=args.profile_steps)
+    figures = train(experiment.load(args.config, args.overrides, args.data), workdir, profile_steps=args.profile_steps)
     for name, value in figures.items():
         print(f"{name:<16} {value:.4f}")
     print(f"model: {workdir / 'model'}")

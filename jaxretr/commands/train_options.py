@@ -14,9 +14,24 @@ def add_options(parser: argparse.ArgumentParser, number: Callable[[str], int]) -
       parser: of the command.
       number: reads a whole number from 1.
     """
-    parser.usage = "%(prog)s CONFIG.py --workdir DIR [--section.key VALUE ...]\n       %(prog)s CONFIG.py --plan [--topology v5e:4x4] [--section.key VALUE ...]"
+    parser.usage = (
+        "%(prog)s CONFIG [--data PATH] --workdir DIR [--section.key VALUE ...]\n"
+        "       %(prog)s CONFIG --help\n"
+        "       %(prog)s CONFIG [--data PATH] --plan [--topology v5e:4x4] [--section.key VALUE ...]"
+    )
     add = parser.add_argument
-    add("config", metavar="CONFIG.py", help="a file that defines config() -> jaxretr.config.Config")
+    add(
+        "config",
+        metavar="CONFIG",
+        help="a file that defines config() -> jaxretr.config.Config, or the name of a shipped one (see: jaxretr configs)",
+    )
+    add(
+        "--data",
+        "--beir",
+        metavar="PATH",
+        help="your own data, in place of all that the config names: a BEIR folder (corpus, queries, qrels) or one "
+        "training file (Tevatron, DPR, sentence-transformers ...); the test split is never used",
+    )
     add("--workdir", metavar="DIR", help="the run's folder: checkpoints, metrics, the best model")
     add(
         "--profile-steps",

@@ -5,7 +5,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING
 
-from jaxretr import config as configuration
+from jaxretr import experiment
 from jaxretr.errors import UserError
 
 if TYPE_CHECKING:  # It imports JAX, which reads the environment that `run` sets.
@@ -22,8 +22,7 @@ def run(args: argparse.Namespace) -> None:
 
     if args.topology is not None:
         compile_for_tpus()  # Before the config: it is a program, and may import JAX.
-    config = configuration.load(args.config, args.overrides)
-    from jaxretr.parallel.mesh import split_cpu
+    config = experiment.load(args.config, args.overrides, args.data)
     from jaxretr.parallel.topologies import at_hand, topology
     from jaxretr.plan import plan, remedy
     from jaxretr.recipes.corpus_sizes import corpus_size
@@ -31,12 +30,7 @@ def run(args: argparse.Namespace) -> None:
 
     check_numbers(config)
     passages = corpus_size(config, args.passages)
-    if args.topology is not None:
-        devices = topology(args.topology)
-    else:
-        if config.mesh.model == 1:
-            split_cpu(config.train.batch_size)
-        devices = at_hand()
+    devices = topology(args.topology) if args.topology is not None else at_hand()
     planned = plan(config, devices, passages, topology=args.topology or "")
     if args.format == "json":
         print(json.dumps({**dataclasses.asdict(planned), "fits": planned.fits}, indent=2))

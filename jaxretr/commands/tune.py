@@ -10,24 +10,24 @@ import numpy as np
 
 from jaxretr.commands.combine import load_models
 from jaxretr.commands.hits import check_output
-from jaxretr.commands.measuring import check_same_corpus, depth
-from jaxretr.commands.model import encode
-from jaxretr.commands.progress import Progress
-from jaxretr.commands.search import check_store
-from jaxretr.commands.stores import open_store
 from jaxretr.commands.weight_curve import trace
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questions
+from jaxretr.encoding import encode_texts
 from jaxretr.encoding_store import EmbeddingStore
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.answers import AnswerMatcher
+from jaxretr.evaluate.measuring import check_same_corpus, depth
 from jaxretr.evaluate.runs import strictly_decreasing
 from jaxretr.models.combined_folder import check_replaceable
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.progress import Progress
 from jaxretr.search.weight_choice import balancing_weight
 from jaxretr.search.weight_grid import pieces, search_weights
+from jaxretr.searching import check_store
+from jaxretr.stores import open_store
 
 # Of the estimate of both models' scales: its error of a few percent is far below the grid's steps.
 _SAMPLED_QUESTIONS = 64
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
         if store is not None:
             check_store(store, part, name)
     ids = check_same_corpus(stores, dev.corpus)
-    questions = [encode(part, dev.questions, args.batch_size) for part in encoder.parts]
+    questions = [encode_texts(part, dev.questions, args.batch_size) for part in encoder.parts]
     passages = [
         blocks_of(part, store, dev.corpus, args.batch_size) for part, store in zip(encoder.parts, stores, strict=True)
     ]
@@ -189,7 +189,7 @@ def blocks_of(part: DualEncoder, store: EmbeddingStore | None, corpus: Corpus | 
     if store is not None:
         return store.blocks
     assert corpus is not None
-    embeddings = encode(part, corpus, batch_size)
+    embeddings = encode_texts(part, corpus, batch_size)
     return lambda: (embeddings[start : start + _BLOCK_ROWS] for start in range(0, len(embeddings), _BLOCK_ROWS))
 
 

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from jaxretr.commands.pictures import plain, pyplot, save, shortened
+from jaxretr.commands.pictures import plain, pyplot, save
 from jaxretr.commands.typo_report import CLEAN, Report
+from jaxretr.tables import shortened
 
 
 def draw(report: Report, path: Path) -> None:

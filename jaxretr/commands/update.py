@@ -5,10 +5,10 @@ import logging
 from pathlib import Path
 
 from jaxretr.commands.export_scann import print_certificate
-from jaxretr.commands.stores import open_store
 from jaxretr.errors import UserError
 from jaxretr.search.scann import ScannIndex
 from jaxretr.search.scann_process import require_scann
+from jaxretr.stores import open_store
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from jaxretr.commands import stores
+from jaxretr import stores
 from jaxretr.encoding_store import EmbeddingStore, is_store
 from jaxretr.errors import UsageError
 from jaxretr.export.verify import verify

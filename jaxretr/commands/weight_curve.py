@@ -1,22 +1,45 @@
-"""The figure of a combination over its weight: traced over a grid, chosen from, printed, written and drawn."""
+"""The figure of a combination over its weight: traced over a grid, chosen from, tested, printed, written and drawn.
+
+The difference that the best weight makes on the questions that chose it is too favourable, and a test there rejects too
+often. So the test is cross-fitted: each half of the questions is measured with the weight that the other half chose,
+from a grid that the other half alone moved.
+"""
 
 import dataclasses
+import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from jaxretr.evaluate.metrics import mean
 from jaxretr.evaluate.significance import Comparison, compare
 from jaxretr.files import atomic_write
-from jaxretr.search.weight_choice import PAPER, Choice, adaptive_grid, choose
+from jaxretr.search.weight_choice import PAPER, Choice, adaptive_rounds, choose
 
 log = logging.getLogger(__name__)
 
 Evaluate = Callable[[Sequence[float]], Mapping[float, Mapping[str, float]]]
 """Weights -> {weight: {question id: value}}; 0 is the first system alone, infinity the second one."""
+Rounds = Generator[list[float], Mapping[float, float], dict[float, float]]
+"""Yields weights, takes {weight: mean} of them, and returns all of these."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Each half of the questions with the weight that the other half chose.
+
+    Attributes:
+      weights: what the first and the second half chose (see `halves`).
+      comparison: of all questions with the weight of the half that they are not in ("a") with the first system alone
+        ("b").
+    """
+
+    weights: tuple[float, float]
+    comparison: Comparison
 
 
 @dataclass(frozen=True)
@@ -30,7 +53,8 @@ class Curve:
       values: {weight: mean over the questions}, ascending, without 0 and infinity.
       alone: the means of each system alone.
       choice: the best weight.
-      comparison: of the best weight ("a") with the first system alone ("b").
+      held_out: the combination compared with the first system alone on questions that did not choose the weight; None
+        with a single question.
     """
 
     metric: str
@@ -39,7 +63,7 @@ class Curve:
     values: dict[float, float]
     alone: tuple[float, float]
     choice: Choice
-    comparison: Comparison
+    held_out: HeldOut | None
 
     def as_json(self) -> str:
         """All of it as one JSON object."""
@@ -50,7 +74,11 @@ class Curve:
             "alone": self.alone,
             "curve": [{"weight": weight, "value": value} for weight, value in self.values.items()],
             "best": dataclasses.asdict(self.choice),
-            "best_against_first": self.comparison.as_json(),
+            "held_out": self.held_out
+            and {
+                "weights": self.held_out.weights,
+                "combined_against_first": self.held_out.comparison.as_json(),
+            },
         }
         return json.dumps(content, indent=1)
 
@@ -66,12 +94,21 @@ class Curve:
             f"{'weight':>10}{self.metric:>14}",
             *(f"{w:>10}{value:>14.4f}  {note}".rstrip() for w, value, note in rows),
         ]
-        c = self.comparison
+        best, alone = self.choice.value, self.alone[0]
         lines.append(
-            f"best weight {self.choice.weight:.6g}: {self.metric} {c.mean_a:.4f}, {self.systems[0]} alone "
-            f"{c.mean_b:.4f}, difference {c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}], p = {c.p_value:.4f} "
-            f"({c.wins} better, {c.ties} equal, {c.losses} worse of {self.questions} questions)"
+            f"best weight {self.choice.weight:.6g}: {self.metric} {best:.4f}, {self.systems[0]} alone {alone:.4f}, "
+            f"difference {best - alone:+.4f} on the {self.questions} questions that chose it, so rather too high"
         )
+        if self.held_out is None:
+            lines.append("one question cannot both choose a weight and test it; give more for a p-value")
+        else:
+            c = self.held_out.comparison
+            lines.append(
+                "held out (each half of the questions with the weight that the other half chose, "
+                f"{self.held_out.weights[1]:.4g} and {self.held_out.weights[0]:.4g}): {self.metric} {c.mean_a:.4f}, "
+                f"difference {c.difference:+.4f} [{c.low:+.4f}, {c.high:+.4f}], p = {c.p_value:.4f} "
+                f"({c.wins} better, {c.ties} equal, {c.losses} worse of {self.questions} questions)"
+            )
         if len(self.choice.tied) > 1:
             lines.append(
                 f"{len(self.choice.tied)} weights from {self.choice.tied[0]:.4g} to {self.choice.tied[-1]:.4g} are "
@@ -121,21 +158,18 @@ def trace(
     """Evaluates a grid of weights, and each system alone.
 
     Args:
-      evaluate: called once for a given grid, and for each round of the adaptive one.
+      evaluate: called once for a given grid, and for each round of the adaptive one with what all questions and each
+        half ask for.
       grid: "paper", "log" (adaptive), or the weights.
       around: gives the middle of the adaptive grid; called for that alone.
       metric, systems: names, for the output.
     """
-    of_questions: dict[float, Mapping[str, float]] = {}
+    middle = around() if grid == "log" else math.nan
 
-    def means(weights: Sequence[float]) -> dict[float, float]:
-        # With the first grid, so that both systems alone cost no pass of their own.
-        alone = () if of_questions else (0.0, math.inf)
-        found = evaluate([*weights, *alone])
-        of_questions.update(found)
-        return {weight: mean(found[weight]) for weight in weights}
+    def rounds() -> Rounds:
+        return adaptive_rounds(middle) if grid == "log" else _one_round(PAPER if grid == "paper" else grid)  # pyright: ignore[reportArgumentType]
 
-    values = adaptive_grid(means, around()) if grid == "log" else means(PAPER if grid == "paper" else grid)  # pyright: ignore[reportArgumentType]
+    of_questions, [values, *of_halves] = _trace_all_and_halves(evaluate, rounds)
     choice = choose(values)
     if len(choice.tied) == len(values) > 1:
         log.warning("all weights of the grid are equally good: %s does not tell them apart", metric)
@@ -145,7 +179,58 @@ def trace(
             *(min(values), max(values), "" if grid == "log" else ": a better one may lie beyond; try --grid log"),
         )
     first, second = (of_questions[weight] for weight in (0.0, math.inf))
-    comparison = compare(of_questions[choice.weight], first)
+    held_out = _held_out(of_questions, *of_halves) if of_halves else None
     return Curve(
-        metric, systems, len(first), dict(sorted(values.items())), (mean(first), mean(second)), choice, comparison
+        metric, systems, len(first), dict(sorted(values.items())), (mean(first), mean(second)), choice, held_out
     )
+
+
+def halves(question_ids: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Splits questions at random, the same way whatever their order; of an odd number the second half has one more."""
+    mixed = sorted(question_ids, key=lambda id: hashlib.blake2b(id.encode("utf-8", "surrogatepass")).digest())
+    return mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
+
+
+def _one_round(weights: Sequence[float]) -> Rounds:
+    return dict((yield list(weights)))
+
+
+def _trace_all_and_halves(
+    evaluate: Evaluate, rounds: Callable[[], Rounds]
+) -> tuple[dict[float, Mapping[str, float]], list[dict[float, float]]]:
+    """Lets all questions, and each half by itself, move a grid; a pass evaluates what any of the three asks for.
+
+    Returns:
+      {weight: {question id: value}} of all weights, and {weight: mean} of the grid of all questions and of each half's;
+      of a single question there are no halves.
+    """
+    searches = [rounds() for _ in range(3)]
+    wanted = {number: next(search) for number, search in enumerate(searches)}  # The same of all three.
+    # Both systems alone with the first grid, so that they cost no pass of their own.
+    of_questions = dict(evaluate([*wanted[0], 0.0, math.inf]))
+    groups = [list(of_questions[0.0]), *halves(of_questions[0.0])]
+    if not groups[1]:
+        wanted = {0: wanted[0]}
+    values: dict[int, dict[float, float]] = {}
+    while wanted:
+        missing = [weight for weight in dict.fromkeys(chain(*wanted.values())) if weight not in of_questions]
+        if missing:
+            of_questions |= evaluate(missing)
+        for number, weights in list(wanted.items()):
+            means = {weight: mean({id: of_questions[weight][id] for id in groups[number]}) for weight in weights}
+            try:
+                wanted[number] = searches[number].send(means)
+            except StopIteration as end:
+                values[number] = end.value
+                del wanted[number]
+    return of_questions, [values[number] for number in sorted(values)]
+
+
+def _held_out(
+    of_questions: Mapping[float, Mapping[str, float]], of_first: Mapping[float, float], of_second: Mapping[float, float]
+) -> HeldOut:
+    first_half, second_half = halves(of_questions[0.0])
+    weights = choose(of_first).weight, choose(of_second).weight
+    combined = {id: of_questions[weights[1]][id] for id in first_half}
+    combined |= {id: of_questions[weights[0]][id] for id in second_half}
+    return HeldOut(weights, compare(combined, of_questions[0.0]))

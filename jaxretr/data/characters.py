@@ -1,7 +1,10 @@
-"""Characters as readers see them: which code points belong together, and which letters look alike."""
+"""Characters as readers see them: which code points belong together, which are the same, and which look alike."""
 
 # ruff: noqa: RUF001
+import re
 import unicodedata
+from functools import lru_cache
+from itertools import pairwise
 
 _JOINER = "\u200d"
 # What belongs to the character before it and is no mark by its category: joiners, the half-width voiced sound marks of
@@ -15,6 +18,22 @@ _SHAPES = {
     for letter in group
 }
 
+# A fraction becomes several characters: 5½ must not begin with 51.
+_FRACTION = re.compile("[¼-¾⅐-⅟↉]")
+
+
+def plain_forms(text: str) -> str:
+    """Returns a text in Unicode's form NFKC, and without the dot that İ keeps in lower case (i̇).
+
+    Composed and combining accents become the same, and so do forms of one letter or digit: full-width, half-width,
+    ligatures, circled, superscript. Upper and lower case stay. A fraction is set apart from what stands before it.
+    """
+    if text.isascii():
+        return text
+    if not unicodedata.is_normalized("NFKC", text):
+        text = unicodedata.normalize("NFKC", _FRACTION.sub(r" \g<0>", text))
+    return text.replace("İ", "I").replace("i\u0307", "i")
+
 
 def split_characters(text: str) -> list[str]:
     """Splits a text into characters as readers see them: what belongs to a letter or a picture stays with it.
@@ -22,13 +41,11 @@ def split_characters(text: str) -> list[str]:
     That are combining marks, variation selectors, joiners and skin tones, the vowels and final consonants of Korean
     syllables that are spelt out, and pictures joined to one.
     """
-    found: list[str] = []
-    for character in text:
-        if found and (extends(character) or _is_joined(found[-1], character)):
-            found[-1] += character
-        else:
-            found.append(character)
-    return found
+    begins: list[int] = []
+    for at, character in enumerate(text):
+        if not begins or not (extends(character) or _is_joined(text[begins[-1]], text[at - 1], character)):
+            begins.append(at)
+    return [text[begin:end] for begin, end in pairwise([*begins, len(text)])]
 
 
 def extends(character: str) -> bool:
@@ -44,14 +61,14 @@ def extends(character: str) -> bool:
     )
 
 
-def _is_joined(before: str, character: str) -> bool:
+def _is_joined(first: str, before: str, character: str) -> bool:
     # Letters behind a joiner (of Indian scripts, of Persian) are characters of their own.
-    return before[-1] == _JOINER and not before[0].isalnum() and not character.isalnum()
+    return before == _JOINER and not first.isalnum() and not character.isalnum()
 
 
 def spans_of_characters(text: str) -> list[tuple[int, int]]:
     """Returns begin and end of each letter or digit of a text, with the marks that stand on it."""
-    if text.isascii():
+    if text.isascii() or not any(map(extends, set(text))):
         return [(at, at + 1) for at, character in enumerate(text) if character.isalnum()]
     spans, begin = [], 0
     for character in split_characters(text):
@@ -68,6 +85,7 @@ def look_alike(one: str, other: str) -> bool:
     return _shape(one) == _shape(other)
 
 
+@lru_cache(maxsize=1 << 14)
 def _shape(character: str) -> str:
     base = unicodedata.normalize("NFD", character.lower())[0]
     return _SHAPES.get(base, base)

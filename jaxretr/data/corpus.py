@@ -12,6 +12,7 @@ from jaxretr.data.text_rows import (
     BadRows,
     RowError,
     bare_suffix,
+    check_trec_id,
     check_utf8,
     find_input,
     first_line,
@@ -161,12 +162,13 @@ def iter_passages(path: str | Path, *, skip_bad: bool = False) -> Iterator[tuple
     bad.report(kept)
 
 
-def read_corpus(path: str | Path, *, skip_bad: bool = False) -> Corpus:
+def read_corpus(path: str | Path, *, skip_bad: bool = False, trec_ids: bool = False) -> Corpus:
     """Reads a whole corpus; for the formats see `iter_passages`.
 
     Args:
       path: a file, or a folder with corpus.jsonl or corpus.jsonl.gz.
       skip_bad: whether bad rows and repeated ids are skipped, with one warning that counts them.
+      trec_ids: whether a row is bad whose id a TREC run cannot hold.
 
     Raises:
       UserError: a bad row or a repeated id (as `path:line: what; remedy`), no passages, or no such file.
@@ -182,6 +184,12 @@ def read_corpus(path: str | Path, *, skip_bad: bool = False) -> Corpus:
             first = lines[ids.index(passage.id)]
             bad.add(line, f"duplicate id '{passage.id}' (first on line {first}); give every passage an id of its own")
             continue
+        if trec_ids:
+            try:
+                check_trec_id(passage.id)
+            except RowError as error:
+                bad.add(line, error)
+                continue
         seen.add(passage.id)
         ids.append(passage.id)
         titles.append(passage.title)

@@ -29,7 +29,8 @@ REASONS = {
     "answer": "with an answer in them",
 }
 
-# TREC runs hold different scores (see `write_trec`): what BM25 scored 0 lies a few steps of float32 below 0 there.
+# Runs of other programs list passages without a word of the question. What they score 0 may lie a few steps of float32
+# below 0, since TREC runs hold different scores (see `write_trec`).
 _NEXT_TO_ZERO = float(np.finfo(np.float32).tiny)
 
 
@@ -91,7 +92,7 @@ class Ranking:
     """The passages found for one question.
 
     Attributes:
-      rows: corpus rows, integers [K], best first.
+      rows: corpus rows, integers [K], best first; -1 behind the last hit, which is no passage and never a negative.
       scores: their scores, float32 [K].
       positive_scores: the score of each positive of the question, float32 [P], found or not; nan where not known.
     """
@@ -108,7 +109,7 @@ class Mined:
     Attributes:
       rows: corpus rows, integers [n], best ranked first.
       scores: their scores, float32 [n].
-      dropped: reason (of `REASONS`) -> how many of the ranked passages; with the n kept these are all K.
+      dropped: reason (of `REASONS`) -> how many of the ranked passages; with the n kept these are all the hits.
       positive_scores: the score of each positive, as in the ranking.
       positive_rank: the rank of the first positive, from 1, or None where none was found.
     """
@@ -153,8 +154,9 @@ def _mine_one(
     matcher: AnswerMatcher | None,
 ) -> Mined:
     titles, texts = passages.titles, passages.texts
-    rows = ranking.rows.tolist()
-    scores = ranking.scores.tolist()
+    hits = int(np.count_nonzero(ranking.rows >= 0))
+    rows = ranking.rows[:hits].tolist()
+    scores = ranking.scores[:hits].tolist()
     positive_rows = {int(row) for row in positives}
     positive_contents = {(titles[row], texts[row]) for row in positive_rows}
     ceiling = filters.ceiling(ranking.positive_scores)

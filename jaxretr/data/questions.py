@@ -13,6 +13,7 @@ from jaxretr.data.text_rows import (
     BadRows,
     RowError,
     bare_suffix,
+    check_trec_id,
     check_utf8,
     find_input,
     first_line,
@@ -46,7 +47,7 @@ class Question:
 _Row = tuple[str | None, str, tuple[str, ...]] | RowError
 
 
-def read_questions(path: str | Path, *, skip_bad: bool = False) -> list[Question]:
+def read_questions(path: str | Path, *, skip_bad: bool = False, trec_ids: bool = False) -> list[Question]:
     """Reads questions, in the file's order.
 
     Formats, each also gzipped:
@@ -63,6 +64,7 @@ def read_questions(path: str | Path, *, skip_bad: bool = False) -> list[Question
     Args:
       path: a file, or a folder with queries.jsonl or queries.jsonl.gz.
       skip_bad: whether bad rows and repeated ids are skipped, with one warning that counts them.
+      trec_ids: whether a row is bad whose id a TREC run cannot hold.
 
     Raises:
       UserError: a bad row or a repeated id (as `path:line: what; remedy`), no questions, or no such file.
@@ -80,6 +82,12 @@ def read_questions(path: str | Path, *, skip_bad: bool = False) -> list[Question
         if id in line_of_id:
             bad.add(line, f"duplicate id '{id}' (first on line {line_of_id[id]}); give every question an id of its own")
             continue
+        if trec_ids:
+            try:
+                check_trec_id(id)
+            except RowError as error:
+                bad.add(line, error)
+                continue
         line_of_id[id] = line
         questions.append(Question(id, text, answers))
         if not text.strip():

@@ -15,7 +15,9 @@ __all__ = [
     "Corpus",
     "Passage",
     "Question",
+    "beir_splits",
     "iter_passages",
+    "qrels_path",
     "read_beir",
     "read_corpus",
     "read_qrels",
@@ -110,12 +112,13 @@ def _is_grade(text: str) -> bool:
         return False
 
 
-def read_beir(folder: str | Path, split: str | None) -> BeirSet:
+def read_beir(folder: str | Path, split: str | None, setting: str | None = None) -> BeirSet:
     """Reads a BEIR folder: corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, each also as .gz.
 
     Args:
       folder: the folder.
       split: the judgements to read, for instance "test"; None for all questions and no judgements.
+      setting: of a config, that named the split, for errors.
 
     Raises:
       UserError: the folder or a file is missing or bad (a missing split names those that exist), or the split
@@ -127,7 +130,7 @@ def read_beir(folder: str | Path, split: str | None) -> BeirSet:
     qrels: dict[str, dict[str, int]] = {}
     if split is not None:
         # Before the corpus: a misspelt split should not cost the minutes that a large corpus takes.
-        judgements = qrels_path(folder, split)
+        judgements = qrels_path(folder, split, setting)
         qrels = read_qrels(judgements)
     questions = read_questions(folder)
     corpus = read_corpus(folder)
@@ -143,21 +146,35 @@ def read_beir(folder: str | Path, split: str | None) -> BeirSet:
     return BeirSet(corpus, questions, qrels)
 
 
-def qrels_path(folder: Path, split: str) -> Path:
+def beir_splits(folder: Path) -> list[str]:
+    """Returns the names of a BEIR folder's judgements, sorted; none where it has no qrels/."""
+    return sorted({file.name.removesuffix(".gz").removesuffix(".tsv") for file in folder.glob("qrels/*.tsv*")})
+
+
+def qrels_path(folder: Path, split: str, setting: str | None = None) -> Path:
     """Returns the file with a BEIR folder's judgements of `split`.
 
+    Args:
+      folder: the folder.
+      split: for instance "test".
+      setting: of a config, that named the split, for instance "data.dev_split".
+
     Raises:
-      UserError: there is none; the message names the splits that exist.
+      UserError: there is none; the message names the splits that exist, and the setting with its option.
     """
     for name in (f"{split}.tsv", f"{split}.tsv.gz"):
         if (folder / "qrels" / name).is_file():
             return folder / "qrels" / name
-    files = folder.glob("qrels/*.tsv*")
-    splits = sorted({file.name.removesuffix(".gz").removesuffix(".tsv") for file in files})
+    splits = beir_splits(folder)
     if not splits:
         raise UserError(f"{folder / 'qrels'}: no judgements (SPLIT.tsv) in it; add them or ask for no split")
+    hint, where, how = did_you_mean(split, splits), "", ""
+    if setting is not None:
+        where = f"{setting}: "
+        how = f" with --{setting.replace('_', '-')}, or set all data at once with --data {folder}"
+        how = f" Name it{how}" if hint else how
     raise UserError(
-        f"{folder / 'qrels'}: no split '{split}', it has {', '.join(splits)}{did_you_mean(split, splits) or '; name one'}"
+        f"{where}{folder / 'qrels'}: no split '{split}', it has {', '.join(splits)}{hint or '; name one'}{how}"
     )
 
 

@@ -8,7 +8,7 @@ import logging
 import re
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -25,6 +25,11 @@ _MAX_LINES_OF_A_FIELD = 1000
 # reader may stop: an escape, a word, or a number's sign or exponent.
 _BLOCK_BYTES = 1 << 22
 _LONGEST_TOKEN = 16
+
+# Of a line of a gzip stream, and of an element of a JSON array: ten megabytes of gzip may hold ten gigabytes of zeros.
+_LONGEST_BYTES = 1 << 30
+# That decide about a file's format.
+_HEAD_BYTES = 1 << 20
 _SPACE = re.compile(r"[ \t\n\r]*")
 _BEHIND = tuple(" \t\n\r,]")
 
@@ -110,17 +115,28 @@ def numbered_bytes(path: Path) -> Iterator[tuple[int, bytes]]:
         yield number, raw.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def _raw_pieces(path: Path, size: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yields (number of the line that it begins in, bytes) for every line of a file, or every `size` bytes of it."""
+def _raw_pieces(path: Path, size: int | None = None, cut_lines: bool = False) -> Iterator[tuple[int, bytes]]:
+    """Yields (number of the line that it begins in, bytes) for every line of a file, or every `size` bytes of it.
+
+    With `cut_lines` a piece ends after `size` bytes or with its line.
+    """
     number = 1
     try:
         with ExitStack() as stack:
             file = stack.enter_context(open(path, "rb"))
             stream: BinaryIO = file
+            pieces: Iterable[bytes] = file
             # By content, not by name: a renamed download still reads.
             if file.peek(2)[:2] == b"\x1f\x8b":
                 stream = cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=file)))
-            for raw in stream if size is None else iter(lambda: stream.read(size), b""):
+                pieces = iter(lambda: stream.readline(_LONGEST_BYTES + 1), b"")
+            if size is not None:
+                pieces = iter(lambda: (stream.readline if cut_lines else stream.read)(size), b"")
+            for raw in pieces:
+                if size is None and len(raw) > _LONGEST_BYTES:
+                    raise UserError(
+                        f"{path}:{number}: the line is longer than {_LONGEST_BYTES} bytes; is it a text file?"
+                    )
                 yield number, raw
                 number += raw.count(b"\n")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -132,8 +148,12 @@ def _raw_pieces(path: Path, size: int | None = None) -> Iterator[tuple[int, byte
 
 
 def first_line(path: Path) -> str:
-    """Returns the first line that is not blank, or an empty string."""
-    return next((line for _, line in numbered_lines(path) if line.strip()), "")
+    """Returns the first line that is not blank, or an empty string; of a very long one its beginning."""
+    for number, raw in _raw_pieces(path, _HEAD_BYTES, cut_lines=True):
+        raw = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").removesuffix(b"\n").removesuffix(b"\r")
+        if (text := raw.decode("utf-8", errors="surrogateescape")).strip():
+            return text
+    return ""
 
 
 def first_character(path: Path) -> str:
@@ -155,6 +175,13 @@ def check_utf8(line: str) -> None:
         raise RowError(
             f"not valid UTF-8 (byte 0x{byte:02x} at character {error.start + 1}); convert the file to UTF-8"
         ) from None
+
+
+def check_trec_id(id: str) -> None:
+    """Raises RowError for an id that the columns of a TREC run cannot hold."""
+    if id.split() != [id]:
+        what = "is empty" if not id else "holds white space"
+        raise RowError(f"the id {id!r} {what}, which a TREC run cannot; rename it, or write --format jsonl")
 
 
 def json_object(line: str) -> dict[str, Any]:
@@ -218,6 +245,8 @@ class _JsonSource:
     def more(self) -> bool:
         """Reads on until the text that is left has doubled; False at the end of the file."""
         left = len(self.text) - self.at
+        if left > _LONGEST_BYTES:
+            self.fail(f"the element that begins here is longer than {_LONGEST_BYTES} characters")
         blocks = [self.text[self.at :]]
         for block in self.blocks:
             blocks.append(block)
@@ -255,7 +284,7 @@ class _JsonSource:
                     continue
                 line = self.line + self.text.count("\n", self.at, error.pos)
                 self.fail(f"{error.msg} on line {line}")
-            except RecursionError as error:
+            except (ValueError, RecursionError) as error:  # A number of thousands of digits, lists without end.
                 self.fail(error)
             else:
                 # A number that the text cuts (2.5e, where 2.5e10 follows) is read as a shorter one.

@@ -91,6 +91,16 @@ def load_tokenizer(path_or_name: str | Path) -> "PreTrainedTokenizerBase":
         what = (str(error).strip() or type(error).__name__).splitlines()[0]
         remedy = "fetch its files again" if path.is_dir() else "give a local folder, or check the name and the network"
         raise UserError(f"{name}: cannot load the tokenizer ({what}); {remedy}") from error
+    if not isinstance(tokenizer.model_max_length, int | float):
+        raise UserError(
+            f"{name}: tokenizer_config.json has model_max_length {tokenizer.model_max_length!r}; give a number of tokens"
+        )
+    try:
+        # No vocabulary has hieroglyphs: a tokenizer without a token for unknown words fails here, not at some text.
+        tokenizer("\U00013000")
+    except Exception as error:
+        what = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"{name}: the tokenizer cannot read unknown words ({what}); fetch its files again") from error
     return tokenizer
 
 

@@ -55,6 +55,10 @@ class Ragged:
         i %= len(self)
         return self.values[self.offsets[i] : self.offsets[i + 1]]
 
+    def only(self, kept: np.ndarray) -> "Ragged":
+        """Returns the rows for which `kept`, bool [n], is true."""
+        return Ragged(_offsets(self.lengths[kept]), self.values[np.repeat(kept, self.lengths)])
+
 
 @dataclass
 class TrainingSet:
@@ -87,6 +91,26 @@ class TrainingSet:
     def texts(self) -> list[str]:
         """The questions' texts."""
         return [question.text for question in self.questions]
+
+    @property
+    def qrels(self) -> dict[str, dict[str, int]]:
+        """The positives as judgements: question id -> passage id -> 1."""
+        ids = self.passages.ids
+        return {
+            question.id: {ids[row]: 1 for row in rows.tolist()}
+            for question, rows in zip(self.questions, self.positives, strict=True)
+        }
+
+    def only(self, kept: np.ndarray) -> "TrainingSet":
+        """Returns the examples for which `kept`, bool [B], is true, with all passages."""
+        scores = (self.positive_scores, self.negative_scores)
+        return TrainingSet(
+            [question for question, is_kept in zip(self.questions, kept, strict=True) if is_kept],
+            self.passages,
+            self.corpus_rows,
+            *(lists.only(kept) for lists in (self.positives, self.negatives, self.other_negatives)),
+            *(None if lists is None else lists.only(kept) for lists in scores),
+        )
 
 
 def load_training_set(

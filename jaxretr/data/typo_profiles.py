@@ -28,7 +28,7 @@ def dictionary(words: list[str], gaps: list[str] | None, draws: Draws, table: Wo
         elif word.misspelt:
             operation, typo = "dictionary", word.misspelt[draws.below(len(word.misspelt))]
         elif word.keyed and (not word.shape.pairs or draws.below(2)):
-            begin, end, near = word.keyed[draws.below(len(word.keyed))]
+            begin, end, near = word.key(draws.below(len(word.keyed)))
             operation, typo = "keyboard", word.replaced(begin, end, near[draws.below(len(near))])
         else:
             operation, typo = "swap", word.swapped(word.shape.pairs[draws.below(len(word.shape.pairs))])
@@ -101,7 +101,7 @@ def _substitute(word: Word, draws: Draws) -> tuple[str, str]:
 def _keyboard(word: Word, draws: Draws) -> tuple[str, str]:
     if not word.keyed:
         return "", word.text
-    begin, end, near = word.keyed[draws.below(len(word.keyed))]
+    begin, end, near = word.key(draws.below(len(word.keyed)))
     return "keyboard", word.replaced(begin, end, near[draws.below(len(near))])
 
 
@@ -146,7 +146,7 @@ def _can_transpose(words: list[str], at: int, table: Words) -> bool:
 
 def _transpose(words: list[str], at: int, table: Words, draws: Draws) -> None:
     word = table[words[at]]
-    words[at] = word.swapped(word.transposable[draws.below(len(word.transposable))])
+    words[at] = word.swapped(word.shape.pairs[word.transposable[draws.below(len(word.transposable))]])
 
 
 _SPACINGS = (("join", _can_join, _join), ("split", _can_split, _split), ("swap", _can_transpose, _transpose))

@@ -1,14 +1,15 @@
 """A word as typos see it: its letters and digits, whole with their marks, and what can be done to them."""
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from jaxretr.data.characters import look_alike, spans_of_characters
 from jaxretr.data.stop_words import STOP_WORDS
 
-# Words that are remembered with all that was found out about them, half a kilobyte each; longer ones are not.
+# Words that are remembered with all that was found out about them, half a kilobyte each; of longer ones the last.
 _MOST_WORDS = 1 << 15
 _LONGEST_WORD = 64
 
@@ -38,16 +39,49 @@ class Shape:
 
     Attributes:
       characters: begin and end of each letter or digit, with the marks that stand on it.
-      pairs: begin, middle and end of each two characters side by side.
-      removable: begin and end of the characters that stand beside another one.
-      gaps: where a character can be put in: before and behind each one.
     """
 
-    def __init__(self, characters: list[tuple[int, int]]):
+    def __init__(self, characters: Sequence[tuple[int, int]]):
         self.characters = characters
-        self.pairs = [(b, m, e) for (b, m), (n, e) in pairwise(characters) if m == n]
-        self.removable = sorted({span for b, m, e in self.pairs for span in ((b, m), (m, e))})
-        self.gaps = sorted({place for span in characters for place in span})
+
+    @cached_property
+    def pairs(self) -> Sequence[tuple[int, int, int]]:
+        """Begin, middle and end of each two characters side by side."""
+        return [(b, m, e) for (b, m), (n, e) in pairwise(self.characters) if m == n]
+
+    @cached_property
+    def removable(self) -> Sequence[tuple[int, int]]:
+        """Begin and end of the characters that stand beside another one."""
+        return sorted({span for b, m, e in self.pairs for span in ((b, m), (m, e))})
+
+    @cached_property
+    def gaps(self) -> Sequence[int]:
+        """Where a character can be put in: before and behind each one."""
+        return sorted({place for span in self.characters for place in span})
+
+
+class _ShapeOfLetters(Shape):
+    """The shape of a word of letters and digits alone, with no lists of places: words may have millions."""
+
+    def __init__(self, number: int):
+        super().__init__(_Places(number, 2))
+        self.pairs = _Places(number - 1, 3)
+        self.removable = self.characters if number > 1 else []
+        self.gaps = range(number + 1)
+
+
+class _Places(Sequence[Any]):
+    """(0, 1, ...), (1, 2, ...), ...: so many, each of so many numbers."""
+
+    def __init__(self, count: int, width: int):
+        self._count, self._width = count, width
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, at: Any) -> Any:
+        begin = range(self._count)[at]
+        return tuple(range(begin, begin + self._width))
 
 
 @lru_cache(maxsize=_LONGEST_WORD)
@@ -75,16 +109,30 @@ class Word:
         self.text = text
         self.keys = sources.keys
         self._sources = sources
-        only_letters = text.isascii() and text.isalnum()
-        self.shape = _shape_of_letters(len(text)) if only_letters else Shape(spans_of_characters(text))
+        if not (text.isascii() and text.isalnum()):
+            self.shape = Shape(spans_of_characters(text))
+        elif len(text) <= _LONGEST_WORD:
+            self.shape = _shape_of_letters(len(text))
+        else:
+            self.shape = _ShapeOfLetters(len(text))
 
     @cached_property
-    def keyed(self) -> list[tuple[int, int, str]]:
-        """Begin and end of each character with a key, and the letters on the keys next to it."""
-        text, keys = self.text.lower(), self.keys
-        if len(text) != len(self.text):  # İ becomes two characters.
-            text = self.text
-        return [(b, e, keys[text[b:e]]) for b, e in self.shape.characters if text[b:e] in keys]
+    def keyed(self) -> Sequence[int]:
+        """The numbers of the characters with a key."""
+        text, keys = self._lower, self.keys
+        if len(self.shape.characters) == len(text):
+            return array("i", (at for at, letter in enumerate(text) if letter in keys))
+        return array("i", (at for at, (b, e) in enumerate(self.shape.characters) if text[b:e] in keys))
+
+    @cached_property
+    def _lower(self) -> str:
+        text = self.text.lower()
+        return text if len(text) == len(self.text) else self.text  # İ becomes two characters.
+
+    def key(self, number: int) -> tuple[int, int, str]:
+        """Begin and end of one of the characters with a key, and the letters on the keys next to it."""
+        begin, end = self.shape.characters[self.keyed[number]]
+        return begin, end, self.keys[self._lower[begin:end]]
 
     @cached_property
     def plain(self) -> str:
@@ -144,14 +192,17 @@ class Word:
         return bool(self.shape.characters) and self.shape.characters[-1][1] == len(self.text)
 
     @cached_property
-    def transposable(self) -> list[tuple[int, int, int]]:
-        """The pairs whose exchange can be seen: two letters of different shape."""
+    def transposable(self) -> Sequence[int]:
+        """The numbers of the pairs whose exchange can be seen: two letters of different shape."""
         text = self.text
-        return [
-            (b, m, e)
-            for b, m, e in self.shape.pairs
-            if text[b].isalpha() and text[m].isalpha() and not look_alike(text[b:m], text[m:e])
-        ]
+        return array(
+            "i",
+            (
+                at
+                for at, (b, m, e) in enumerate(self.shape.pairs)
+                if text[b].isalpha() and text[m].isalpha() and not look_alike(text[b:m], text[m:e])
+            ),
+        )
 
     def swapped(self, pair: tuple[int, int, int]) -> str:
         """The word with two characters exchanged; upper and lower case stay where they are."""
@@ -178,11 +229,16 @@ class Words(dict[str, Word]):
     def __init__(self, sources: Sources):
         super().__init__()
         self._sources = sources
+        self._long: Word | None = None
         self.ranks = _Ranks(self)
 
     def __missing__(self, text: str) -> Word:
+        if self._long is not None and self._long.text == text:
+            return self._long
         word = Word(text, self._sources)
         _remember(self, text, word)
+        if len(text) > _LONGEST_WORD:
+            self._long = word
         return word
 
 

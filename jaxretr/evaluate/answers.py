@@ -5,7 +5,10 @@ other visible character alone) and lower-cased; an answer hits where its tokens 
 TEXT (the title is not searched). Nothing is stripped: "US" is not "U.S.", "cafe" is not "café", "a b" is not "a-b".
 "regex" (CuratedTREC): each answer is a regular expression searched in the NFD text.
 
-Unlike the original, an answer without any token matches nothing (there it matches every passage).
+Unlike the original, an answer without any token matches nothing (there it matches every passage). And what DPR's
+SimpleTokenizer keeps apart matches besides, in mode "string": full-width letters and digits, ligatures and other forms
+that Unicode calls compatible (NFKC) match their plain letters, and İstanbul matches istanbul. That can only add hits,
+and none where neither passage nor answer has such characters.
 """
 
 import unicodedata
@@ -16,6 +19,7 @@ from typing import Any, Literal
 
 import regex
 
+from jaxretr.data.characters import plain_forms
 from jaxretr.errors import UsageError, UserError, did_you_mean
 
 Match = Literal["string", "regex"]
@@ -77,10 +81,18 @@ class AnswerMatcher:
         normalised = unicodedata.normalize("NFD", text)
         if self._regex:
             return any(pattern.search(normalised) is not None for pattern in compiled)
+        if self._holds(normalised, compiled):
+            return True
+        plain = plain_forms(text)
+        if plain == text and not any(tokens.plain for tokens in compiled):
+            return False
+        return self._holds(unicodedata.normalize("NFD", plain), [tokens.plain or tokens for tokens in compiled])
+
+    def _holds(self, text: str, answers: Sequence["_AnswerTokens"]) -> bool:
         # Cutting a passage costs far more than this look, which rules out nearly every pair.
-        folded = _fold(normalised)
-        possible = [tokens for tokens in compiled if tokens.longest in folded]
-        return bool(possible) and any(tokens.joined in self._joined(text, normalised) for tokens in possible)
+        folded = _fold(text)
+        possible = [tokens for tokens in answers if tokens.longest in folded]
+        return bool(possible) and any(tokens.joined in self._joined(text) for tokens in possible)
 
     def first_hit(self, texts: Iterable[str], answers: Sequence[str]) -> int | None:
         """Returns the index of the first text that contains an answer, or None."""
@@ -91,10 +103,10 @@ class AnswerMatcher:
             self._answers[answer] = _compile_regex(answer) if self._regex else _compile_string(answer)
         return self._answers[answer]
 
-    def _joined(self, text: str, normalised: str) -> str:
+    def _joined(self, text: str) -> str:
         joined = self._passages.get(text)
         if joined is None:
-            joined = _join(_tokens(normalised))
+            joined = _join(_tokens(text))
             if self._cached_passages > 0:
                 if len(self._passages) >= self._cached_passages:
                     del self._passages[next(iter(self._passages))]
@@ -169,10 +181,14 @@ def accuracy_of_first_hits(hits: Sequence[int | None], ks: Sequence[int]) -> dic
 
 @dataclass(frozen=True)
 class _AnswerTokens:
-    """A string answer: its tokens joined as a passage's are, and the longest of them, folded."""
+    """A string answer: its tokens joined as a passage's are, and the longest of them, folded.
+
+    `plain` is the same of its plain forms; None where it is in these already.
+    """
 
     joined: str
     longest: str
+    plain: "_AnswerTokens | None" = None
 
 
 def _tokens(normalised: str) -> list[str]:
@@ -180,7 +196,7 @@ def _tokens(normalised: str) -> list[str]:
     return [token.lower() for token in _TOKEN.findall(normalised)]
 
 
-def _join(tokens: list[str]) -> str:
+def _join(tokens: Sequence[str]) -> str:
     return f"{_BETWEEN}{_BETWEEN.join(tokens)}{_BETWEEN}"
 
 
@@ -190,11 +206,18 @@ def _fold(text: str) -> str:
 
 
 def _compile_string(answer: str) -> _AnswerTokens | None:
-    tokens = _tokens(unicodedata.normalize("NFD", answer))
+    normalised = unicodedata.normalize("NFD", answer)
+    tokens = _tokens(normalised)
     if not tokens:
         _warn(f"the answer {answer!r} has no letter, number or visible character: it matches nothing")
         return None
-    return _AnswerTokens(_join(tokens), _fold(max(tokens, key=len)))
+    plain = unicodedata.normalize("NFD", plain_forms(answer))
+    of_plain = _tokens(plain) if plain != normalised else []
+    return _AnswerTokens(*_searched(tokens), _AnswerTokens(*_searched(of_plain)) if of_plain else None)
+
+
+def _searched(tokens: Sequence[str]) -> tuple[str, str]:
+    return _join(tokens), _fold(max(tokens, key=len))
 
 
 def _compile_regex(answer: str) -> Any:

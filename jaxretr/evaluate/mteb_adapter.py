@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxretr.config import Dtype
+from jaxretr.config import EncodeDtype
 from jaxretr.errors import UsageError, UserError, import_extra
 from jaxretr.fingerprints import model_fingerprint
 from jaxretr.models.combined_encoder import CombinedEncoder, parts_of
@@ -30,7 +30,7 @@ def mteb_model(
     *,
     name: str | None = None,
     batch_size: int | None = None,
-    dtype: Dtype = "float32",
+    dtype: EncodeDtype = "float32",
     **metadata: Any,
 ) -> "MtebModel":
     """Makes a model that `mteb.evaluate` takes.
@@ -41,7 +41,7 @@ def mteb_model(
         the hub's name.
       batch_size: rows a batch; None: what suits the device. mteb's own batch size, 32 unless told, only says how many
         texts it hands over at a time.
-      dtype: of the matmuls' operands, "float32" or "bfloat16"; for a path only.
+      dtype: of the matmuls' operands, "float32", "bfloat16" or "auto"; for a path only.
       **metadata: fields of mteb's `ModelMeta`, for instance license, languages or training_datasets, which the weights
         do not tell.
 
@@ -74,7 +74,7 @@ class MtebModel:
         path: str | None = None,
         encoder: DualEncoder | CombinedEncoder | None = None,
         batch_size: int | None = None,
-        dtype: Dtype = "float32",
+        dtype: EncodeDtype = "float32",
         metadata: Mapping[str, Any] | None = None,
     ):
         """Loads the model, unless it is given.

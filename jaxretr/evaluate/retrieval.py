@@ -17,7 +17,7 @@ class Retriever(Protocol):
     """Anything that finds corpus rows for questions."""
 
     def __call__(self, questions: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns scores float32 [B, k] and corpus rows int [B, k], best first."""
+        """Returns scores float32 [B, k] and corpus rows int [B, k], best first; rows of -1 behind the last hit."""
         ...
 
 
@@ -42,7 +42,7 @@ def retrieval_figures(
       questions: B questions, in the order of the results' rows.
       qrels: the judgements of these questions; None to match answers only.
       scores: float32 [B, k], descending.
-      rows: corpus rows, int [B, k].
+      rows: corpus rows, int [B, k]; -1 is no passage.
       measures: computed from the judgements.
 
     Returns:
@@ -51,12 +51,12 @@ def retrieval_figures(
     values: dict[str, float] = {}
     if qrels is not None:
         run = {
-            question.id: {corpus.ids[row]: float(score) for row, score in zip(*pair, strict=True)}
+            question.id: {corpus.ids[row]: float(score) for row, score in zip(*pair, strict=True) if row >= 0}
             for question, pair in zip(questions, zip(rows, scores, strict=True), strict=True)
         }
         judged = {question.id: dict(qrels[question.id]) for question in questions}
         values |= metrics.evaluate(judged, run, list(measures))
     if any(question.answers for question in questions):
-        passages = ([corpus.texts[row] for row in found] for found in rows)
+        passages = ([corpus.texts[row] for row in found if row >= 0] for found in rows)
         values |= accuracy([question.answers for question in questions], passages, ks=(1, 5, 20, 100))
     return values

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from jaxretr.data.questions import Question
 from jaxretr.data.text_rows import (
     RowError,
+    check_trec_id,
     check_utf8,
     first_character,
     first_line,
@@ -63,7 +64,7 @@ class Corpus(Protocol):
     def texts(self) -> Sequence[str]: ...
 
 
-def read_run(path: Path) -> dict[str, dict[str, float]]:
+def read_run(path: Path, *, trec_ids: bool = False) -> dict[str, dict[str, float]]:
     """Reads a run in any of the formats, told from the content.
 
     Formats:
@@ -76,6 +77,7 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
 
     Args:
       path: the file, gzipped or not.
+      trec_ids: whether a row is bad with an id that `write_trec` refuses.
 
     Returns:
       {question id: {passage id: score}} in the file's order; a rank r as the score -r.
@@ -86,21 +88,21 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
     file = pathlib.Path(path)
     if not file.is_file():
         # What comes through a pipe can be looked at only once.
-        return read_trec(path)
+        return read_trec(path, trec_ids=trec_ids)
     first = first_character(file)
     if first in ("[", "{"):
-        run = _read_json(file, json_array(file) if first == "[" else json_lines(file))
+        run = _read_json(file, json_array(file) if first == "[" else json_lines(file), trec_ids)
     elif first_line(file).count("\t") == 2:
-        run = _read_three_columns(file)
+        run = _read_three_columns(file, trec_ids)
     else:
-        return read_trec(file)
+        return read_trec(file, trec_ids=trec_ids)
     if not any(run.values()):
         raise UserError(f"{path}: the run is empty; give one with at least one passage")
     return run
 
 
 def _read_json(
-    path: pathlib.Path, rows: Iterator[tuple[int, dict[str, Any] | RowError]]
+    path: pathlib.Path, rows: Iterator[tuple[int, dict[str, Any] | RowError]], trec_ids: bool
 ) -> dict[str, dict[str, float]]:
     run: dict[str, dict[str, float]] = {}
     for position, (line, row) in enumerate(rows):
@@ -121,12 +123,14 @@ def _read_json(
                 if id in hits:
                     raise RowError(f"passage '{id}' occurs twice for question '{question_id}'; remove one")
                 hits[id] = -float(rank) if hit.get("score") is None else _score(hit["score"])
+            if trec_ids:
+                _check_trec_ids(question_id, hits)
         except RowError as error:
             raise UserError(f"{path}:{line}: {error}") from None
     return run
 
 
-def _read_three_columns(path: pathlib.Path) -> dict[str, dict[str, float]]:
+def _read_three_columns(path: pathlib.Path, trec_ids: bool) -> dict[str, dict[str, float]]:
     run: dict[str, dict[str, float]] = {}
     for number, line in numbered_lines(path):
         if not line.strip():
@@ -141,11 +145,19 @@ def _read_three_columns(path: pathlib.Path) -> dict[str, dict[str, float]]:
             if id in hits:
                 raise RowError(f"passage '{id}' occurs twice for question '{question_id}'; remove one line")
             hits[id] = _score(value)
+            if trec_ids:
+                _check_trec_ids(question_id, [id])
         except RowError as error:
             raise UserError(f"{path}:{number}: {error}") from None
     if all(sorted(hits.values()) == list(range(1, len(hits) + 1)) for hits in run.values()):
         return {question_id: {id: -rank for id, rank in hits.items()} for question_id, hits in run.items()}
     return run
+
+
+def _check_trec_ids(question_id: str, ids: Iterable[str]) -> None:
+    check_trec_id(question_id)
+    for id in ids:
+        check_trec_id(id)
 
 
 def _score(value: Any) -> float:
@@ -158,13 +170,14 @@ def _score(value: Any) -> float:
     return score
 
 
-def read_trec(path: Path) -> dict[str, dict[str, float]]:
+def read_trec(path: Path, *, trec_ids: bool = False) -> dict[str, dict[str, float]]:
     """Reads a TREC run: lines of `question-id Q0 passage-id rank score tag`, separated by white space.
 
     As in trec_eval, the second, fourth and sixth columns are ignored: the score alone ranks. Blank lines are skipped.
 
     Args:
       path: the file, UTF-8, gzipped or not.
+      trec_ids: whether a line is bad with an id that `write_trec` refuses: one with a no-break space, say.
 
     Returns:
       {question id: {passage id: score}} in the file's order.
@@ -176,13 +189,13 @@ def read_trec(path: Path) -> dict[str, dict[str, float]]:
     for number, line in numbered_bytes(pathlib.Path(path)):
         # Split as bytes: C's white space only. In a str a no-break space inside an id would split too.
         if fields := line.split():
-            _add_line(run, fields, f"{path}:{number}")
+            _add_line(run, fields, f"{path}:{number}", trec_ids)
     if not run:
         raise UserError(f"{path}: the run is empty; expected lines of 'question-id Q0 passage-id rank score tag'")
     return run
 
 
-def _add_line(run: dict[str, dict[str, float]], fields: list[bytes], where: str) -> None:
+def _add_line(run: dict[str, dict[str, float]], fields: list[bytes], where: str, trec_ids: bool) -> None:
     if len(fields) != 6:
         remedy = (
             "is it a TREC run?"
@@ -202,6 +215,11 @@ def _add_line(run: dict[str, dict[str, float]], fields: list[bytes], where: str)
         score = float("nan")
     if score != score:
         raise UserError(f"{where}: the score '{fields[4].decode(errors='replace')}' is not a number; correct the line")
+    if trec_ids:
+        try:
+            _check_trec_ids(question_id, [passage_id])
+        except RowError as error:
+            raise UserError(f"{where}: {error}") from None
     hits = run.setdefault(question_id, {})
     if passage_id in hits:
         raise UserError(f"{where}: passage '{passage_id}' occurs twice for question '{question_id}'; remove one line")

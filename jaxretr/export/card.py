@@ -224,6 +224,8 @@ def _training(run: RunRecord) -> str:
         parts.append(f"On the dev set, at step {run.best_step} of {config['train']['steps']}, the best one:")
         rows = [f"| {name} | {value:.4f} |" for name, value in run.figures.items()]
         parts.append("\n".join(["| metric | value |", "|---|---|", *rows]))
+    if run.note:
+        parts.append(f"**{run.note[0].upper()}{run.note[1:]}.**")
     if run.last:
         parts.append(f"The training loss at step {run.last['step']} was {run.last['loss']:.4f}.")
     settings = json.dumps(config, indent=2, ensure_ascii=False)

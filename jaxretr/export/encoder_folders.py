@@ -141,6 +141,9 @@ def check(folder: Path, library: str, load: Callable[[Path], Callable[[np.ndarra
     stated = manifest.read(folder)
     refuse(folder, manifest.changed_files(folder, stated))
     facts = stated.facts
+    # A folder that the manifest names for a tower, but whose files it does not, lies elsewhere.
+    strange = [place for one in facts["towers"] if f"{(place := one['folder'])}/{TOKENIZER}" not in stated.files]
+    refuse(folder, [f"{place!r} is no tower's folder" for place in strange])
     expected = np.load(folder / VECTORS, allow_pickle=False)
     found = {}
     for side, texts in facts["texts"].items():

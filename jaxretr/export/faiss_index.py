@@ -4,6 +4,9 @@ The index is one of a few kinds by name, or whatever a string of FAISS's own ind
 """
 
 import math
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,23 @@ _PROBED_SHARE = 1 / 16
 # FAISS wants 39 to 256 vectors for each centre of a cluster.
 _TRAINING_ROWS_A_CENTRE = 64
 _LEAST_TRAINING_ROWS = 39 * 256
+
+_OWN_KINDS = ("flat", "hnsw", "ivfpq", "int8", BINARY)
+
+# A program of its own: some factory strings end the process that tries them, HNSW0 and PQ4x0 among them.
+_TRIAL = """
+import sys
+import faiss
+import numpy as np
+
+dim, factory = int(sys.argv[1]), sys.argv[2]
+index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+rows = np.random.default_rng(0).standard_normal((600, dim)).astype(np.float32)
+index.train(rows)
+index.add(rows)
+index.search(rows[:5], 5)
+"""
+_TRIAL_SECONDS = 60
 
 
 def export(
@@ -67,6 +87,8 @@ def export(
     faiss = import_extra("faiss", "export")
     out, meta = Path(out).expanduser(), source.store.meta
     source.check_ids_of_lines("FAISS's docid file")
+    if kind not in _OWN_KINDS:
+        _try_out(kind, meta.dim)
     index, recipe = _new_index(faiss, kind, meta.rows, meta.dim)
     training = min(meta.rows, recipe["training_rows"])
     size = int(meta.rows * recipe["bytes_a_row"])
@@ -79,13 +101,19 @@ def export(
     rng = np.random.default_rng(seed)
     if not index.is_trained:
         _train(index, kind, _sample(source, training, rng))
-    for piece in source.pieces(advance):
-        index.add(_signs(piece) if kind == BINARY else piece)
+    try:
+        for piece in source.pieces(advance):
+            index.add(_signs(piece) if kind == BINARY else piece)
+    except RuntimeError as error:
+        raise UserError(f"FAISS cannot add passages to '{kind}' ({_first_line(error)}); use another kind") from error
     asked = "questions" if questions is not None else "passages of the index, which find themselves"
     if questions is None:
         questions = _sample(source, min(200, meta.rows), rng)
     true = golden_hits.exact(source.pieces(), source.ids, questions, k)
-    found = _search(faiss, index, source.ids, questions, k)
+    try:
+        found = _search(faiss, index, source.ids, questions, k)
+    except RuntimeError as error:
+        raise UserError(f"FAISS cannot search '{kind}' ({_first_line(error)}); use another kind") from error
     golden = golden_hits.questions(encoder)
     with atomic_folder(out) as partial:
         try:
@@ -173,6 +201,20 @@ def _new_index(faiss: Any, kind: str, rows: int, dim: int) -> tuple[Any, dict[st
     if hasattr(index, "nprobe"):
         index.nprobe = settings["nprobe"] = max(1, round(index.nlist * _PROBED_SHARE))
     return index, {"factory": factory, **settings, "training_rows": training, "bytes_a_row": bytes_a_row}
+
+
+def _try_out(kind: str, dim: int) -> None:
+    """Refuses a factory string with which FAISS ends the process; what it merely refuses is left to it."""
+    words = [sys.executable, "-c", _TRIAL, str(dim), kind]
+    try:
+        code = subprocess.run(words, capture_output=True, timeout=_TRIAL_SECONDS, check=False).returncode
+    except subprocess.TimeoutExpired:
+        return  # Slow is no fault.
+    if code < 0:
+        raise UserError(
+            f"FAISS crashes on an index '{kind}' of {dim} dimensions ({signal.Signals(-code).name}); check its numbers, "
+            f"or give {', '.join(_OWN_KINDS)}"
+        )
 
 
 def _train(index: Any, kind: str, sample: np.ndarray) -> None:

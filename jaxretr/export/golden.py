@@ -7,7 +7,7 @@ content; golden.npy holds the vectors. Not a .safetensors file: vLLM would load 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import jax
@@ -219,6 +219,8 @@ def _is_golden(content: dict[str, Any]) -> bool:
         and all(all_texts(pair) and len(pair) == 2 for pair in content["passages"])
         and len(content["passages"]) == len(content["passages_as_text"])
         and _named_texts(content["files"])
+        # Nothing outside of the folder is read because a file says so.
+        and not any(PurePath(name).is_absolute() or ".." in PurePath(name).parts for name in content["files"])
         and _named_texts(content["prompts"])
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import jaxretr
 from jaxretr import sealed_json
 from jaxretr.errors import UserError
-from jaxretr.files import sha256
+from jaxretr.files import restore, sha256
 
 MANIFEST = "manifest.json"
 
@@ -43,6 +43,7 @@ def write(folder: Path, kind: str, facts: dict[str, Any]) -> Manifest:
 
 def is_export(folder: Path) -> bool:
     """Whether a folder holds the manifest of an exported index."""
+    restore(folder)
     return (folder / MANIFEST).is_file()
 
 
@@ -52,6 +53,7 @@ def read(folder: Path) -> Manifest:
     Raises:
       UserError: it is missing or broken, or a byte of it was changed.
     """
+    restore(folder)
     path = folder / MANIFEST
     content, intact = sealed_json.read(path, "give a folder of `jaxretr export`")
     names = {"format": str, "version": int, "kind": str, "facts": dict, "files": dict, "jaxretr": str}

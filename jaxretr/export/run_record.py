@@ -18,12 +18,14 @@ class RunRecord:
       config: the content of config.json.
       best_step: the step whose model was kept; None without a dev set, where it is the last one.
       figures: of the dev set at that step.
+      note: that training did not improve them, where the best step is the start; otherwise empty.
       last: the last line of metrics.jsonl that reports a training loss, `step` included; empty if there is none.
     """
 
     config: dict[str, Any]
     best_step: int | None
     figures: dict[str, float]
+    note: str
     last: dict[str, float]
 
 
@@ -45,7 +47,7 @@ def read_run(model: str | Path) -> RunRecord | None:
     best = _json(folder / "best.json") or {}
     lines = _metrics(folder)
     last = next((line for line in reversed(lines) if "loss" in line and "examples_per_s" in line), {})
-    return RunRecord(config, best.get("step"), best.get("figures", {}), last)
+    return RunRecord(config, best.get("step"), best.get("figures", {}), best.get("note", ""), last)
 
 
 def _json(path: Path) -> dict[str, Any] | None:

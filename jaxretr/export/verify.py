@@ -43,5 +43,12 @@ def verify(folder: str | Path, library: Library | None = None) -> Report | str:
             hint = did_you_mean(kind, _MODULES) or "; install a newer jaxretr"
             raise UserError(f"{folder / manifest.MANIFEST}: of an unknown kind '{kind}'{hint}")
         check: Callable[[Path], str] = import_module(_MODULES[kind]).verify
-        return check(folder)
+        try:
+            return check(folder)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+            # No byte differs from the hashes, so the manifest was written over, with a hash of its own.
+            raise UserError(
+                f"{folder / manifest.MANIFEST}: its facts are not those of an export --to {kind} "
+                f"({type(error).__name__}: {error}); export again"
+            ) from error
     return verify_model(folder, library)

@@ -15,7 +15,7 @@ from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, Side
 from jaxretr.models.layers import Params
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Adapter:
     """A relevance module: small modules that make a retriever of any encoder of their shape.
 
@@ -31,6 +31,12 @@ class Adapter:
     params: Params
     encoder: DualEncoderConfig | None = None
     tokenizer: str | None = None
+
+    def __repr__(self) -> str:
+        shape = self.shape
+        kinds = [f"LoRA of rank {shape.lora_rank}"] if shape.lora_rank else []
+        kinds += [f"parallel adapters of {shape.bottleneck}"] if shape.bottleneck else []
+        return f"Adapter({' and '.join(kinds)}, for {' and '.join(self.params)}, {self.size:,} parameters)"
 
     @property
     def size(self) -> int:

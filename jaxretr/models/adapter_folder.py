@@ -11,8 +11,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxretr.errors import UserError
 from jaxretr.files import atomic_folder, atomic_write
 from jaxretr.models.adapter import Adapter
-from jaxretr.models.adapters import abstract_adapter
+from jaxretr.models.adapters import abstract_adapter, check_shape, dense_sizes
 from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_params import check_sizes
 from jaxretr.models.dual_encoder import DualEncoderConfig
 from jaxretr.models.hf_files import TensorFiles, read_json, resolve, some_names, write_safetensors
 from jaxretr.models.layers import Params
@@ -78,9 +79,19 @@ def read_modules(folder: Path, encoder: DualEncoderConfig) -> Params:
       UserError: the file is missing, or tensors are missing, left over, or of another shape.
     """
     assert encoder.adapter is not None
+    check_sizes(encoder.bert, str(folder / NOTE))
     sides = ("shared",) if encoder.shared else ("question", "passage")
-    shapes = dict.fromkeys(sides, abstract_adapter(encoder.adapter, encoder.bert))
     tensors = TensorFiles.open_file(folder / WEIGHTS)
+    shape, bert = encoder.adapter, encoder.bert
+    try:
+        check_shape(shape, dense_sizes(bert))
+    except ValueError as error:
+        raise UserError(f"{folder / NOTE}: {error}; copy the folder again") from None
+    sizes = {name: bert.sizes()[name] for name in ("num_hidden_layers", "hidden_size")}
+    if shape.lora_rank and {"ffn_in", "ffn_out"} & set(shape.lora_targets):
+        sizes["intermediate_size"] = bert.intermediate_size
+    tensors.check_sizes({**sizes, "lora_rank": shape.lora_rank, "bottleneck": shape.bottleneck}, NOTE)
+    shapes = dict.fromkeys(sides, abstract_adapter(shape, bert))
     wanted: dict[str, Any] = flatten_dict(shapes, sep=".")  # pyright: ignore[reportAssignmentType]
     other = f"{folder / WEIGHTS}: is of another adapter than {NOTE} says:"
     if different := sorted(wanted.keys() ^ set(tensors.names)):

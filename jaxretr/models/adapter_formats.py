@@ -377,6 +377,7 @@ def _read(
     numbers = {int(match[1]) for name in there if (match := re.search(r"encoder\.layer\.(\d+)\.", name))}
     if numbers and max(numbers) + 1 != layers:
         raise UserError(f"{where}: is for {max(numbers) + 1} layers, but the encoder has {layers}; {_OTHER_ENCODER}")
+    tensors.check_sizes({"r": shape.lora_rank, "bottleneck": shape.bottleneck}, NOTE)
     shapes = abstract_adapter(shape, bert)
     flat: dict[str, Any] = flatten_dict(shapes, sep="/")  # pyright: ignore[reportAssignmentType]
     wanted = {name: tuple(flat[row.ours].shape[1:]) for row in rows for name in row.names(layers)}
@@ -434,6 +435,6 @@ def _rank(config: Mapping[str, Any], where: str) -> int:
 
 def _number(config: Mapping[str, Any], key: str, where: str) -> float:
     value = config.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < 1e30:
         raise UserError(f"{where}: '{key}' is {value!r}; only one positive number can be represented")
     return float(value)

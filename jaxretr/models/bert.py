@@ -41,6 +41,11 @@ class BertConfig:
     pre_layer_norm: bool = False
     """Megatron's order: LayerNorm before each block and after the last one, none on the embeddings."""
 
+    def sizes(self) -> dict[str, int]:
+        """The number of layers and all lengths of the parameters' axes, by name."""
+        names = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings")
+        return {name: getattr(self, name) for name in (*names, "type_vocab_size")}
+
 
 class BertLayer(nnx.Module):
     """Self-attention and feed-forward, each with a residual connection."""
@@ -125,7 +130,13 @@ class BertEncoder(nnx.Module):
         self.config = config
 
     def __call__(
-        self, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None = None, *, keep_matmuls: bool = False
+        self,
+        tokens: jax.Array,
+        lengths: jax.Array,
+        keys: jax.Array | None = None,
+        *,
+        keep_matmuls: bool = False,
+        words: jax.Array | None = None,
     ) -> jax.Array:
         """Encodes a batch.
 
@@ -134,12 +145,13 @@ class BertEncoder(nnx.Module):
           lengths: number of real tokens of each row, int32 [B].
           keys: one PRNG key a row [B] switches dropout on.
           keep_matmuls: as in `scan_layers`.
+          words: the tokens' word embeddings, float32 [B, L, D], where the caller looked them up.
 
         Returns:
           float32 [B, L, D]. All tokens have type 0, also the second segment of a pair, as in DPR and ART.
         """
         length = tokens.shape[1]
-        x = self.word_embedding(tokens.astype(jnp.int32))
+        x = self.word_embedding(tokens.astype(jnp.int32)) if words is None else words
         x = x + self.position_embedding(jnp.arange(length)) + self.type_embedding(jnp.zeros((), jnp.int32))
         if not self.config.pre_layer_norm:
             x = self.norm(x)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxretr.errors import UserError
 from jaxretr.models.bert import BertConfig, BertEncoder
-from jaxretr.models.hf_files import TensorFiles, config_fields, load_torch, read_json, some_names
+from jaxretr.models.hf_files import TensorFiles, config_fields, load_torch, read_json, some_names, stated_architecture
 from jaxretr.models.layers import ACTIVATIONS, Params, define
 from jaxretr.models.name_table import Row, read_rows, write_rows
 
@@ -255,7 +255,7 @@ def _dpr_tower(tensors: TensorFiles, prefix: str, heads: int | None) -> BertChec
         max_position_embeddings=shape("embeddings.position_embeddings.weight")[0],
         type_vocab_size=shape("embeddings.token_type_embeddings.weight")[0],
     )
-    _check_sizes(bert, tensors.where)
+    check_sizes(bert, tensors.where)
     projection = prefix + "encode_proj.weight"
     projected = tensors.shape(projection)[0] if projection in names else 0
     return _translate(bert, tensors, prefix, _LAYOUTS[prefix].kind, projected=projected)
@@ -266,6 +266,7 @@ def _translate(bert: BertConfig, tensors: TensorFiles, prefix: str, kind: Kind, 
     tensors = tensors.rename(lambda name: re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name))
     tensors = tensors.rename(lambda name: re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
     tensors, has_head = _without_tied_decoder(tensors, prefix)
+    tensors.check_sizes({**bert.sizes(), "projection_dim": projected}, "config.json")
     size = bert.hidden_size
     shapes: Params = {"encoder": define(lambda rngs: BertEncoder(bert, rngs=rngs))[1]}
     if projected:
@@ -318,7 +319,7 @@ def _without_tied_decoder(tensors: TensorFiles, prefix: str) -> tuple[TensorFile
 
 
 def _architecture(config: Mapping[str, Any], where: str) -> str:
-    stated = (config.get("architectures") or [""])[0]
+    stated = stated_architecture(config, where)
     model_type = config.get("model_type") or ""
     if (stated and stated not in _ARCHITECTURES) or ((model_type or not stated) and model_type not in _MODEL_TYPES):
         raise UserError(
@@ -343,11 +344,14 @@ def bert_shape(config: Mapping[str, Any], where: str) -> tuple[BertConfig, int]:
         raise UserError(f"{where}: config.json has hidden_act '{activation}'; supported: {', '.join(_ACTIVATIONS)}")
     fields["hidden_act"] = _ACTIVATIONS[activation]
     bert = BertConfig(**fields, pre_layer_norm=megatron)
-    _check_sizes(bert, where)
+    check_sizes(bert, where)
     return bert, config_fields(config, {"projection_dim": 0}, where)["projection_dim"]
 
 
-def _check_sizes(bert: BertConfig, where: str) -> None:
+def check_sizes(bert: BertConfig, where: str) -> None:
+    """Raises UserError, which names `where`, for sizes that no encoder has."""
+    if wrong := next((name for name, size in bert.sizes().items() if size < 1), None):
+        raise UserError(f"{where}: {wrong} is {getattr(bert, wrong)}, but must be at least 1; correct it")
     if bert.num_hidden_layers < 1 or bert.num_attention_heads < 1 or bert.hidden_size % bert.num_attention_heads:
         raise UserError(
             f"{where}: {bert.num_hidden_layers} layers of {bert.num_attention_heads} heads do not fit a hidden size of "

@@ -5,16 +5,17 @@ once can be searched with any weights.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import tee
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
-from jaxretr.config import Dtype
+from jaxretr.config import EncodeDtype
 from jaxretr.errors import UserError, did_you_mean
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig
+from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, Side
 
 How = Literal["concatenate", "sum"]
 
@@ -49,6 +50,16 @@ class TextEncoder(Protocol):
         batch_size: int | None = None,
         progress: bool | None = None,
     ) -> np.ndarray: ...
+
+    def encode_pieces(
+        self,
+        side: Side,
+        pieces: Iterable[Sequence[Any]],
+        *,
+        batch_size: int | None = None,
+        total: int | None = None,
+        advance: Callable[[int], object] = lambda rows: None,
+    ) -> Iterator[tuple[np.ndarray, int]]: ...
 
 
 @dataclass(frozen=True)
@@ -102,6 +113,7 @@ class CombinedEncoder:
 
     Attributes:
       truncated: how many texts the last call cut, in the part that cut most.
+      source: the path or name that it was loaded from; None where it was not.
 
     Raises:
       UserError: fewer than two parts, weights that do not fit them, or embeddings of different sizes to be added.
@@ -139,15 +151,25 @@ class CombinedEncoder:
             how, tuple(float(weight) for weight in weights), tuple(part.config for part in parts)
         )
         self.truncated = 0
+        self.source: str | None = None
+
+    def __repr__(self) -> str:
+        source = "" if self.source is None else f"{self.source!r}, "
+        weights = ", ".join(f"{weight:g}" for weight in self.config.weights)
+        parts = ", ".join(map(repr, self.parts))
+        how = "concatenated" if self.config.how == "concatenate" else "added"
+        return (
+            f"CombinedEncoder({source}{self.config.embedding_size} dimensions, {how} with weights {weights}: {parts})"
+        )
 
     @classmethod
-    def from_pretrained(cls, path_or_name: str | Path, *, dtype: Dtype = "float32") -> "CombinedEncoder":
+    def from_pretrained(cls, path_or_name: str | Path, *, dtype: EncodeDtype = "float32") -> "CombinedEncoder":
         """Loads a combined encoder.
 
         Args:
           path_or_name: a folder that `save` or `jaxretr combine` wrote, a run directory that holds one, or the hub's
             name of such a folder.
-          dtype: of the matmuls' operands when encoding, "float32" or "bfloat16".
+          dtype: of the matmuls' operands when encoding, "float32", "bfloat16" or "auto".
 
         Raises:
           UserError: no such folder, a single model's folder, or a file that is missing or broken.
@@ -182,9 +204,9 @@ class CombinedEncoder:
           float32 [n, D], in the order of the texts.
         """
         queries = _kept(queries)
-        found = (part.encode_queries(queries, batch_size=batch_size, progress=progress) for part in self.parts)
-        weighted = [np.float32(weight) * one for weight, one in zip(self.config.weights, found, strict=True)]
-        return self._combined(weighted)
+        found = [part.encode_queries(queries, batch_size=batch_size, progress=progress) for part in self.parts]
+        self.truncated = max(part.truncated for part in self.parts)
+        return self._combined("question", found)
 
     def encode_passages(
         self,
@@ -200,10 +222,39 @@ class CombinedEncoder:
         """
         passages = _kept(passages)
         found = [part.encode_passages(passages, batch_size=batch_size, progress=progress) for part in self.parts]
-        return self._combined(found)
-
-    def _combined(self, embeddings: list[np.ndarray]) -> np.ndarray:
         self.truncated = max(part.truncated for part in self.parts)
+        return self._combined("passage", found)
+
+    def encode_pieces(
+        self,
+        side: Side,
+        pieces: Iterable[Sequence[Any]],
+        *,
+        batch_size: int | None = None,
+        total: int | None = None,
+        advance: Callable[[int], object] = lambda rows: None,
+    ) -> Iterator[tuple[np.ndarray, int]]:
+        """Embeds one piece of a corpus after another; arguments, results and errors as of `DualEncoder.encode_pieces`."""
+        done = 0
+
+        def count(rows: int) -> None:
+            # Each text is embedded once by every part.
+            nonlocal done
+            before, done = done, done + rows
+            if new := done // len(self.parts) - before // len(self.parts):
+                advance(new)
+
+        streams = [
+            part.encode_pieces(side, copy, batch_size=batch_size, total=total, advance=count)
+            for part, copy in zip(self.parts, tee(pieces, len(self.parts)), strict=True)
+        ]
+        for found in zip(*streams, strict=True):
+            yield self._combined(side, [embeddings for embeddings, _ in found]), max(cut for _, cut in found)
+
+    def _combined(self, side: Side, embeddings: list[np.ndarray]) -> np.ndarray:
+        if side == "question":
+            weights = self.config.weights
+            embeddings = [np.float32(weight) * one for weight, one in zip(weights, embeddings, strict=True)]
         if self.config.how == "concatenate":
             return np.concatenate(embeddings, axis=1)
         return np.sum(embeddings, axis=0)

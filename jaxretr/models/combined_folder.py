@@ -6,7 +6,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from jaxretr.config import Dtype
+from jaxretr.config import EncodeDtype
 from jaxretr.errors import UserError
 from jaxretr.files import atomic_folder, atomic_write
 from jaxretr.models.combined_encoder import CombinedEncoder
@@ -24,7 +24,7 @@ _OURS = (NOTE, "part-[0-9]*", "curve.json", "curve.png")
 def load_encoder(
     path_or_name: str | Path,
     *,
-    dtype: Dtype = "float32",
+    dtype: EncodeDtype = "float32",
     passage_path: str | Path | None = None,
     tokenizer: str | Path | None = None,
     pooling: Literal["cls", "mean"] | None = None,
@@ -34,7 +34,7 @@ def load_encoder(
 
     Args:
       path_or_name: as for `DualEncoder.from_pretrained` and `CombinedEncoder.from_pretrained`.
-      dtype: of the matmuls' operands when encoding, "float32" or "bfloat16".
+      dtype: of the matmuls' operands when encoding, "float32", "bfloat16" or "auto".
       passage_path, tokenizer, pooling, truncate_dim: of a dual encoder, see `DualEncoder.from_pretrained`.
 
     Raises:
@@ -55,8 +55,10 @@ def load_encoder(
                 raise UserError(
                     f"{path_or_name}: a combined model has all that its parts need; leave {superfluous} out"
                 )
-            return load(path, dtype)
-    return DualEncoder.from_pretrained(
+            encoder = load(path, dtype)
+            encoder.source = str(path_or_name)
+            return encoder
+    encoder = DualEncoder.from_pretrained(
         path,
         dtype=dtype,
         passage_path=passage_path,
@@ -64,9 +66,11 @@ def load_encoder(
         pooling=pooling,
         truncate_dim=truncate_dim,
     )
+    encoder.source = str(path_or_name)
+    return encoder
 
 
-def load(path_or_name: str | Path, dtype: Dtype) -> CombinedEncoder:
+def load(path_or_name: str | Path, dtype: EncodeDtype) -> CombinedEncoder:
     """Reads what `save` wrote; `CombinedEncoder.from_pretrained` documents it."""
     folder = _model_folder(resolve(path_or_name))
     where = folder / NOTE
@@ -88,7 +92,9 @@ def load(path_or_name: str | Path, dtype: Dtype) -> CombinedEncoder:
         raise UserError(f"{where}: was changed, and is no longer what CombinedEncoder.save writes; combine it again")
     parts = [DualEncoder.from_pretrained(_part(folder, place), dtype=dtype) for place in places]
     try:
-        return CombinedEncoder(parts, weights, content["how"], names=names)  # pyright: ignore[reportArgumentType]
+        encoder = CombinedEncoder(parts, weights, content["how"], names=names)  # pyright: ignore[reportArgumentType]
+        encoder.source = str(path_or_name)
+        return encoder
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 

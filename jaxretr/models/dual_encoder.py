@@ -1,26 +1,28 @@
 """The dual encoder: its configuration, its mathematics as pure functions, and `DualEncoder` for users."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, singledispatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxretr.config import AdapterShape, Dtype
+from jaxretr.config import AdapterShape, Dtype, EncodeDtype
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows, vocabulary_size
 from jaxretr.errors import UserError, did_you_mean
 from jaxretr.json_dataclass import dataclass_from
-from jaxretr.models.adapters import abstract_adapter, init_adapter, kinds_of, merge_lora
+from jaxretr.models.adapters import abstract_adapter, count, init_adapter, kinds_of, merge_lora
 from jaxretr.models.bert import BertConfig, BertEncoder
-from jaxretr.models.encode import Engine
+from jaxretr.models.encode import Engine, HostEngine, Job, fastest_dtype
 from jaxretr.models.layers import Params, define, initialise
 from jaxretr.models.partition import partition
+from jaxretr.models.precision import matmuls_in
+from jaxretr.search.machine import blas_beats_xla
 
 if TYPE_CHECKING:  # adapter.py imports this file.
     from jaxretr.models.adapter import Adapter
@@ -150,6 +152,17 @@ def tower(params: Params, side: Side) -> Params:
     return params["shared"] if "shared" in params else params.get(side, {})
 
 
+def word_table(tower_params: Params) -> tuple[str, ...] | None:
+    """The path of the table of word embeddings in a tower's parameters; None if it is not among them (not trained)."""
+    for path in (("bert", "word_embedding", "table"), ("base", "bert", "word_embedding", "table")):
+        found: Any = tower_params
+        for name in path:
+            found = found.get(name, {}) if isinstance(found, dict) else {}
+        if not isinstance(found, dict):
+            return path
+    return None
+
+
 @singledispatch
 def embed(
     config: DualEncoderConfig,
@@ -160,6 +173,7 @@ def embed(
     dtype: Any,
     keys: jax.Array | None = None,
     keep_matmuls: bool = False,
+    words: jax.Array | None = None,
 ) -> jax.Array:
     """Embeds rows of token ids; part of the compiled programs.
 
@@ -170,6 +184,8 @@ def embed(
       lengths: number of real tokens of each row, int32 [B]; a row of length 0 gives some finite vector.
       dtype: of the encoder's matmul operands, float32 or bfloat16.
       keys: one PRNG key a row [B] switches dropout on.
+      keep_matmuls: as in `jaxretr.models.layers.scan_layers`.
+      words: the tokens' rows of the table at `word_table`, float32 [B, L, D'], where the caller looked them up.
 
     Returns:
       float32 [B, D], D being `config.embedding_size`.
@@ -181,13 +197,14 @@ def embed(
     if shape is not None:
         bert_params = {**bert_params, "adapter": kinds_of(shape, tower_params["adapter"])}
     encoder = nnx.merge(_graph(config.bert, shape, jnp.dtype(dtype).name, stacked), bert_params)
-    states = encoder(tokens, lengths, keys, keep_matmuls=keep_matmuls)
-    if config.pooling == "cls":
-        pooled = states[:, 0]
-    else:
-        real = (jnp.arange(states.shape[1]) < lengths[:, None]).astype(states.dtype)
-        # sentence-transformers' smallest divisor: what a row of length 0 is divided by.
-        pooled = jnp.einsum("bld,bl->bd", states, real) / jnp.maximum(lengths, 1e-9)[:, None]
+    with matmuls_in(dtype):
+        states = encoder(tokens, lengths, keys, keep_matmuls=keep_matmuls, words=words)
+        if config.pooling == "cls":
+            pooled = states[:, 0]
+        else:
+            real = (jnp.arange(states.shape[1]) < lengths[:, None]).astype(states.dtype)
+            # sentence-transformers' smallest divisor: what a row of length 0 is divided by.
+            pooled = jnp.einsum("bld,bl->bd", states, real) / jnp.maximum(lengths, 1e-9)[:, None]
     if config.projection_size:
         projection = tower_params["projection"]
         # One small matmul: float32 costs nothing here, and accelerators would round its operands unasked.
@@ -223,13 +240,15 @@ class DualEncoder:
       config: what it is.
       params: parameters laid out as by `init_params`, numpy or JAX arrays.
       tokenizer: as `jaxretr.data.tokens.load_tokenizer` gives it.
-      dtype: of the matmuls' operands when encoding; results are float32 always.
+      dtype: of the matmuls' operands when encoding, or "auto": see `fastest_dtype`; results are float32 always.
       mlm_head: the encoder's head of masked language modelling, as in `BertCheckpoint`, where it has one: not needed
         here, but for going on with masked language modelling (`jaxretr adapt`).
 
     Attributes:
+      dtype: "float32" or "bfloat16", whichever was given or chosen.
       truncated: how many texts the last call cut at their maximum length.
       adapters: what `load_adapter` loaded, by name.
+      source: the path or name that it was loaded from; None where it was not, or was changed since.
 
     Raises:
       UserError: the tokenizer has ids that the model does not know, or a maximum length exceeds its positions.
@@ -241,11 +260,11 @@ class DualEncoder:
         params: Params,
         tokenizer: Any,
         *,
-        dtype: Dtype = "float32",
+        dtype: EncodeDtype = "float32",
         mlm_head: Params | None = None,
     ):
-        if dtype not in ("float32", "bfloat16"):
-            raise UserError(f"dtype {dtype!r} is not supported; use 'float32' or 'bfloat16'")
+        if dtype not in get_args(EncodeDtype):
+            raise UserError(f"dtype {dtype!r} is not supported; use 'auto', 'float32' or 'bfloat16'")
         if (size := vocabulary_size(tokenizer)) > config.bert.vocab_size:
             raise UserError(
                 f"the tokenizer has {size} entries, the model {config.bert.vocab_size}; use the model's own tokenizer"
@@ -256,11 +275,30 @@ class DualEncoder:
                     f"{name} is {length}, but the model has {config.bert.max_position_embeddings} positions; lower it"
                 )
         self.config, self.params, self.tokenizer = config, params, tokenizer
-        self.dtype: Dtype = dtype
+        self.dtype: Dtype = fastest_dtype() if dtype == "auto" else dtype
         self.mlm_head = mlm_head
         self.adapters: dict[str, Adapter] = {}
         self.truncated = 0
+        self.source: str | None = None
         self._engines: dict[str, Engine] = {}
+
+    def __repr__(self) -> str:
+        config, bert = self.config, self.config.bert
+        facts = [
+            *([] if self.source is None else [repr(self.source)]),
+            f"{config.embedding_size} dimensions",
+            f"{config.pooling} pooling",
+            f"{'one tower' if config.shared else 'two towers'} of {bert.num_hidden_layers} x {bert.hidden_size}",
+            *([] if config.adapter is None else ["adapters"]),
+            f"{count(self.params):,} parameters",
+            self.dtype,
+        ]
+        return f"DualEncoder({', '.join(facts)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: the parameters as numpy arrays; compiled programs are made anew."""
+        arrays = {name: jax.device_get(getattr(self, name)) for name in ("params", "mlm_head")}
+        return {**self.__dict__, **arrays, "_engines": {}}
 
     @classmethod
     def from_pretrained(
@@ -269,7 +307,7 @@ class DualEncoder:
         *,
         passage_path: str | Path | None = None,
         tokenizer: str | Path | None = None,
-        dtype: Dtype = "float32",
+        dtype: EncodeDtype = "float32",
         shared: bool | None = None,
         pooling: Literal["cls", "mean"] | None = None,
         passage_template: Literal["pair", "joined"] | None = None,
@@ -285,7 +323,7 @@ class DualEncoder:
             the hub's name of such a folder.
           passage_path: the second tower's folder, where it comes apart (DPR's context encoder).
           tokenizer: a folder or hub name of the tokenizer; by default the model's. A .cp file has none.
-          dtype: "float32", or "bfloat16" for faster encoding.
+          dtype: "float32"; "bfloat16"; or "auto" for the faster of them on this machine.
           shared: one tower for both sides or two; by default what the folder says, and one for a plain BERT. With
             False a single set of weights is copied into both towers.
           pooling: of a folder that does not state one (default there: "cls").
@@ -311,7 +349,9 @@ class DualEncoder:
             "truncate_dim": truncate_dim,
         }
         config = dataclasses.replace(config, **{name: value for name, value in stated.items() if value is not None})
-        return cls(config, params, loaded, dtype=dtype, mlm_head=head)
+        encoder = cls(config, params, loaded, dtype=dtype, mlm_head=head)
+        encoder.source = str(path_or_name)
+        return encoder
 
     def save(self, folder: str | Path) -> None:
         """Writes jaxretr.json, model.safetensors (float32) and the tokenizer; all of it appears at once.
@@ -354,7 +394,7 @@ class DualEncoder:
             hint = did_you_mean(name, self.adapters) or f"; loaded are: {', '.join(self.adapters) or 'none'}"
             raise UserError(f"no adapter '{name}'{hint}")
         changed = self.without_adapters() if name is None else self.adapters[name].put_into(self)
-        self.config, self.params = changed.config, changed.params
+        self.config, self.params, self.source = changed.config, changed.params, None
         self._engines.clear()
 
     def merge_lora(self) -> "DualEncoder":
@@ -420,13 +460,7 @@ class DualEncoder:
         Raises:
           UserError: something that is no text; the message names its index.
         """
-        texts = [_text(query, f"queries[{index}]") for index, query in enumerate(_list(queries, "queries"))]
-        length = self.config.max_question_length
-
-        def rows(start: int, stop: int) -> tuple[list[list[int]], int]:
-            return question_rows(self.tokenizer, texts[start:stop], length)
-
-        return self._encode("question", rows, len(texts), length, batch_size, progress)
+        return self._encode("question", self._job("question", queries), batch_size, progress)
 
     def encode_passages(
         self,
@@ -449,25 +483,106 @@ class DualEncoder:
         Raises:
           UserError: something that is no passage; the message names its index.
         """
-        pairs = [_passage(passage, index) for index, passage in enumerate(_list(passages, "passages"))]
+        return self._encode("passage", self._job("passage", passages), batch_size, progress)
+
+    def encode_pieces(
+        self,
+        side: Side,
+        pieces: Iterable[Sequence[Any]],
+        *,
+        batch_size: int | None = None,
+        total: int | None = None,
+        advance: Callable[[int], object] = lambda rows: None,
+    ) -> Iterator[tuple[np.ndarray, int]]:
+        """Embeds one piece of a corpus after another; the next one is tokenised while one is embedded.
+
+        Args:
+          side: whose tower.
+          pieces: of passages or questions as `encode_passages` or `encode_queries` take them; one ahead is asked for.
+          batch_size: as in `encode_queries`; no batch holds rows of two pieces.
+          total: number of texts of all pieces, by which the batches' shapes are chosen; None: each piece by its own.
+          advance: called with the number of texts that were embedded since the last call.
+
+        Yields:
+          Of each piece float32 [n, D], and how many of its texts were cut at their maximum length.
+
+        Raises:
+          UserError: as `encode_passages`.
+        """
+        jobs = (self._job(side, piece) for piece in pieces)
+        return self._engine(side).encode_jobs(
+            jobs,
+            self.config.embedding_size,
+            max_length=self._length(side),
+            batch_size=batch_size,
+            total=total,
+            advance=advance,
+        )
+
+    def _job(self, side: Side, content: Any) -> Job:
+        """Texts of one side, checked; they are tokenised when they are asked for."""
+        length = self._length(side)
+        if side == "question":
+            texts = [_text(query, f"queries[{index}]") for index, query in enumerate(_list(content, "queries"))]
+            return Job(lambda start, stop: question_rows(self.tokenizer, texts[start:stop], length), len(texts))
+        pairs = [_passage(passage, index) for index, passage in enumerate(_list(content, "passages"))]
         template = passage_pair if self.config.passage_template == "pair" else passage_joined
-        length = self.config.max_passage_length
 
         def rows(start: int, stop: int) -> tuple[list[list[int]], int]:
             titles, texts = zip(*pairs[start:stop], strict=True)
             return template(self.tokenizer, titles, texts, length)
 
-        return self._encode("passage", rows, len(pairs), length, batch_size, progress)
+        return Job(rows, len(pairs))
 
-    def _encode(self, side: Side, rows: Any, n: int, length: int, batch_size: int | None, progress: bool | None):
+    def _length(self, side: Side) -> int:
+        return self.config.max_question_length if side == "question" else self.config.max_passage_length
+
+    def _engine(self, side: Side) -> Engine:
         name = "shared" if self.config.shared else side
         if name not in self._engines:
             ready = self.merge_lora()
-            self._engines[name] = Engine(_embed_rows(ready.config, self.dtype), ready.params[name], self.dtype)
-        embeddings, self.truncated = self._engines[name].encode(
-            rows, n, self.config.embedding_size, max_length=length, batch_size=batch_size, progress=progress, what=side
+            self._engines[name] = _engine(ready.config, ready.params[name], self.dtype)
+        return self._engines[name]
+
+    def _encode(self, side: Side, job: Job, batch_size: int | None, progress: bool | None) -> np.ndarray:
+        embeddings, self.truncated = self._engine(side).encode(
+            *(job.rows, job.n, self.config.embedding_size),
+            max_length=self._length(side),
+            batch_size=batch_size,
+            progress=progress,
+            what=side,
         )
         return embeddings
+
+
+def _engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -> Engine:
+    """The faster of the two engines on this machine: the one place that chooses."""
+    if dtype == "float32" and jax.default_backend() == "cpu" and blas_beats_xla():
+        from jaxretr.models import host_bert  # Numba, which takes half a second to import.
+
+        bare = config.adapter is None or (config.lora_merged and not config.adapter.bottleneck)
+        if bare and host_bert.suits(config.bert):
+            return HostEngine(_embed_on_host(config, jax.device_get(tower_params)))
+    return Engine(_embed_rows(config, dtype), tower_params, dtype)
+
+
+def _embed_on_host(config: DualEncoderConfig, tower_params: Params) -> Any:
+    """`embed` by numpy, of (tokens, lengths); the parameters are numpy's as well."""
+    from jaxretr.models.host_bert import HostBert
+
+    encoder, projection = HostBert(config.bert, tower_params["bert"]), tower_params.get("projection")
+
+    def embed_rows(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        states, starts = encoder(tokens, lengths), np.cumsum(lengths) - lengths
+        pooled = states[starts] if config.pooling == "cls" else np.add.reduceat(states, starts) / lengths[:, None]
+        if projection:
+            pooled = pooled @ projection["kernel"] + projection["bias"]
+        pooled = pooled[:, : config.embedding_size].astype(np.float32, copy=False)
+        if not config.normalise:
+            return pooled
+        return pooled / np.sqrt(np.maximum(np.square(pooled).sum(axis=1, keepdims=True), 1e-24))
+
+    return embed_rows
 
 
 @cache

@@ -18,7 +18,7 @@ from jaxretr.files import atomic_folder, atomic_write
 from jaxretr.models import adapter_folder, sentence_transformers
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.bert import BertConfig
-from jaxretr.models.bert_params import BertCheckpoint, read_checkpoint, read_dpr_cp
+from jaxretr.models.bert_params import BertCheckpoint, check_sizes, read_checkpoint, read_dpr_cp
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params
 from jaxretr.models.export_note import FORMAT as EXPORT_FORMAT
 from jaxretr.models.export_note import NOTE, read_note
@@ -256,7 +256,9 @@ def _load_ours(folder: Path, tokenizer: Any) -> Loaded:
     if content.get("version") != _VERSION:
         raise UserError(f"{where}: is of version {content.get('version')}, not {_VERSION}; install a newer jaxretr")
     config = DualEncoderConfig.from_json(content["config"], where)
+    check_sizes(config.bert, where)
     tensors = TensorFiles.open(folder)
+    tensors.check_sizes({**config.bert.sizes(), "projection_size": config.projection_size or 0}, NOTE)
     shapes, _ = partition(abstract_params(config), ("adapter",))
     leaves: dict[str, Any] = flatten_dict(shapes, sep=".")  # pyright: ignore[reportAssignmentType]
     wanted = {name: tuple(leaf.shape) for name, leaf in leaves.items()}

@@ -1,14 +1,16 @@
 """The encoding engine: texts in, vectors out, with short texts not paying for long ones.
 
-A background thread tokenises chunk after chunk; each chunk is sorted by length and cut into batches of about the same
-number of tokens, padded to a multiple of 16; one program is compiled for every (rows, length) that occurs.
+A background thread tokenises chunk after chunk, also those of the next job while one is computed; each chunk is sorted by
+length and cut into batches of about the same number of tokens, padded to a multiple of 16; one program is compiled for
+every (rows, length) that occurs. On processors where numpy's BLAS is faster than XLA nothing is compiled, and padding is
+dropped (host_bert.py).
 """
 
 import contextlib
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,9 +19,12 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxretr.compilation_cache import keep_programs
+from jaxretr.config import Dtype
 from jaxretr.errors import UserError
 from jaxretr.models.layers import Params, unstack
 from jaxretr.parallel.mesh import DATA, make_mesh, replicate
+from jaxretr.search.machine import multiplies_bfloat16
 
 # Padding to the next multiple of 16 instead of 64 saves a seventh of the time of passages of 20 to 250 tokens.
 _BUCKET = 16
@@ -28,6 +33,9 @@ _BUCKET = 16
 _BATCH_TOKENS = {"cpu": 1024}
 _BATCH_TOKENS_ELSEWHERE = 65536
 
+# Of one batch by the BLAS, whose matmuls are slower for fewer rows.
+_BATCH_TOKENS_BLAS = 2048
+
 # A job of fewer batches than this compiles for longer than it runs, and saves more by few shapes than by little padding.
 _MANY_BATCHES = 16
 
@@ -35,6 +43,14 @@ _MANY_BATCHES = 16
 _IN_FLIGHT = 8
 
 _log = logging.getLogger(__name__)
+
+
+def fastest_dtype() -> Dtype:
+    """The dtype of the matmuls' operands that encodes fastest on this machine.
+
+    bfloat16 on accelerators and on processors that multiply it; elsewhere float32, which is also the more exact.
+    """
+    return "bfloat16" if jax.default_backend() != "cpu" or multiplies_bfloat16() else "float32"
 
 
 class Batch(NamedTuple):
@@ -89,6 +105,28 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+class Job(NamedTuple):
+    """Texts whose batches hold no text of another job.
+
+    Attributes:
+      rows: (start, stop) -> token ids of these texts, and how many of them were cut; called in another thread.
+      n: number of texts.
+    """
+
+    rows: Callable[[int, int], tuple[list[list[int]], int]]
+    n: int
+
+
+class _Result:
+    """What is known of a job so far: embeddings float32 [n, D], rows without one, texts that were cut."""
+
+    def __init__(self, n: int, size: int):
+        self.embeddings = np.empty((n, size), np.float32)
+        self.left = n
+        self.cut = 0
+        self.shapes: Shapes | None = None
+
+
 def make_batches(ids: Sequence[Sequence[int]], start: int, shapes: Shapes) -> list[Batch]:
     """Cuts rows of token ids into batches, the longest first.
 
@@ -122,9 +160,15 @@ class Engine:
       dtype: of the matmuls' operands; the encoder's kernels are cast to it once, here.
     """
 
+    compiles = True
+    """Whether each shape of a batch is a program to compile."""
+
     def __init__(self, embed: Callable[[Params, jax.Array, jax.Array], jax.Array], tower_params: Params, dtype: str):
+        keep_programs()
         self.embed = embed
         self.mesh = make_mesh(jax.local_devices())
+        self.devices = self.mesh.size
+        self.batch_tokens = _BATCH_TOKENS.get(self.mesh.devices.flat[0].platform, _BATCH_TOKENS_ELSEWHERE)
         # On the host: slices of numpy arrays are views, while each slice of a JAX array is a program to compile.
         params = dict(jax.device_get(tower_params))
         if "layers" in params["bert"]:  # a bag of words has none
@@ -163,67 +207,135 @@ class Engine:
         """
         from tqdm import tqdm
 
-        if batch_size is not None and batch_size < 1:
-            raise UserError(f"batch_size is {batch_size}; give at least 1, or leave it out")
-        result = np.empty((n, size), np.float32)
-        truncated = 0
-        in_flight: deque[tuple[np.ndarray, jax.Array]] = deque()
         hidden = not sys.stderr.isatty() if progress is None else not progress
-        with (
-            ThreadPoolExecutor(1, "tokenise") as thread,
-            tqdm(total=n, unit=what, delay=2.0, disable=hidden) as bar,
-        ):
-
-            def collect() -> None:
-                positions, embeddings = in_flight.popleft()
-                result[positions] = np.asarray(embeddings)[: len(positions)]
-                bar.update(len(positions))
-
-            for batches, cut in self._chunks(thread, rows, n, max_length, batch_size):
-                truncated += cut
-                for batch in batches:
-                    in_flight.append((batch.positions, self._run(batch)))
-                    if len(in_flight) > _IN_FLIGHT:
-                        collect()
-            while in_flight:
-                collect()
+        with tqdm(total=n, unit=what, delay=2.0, disable=hidden) as bar:
+            jobs = self.encode_jobs(
+                [Job(rows, n)], size, max_length=max_length, batch_size=batch_size, advance=bar.update
+            )
+            [(result, truncated)] = jobs
         if truncated:
             _log.warning("%d of %d %ss were cut at %d tokens", truncated, n, what, max_length)
         return result, truncated
 
-    def _chunks(self, thread: ThreadPoolExecutor, rows: Any, n: int, max_length: int, batch_size: int | None):
-        """Yields the batches of one chunk of texts, while the thread tokenises the next."""
-        devices = self.mesh.size
-        platform = self.mesh.devices.flat[0].platform
-        batch_tokens = _BATCH_TOKENS.get(platform, _BATCH_TOKENS_ELSEWHERE)
-        job = batch_tokens * devices if batch_size is None else batch_size * max_length
+    def encode_jobs(
+        self,
+        jobs: Iterable[Job],
+        size: int,
+        *,
+        max_length: int,
+        batch_size: int | None = None,
+        total: int | None = None,
+        advance: Callable[[int], object] = lambda rows: None,
+    ) -> Iterator[tuple[np.ndarray, int]]:
+        """Encodes one job after another; the devices need not wait while the texts of the next job are tokenised.
+
+        A job's embeddings do not depend on the jobs around it.
+
+        Args:
+          jobs: asked for one job ahead of the one that is computed.
+          size: D.
+          max_length: most ids of a row.
+          batch_size: rows a batch; None: what suits device and lengths.
+          total: number of texts of all jobs, where these are parts of a larger one; None: each stands alone.
+          advance: called with the number of texts that were encoded since the last call.
+
+        Yields:
+          Of each job float32 [n, D] in the order of its texts, and how many were cut.
+
+        Raises:
+          UserError: `batch_size` is not positive.
+        """
+        if batch_size is not None and batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}; give at least 1, or leave it out")
+        unfinished: deque[_Result] = deque()
+        in_flight: deque[tuple[_Result, np.ndarray, jax.Array | np.ndarray]] = deque()
+
+        def collect() -> None:
+            result, positions, embeddings = in_flight.popleft()
+            result.embeddings[positions] = np.asarray(embeddings)[: len(positions)]
+            result.left -= len(positions)
+            advance(len(positions))
+
+        with ThreadPoolExecutor(1, "tokenise") as thread:
+            for result, batches in self._chunks(thread, jobs, size, max_length, batch_size, total):
+                if not unfinished or unfinished[-1] is not result:
+                    unfinished.append(result)
+                for batch in batches:
+                    in_flight.append((result, batch.positions, self._run(batch)))
+                    while in_flight and (len(in_flight) > _IN_FLIGHT or _is_ready(in_flight[0][2])):
+                        collect()
+                        # At once: until a job is yielded nobody can save it.
+                        while unfinished and not unfinished[0].left:
+                            done = unfinished.popleft()
+                            yield done.embeddings, done.cut
+            while unfinished:
+                while unfinished[0].left:
+                    collect()
+                done = unfinished.popleft()
+                yield done.embeddings, done.cut
+
+    def _chunks(
+        self,
+        thread: ThreadPoolExecutor,
+        jobs: Iterable[Job],
+        size: int,
+        max_length: int,
+        batch_size: int | None,
+        total: int | None,
+    ) -> Iterator[tuple[_Result, list[Batch]]]:
+        """Yields the batches of one chunk of texts, while the thread tokenises the next, be it of the next job."""
+        devices, batch_tokens = self.devices, self.batch_tokens
+        full = batch_tokens * devices if batch_size is None else batch_size * max_length
         # Some 30 batches: rows of one batch are then of nearly the same length, and few batches are incomplete.
-        chunk = max(4096, 32 * job // 64)
-        shapes = Shapes(max_length, devices, batch_tokens, batch_size)
+        chunk = max(4096, 32 * full // 64)
 
-        def prepare(start: int) -> tuple[list[Batch], int]:
-            nonlocal shapes
-            ids, cut = rows(start, min(start + chunk, n))
-            if start == 0:
-                tokens = n / len(ids) * sum(map(len, ids))
-                shapes = Shapes(max_length, devices, batch_tokens, batch_size, few=tokens < _MANY_BATCHES * job)
-            return make_batches(ids, start, shapes), cut
+        def prepare(job: Job, result: _Result, start: int) -> tuple[_Result, list[Batch]]:
+            ids, cut = job.rows(start, min(start + chunk, job.n)) if job.n else ([], 0)
+            result.cut += cut
+            if result.shapes is None:
+                tokens = (total or job.n) / max(len(ids), 1) * sum(map(len, ids))
+                few = self.compiles and tokens < _MANY_BATCHES * full
+                result.shapes = Shapes(max_length, devices, batch_tokens, batch_size, few)
+            return result, make_batches(ids, start, result.shapes)
 
-        if not n:
-            return
-        coming = thread.submit(prepare, 0)
-        for start in range(0, n, chunk):
-            batches = coming.result()
-            if start + chunk < n:
-                coming = thread.submit(prepare, start + chunk)
-            yield batches
+        def chunks() -> Iterator[tuple[Job, _Result, int]]:
+            for job in jobs:
+                result = _Result(job.n, size)
+                for start in range(0, max(job.n, 1), chunk):
+                    yield job, result, start
 
-    def _run(self, batch: Batch) -> jax.Array:
+        coming = None
+        for each in chunks():
+            before, coming = coming, thread.submit(prepare, *each)
+            if before is not None:
+                yield before.result()
+        if coming is not None:
+            yield coming.result()
+
+    def _run(self, batch: Batch) -> jax.Array | np.ndarray:
         by_row = NamedSharding(self.mesh, PartitionSpec(DATA))
         tokens, lengths = jax.device_put((batch.tokens, batch.lengths), by_row)
         embeddings = self.embed(self.params, tokens, lengths)
         embeddings.copy_to_host_async()
         return embeddings
+
+
+class HostEngine(Engine):
+    """Runs one tower without XLA; see host_bert.py.
+
+    Args:
+      embed: (tokens [B, L], lengths [B]) -> float32 [B, D], of rows with at least one token.
+    """
+
+    compiles = False
+
+    def __init__(self, embed: Callable[[np.ndarray, np.ndarray], np.ndarray]):
+        self.embed_on_host = embed
+        self.devices, self.batch_tokens = 1, _BATCH_TOKENS_BLAS
+
+    def _run(self, batch: Batch) -> np.ndarray:
+        real = len(batch.positions)
+        return self.embed_on_host(batch.tokens[:real], np.maximum(batch.lengths[:real], 1))
 
 
 @contextlib.contextmanager
@@ -235,6 +347,10 @@ def without_truncation_warnings() -> Iterator[None]:
         yield
     finally:
         _log.setLevel(level)
+
+
+def _is_ready(embeddings: jax.Array | np.ndarray) -> bool:
+    return isinstance(embeddings, np.ndarray) or embeddings.is_ready()
 
 
 def _cast_kernels(params: Params, dtype: str) -> Params:

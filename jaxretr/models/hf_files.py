@@ -14,7 +14,7 @@ import ml_dtypes  # noqa: F401 (registers bfloat16 with numpy: without it safete
 import numpy as np
 
 from jaxretr.errors import UserError, did_you_mean, import_extra
-from jaxretr.files import atomic_write
+from jaxretr.files import atomic_write, restore
 from jaxretr.storage.copies import local_folder
 from jaxretr.storage.paths import as_path, is_remote
 
@@ -59,7 +59,9 @@ def resolve(path_or_name: str | Path) -> Path:
     if is_remote(path_or_name):
         return local_folder(as_path(path_or_name))
     path = Path(path_or_name).expanduser()
+    restore(path)
     if path.is_dir():
+        restore(path / "model")  # Of a run directory.
         return path
     if path.exists():
         raise UserError(f"{path}: is a file; give the folder that holds config.json and the weights")
@@ -132,11 +134,21 @@ def read_json(folder: str | Path, name: str) -> dict[str, Any]:
         raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg}); correct it or copy it again") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not a UTF-8 text file; copy it again") from error
+    except (ValueError, RecursionError) as error:  # A number of thousands of digits, or lists in lists without end.
+        raise UserError(f"{path}: not JSON that can be read ({_first_line(error)}); copy it again") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}:1: a JSON object is expected, but a {type(content).__name__} was found; copy it again")
     return content
+
+
+def stated_architecture(config: Mapping[str, Any], where: str) -> str:
+    """The first of a config.json's `architectures`, or an empty string; UserError names `where`."""
+    stated = config.get("architectures") or [""]
+    if not isinstance(stated, list) or not all(isinstance(name, str) for name in stated):
+        raise UserError(f"{where}: config.json has architectures {stated!r}, which is no list of names; copy it again")
+    return stated[0]
 
 
 def config_fields(config: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -162,6 +174,8 @@ def config_fields(config: Mapping[str, Any], defaults: Mapping[str, Any], where:
             raise UserError(f"{where}: '{name}' must be {type(default).__name__}, not {value!r}; correct config.json")
         if isinstance(value, int | float) and value < 0:
             raise UserError(f"{where}: '{name}' must not be negative, but is {value}; correct config.json")
+        if isinstance(value, int | float) and not value < 2**63:  # Of a NaN, too.
+            raise UserError(f"{where}: '{name}' is {str(value)[:40]}, which no model has; correct config.json")
         fields[name] = value
     return fields
 
@@ -245,6 +259,26 @@ class TensorFiles:
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of one tensor, from the file's header."""
         return self._tensors[name].shape
+
+    def check_sizes(self, sizes: Mapping[str, int], source: str) -> None:
+        """Refuses sizes that are far from any tensor here, before anything is made of that size.
+
+        Args:
+          sizes: of the model, by the name of the setting; a number of layers may also be one of tensors.
+          source: the file that states them, for errors.
+
+        Raises:
+          UserError: one is 16 times as large as every axis of every tensor; what is nearer, a comparison of all
+            shapes explains better.
+        """
+        longest = max((size for tensor in self._tensors.values() for size in tensor.shape), default=0)
+        for name, size in sizes.items():
+            limit = max(longest, len(self._tensors)) if "layers" in name else longest
+            if size > 16 * limit:
+                raise UserError(
+                    f"{self.where}: {source} says {name} {size}, but no tensor here is nearly that large; "
+                    f"{source} and the weights are not of the same model"
+                )
 
     def read(self, name: str) -> np.ndarray:
         """One tensor; float16 and bfloat16 are widened to float32."""

@@ -76,8 +76,18 @@ def _(
     dtype: Any,
     keys: jax.Array | None = None,
     keep_matmuls: bool = False,
+    words: jax.Array | None = None,
 ) -> jax.Array:
-    base = embed(config.base, tower_params["base"], tokens, lengths, dtype=dtype, keys=keys, keep_matmuls=keep_matmuls)
+    base = embed(
+        config.base,
+        tower_params["base"],
+        tokens,
+        lengths,
+        dtype=dtype,
+        keys=keys,
+        keep_matmuls=keep_matmuls,
+        words=words,
+    )
     lexical = embed(config.lexical, tower_params["lexical"], tokens, lengths, dtype=dtype)
     if "weight" in tower_params:  # the question's side
         lexical = tower_params["weight"] * lexical

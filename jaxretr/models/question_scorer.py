@@ -14,8 +14,10 @@ from jaxretr.config import Dtype
 from jaxretr.data.tokens import load_tokenizer, scorer_passage, scorer_target, vocabulary_size
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models import t5_params
+from jaxretr.models.adapters import count
 from jaxretr.models.hf_files import resolve
 from jaxretr.models.layers import Params
+from jaxretr.models.precision import matmuls_in
 from jaxretr.models.scorer import Prompt, encoder_input, graph, mean_log_prob
 from jaxretr.models.t5 import T5Config
 
@@ -30,6 +32,9 @@ class QuestionScorer:
       max_length: tokens of the encoder's input, instruction included; only the passage is cut.
       max_question_length: tokens of "Question: {q}</s>".
       dtype: of the matmuls' operands.
+
+    Attributes:
+      source: the path or name that it was loaded from; None where it was not.
     """
 
     def __init__(
@@ -46,6 +51,19 @@ class QuestionScorer:
         self.prompt = Prompt.of(tokenizer)
         self.max_length, self.max_question_length, self.dtype = max_length, max_question_length, dtype
         self.passage_length = passage_length(self.prompt, max_length)
+        self.source: str | None = None
+
+    def __repr__(self) -> str:
+        source = "" if self.source is None else f"{self.source!r}, "
+        config = self.config
+        return (
+            f"QuestionScorer({source}T5 of {config.num_layers} + {config.num_decoder_layers} x {config.d_model}, "
+            f"{count(self.params):,} parameters, {self.dtype})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: the parameters as numpy arrays."""
+        return {**self.__dict__, "params": jax.device_get(self.params)}
 
     @classmethod
     def from_pretrained(
@@ -66,7 +84,7 @@ class QuestionScorer:
         tokenizer = load_tokenizer(folder)
         if vocabulary_size(tokenizer) > config.vocab_size:
             raise UserError(f"{folder}: the tokenizer has more entries than the model; use the model's own tokenizer")
-        return cls(
+        scorer = cls(
             config,
             params,
             tokenizer,
@@ -74,6 +92,8 @@ class QuestionScorer:
             max_question_length=max_question_length,
             dtype=dtype,
         )
+        scorer.source = str(path_or_name)
+        return scorer
 
     def score(
         self, questions: Sequence[str], passages: Sequence[Mapping[str, str]], *, batch_size: int = 32
@@ -162,6 +182,7 @@ def _score_shared(
     """Scores pairs whose passages are given once each: pair i uses passage `of_pair[i]`."""
     model = nnx.merge(graph(config, jnp.dtype(dtype)), params)
     tokens, lengths = encoder_input(prompt, passages, lengths)
-    memory = model.encode(tokens, lengths)
-    log_probs = model.target_log_probs(targets, memory[of_pair], lengths[of_pair])
+    with matmuls_in(dtype):
+        memory = model.encode(tokens, lengths)
+        log_probs = model.target_log_probs(targets, memory[of_pair], lengths[of_pair])
     return mean_log_prob(log_probs, target_lengths)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxretr.models.layers import Params, define
+from jaxretr.models.precision import matmuls_in
 from jaxretr.models.t5 import T5Config, T5Model
 
 PREFIX = "Passage: "
@@ -99,5 +100,6 @@ def score_pairs(
     """
     model = nnx.merge(graph(config, dtype), params)
     tokens, lengths = encoder_input(prompt, passages, passage_lengths)
-    log_probs = model.target_log_probs(targets, model.encode(tokens, lengths), lengths)
+    with matmuls_in(dtype):
+        log_probs = model.target_log_probs(targets, model.encode(tokens, lengths), lengths)
     return mean_log_prob(log_probs, target_lengths)

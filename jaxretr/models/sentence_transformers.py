@@ -3,7 +3,7 @@
 import json
 import logging
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import numpy as np
@@ -95,10 +95,10 @@ def _modules(folder: Path) -> dict[str, Path]:
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
         # The type is a dotted path that differs between releases; its last part does not.
-        found = {str(entry["type"]).rsplit(".", 1)[-1]: folder / str(entry["path"]) for entry in entries}
+        found = {str(entry["type"]).rsplit(".", 1)[-1]: _place(folder, str(entry["path"])) for entry in entries}
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg}); copy it again") from error
-    except (OSError, UnicodeDecodeError, TypeError, KeyError) as error:
+    except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
         raise UserError(f"{path}: no list of modules with 'type' and 'path'; copy it again") from error
     for name in found:
         if name not in _ORDER:
@@ -112,6 +112,14 @@ def _modules(folder: Path) -> dict[str, Path]:
     if not {"Transformer", "Pooling"} <= found.keys():
         raise UserError(f"{path}: a Transformer and a Pooling are needed, but it lists only {', '.join(found)}")
     return found
+
+
+def _place(folder: Path, path: str) -> Path:
+    """A module's folder. Nothing outside of the model is read because a file says so."""
+    parts = PurePath(path).parts
+    if "\0" in path or PurePath(path).is_absolute() or ".." in parts:
+        raise UserError(f"{folder / MODULES}: the path {path!r} leads out of the folder; correct it")
+    return folder / path
 
 
 def _pooling(folder: Path) -> Literal["cls", "mean"]:
@@ -183,6 +191,8 @@ def _check_prompts(folder: Path) -> None:
     prompts, name = read_prompts(folder), SETTINGS
     config = _settings(folder)
     default = config.get("default_prompt_name")
+    if default is not None and not isinstance(default, str):
+        raise UserError(f"{folder / name}: 'default_prompt_name' is {default!r}, which is no name; set it to null")
     if default in prompts:
         raise UserError(f"{folder / name}: a default prompt ({default!r}) is not supported; set it to null")
     if prompts:

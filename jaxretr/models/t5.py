@@ -44,6 +44,11 @@ class T5Config:
     eos_token_id: int = 1
     initializer_factor: float = 1.0
 
+    def sizes(self) -> dict[str, int]:
+        """The numbers of layers and all lengths of the parameters' axes, by name, and what they are products of."""
+        names = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads")
+        return {name: getattr(self, name) for name in (*names, "relative_attention_num_buckets")}
+
 
 class T5Attention(nnx.Module):
     """Attention without biases and without scaling (the initialisation takes care of the scale)."""

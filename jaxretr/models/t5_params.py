@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxretr.errors import UserError
-from jaxretr.models.hf_files import TensorFiles, config_fields, read_json
+from jaxretr.models.hf_files import TensorFiles, config_fields, read_json, stated_architecture
 from jaxretr.models.layers import Params, define
 from jaxretr.models.name_table import Row, read_rows, write_rows
 from jaxretr.models.t5 import T5Config, T5Model
@@ -106,6 +106,7 @@ def import_t5(config: Mapping[str, Any], tensors: TensorFiles, dtype: Any = None
     elif "lm_head.weight" not in tensors.names and config.get("tie_word_embeddings", True):
         output = replace(_OUTPUT_ROW, theirs="shared.weight")
     rows = _table(t5, output)
+    tensors.check_sizes(t5.sizes(), "config.json")
     shapes = define(lambda rngs: T5Model(t5, rngs=rngs))[1]
     return t5, read_rows(rows, shapes, tensors, ignored=_IGNORED, dtype=np.float32 if dtype is None else dtype)
 
@@ -141,7 +142,7 @@ def _without_equal(tensors: TensorFiles, second: str) -> TensorFiles:
 
 def t5_shape(config: Mapping[str, Any], where: str) -> T5Config:
     """The shape that a config.json states; raises UserError, which names `where`, for another kind of model."""
-    architecture = (config.get("architectures") or [""])[0]
+    architecture = stated_architecture(config, where)
     model_type = config.get("model_type")
     supported = f"supported: {_ARCHITECTURES[0]} (v1.0, v1.1, LM-adapted, Flan, T0)"
     if architecture == "T5EncoderModel":
@@ -162,11 +163,12 @@ def t5_shape(config: Mapping[str, Any], where: str) -> T5Config:
         raise UserError(
             f"{where}: config.json has feed_forward_proj '{feed_forward}'; supported: {', '.join(_FEED_FORWARDS)}"
         )
-    if min(fields["num_layers"], fields["num_decoder_layers"], fields["num_heads"]) < 1:
-        raise UserError(f"{where}: config.json has no layers or no heads; correct num_layers and num_heads")
     # transformers 5 writes tie_word_embeddings true whatever the model; what counts is whether the output is scaled.
     scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True) is not False)
-    return T5Config(**fields, tie_word_embeddings=bool(scaled))
+    t5 = T5Config(**fields, tie_word_embeddings=bool(scaled))
+    if wrong := next((name for name, size in t5.sizes().items() if size < 1), None):
+        raise UserError(f"{where}: config.json has {wrong} {fields[wrong]}, but it must be at least 1; correct it")
+    return t5
 
 
 def export_t5(config: T5Config, params: Params) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -25,7 +25,7 @@ from jaxretr.config import Typos
 from jaxretr.models.layers import Params
 from jaxretr.models.scorer import Prompt, score_pairs
 from jaxretr.models.t5 import T5Config
-from jaxretr.objectives.chunks import largest_divisor
+from jaxretr.objectives.blocks import block_size, in_blocks
 from jaxretr.objectives.distillation import kl_divergence
 from jaxretr.objectives.live_index import (
     IndexProgram,
@@ -210,7 +210,7 @@ def teach(program: ArtProgram, params: Params, found: CorpusTokens, batch: Quest
         jnp.repeat(batch.targets, k, axis=0),
         jnp.repeat(batch.target_lengths, k, axis=0),
     )
-    size = largest_divisor(b * k, program.teacher_chunk)
+    size = block_size(b * k, program.teacher_chunk)
     score = partial(score_pairs, program.t5, program.prompt, params, dtype=program.scorer_dtype)
-    chunks = jax.tree.map(lambda x: x.reshape(b * k // size, size, *x.shape[1:]), pairs)
-    return lax.stop_gradient(lax.map(lambda chunk: score(*chunk), chunks).reshape(b, k))
+    scores = lax.map(lambda chunk: score(*chunk), in_blocks(pairs, size)).reshape(-1)
+    return lax.stop_gradient(scores[-(b * k) :].reshape(b, k))

@@ -15,8 +15,9 @@ from jax import lax
 
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import join
+from jaxretr.objectives.kept_chunks import embed_kept
 
-EmbedRows = Callable[[Params, jax.Array, jax.Array, jax.Array | None], jax.Array]
+EmbedRows = Callable[..., jax.Array]
 
 
 def embed_in_chunks(
@@ -28,6 +29,8 @@ def embed_in_chunks(
     *,
     chunk: int,
     frozen: Params | None = None,
+    keep: bool = False,
+    words: tuple[str, ...] | None = None,
 ) -> jax.Array:
     """Embeds rows, at most `chunk` at once; differentiable with respect to `params`.
 
@@ -36,13 +39,18 @@ def embed_in_chunks(
 
     Args:
       embed_rows: (params, tokens [m, l], lengths [m], keys [m] or None) -> float32 [m, D], called with all parameters. A
-        row's embedding may depend on nothing but the row.
+        row's embedding may depend on nothing but the row. With `words` it gets a fifth argument: the tokens' rows of
+        the table, float32 [m, l, D'], which it must not look up itself.
       params: a tree of float arrays.
       tokens: integers [n, L], padded on the right.
       lengths: int32 [n].
       keys: one PRNG key a row [n], or None.
       chunk: at most so many rows are embedded at once.
       frozen: the parameters without a gradient, as `partition` splits them off.
+      keep: keep the activations of all chunks for the backward pass instead of embedding each chunk twice. Only the
+        memory and the time change.
+      words: with `keep`, the path in `params` of the table that the tokens are looked up in: its gradient is then added
+        row by row. None: `embed_rows` looks them up, and the table's gradient is a dense one in each chunk.
 
     Returns:
       float32 [n, D], in the order of the rows.
@@ -56,7 +64,11 @@ def embed_in_chunks(
     filled = jnp.concatenate([jnp.broadcast_to(order[:1], (spare,)), order])
     rows = (tokens[filled], lengths[filled], None if keys is None else keys[filled])
     chunks = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), rows)
-    embeddings: Any = _embed_chunks(embed_rows, tuple(bucket_widths(width)), params, frozen or {}, chunks)
+    widths = tuple(bucket_widths(width))
+    if keep:
+        embeddings: Any = embed_kept(embed_rows, widths, words, params, frozen or {}, chunks)
+    else:
+        embeddings = _embed_chunks(embed_rows, widths, params, frozen or {}, chunks)
     embeddings = embeddings.reshape(n + spare, -1)[spare:]
     return embeddings[jnp.argsort(order)]
 

@@ -4,9 +4,10 @@ Everything here runs inside a shard_map over the mesh's "data" axis: b = B / dev
 rows are local. ART and the contrastive objectives share it.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -15,13 +16,18 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxretr.models.dual_encoder import DualEncoderConfig, embed, tower
+from jaxretr.memory import size
+from jaxretr.models.dual_encoder import DualEncoderConfig, embed, tower, word_table
 from jaxretr.models.joint_encoder import JointConfig
 from jaxretr.models.layers import Params
-from jaxretr.objectives.chunks import bucket_widths, embed_in_chunks, largest_divisor
+from jaxretr.objectives.blocks import block_size, block_start, num_blocks
+from jaxretr.objectives.chunks import EmbedRows, bucket_widths, embed_in_chunks
+from jaxretr.objectives.kept_chunks import kept_bytes
 from jaxretr.parallel.mesh import DATA
 from jaxretr.search.topk import search_step
 from jaxretr.state import CorpusState, CorpusTokens
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,9 @@ class IndexProgram:
     """Corpus rows that the refresh encodes at once on each device."""
     chunk: int
     """Passages that a training step embeds at once on each device."""
+    activation_bytes: int
+    """So much a device may keep of questions' and of passages' activations for the backward pass. Where all chunks'
+    fit in, each is embedded once; else twice."""
     seed: int
 
 
@@ -101,12 +110,39 @@ def _embed_texts(
     keys: jax.Array | None,
     chunk: int,
 ) -> jax.Array:
-    def embed_rows(params: Params, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None) -> jax.Array:
-        return embed(
-            program.encoder, params, tokens, lengths, dtype=program.encoder_dtype, keys=keys, keep_matmuls=True
-        )
+    embed_rows, words = row_encoder(program.encoder, program.encoder_dtype), word_table(tower_params)
+    keep = False
+    if program.activation_bytes:
+        needed = kept_bytes(embed_rows, words, tower_params, frozen, tokens, keys, chunk)
+        keep = needed <= program.activation_bytes
+        log.debug("%d texts: activations of %s are %s", len(tokens), size(needed), "kept" if keep else "computed twice")
+    return embed_in_chunks(
+        embed_rows,
+        tower_params,
+        tokens,
+        lengths,
+        keys,
+        chunk=chunk,
+        frozen=frozen,
+        keep=keep,
+        words=words if keep else None,
+    )
 
-    return embed_in_chunks(embed_rows, tower_params, tokens, lengths, keys, chunk=chunk, frozen=frozen)
+
+@cache
+def row_encoder(encoder: DualEncoderConfig | JointConfig, dtype: Any) -> EmbedRows:
+    """The encoder as `embed_in_chunks` calls it."""
+
+    def embed_rows(
+        params: Params,
+        tokens: jax.Array,
+        lengths: jax.Array,
+        keys: jax.Array | None,
+        words: jax.Array | None = None,
+    ) -> jax.Array:
+        return embed(encoder, params, tokens, lengths, dtype=dtype, keys=keys, keep_matmuls=True, words=words)
+
+    return embed_rows
 
 
 @jax.named_scope("search")
@@ -208,24 +244,25 @@ def make_refresh(program: IndexProgram, mesh: Mesh) -> Callable[..., CorpusState
     )
     def refresh(params: Params, passages: CorpusTokens, index: CorpusState, step: jax.Array) -> CorpusState:
         n, width = passages.tokens.shape
-        size = largest_divisor(n, program.encode_rows)
+        size = block_size(n, program.encode_rows)
         widths = bucket_widths(width)
-        # Shortest first, so that a block's rows have about the same length and none pays for a longer one.
-        order = jnp.argsort(passages.lengths, stable=True).reshape(n // size, size)
+        # Shortest first, so that a block's rows have about the same length and none pays for a longer one. What the
+        # first block shares with the second, the shortest rows, is encoded twice.
+        order = jnp.argsort(passages.lengths, stable=True)
         weights = tower(params, "passage")
 
         def encode(tokens: jax.Array, lengths: jax.Array, width: int) -> jax.Array:
             return embed(program.encoder, weights, tokens[:, :width], lengths, dtype=program.encoder_dtype)
 
         def block(number: jax.Array, embeddings: jax.Array) -> jax.Array:
-            rows = order[number]
+            rows = lax.dynamic_slice_in_dim(order, block_start(number, n, size), size)
             lengths = passages.lengths[rows]
             bucket = (lengths.max() > jnp.array(widths[:-1], jnp.int32)).sum()  # the first width that is enough
             branches = [partial(encode, width=width) for width in widths]
             fresh = lax.switch(bucket, branches, passages.tokens[rows], lengths)
             return embeddings.at[rows].set(fresh.astype(embeddings.dtype))
 
-        embeddings = lax.fori_loop(0, n // size, block, index.embeddings)
+        embeddings = lax.fori_loop(0, num_blocks(n, size), block, index.embeddings)
         return CorpusState(embeddings, jnp.zeros_like(index.encoded_at) + step)
 
     return refresh

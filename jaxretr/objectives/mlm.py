@@ -1,8 +1,16 @@
 """Masked language modelling (Devlin et al. 2019): 15% of the tokens, of these 80% masked, 10% random, 10% kept."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+
+from jaxretr.models.bert import BertConfig
+from jaxretr.models.layers import Params, bind, define
+from jaxretr.models.mlm import BertMaskedLm
+from jaxretr.models.precision import matmuls_in
+from jaxretr.objectives.token_step import SumLoss, masked_sum
 
 
 class MaskedBatch(NamedTuple):
@@ -60,3 +68,21 @@ def mask(
     # An unused place keeps its token.
     np.put_along_axis(masked, positions, np.where(weights > 0, shown, labels).astype(tokens.dtype), axis=1)
     return MaskedBatch(masked, lengths.astype(np.int32), positions.astype(np.int32), labels, weights)
+
+
+def masked_lm_loss(bert: BertConfig, dtype: Any) -> SumLoss:
+    """The cross-entropy of what stood under the masks, summed over the predictions of a MaskedBatch.
+
+    Args:
+      bert: the encoder's shape.
+      dtype: of its matmuls' operands.
+    """
+    graph, _ = define(lambda rngs: BertMaskedLm(bert, dtype=dtype, rngs=rngs))
+
+    def loss(params: Params, batch: MaskedBatch, keys: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        with matmuls_in(dtype):
+            logits = bind(graph, params)(batch.tokens, batch.lengths, batch.positions, keys)
+        chosen = jnp.take_along_axis(logits, batch.labels[..., None], axis=-1)[..., 0]
+        return masked_sum(jax.nn.logsumexp(logits, axis=-1) - chosen, jnp.asarray(batch.weights))
+
+    return loss

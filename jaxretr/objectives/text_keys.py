@@ -8,6 +8,7 @@ from jax import lax
 
 from jaxretr.objectives.live_index import IndexProgram
 from jaxretr.parallel.mesh import DATA
+from jaxretr.streams import KeyStream
 
 
 @dataclass
@@ -37,13 +38,18 @@ class TextKeys:
         key = jax.random.fold_in(jax.random.key(program.seed), step)
         place = lax.axis_index(DATA) * b + jnp.arange(b)
         fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-        draws = fold(jax.random.fold_in(key, 2), place)
+        draws = fold(jax.random.fold_in(key, KeyStream.QUESTION_DRAWS), place)
         bert = program.encoder.bert
         if not (bert.hidden_dropout_prob or bert.attention_probs_dropout_prob):
             return TextKeys(None, None, None, draws)
 
-        def of_each(stream: int, count: int) -> jax.Array:
+        def of_each(stream: KeyStream, count: int) -> jax.Array:
             each = place[:, None] * count + jnp.arange(count)
             return jax.vmap(fold, in_axes=(None, 0))(jax.random.fold_in(key, stream), each)
 
-        return TextKeys(fold(jax.random.fold_in(key, 0), place), of_each(1, k), of_each(3, forms), draws)
+        return TextKeys(
+            fold(jax.random.fold_in(key, KeyStream.QUESTION_DROPOUT), place),
+            of_each(KeyStream.PASSAGE_DROPOUT, k),
+            of_each(KeyStream.FORM_DROPOUT, forms),
+            draws,
+        )

@@ -61,16 +61,19 @@ def make_token_step(
             )(params)
             return gradients, total, count
 
-        size = rows if chunk is None else largest_divisor(rows, chunk)
+        size = rows if chunk is None else _chunk_rows(rows, chunk)
         if size == rows:
             gradients, total, count = gradient(batch, keys)
         else:
-            parts = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), (batch, keys))
+            whole = rows // size * size
+            parts = jax.tree.map(lambda x: x[:whole].reshape(-1, size, *x.shape[1:]), (batch, keys))
             none = lax.pcast(jnp.zeros(()), DATA, to="varying")
             start = (jax.tree.map(zeros_of, params), none, none)
-            gradients, total, count = lax.scan(
-                lambda sums, part: (jax.tree.map(jnp.add, sums, gradient(*part)), None), start, parts
-            )[0]
+            sums = lax.scan(lambda sums, part: (jax.tree.map(jnp.add, sums, gradient(*part)), None), start, parts)[0]
+            if whole < rows:
+                rest = jax.tree.map(lambda x: x[whole:], (batch, keys))
+                sums = jax.tree.map(jnp.add, sums, gradient(*rest))
+            gradients, total, count = sums
         gradients, total, count = lax.psum((gradients, total, count), DATA)
         count = jnp.maximum(count, 1.0)  # A small batch may have nothing to predict: no gradient then, not 0 / 0.
         gradients = jax.tree.map(lambda g: g / count, gradients)
@@ -78,6 +81,13 @@ def make_token_step(
         return state.apply_gradients(gradients, optimizer), metrics
 
     return step
+
+
+def _chunk_rows(rows: int, limit: int) -> int:
+    """Rows a chunk: a divisor where one is near the limit, for what is left over is compiled once more."""
+    limit = max(1, min(limit, rows))
+    divisor = largest_divisor(rows, limit)
+    return divisor if 2 * divisor >= limit else limit
 
 
 def _row_keys(seed: int, step: jax.Array, rows: int) -> jax.Array:

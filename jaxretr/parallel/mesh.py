@@ -1,12 +1,11 @@
 """Devices: the mesh, arrays sharded by row over it, and values fetched back to the host."""
 
-import contextlib
 import math
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -19,24 +18,6 @@ MODEL = "model"
 
 # A checkpoint of a row-sharded array is readable on any power-of-two number of devices up to this one.
 ROW_MULTIPLE = 1024
-
-
-def split_cpu(batch_size: int) -> None:
-    """Lets a CPU count as several devices, a core each, so that a training step uses all of them.
-
-    XLA runs what stands in a loop on few cores (chunks of a batch, layers); devices run side by side. Does nothing where
-    JAX_NUM_CPU_DEVICES is set or the backend has started; accelerators are not touched.
-
-    Args:
-      batch_size: the number of devices divides it.
-    """
-    if jax.config.jax_num_cpu_devices > 0:  # pyright: ignore[reportAttributeAccessIssue]
-        return
-    # Each device holds the parameters: on large machines a few devices with several cores each do as well.
-    cores = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
-    devices = next(count for count in range(cores, 0, -1) if batch_size % count == 0)
-    with contextlib.suppress(RuntimeError):  # the backend has started
-        jax.config.update("jax_num_cpu_devices", devices)
 
 
 def make_mesh(
@@ -121,3 +102,11 @@ def to_host(x: Any) -> np.ndarray:
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
         return np.asarray(multihost_utils.process_allgather(x, tiled=True))
     return np.asarray(x)
+
+
+def varying_like(x: jax.Array, like: jax.Array) -> jax.Array:
+    """The same values, marked as varying over the mesh axes that `like` varies over, inside a shard_map or outside of one.
+
+    What a loop carries must have that mark from the start. The compiler removes the choice.
+    """
+    return jnp.where(like.ravel()[0] > 0, x, x)

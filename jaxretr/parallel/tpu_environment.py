@@ -1,6 +1,29 @@
-"""The environment in which libtpu compiles programs with no TPU at hand. Imports nothing: JAX reads it at its import."""
+"""The environment of libtpu on machines without a TPU. Imports no JAX, which reads it at its import."""
 
+import glob
+import importlib.util
 import os
+from pathlib import Path
+
+_GOOGLE = "0x1ae0"
+_VENDORS = "/sys/bus/pci/devices/*/vendor"
+_DEVICES = "/dev/accel*"
+# Who sets one of these has chosen the devices, or a TPU is there.
+_CHOSEN = ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "COLAB_TPU_ADDR")
+# What libtpu asks the metadata service of a TPU's machine for, and complains about where there is none.
+_ANSWERS = {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-1"}
+
+
+def quiet_without_tpu() -> None:
+    """Keeps an installed libtpu from printing errors where no TPU is; changes nothing where one may be."""
+    stated = any(name in _CHOSEN or name.startswith("TPU_") for name in os.environ)
+    if not stated and importlib.util.find_spec("libtpu") is not None and not _may_have_tpu():
+        os.environ.update(_ANSWERS)
+
+
+def _may_have_tpu() -> bool:
+    # JAX looks at the ids of Google's devices as well; one that it does not know yet may be a TPU, too.
+    return bool(glob.glob(_DEVICES)) or any(Path(path).read_text().strip() == _GOOGLE for path in glob.glob(_VENDORS))
 
 
 def compile_for_tpus() -> None:

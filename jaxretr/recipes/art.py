@@ -11,12 +11,9 @@ from jax.sharding import Mesh
 from jaxretr import optim
 from jaxretr.config import ArtConfig
 from jaxretr.data.batches import MadeAhead, QuestionBatches
-from jaxretr.data.mapped_corpus import mapped_corpus
-from jaxretr.data.questions import Question
-from jaxretr.data.readers import read_beir, read_questions
 from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokens import Template
-from jaxretr.errors import UsageError, UserError
+from jaxretr.errors import UsageError
 from jaxretr.models.dual_encoder import DualEncoderConfig
 from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.models.scorer import Prompt
@@ -24,17 +21,20 @@ from jaxretr.models.t5 import T5Config
 from jaxretr.objectives.art import ArtProgram, QuestionBatch, make_step
 from jaxretr.parallel import sharding
 from jaxretr.parallel.hosts import fingerprint
+from jaxretr.recipes.art_texts import read_art_texts
 from jaxretr.recipes.encoder_start import load_encoder
 from jaxretr.recipes.step_questions import StepQuestions
 from jaxretr.recipes.whole_corpus import (
     DevSet,
     WholeCorpus,
     abstract_train_state,
+    activation_bytes,
     corpus_tokens,
     frozen_branches,
     initial_state,
     put_batch,
     put_forms,
+    refresh_is_due,
     save_encoder,
     select,
 )
@@ -63,10 +63,13 @@ class ArtRun:
             dtype=config.scorer.dtype,
         )
         stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
-        self.corpus = mapped_corpus(config.data.corpus, stores)
+        texts = read_art_texts(config.data, stores)
+        self.corpus, self.questions = texts.corpus, texts.questions
 
         # ---- programs ------------------------------------------------------------------------------------------------
-        self.program = art_program(config, self.model.config, self.scorer.config, self.scorer.prompt, len(self.corpus))
+        self.program = art_program(
+            config, self.model.config, self.scorer.config, self.scorer.prompt, len(self.corpus), mesh
+        )
         self.frozen = frozen_branches(config.encoder)
         self.optimizer = optim.build(config.optimizer, config.train.steps)
         self.train_step = make_step(self.program, self.optimizer, mesh)
@@ -87,19 +90,18 @@ class ArtRun:
         self.scorer_params = sharding.put(self.scorer.params, mesh)
 
         # ---- questions -----------------------------------------------------------------------------------------------
-        self.questions = training_questions(config)
         self.batches = QuestionBatches(len(self.questions), config.train.batch_size, config.train.seed)
-        texts = [question.text for question in self.questions]
-        self.read = StepQuestions(texts, config.typos, self.model, stores, config.train.seed)
+        questions = [question.text for question in self.questions]
+        self.read = StepQuestions(questions, config.typos, self.model, stores, config.train.seed)
         self.target_rows = TokenStore.build(
             stores,
-            texts,
+            questions,
             self.scorer.tokenizer,
             Template.SCORER_TARGET,
             config.scorer.max_question_length,
         )
         self.made = MadeAhead(self._on_host)
-        self.dev = DevSet(config.data, self.corpus, self.model, mesh, stores, config.typos)
+        self.dev = DevSet(texts.dev, self.corpus, self.model, mesh, stores, config.typos)
 
     # ---- as train.py calls it ----------------------------------------------------------------------------------------
 
@@ -125,17 +127,22 @@ class ArtRun:
 
     def step(self, state: ArtState, number: int, batch: QuestionBatch) -> tuple[ArtState, dict[str, jax.Array]]:
         """One ART step; every R steps the corpus is encoded anew first."""
-        train, index = state
-        if number and number % self.config.art.refresh_every == 0:
-            index = self.whole.refresh(train, index)
+        train, index = self.refreshed(state, number)
         train, index, values, _ = self.train_step(
             train, index, self.whole.passages, self.scorer_passages, self.scorer_params, batch
         )
         return ArtState(train, index), values
 
+    def refreshed(self, state: ArtState, number: int) -> ArtState:
+        """The state with a fresh index, if one is due before step `number`."""
+        train, index = state
+        if refresh_is_due(number, self.config.art.refresh_every, self.config.train, bool(self.dev.questions)):
+            index = self.whole.refresh(train, index)
+        return ArtState(train, index)
+
     def evaluate(self, state: ArtState) -> dict[str, float]:
         """Retrieval figures of the dev questions over the whole corpus, encoded with the current weights."""
-        return self.dev.figures(state.train, self.whole)
+        return self.dev.figures(state.train, self.whole, state.index)
 
     def save_model(self, state: ArtState, folder: Path) -> None:
         """Writes the dual encoder's folder."""
@@ -154,7 +161,7 @@ class ArtRun:
 
 
 def art_program(
-    config: ArtConfig, encoder: DualEncoderConfig, t5: T5Config, prompt: Prompt, corpus_rows: int
+    config: ArtConfig, encoder: DualEncoderConfig, t5: T5Config, prompt: Prompt, corpus_rows: int, mesh: Mesh
 ) -> ArtProgram:
     """The constants of a run's compiled programs.
 
@@ -164,6 +171,7 @@ def art_program(
       t5: of its scorer.
       prompt: the scorer's instruction.
       corpus_rows: passages of the corpus.
+      mesh: the devices.
 
     Raises:
       UsageError: settings that ART has no use for.
@@ -190,19 +198,9 @@ def art_program(
         block_rows=config.art.block_rows,
         encode_rows=config.art.encode_rows,
         chunk=config.art.chunk,
+        activation_bytes=activation_bytes(config.encoder, mesh),
         encoder_dtype=config.encoder.dtype,
         scorer_dtype=config.scorer.dtype,
         seed=config.train.seed,
         typos=config.typos,
     )
-
-
-def training_questions(config: ArtConfig) -> list[Question]:
-    """The questions to learn from, in the order of their file."""
-    questions = read_questions(config.data.questions)
-    if config.data.questions_split is None:
-        return questions
-    chosen = read_beir(config.data.questions, config.data.questions_split).questions
-    if not chosen:
-        raise UserError(f"{config.data.questions}: no questions in split {config.data.questions_split}")
-    return chosen

@@ -28,12 +28,16 @@ from jaxretr.recipes.step_questions import StepQuestions
 from jaxretr.recipes.validation import ValidationSet
 from jaxretr.recipes.whole_corpus import (
     DevSet,
+    Judged,
     WholeCorpus,
     abstract_train_state,
+    activation_bytes,
+    dev_questions,
     frozen_branches,
     initial_state,
     put_batch,
     put_forms,
+    refresh_is_due,
     save_encoder,
 )
 from jaxretr.state import CorpusState, TrainState
@@ -73,7 +77,7 @@ class ContrastiveRun:
         self.made = MadeAhead(self._on_host)
 
         # ---- programs ------------------------------------------------------------------------------------------------
-        self.program = contrastive_program(config, self.model.config, self.corpus_rows, self.draws.positives)
+        self.program = contrastive_program(config, self.model.config, self.corpus_rows, self.draws.positives, mesh)
         self.frozen = untrained(config)
         self.optimizer = optim.build(config.optimizer, config.train.steps)
         self.train_step = make_step(self.program, self.optimizer, mesh)
@@ -84,7 +88,11 @@ class ContrastiveRun:
         searched = Corpus(*(column[: self.corpus_rows] for column in (passages.ids, passages.titles, passages.texts)))
         if data.dev_questions is not None and not self.corpus_rows:
             raise UsageError("data.dev_questions is searched for in a corpus; name it with --data.corpus FILE")
-        self.dev = DevSet(data, searched, self.model, mesh, stores, config.typos)
+        judged = dev_questions(data)
+        if data.held_out and self.corpus_rows:
+            assert self.examples.dev is not None
+            judged = Judged(self.examples.dev.questions, self.examples.dev.qrels)
+        self.dev = DevSet(judged, searched, self.model, mesh, stores, config.typos)
         self.validation = None
         if self.examples.dev is not None:
             self.validation = ValidationSet(
@@ -147,16 +155,22 @@ class ContrastiveRun:
         self, state: ContrastiveState, number: int, batch: ContrastiveBatch
     ) -> tuple[ContrastiveState, dict[str, jax.Array]]:
         """One step; a live index is encoded anew first every R steps."""
-        train, index = state
-        if index is not None and number and number % self.config.index.refresh_every == 0:
-            index = self.whole.refresh(train, index)
+        train, index = self.refreshed(state, number)
         train, index, values, _ = self.train_step(train, index, self.whole.passages, self.device_contents, batch)
         return ContrastiveState(train, index), values
+
+    def refreshed(self, state: ContrastiveState, number: int) -> ContrastiveState:
+        """The state with a fresh index, if it has one and that is due before step `number`."""
+        train, index = state
+        due = refresh_is_due(number, self.config.index.refresh_every, self.config.train, bool(self.dev.questions))
+        if index is not None and due:
+            index = self.whole.refresh(train, index)
+        return ContrastiveState(train, index)
 
     def evaluate(self, state: ContrastiveState) -> dict[str, float]:
         """Validation loss and average rank, and retrieval figures of the dev questions over the whole corpus."""
         figures = {} if self.validation is None else self.validation.figures(state.train)
-        return {**figures, **self.dev.figures(state.train, self.whole)}
+        return {**figures, **self.dev.figures(state.train, self.whole, state.index)}
 
     def save_model(self, state: ContrastiveState, folder: Path) -> None:
         """Writes the dual encoder's folder."""
@@ -183,7 +197,7 @@ class ContrastiveRun:
 
 
 def contrastive_program(
-    config: ContrastiveConfig, encoder: DualEncoderConfig | JointConfig, corpus_rows: int, positives: int
+    config: ContrastiveConfig, encoder: DualEncoderConfig | JointConfig, corpus_rows: int, positives: int, mesh: Mesh
 ) -> ContrastiveProgram:
     """The constants of a run's compiled programs.
 
@@ -192,6 +206,7 @@ def contrastive_program(
       encoder: of its model.
       corpus_rows: passages that are searched.
       positives: places of positives among an example's passages.
+      mesh: the devices.
 
     Raises:
       UsageError: settings that contradict each other.
@@ -222,6 +237,7 @@ def contrastive_program(
         corpus_softmax=config.contrastive.corpus_softmax,
         sizes=sizes,
         chunk=config.contrastive.chunk,
+        activation_bytes=activation_bytes(config.encoder, mesh),
         write_back=config.index.write_back,
         distillation=config.distillation.loss,
         distillation_weight=config.distillation.weight,

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from jaxretr.config import ArtConfig, Config, ContrastiveConfig
 from jaxretr.data.corpus import iter_passages
+from jaxretr.data.training_passages import is_training_file, read_passages
 from jaxretr.errors import UserError
 from jaxretr.recipes.run_examples import read_run_examples
 
@@ -52,7 +53,7 @@ def corpus_size(config: Config, passages: int | None = None) -> CorpusSize:
         examples = read_run_examples(config)
         return CorpusSize(len(examples.passages), examples.corpus_rows, f"counted in {config.data.train}")
     if all(Path(path).exists() for path in paths):
-        total = sum(1 for path in paths for _ in iter_passages(path, skip_bad=True))
+        total = sum(_count(path) for path in paths)
         return CorpusSize(total, total, f"counted in {', '.join(paths)}")
     first, *others = paths
     name = Path(first).name.split(".")[0]
@@ -61,10 +62,14 @@ def corpus_size(config: Config, passages: int | None = None) -> CorpusSize:
     return CorpusSize(WELL_KNOWN[name], WELL_KNOWN[name], f"{first} is not here; that is the published '{name}'")
 
 
+def _count(path: str) -> int:
+    return len(read_passages(path)) if is_training_file(path) else sum(1 for _ in iter_passages(path, skip_bad=True))
+
+
 def _contrastive_paths(config: ContrastiveConfig) -> list[str]:
     """The files of the corpus; none where the training file brings its passages along."""
     data = config.data
-    if data.corpus is not None:
+    if data.corpus is not None and data.corpus != data.train:
         return [data.corpus, *data.more_corpora]
     train = Path(data.train)
     # A BEIR folder is its own corpus; where it is not here yet, a name without a suffix is taken for one.

@@ -9,6 +9,7 @@ from jaxretr.config import ContrastiveConfig
 from jaxretr.data.training_set import Ragged, TrainingSet
 from jaxretr.errors import UsageError, UserError
 from jaxretr.objectives.contrastive import NO_PASSAGE
+from jaxretr.streams import HostStream, host_generator
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class ExampleDraws:
 
     def rows(self, chosen: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray | None]:
         """See `Draws`."""
-        rng = np.random.default_rng([self.seed, step])
+        rng = host_generator(self.seed, HostStream.EXAMPLES, step)
         positives, of_positives = _draw(rng, self.examples.positives, chosen, self.positives)
         negatives, of_negatives = _draw(rng, self._negatives, chosen, self.static)
         parts = [positives, negatives]

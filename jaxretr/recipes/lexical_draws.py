@@ -16,6 +16,7 @@ from jaxretr.data.questions import Question
 from jaxretr.data.training_set import Ragged, TrainingSet
 from jaxretr.errors import UsageError, UserError
 from jaxretr.objectives.contrastive import NO_PASSAGE
+from jaxretr.streams import HostStream, host_generator
 
 
 class LexicalDraws:
@@ -52,7 +53,7 @@ class LexicalDraws:
 
     def rows(self, chosen: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray | None]:
         """See `Draws`."""
-        rng = np.random.default_rng([self.seed, step])
+        rng = host_generator(self.seed, HostStream.LEXICAL_EXAMPLES, step)
         teacher = rng.integers(len(self.teachers), size=len(chosen))
         positives, negatives = (
             self._of_teachers(teacher, chosen, part) for part in ("positives", "negatives")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -20,10 +19,9 @@ from jaxretr.models.bert_params import export_bert
 from jaxretr.models.context_start import context_start
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.hf_folder import write_folder
-from jaxretr.models.layers import Params, bind, define
-from jaxretr.models.mlm import BertMaskedLm, fresh_head
-from jaxretr.objectives.mlm import MaskedBatch, mask
-from jaxretr.objectives.token_step import masked_sum
+from jaxretr.models.layers import Params
+from jaxretr.models.mlm import fresh_head
+from jaxretr.objectives.mlm import MaskedBatch, mask, masked_lm_loss
 from jaxretr.parallel import sharding
 from jaxretr.recipes.text_pretraining import LanguageModelRun, TextData, TokenPrograms
 from jaxretr.state import TrainState
@@ -111,13 +109,7 @@ def backbone_of(path: str) -> DualEncoder:
 
 def mlm_programs(config: MlmConfig, bert: BertConfig, mesh: Mesh) -> TokenPrograms:
     """The compiled programs of a run whose encoder has this shape."""
-    graph, _ = define(lambda rngs: BertMaskedLm(bert, dtype=config.dtype, rngs=rngs))
-
-    def loss(params: Params, batch: MaskedBatch, keys: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        logits = bind(graph, params)(batch.tokens, batch.lengths, batch.positions, keys)
-        chosen = jnp.take_along_axis(logits, batch.labels[..., None], axis=-1)[..., 0]
-        return masked_sum(jax.nn.logsumexp(logits, axis=-1) - chosen, jnp.asarray(batch.weights))
-
+    loss = masked_lm_loss(bert, config.dtype)
     return TokenPrograms.of(config, loss, mesh, chunk=config.chunk, dropout=config.dropout > 0)
 
 

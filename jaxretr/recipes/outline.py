@@ -50,6 +50,7 @@ from jaxretr.recipes.whole_corpus import (
     evaluation_batch,
     frozen_branches,
     index_programs,
+    serves_evaluation,
 )
 from jaxretr.state import CorpusState, CorpusTokens, TrainState
 
@@ -115,7 +116,7 @@ def _art(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
     encoder, t5 = encoder_config(config.encoder), scorer_shape(config.scorer.path)
     local = Path(config.scorer.path).expanduser().is_dir()
     prompt = Prompt.of(load_tokenizer(config.scorer.path)) if local else T5_PROMPT
-    program = art_program(config, encoder, t5, prompt, size.searched)
+    program = art_program(config, encoder, t5, prompt, size.searched, mesh)
     optimizer = build_optimizer(config.optimizer, config.train.steps)
     state = abstract_train_state(abstract_params(encoder), optimizer, mesh, frozen_branches(config.encoder))
     corpus = _Corpus(config.encoder, encoder, mesh, size)
@@ -138,8 +139,9 @@ def _art(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
         {**resident, BATCH: batch},
     )
     programs = [step, corpus.refresh(program, state, index, config.art.refresh_every)]
-    if config.data.dev_questions is not None:
-        programs += corpus.evaluation(program, state, index)
+    if config.data.has_dev_questions:
+        live = serves_evaluation(config.art.refresh_every, config.train)
+        programs += corpus.evaluation(program, state, index, live)
     return Outline(programs, resident)
 
 
@@ -152,7 +154,7 @@ def _contrastive(config: ContrastiveConfig, mesh: Mesh, size: CorpusSize) -> Out
     every = config.contrastive.positives == "all"
     # What the training file has fewer of is less; at the first reading of it the run says so.
     positives = config.contrastive.max_positives if every else 1
-    program = contrastive_program(config, encoder, size.searched, positives)
+    program = contrastive_program(config, encoder, size.searched, positives, mesh)
     optimizer = build_optimizer(config.optimizer, config.train.steps)
     state = abstract_train_state(params, optimizer, mesh, untrained(config))
     corpus = _Corpus(config.encoder, encoder, mesh, size)
@@ -183,9 +185,10 @@ def _contrastive(config: ContrastiveConfig, mesh: Mesh, size: CorpusSize) -> Out
     programs = [step]
     if index is not None:
         programs.append(corpus.refresh(program, state, index, config.index.refresh_every))
-    if config.data.dev_questions is not None and size.searched:
+    if config.data.has_dev_questions and size.searched:
         fresh = abstract_index(corpus.rows, encoder.embedding_size, config.index.dtype, mesh)
-        programs += corpus.evaluation(program, state, fresh)
+        live = index is not None and serves_evaluation(config.index.refresh_every, config.train)
+        programs += corpus.evaluation(program, state, fresh, live)
     return Outline(programs, resident)
 
 
@@ -209,17 +212,22 @@ class _Corpus:
     def refresh(self, program: IndexProgram, state: TrainState, index: CorpusState, every: int) -> Planned:
         return self._refresh("refresh", f"every {every} steps", program, state, index, INDEX)
 
-    def evaluation(self, program: IndexProgram, state: TrainState, index: CorpusState) -> list[Planned]:
-        """An index of its own is made for it, which stands beside the live one."""
+    def evaluation(self, program: IndexProgram, state: TrainState, index: CorpusState, live: bool) -> list[Planned]:
+        """Searches the live index; where it is not fresh at every evaluation, one that is made beside it."""
+        searched = INDEX if live else FRESH_INDEX
         questions = _tokens(self.mesh, self.ids, evaluation_batch(self.mesh), self.encoder.max_question_length)
         search = Planned(
             "search",
             "for every 128 dev questions",
             index_programs(program, self.mesh)[1],
             (state.weights, index, questions.tokens, questions.lengths),
-            {PARAMETERS: state.params, FROZEN: state.frozen, FRESH_INDEX: index, BATCH: questions},
+            {PARAMETERS: state.params, FROZEN: state.frozen, searched: index, BATCH: questions},
         )
-        encode = self._refresh("encode", "every evaluation", program, state, index, FRESH_INDEX)
+        if live:
+            return [search]
+        encode = self._refresh(
+            "encode", "every evaluation that finds no fresh index", program, state, index, FRESH_INDEX
+        )
         return [encode, search]
 
     def _refresh(

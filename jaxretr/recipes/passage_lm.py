@@ -13,6 +13,7 @@ from jaxretr.data.tokens import Template, scorer_target
 from jaxretr.models.copying_start import copying_start
 from jaxretr.models.hf_folder import write_folder
 from jaxretr.models.layers import Params, bind
+from jaxretr.models.precision import matmuls_in
 from jaxretr.models.scorer import Prompt, encoder_input, graph
 from jaxretr.models.t5 import T5Config
 from jaxretr.models.t5_params import export_t5
@@ -62,7 +63,8 @@ def passage_lm_programs(config: PassageLmConfig, shape: T5Config, prompt: Prompt
     def loss(params: Params, batch: Any, _: Any) -> tuple[jax.Array, jax.Array]:
         t5 = bind(model, params)
         tokens, lengths = encoder_input(prompt, batch.passages, batch.passage_lengths)
-        log_probs = t5.target_log_probs(batch.targets, t5.encode(tokens, lengths), lengths)
+        with matmuls_in(config.dtype):
+            log_probs = t5.target_log_probs(batch.targets, t5.encode(tokens, lengths), lengths)
         real = jax.numpy.arange(log_probs.shape[1]) < batch.target_lengths[:, None]
         return masked_sum(-log_probs, real.astype(log_probs.dtype))
 

@@ -1,13 +1,17 @@
 """The examples of a supervised run, whatever files they come from, and the passages that they point into."""
 
+import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxretr.config import ContrastiveConfig, ContrastiveData
 from jaxretr.data.corpus import Corpus, read_corpus
+from jaxretr.data.held_out import held_out
 from jaxretr.data.lexical_set import is_lexical_set
+from jaxretr.data.readers import qrels_path
 from jaxretr.data.training_set import TrainingSet, first_copies, load_training_set
 from jaxretr.errors import UsageError
 from jaxretr.recipes.example_draws import Draws, ExampleDraws
@@ -22,6 +26,7 @@ class RunExamples(NamedTuple):
     draws: Draws
     """Which passages stand for them."""
     dev: TrainingSet | None
+    """Those of `data.dev`, or those that `data.held_out` keeps out of training."""
     passages: Corpus
     """All that any file brings: first the corpus, then the passages of the files that it lacks."""
     corpus_rows: int
@@ -38,8 +43,23 @@ def read_run_examples(config: ContrastiveConfig) -> RunExamples:
       UsageError: settings that contradict each other or the files.
     """
     data = config.data
-    corpus = _corpora(data)
+    if data.held_out and (data.dev is not None or data.dev_questions is not None):
+        raise UsageError(
+            "data.held_out is for runs without a dev set; leave it out, or data.dev and data.dev_questions"
+        )
+    for path, split, name in ((data.train, data.split, "split"), (data.dev, data.dev_split, "dev_split")):
+        # Before the corpus: a split that is not there should not cost the minutes that a large one takes.
+        if path is not None and Path(path).expanduser().is_dir() and not is_lexical_set(path):
+            qrels_path(Path(path).expanduser(), split, f"data.{name}")
+    # The training file as the corpus: all passages that it brings.
+    own = data.corpus == data.train and not Path(data.train).expanduser().is_dir()
+    corpus = None if own else _corpora(data)
     if is_lexical_set(data.train):
+        if data.held_out:
+            raise UsageError(
+                f"{data.train}: a lexical set has a dev set of its own (jaxretr mine lexical --dev N); name it with "
+                "--data.dev, and leave data.held_out out"
+            )
         lexical = open_lexical_set(data.train, corpus)
         assert corpus is not None
         dev, passages = _dev(data, corpus, corpus)
@@ -49,12 +69,22 @@ def read_run_examples(config: ContrastiveConfig) -> RunExamples:
     if data.teacher_positives is not None:
         raise UsageError(f"data.teacher_positives is a lexical set's, and {data.train} is none; leave it out")
     examples = load_training_set(data.train, corpus, format=data.train_format, split=data.split, skip_bad=data.skip_bad)
+    if own:
+        if data.more_corpora:
+            raise UsageError(
+                "data.more_corpora stand behind a corpus file, not behind the training file's own passages"
+            )
+        examples = dataclasses.replace(examples, corpus_rows=len(examples.passages))
+    chosen = None
+    if data.held_out:
+        kept = held_out(examples.texts, data.held_out, data.train)
+        chosen, examples = examples.only(kept), examples.only(~kept)
     # Further files may bring passages of their own: each set's rows begin with those of the one before.
     mined, passages = None, examples.passages
     if data.mined is not None:
         mined = load_training_set(data.mined, passages, skip_bad=data.skip_bad)
         passages = mined.passages
-    dev, passages = _dev(data, corpus, passages)
+    dev, passages = _dev(data, corpus, passages) if chosen is None else (chosen, passages)
     contents = first_copies(passages)
     draws = ExampleDraws(config, examples, mined, contents)
     return RunExamples(examples.texts, draws, dev, passages, examples.corpus_rows, contents)

@@ -14,6 +14,7 @@ from jaxretr.data.tokens import question_rows
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.errors import UsageError
 from jaxretr.recipes.whole_corpus import Model, question_store, typo_generator, width_of
+from jaxretr.streams import HostStream, host_generator
 
 # The generator's `variant`: 0 is the question that is read misspelt itself, the forms beside it count from 1.
 _AUGMENTED = 0
@@ -68,7 +69,7 @@ class StepQuestions:
         typos, b = self.typos, len(chosen)
         if not typos.active:
             return tokens, lengths, None
-        rng = np.random.default_rng([self.seed, step])
+        rng = host_generator(self.seed, HostStream.MISSPELT_QUESTIONS, step)
         misspelt = rng.random(b) < typos.augmentation
         # Places among the pre-drawn forms, in an order of this step: the forms take the first, augmentation the last.
         places = np.argsort(rng.random((b, typos.pre_drawn)), axis=1)

@@ -11,11 +11,12 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxretr import optim
 from jaxretr.config import Config, PretrainData
-from jaxretr.data.batches import QuestionBatches
-from jaxretr.data.corpus import Corpus, read_corpus
+from jaxretr.data.batches import MadeAhead, QuestionBatches
+from jaxretr.data.corpus import Corpus
 from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import Template, load_tokenizer
+from jaxretr.data.training_passages import read_passages
 from jaxretr.errors import UserError
 from jaxretr.models.layers import Params
 from jaxretr.objectives.token_step import SumLoss, make_token_loss, make_token_step
@@ -23,6 +24,7 @@ from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import DATA
 from jaxretr.recipes.whole_corpus import abstract_train_state
 from jaxretr.state import TrainState
+from jaxretr.streams import HostStream, host_generator
 
 
 class TextData:
@@ -37,7 +39,7 @@ class TextData:
         max_length: int,
         tokenizer: Any = None,
     ):
-        corpora = [read_corpus(path) for path in data.corpora]
+        corpora = [read_passages(path) for path in data.corpora]
         self.corpus = Corpus.from_passages(passage for corpus in corpora for passage in corpus)
         if len(self.corpus) <= data.held_out:
             raise UserError(
@@ -123,6 +125,7 @@ class LanguageModelRun:
         self.parameters, self.make_batch = parameters, batch
         self.loss, self.optimizer, self.train_step, self.token_loss = programs
         self.batches = QuestionBatches(len(data.training), config.train.batch_size, config.train.seed)
+        self.made = MadeAhead(self._on_host)
 
     def inputs(self) -> dict[str, str]:
         """A fingerprint of the text as the tokenizer reads it."""
@@ -140,10 +143,17 @@ class LanguageModelRun:
         """Training step `number` with its batch."""
         return self.train_step(state, batch)
 
+    def refreshed(self, state: TrainState, number: int) -> TrainState:
+        """The state itself: there is no index."""
+        return state
+
     def batch(self, number: int) -> Any:
         """The batch of step `number` on the devices, a function of (seed, number) alone."""
-        rng = np.random.default_rng((self.config.train.seed, number))
-        return self._put(self.make_batch(self.data.training[self.batches.indices(number)], rng, True))
+        return self._put(self.made[number])
+
+    def _on_host(self, number: int) -> Any:
+        rng = host_generator(self.config.train.seed, HostStream.TEXT, number)
+        return self.make_batch(self.data.training[self.batches.indices(number)], rng, True)
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """Mean negative log-probability of the held-out passages' tokens, and its exponential; none if none is held out."""
@@ -152,7 +162,10 @@ class LanguageModelRun:
             return {}
         rows = self.data.held_out[: len(self.data.held_out) // size * size].reshape(-1, size)
         sums = [
-            self.token_loss(state.weights, self._put(self.make_batch(part, np.random.default_rng((7, n)), False)))
+            self.token_loss(
+                state.weights,
+                self._put(self.make_batch(part, host_generator(0, HostStream.HELD_OUT_TEXT, n), False)),
+            )
             for n, part in enumerate(rows)
         ]
         total, count = np.sum([[float(x) for x in pair] for pair in sums], axis=0)

@@ -1,17 +1,19 @@
 """What every run that searches a corpus shares: its state, the corpus on the devices, its dev set."""
 
 import logging
+import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxretr.config import DevData, Dtype, Typos
+from jaxretr import memory
+from jaxretr.config import DevData, Dtype, Train, Typos
 from jaxretr.config import Encoder as EncoderConfig
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
@@ -80,14 +82,24 @@ class WholeCorpus:
         )
         self.passages = corpus_tokens(self.store, self.rows, mesh)
         self.refresh_program, self.search = index_programs(program, mesh)
+        self._is_fresh = jax.jit(
+            lambda encoded_at, step: (encoded_at == step).all(),
+            out_shardings=NamedSharding(mesh, PartitionSpec()),
+        )
 
     def refresh(self, train: TrainState, index: CorpusState) -> CorpusState:
-        """Encodes all passages with the current weights; `index` is used up."""
+        """Encodes all passages with the current weights; `index` is used up. One that is fresh is given back."""
+        if self.is_fresh(train, index):
+            return index
         return self.refresh_program(train.weights, self.passages, index, train.step)
+
+    def is_fresh(self, train: TrainState, index: CorpusState) -> bool:
+        """Whether every row was encoded with the current weights. Waits for the devices."""
+        return bool(self._is_fresh(index.encoded_at, train.step))
 
     def encode(self, train: TrainState) -> CorpusState:
         """A new index of all passages, encoded with the current weights."""
-        return self.refresh(train, self._empty_index())
+        return self.refresh_program(train.weights, self.passages, self._empty_index(), train.step)
 
     def abstract_index(self) -> CorpusState:
         """The index's shapes and shardings."""
@@ -123,37 +135,74 @@ def evaluation_batch(mesh: Mesh) -> int:
     return -(-EVALUATION_BATCH // devices) * devices
 
 
+class Judged(NamedTuple):
+    """Questions with what is known of their passages."""
+
+    questions: list[Question]
+    qrels: dict[str, dict[str, int]] | None
+    """Question id -> passage id -> grade; None: their answers are matched."""
+    source: str = "the held-out questions"
+    """Where the judgements are from, for errors."""
+
+
+def refresh_is_due(number: int, every: int, train: Train, evaluates: bool) -> bool:
+    """Whether a live index is to be encoded anew before step `number`.
+
+    Behind the last step, too, if the run evaluates: nothing is trained on the index any more, and the evaluation needs a
+    fresh one.
+
+    Args:
+      number: from 0.
+      every: steps between two refreshes.
+      train: of the config.
+      evaluates: whether there are dev questions.
+    """
+    return (number > 0 and number % every == 0) or (evaluates and number == train.steps)
+
+
+def serves_evaluation(every: int, train: Train) -> bool:
+    """Whether the live index is fresh at every evaluation, so that none needs an index beside it."""
+    return train.eval_every % every == 0 or train.eval_every >= train.steps
+
+
 class DevSet:
     """Questions that a run is evaluated on: with judgements (recall, MRR, nDCG), answers (Acc@k), or both."""
 
-    def __init__(self, data: DevData, corpus: Corpus, model: Model, mesh: Mesh, stores: Path, typos: Typos):
-        """Reads and tokenises the dev questions that `data` names, if it names any.
+    def __init__(self, judged: Judged | None, corpus: Corpus, model: Model, mesh: Mesh, stores: Path, typos: Typos):
+        """Tokenises the questions, if there are any.
 
         A run that trains for typos is also evaluated on the dev questions with typos: the same ones at every step and
         for every seed.
 
         Raises:
-          UserError: neither judgements nor answers, or judgements of other questions.
+          UserError: judgements of another corpus.
         """
         self.questions, self.qrels, self.corpus, self.mesh = [], None, corpus, mesh
-        if data.dev_questions is None:
+        if judged is None:
             return
-        self.questions, self.qrels = _dev_questions(data.dev_questions, data.dev_qrels)
+        self.questions, self.qrels = judged.questions, judged.qrels
+        if self.qrels is not None:
+            _check_corpus(judged, corpus)
         texts = [question.text for question in self.questions]
         self._rows = {"": question_store(stores, texts, model)}
         if typos.active:
             misspelt = typo_generator(typos).texts(texts, 0, range(len(texts)))
             self._rows["typo_"] = question_store(stores, misspelt, model)
 
-    def figures(self, train: TrainState, whole: WholeCorpus) -> dict[str, float]:
+    def figures(self, train: TrainState, whole: WholeCorpus, live: CorpusState | None = None) -> dict[str, float]:
         """Retrieval figures over the whole corpus, encoded with the current weights; none without questions.
 
         Those of the misspelt questions have names that begin with "typo_".
+
+        Args:
+          train: the weights.
+          whole: the corpus.
+          live: the live index, if there is one. It is searched where it is fresh; where parts of it are old, the corpus
+            is encoded once more, for the figures must not depend on how old.
         """
         if not self.questions:
             return {}
-        # Not the live index: parts of it are old, and the figures must not depend on how old.
-        fresh = whole.encode(train)
+        fresh = live if live is not None and whole.is_fresh(train, live) else whole.encode(train)
         return {
             prefix + name: value
             for prefix, rows in self._rows.items()
@@ -173,17 +222,53 @@ class DevSet:
         return retrieval_figures(self.corpus, self.questions, self.qrels, scores[:count], rows[:count])
 
 
-def _dev_questions(questions_path: str, qrels_path: str | None) -> tuple[list[Question], dict | None]:
-    questions = read_questions(questions_path)
-    if qrels_path is None:
+def dev_questions(data: DevData) -> Judged | None:
+    """Reads the dev questions that `data` names; None where it names none.
+
+    Raises:
+      UserError: neither judgements nor answers, or judgements of other questions.
+    """
+    if data.dev_questions is None:
+        return None
+    questions = read_questions(data.dev_questions)
+    if data.dev_qrels is None:
         if not any(question.answers for question in questions):
-            raise UserError(f"{questions_path}: has no answers; name the judgements with --data.dev-qrels FILE")
-        return questions, None
-    qrels = read_qrels(qrels_path)
+            raise UserError(f"{data.dev_questions}: has no answers; name the judgements with --data.dev-qrels FILE")
+        return Judged(questions, None)
+    qrels = read_qrels(data.dev_qrels)
     judged = [question for question in questions if question.id in qrels]
     if not judged:
-        raise UserError(f"{qrels_path}: judges none of the questions in {questions_path}; check the ids")
-    return judged, qrels
+        raise UserError(
+            f"{data.dev_qrels}: judges none of the questions in {data.dev_questions}; set --data.dev-questions and "
+            "--data.dev-qrels to files that belong together"
+        )
+    return Judged(judged, qrels, data.dev_qrels)
+
+
+def _check_corpus(judged: Judged, corpus: Corpus) -> None:
+    """Refuses judgements of another corpus, which would make every metric 0."""
+    assert judged.qrels is not None
+    passages = {passage for question in judged.questions for passage in judged.qrels[question.id]}
+    if passages.isdisjoint(corpus.ids):  # Stops at the first that is known.
+        raise UserError(
+            f"{judged.source}: none of the {len(passages)} passages that it judges is in the corpus; set "
+            "--data.dev-questions and --data.dev-qrels to those of the corpus, or all data at once with --data PATH"
+        )
+
+
+def activation_bytes(encoder: EncoderConfig, mesh: Mesh) -> int:
+    """What a device may keep of the questions' and of the passages' activations in a step; 0: nothing."""
+    if encoder.activations == "recompute":
+        return 0
+    if encoder.activations == "keep":
+        return sys.maxsize
+    # On accelerators the second forward pass buys memory for larger batches, and what keeping gains was not measured.
+    # Several hosts may have different memory, and must compile the same program.
+    if mesh.devices.flat[0].platform != "cpu" or jax.process_count() > 1:
+        return 0
+    # The same on every start of a run, hence of what is installed and not of what is free: the two ways differ by
+    # rounding. Questions and passages take a half each.
+    return memory.installed() // 4 // 2 // len(mesh.local_devices)
 
 
 def initial_state(model: Model, optimizer, mesh: Mesh, frozen: Collection[str] = ()) -> TrainState:

@@ -3,6 +3,10 @@
 The defaults are Anserini's and Pyserini's for Lucene, k1 = 0.9 and b = 0.4 (Lucene's own are 1.2 and 0.75), with
 Lucene's formula: idf = log(1 + (N - df + .5) / (df + .5)), term frequency part tf / (tf + k1 (1 - b + b len / avg)). No
 stop words are removed. A word that a question repeats counts as often as it stands there.
+
+A passage that shares no word with the question is no hit. Of a word that adds nothing to any score (one that every
+passage holds with "atire", or half of them with "robertson") the same is true as of no word; Lucene's words always add
+something.
 """
 
 from array import array
@@ -47,7 +51,7 @@ class Bm25Index:
         method: Method = "lucene",
         quantise_lengths: bool = False,
     ) -> "Bm25Index":
-        """Indexes title + " " + text of every passage, lower-cased; words of one character are kept.
+        """Indexes title + " " + text of every passage, with the words that `bm25_words.split_words` finds.
 
         Args:
           corpus: passages; a row with empty title and text keeps its place and matches nothing.
@@ -80,8 +84,9 @@ class Bm25Index:
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Finds the k best passages of each question.
 
-        Equal scores are ordered by row, lowest first, also at the k-th place; so are the passages that share no word
-        with the question, whose score is 0. The order of the words of a question does not change a score.
+        Equal scores are ordered by row, lowest first, also at the k-th place. A passage that shares no word with the
+        question is not among its hits, so that a question may have fewer than k, or none. The order of the words of a
+        question does not change a score.
 
         Args:
           questions: B questions.
@@ -89,7 +94,8 @@ class Bm25Index:
           threads: questions searched at a time.
 
         Returns:
-          Scores, float32 [B, min(k, N)], descending, and corpus rows, int64 [B, min(k, N)].
+          Scores, float32 [B, min(k, N)], descending, and corpus rows, int64 [B, min(k, N)]; -inf and -1 behind a
+          question's last hit.
 
         Raises:
           UsageError: k or threads below 1.
@@ -104,11 +110,12 @@ class Bm25Index:
         Args:
           questions: B questions.
           k: passages per question; where k is above N, N are returned.
-          wanted: corpus rows to score for each question, found or not, [B][any number].
+          wanted: corpus rows to score for each question, hits or not, [B][any number].
           threads: questions searched at a time.
 
         Returns:
-          What `search` returns, and the scores of the wanted rows, B times float32 [any number].
+          What `search` returns, and the scores of the wanted rows, B times float32 [any number]; the formula's value,
+          usually 0, for a row that is no hit.
 
         Raises:
           UsageError: k or threads below 1.
@@ -121,7 +128,8 @@ class Bm25Index:
         if len(wanted) != len(questions):
             raise ValueError(f"{len(questions)} questions, but rows to score for {len(wanted)}")
         words, ends = questions_as_words(self._vocabulary, self._order, questions)
-        scores, rows = self._postings.search(words, ends, min(k, self.num_passages), threads=threads, fill=True)
+        scores, rows = self._postings.search(words, ends, min(k, self.num_passages), threads=threads)
+        scores[rows < 0] = -np.inf
         of_wanted = [
             self._postings.score(words[ends[number] : ends[number + 1]], of_question)
             if len(of_question)

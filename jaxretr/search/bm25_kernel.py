@@ -383,8 +383,8 @@ def _largest(bits):
 
 
 @compiled()
-def search(lists, scratch, base, words, ends, first, last, least, k, fill, keys):
-    """Finds the k best passages of the questions from `first` to `last`.
+def search(lists, scratch, base, words, ends, first, last, least, k, keys):
+    """Finds the k best passages of the questions from `first` to `last`, of those that hold one of their words.
 
     The rare words are added to every passage that holds them, until the words that are left cannot lift a passage
     without any of those to the k best. From there on they are only looked up, in the passages that have a chance.
@@ -398,7 +398,6 @@ def search(lists, scratch, base, words, ends, first, last, least, k, fill, keys)
       first, last: which questions.
       least: of every question, a score below which no passage is wanted, float32 [B].
       k: hits a question.
-      fill: whether passages that share no word with the question are hits where too few do.
       keys: the result, uint64 [B, k], descending: see `_key`; 0 behind the last hit.
     """
     sums, rows, candidates, totals = scratch.sums, scratch.rows, scratch.candidates, scratch.totals
@@ -450,7 +449,7 @@ def search(lists, scratch, base, words, ends, first, last, least, k, fill, keys)
             for row in range(len(sums)):
                 candidates[held] = row
                 totals[held] = sums[row] + base[question]
-                held += fill or sums[row] > 0
+                held += sums[row] > 0
                 sums[row] = 0
         else:
             held = _collect(scratch, seen, threshold / slack - rest[i])
@@ -484,15 +483,6 @@ def search(lists, scratch, base, words, ends, first, last, least, k, fill, keys)
         found.sort()
         keys[question, :hits] = found[::-1]
         keys[question, hits:] = 0
-        if fill and hits < k:
-            sums[candidates[:held]] = 1
-            row = 0
-            while hits < k and row < len(sums):
-                if sums[row] == 0:
-                    keys[question, hits] = _key(base[question], row)
-                    hits += 1
-                row += 1
-            sums[candidates[:held]] = 0
 
 
 @compiled()

@@ -131,17 +131,15 @@ class Postings:
         k: int,
         *,
         threads: int,
-        fill: bool,
         least: NDArray[np.float32] | None = None,
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Finds the k best passages of each question, equal scores by row.
+        """Finds the k best passages of each question, equal scores by row; one without any of its words is no hit.
 
         Args:
           words: all questions' words, int32, ascending within a question.
           ends: where each question's words begin, int64 [B + 1].
-          k: hits a question; with `fill` at most N.
+          k: hits a question.
           threads: questions searched at a time.
-          fill: whether passages that share no word with the question are hits where too few do.
           least: of every question, a score below which hits are not wanted and may be missing, float32 [B].
 
         Returns:
@@ -166,7 +164,7 @@ class Postings:
             )
             for first in starts:  # each thread takes the next
                 last = min(first + _QUESTIONS_AT_A_TIME, number)
-                self._kernel.search(self._lists, scratch, base, words, ends, first, last, least, k, fill, keys)
+                self._kernel.search(self._lists, scratch, base, words, ends, first, last, least, k, keys)
 
         threads = min(threads, -(-number // _QUESTIONS_AT_A_TIME))
         if threads <= 1:

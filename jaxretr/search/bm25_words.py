@@ -1,14 +1,17 @@
 """BM25's parameters, and text to words."""
 
 import re
+import unicodedata
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
 
+from jaxretr.data.characters import plain_forms
 from jaxretr.errors import UsageError, did_you_mean
 
 Method = Literal["lucene", "robertson", "atire", "bm25l", "bm25+"]
@@ -24,8 +27,35 @@ _CJK = (
     "\uf900-\ufaff\uff66-\uffdc\U0001aff0-\U0001b16f\U00020000-\U0003fffd"
 )
 _WORD = re.compile(r"\w+")
-_ANY_CJK = re.compile(f"[{_CJK}]")
+_FIRST_CJK = re.compile(f"[{_CJK}]").match
 _RUN = re.compile(rf"[{_CJK}]+|[^\W{_CJK}]+")
+
+# Invisible within a word: soft hyphen, joiners, variation selectors.
+_INVISIBLE = "\u00ad\u034f\u200c\u200d\u2060\ufe00-\ufe0f\ufeff\U000e0100-\U000e01ef"
+_HIDDEN = re.compile(f"[{_INVISIBLE}]+")
+
+# A text of these alone has the same words whether forms and cases are joined word by word or, faster, at once: Latin,
+# Greek, Cyrillic, Armenian, Georgian, punctuation, arrows, mathematics; no marks, nothing invisible, no pictures, no
+# fractions, no symbols that become letters.
+_WESTERN = (
+    "\0-\xac\xae-\xbb\xbf-\u02ff\u0370-\u0482\u048a-\u0557\u0559-\u058a\u10a0-\u10ff\u1e00-\u200b\u2010-\u203e\u2041-\u2053"
+    "\u2055-\u205f\u2070-\u208e\u2090-\u209c\u20a0-\u20a7\u20a9-\u20bf\u2190-\u22ff"
+)
+# The same of Han, Hiragana, Katakana and Hangul, their punctuation, and full-width and half-width forms.
+_EASTERN = "\u3000-\u3029\u3030-\u3098\u309d-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uff01-\uff3e\uff40-\uff9d"
+_NOT_WESTERN = re.compile(f"[^{_WESTERN}]")
+_UNUSUAL = re.compile(f"[^{_WESTERN}{_EASTERN}]")
+
+# Marks belong to the word, but not in Thai, Lao, Burmese and Khmer: without spaces a word would be a whole clause.
+_TOKEN = regex.compile(
+    rf"""(?V1)
+    (?P<unspaced>[{_CJK}][{_CJK}{_INVISIBLE}]*)
+    |[[\p{{L}}\p{{N}}_\uff3f]--[{_CJK}]]
+     [[\p{{L}}\p{{N}}\p{{Mn}}\p{{Mc}}_\uff3f{_INVISIBLE}]--[{_CJK}]--[\p{{M}}&&[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]]]*
+    |(?P<picture>\p{{RI}}\p{{RI}}|[\p{{Emoji_Presentation}}--[\U0001f3fb-\U0001f3ff]]|\p{{Extended_Pictographic}}(?=\ufe0f))
+    """,
+    regex.VERBOSE,
+)
 
 # Most spellings whose ids are kept, beside the vocabulary itself: the rest are stemmed again when they come again.
 _MOST_SPELLINGS = 2_000_000
@@ -65,21 +95,57 @@ class Bm25Settings:
 
 
 def split_words(text: str) -> list[str]:
-    """Returns the words of a text, lower-cased: runs of letters, digits and underscores, also of one character.
+    """Returns the words of a text: runs of letters, digits, marks and underscores, also of one character, and emoji.
+
+    The same word in upper or lower case (also Straße and STRASSE, İstanbul and istanbul), with composed or combining
+    accents, in full-width characters or with ligatures is the same (Unicode's NFKC and case folding, word by word).
+    That is what Lucene's StandardTokenizer with ICUNormalizer2Filter does; its StandardAnalyzer, and EnglishAnalyzer, which
+    Pyserini takes, only lower-case. Accents stay, as in all of these: cafe is not café. Unlike theirs, the dot of İ goes,
+    as it does in ICUFoldingFilter, and a fraction is words of its own (5½ has 5, 1 and 2).
 
     A run of Han, Hiragana, Katakana or Hangul, which have no spaces between words or are written without them, becomes
-    its overlapping pairs of characters, and a single character stays itself; what stands beside it stays a word.
+    its overlapping pairs of characters, and a single character stays itself; what stands beside it stays a word. That is
+    Lucene's CJKBigramFilter. An emoji is a word, as in StandardTokenizer, but without its skin tone, and of several that
+    are joined to one picture each is.
     """
-    text = text.lower()
-    if text.isascii() or not _ANY_CJK.search(text):
-        return _WORD.findall(text)
+    if text.isascii():
+        return _WORD.findall(text.lower())
+    if not _NOT_WESTERN.search(text):
+        return _WORD.findall(_fold(text))
+    if _UNUSUAL.search(text):
+        text = unicodedata.normalize("NFC", text)
+        if _UNUSUAL.search(text):
+            return _words_one_by_one(text)
+    text = _fold(text)
     words = []
     for run in _RUN.findall(text):
-        if len(run) > 1 and _ANY_CJK.match(run):
-            words += [run[start : start + 2] for start in range(len(run) - 1)]
-        else:
-            words.append(run)
+        words += _pairs(run) if _FIRST_CJK(run) else [run]
     return words
+
+
+def _words_one_by_one(text: str) -> list[str]:
+    words = []
+    for token in _TOKEN.finditer(text):
+        word = token[0]
+        if word.isascii():
+            words.append(word.lower())
+        elif token["picture"]:
+            words.append(word)
+        elif token["unspaced"]:
+            words += _pairs(_fold(_HIDDEN.sub("", word)))
+        else:
+            folded = _fold(_HIDDEN.sub("", word))
+            # A form of compatibility may have hidden several words, as (一) in one character.
+            words += [word] if folded == word else split_words(folded)
+    return words
+
+
+def _pairs(run: str) -> list[str]:
+    return [run[start : start + 2] for start in range(len(run) - 1)] if len(run) > 1 else [run]
+
+
+def _fold(text: str) -> str:
+    return unicodedata.normalize("NFC", plain_forms(text).casefold())
 
 
 class Vocabulary:

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -86,6 +87,7 @@ class ExactIndex:
         self._ids = None if ids is None else unique_ids(ids, n)
         self._filters = Filters(n, self._ids, metadata)
         self._source = source
+        self._max_device_bytes = max_device_bytes
         read = functools.partial(read_rows, embeddings, dtype=self._dtype, source=source)
         total = padded_rows(n, self._mesh)
         resident = self._dtype if kind is None else np.dtype(jnp.dtype(kind))
@@ -108,6 +110,25 @@ class ExactIndex:
             self._rows = put_matrix(self._mesh, read, (total, dim), self._dtype)
         elif max_device_bytes is not None:
             self._slab_rows = _slab_rows(dim, self._dtype, self._mesh, max_device_bytes)
+
+    def __repr__(self) -> str:
+        rounded = f", first pass in {self.first_pass}" if self.first_pass else ""
+        place = "on the host" if self._rows is None else f"on {self._mesh.size} {self._mesh.devices.flat[0].platform}"
+        return f"ExactIndex({len(self)} passages, {self.dim} dimensions, {self._dtype.name}{rounded}, {place})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Rows and ids; the devices are those of the process that reads them.
+        rows = np.empty(self._shape, self._dtype)
+        for start, piece in self._pieces():
+            rows[start : start + len(piece)] = piece[: len(self) - start]
+        settings = {
+            "metadata": self.metadata,
+            "dtype": self._dtype.name,
+            "first_pass": self.first_pass,
+            "block_rows": self._block_rows,
+            "max_device_bytes": self._max_device_bytes,
+        }
+        return functools.partial(ExactIndex, **settings), (rows, self._ids)
 
     def __len__(self) -> int:
         return self._shape[0]

@@ -15,46 +15,65 @@ from jaxretr.errors import UserError
 
 Run = Mapping[str, Mapping[str, float]]
 Normalise = Literal["none", "minmax"]
+Missing = Literal["lowest", "zero"]
 
 RRF_CONSTANT = 60
 """Of Cormack, Clarke and Büttcher, 2009, who proposed reciprocal rank fusion."""
 
 
 def interpolate(
-    runs: Sequence[Run], weights: Sequence[float], *, normalise: Normalise = "none", k: int | None = None
+    runs: Sequence[Run],
+    weights: Sequence[float],
+    *,
+    normalise: Normalise = "none",
+    missing: Sequence[Missing] | None = None,
+    k: int | None = None,
 ) -> dict[str, dict[str, float]]:
     """Weighted sum of scores, w_1 s_1 + w_2 s_2 + ...
 
-    A passage that a run lacks gets the run's lowest score for that question, as in the literature on hybrid search. A
-    run that lacks the whole question adds nothing to any of its passages.
+    A passage that a run lacks gets the run's lowest score for that question, as in the literature on hybrid search. That
+    is right where a list was cut. BM25 leaves out what shares no word with the question: a list shorter than was asked
+    for is complete, and what it lacks has the score 0. A run that lacks the whole question adds nothing to any of its
+    passages.
 
     Args:
       runs: at least two.
       weights: one a run, from 0.
       normalise: "minmax" maps each run's scores of a question to [0, 1] before; scores that are all equal become 0.
+      missing: one a run, "lowest" (the default of all) or "zero": there a passage that a list shorter than the run's
+        longest lacks has the score 0, also in "minmax". For BM25, not for a dense model's scores.
       k: keep only the best so many; by default all that any run has.
 
     Returns:
       A run of all questions, those of the first run first; passages best first.
 
     Raises:
-      UserError: fewer than two runs, other than one weight each, or a score that is not finite.
+      UserError: fewer than two runs, other than one weight (and one of `missing`) each, or a score that is not finite.
     """
     if len(weights) != len(runs):
         raise UserError(f"{len(weights)} weights for {len(runs)} runs; give one for each")
+    if missing is not None and len(missing) != len(runs):
+        raise UserError(f"{len(missing)} times missing for {len(runs)} runs; give it once for each")
     if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
         raise UserError(f"the weights {list(weights)} must be finite numbers from 0; correct them")
+
+    longest = [max(map(len, run.values()), default=0) for run in runs]
+    zero = [what == "zero" for what in missing or ["lowest"] * len(runs)]
 
     def fuse(question_id: str) -> dict[str, float]:
         fused: dict[str, float] = {}
         hits_of_runs = [_single(question_id, run.get(question_id, {})) for run in runs]
+        lowest = [
+            0.0 if is_zero and len(hits) < most else min(hits.values(), default=0.0)
+            for hits, most, is_zero in zip(hits_of_runs, longest, zero, strict=True)
+        ]
         if normalise == "minmax":
-            hits_of_runs = [_in_unit_interval(hits) for hits in hits_of_runs]
-        lowest = [min(hits.values(), default=0.0) for hits in hits_of_runs]
+            hits_of_runs = [_in_unit_interval(hits, low) for hits, low in zip(hits_of_runs, lowest, strict=True)]
+            lowest = [0.0] * len(runs)
         for passage_id in dict.fromkeys(name for hits in hits_of_runs for name in hits):
             fused[passage_id] = math.fsum(
-                weight * hits.get(passage_id, missing)
-                for weight, hits, missing in zip(weights, hits_of_runs, lowest, strict=True)
+                weight * hits.get(passage_id, low)
+                for weight, hits, low in zip(weights, hits_of_runs, lowest, strict=True)
             )
         return fused
 
@@ -122,7 +141,7 @@ def _ranked(scores: Mapping[str, float]) -> list[str]:
     return [passage_id for _, passage_id in sorted(((score, name) for name, score in scores.items()), reverse=True)]
 
 
-def _in_unit_interval(hits: Mapping[str, float]) -> dict[str, float]:
-    low, high = min(hits.values(), default=0.0), max(hits.values(), default=0.0)
-    span = (high - low) or 1.0
+def _in_unit_interval(hits: Mapping[str, float], low: float) -> dict[str, float]:
+    """The scores mapped from [low, the highest] to [0, 1]."""
+    span = (max(hits.values(), default=low) - low) or 1.0
     return {name: (score - low) / span for name, score in hits.items()}

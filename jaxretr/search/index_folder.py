@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxretr.errors import UserError
+from jaxretr.files import atomic_folder, reserve, restore
 
 DTYPES = ("float32", "bfloat16")
 EMBEDDINGS = "embeddings.npy"
@@ -43,27 +43,12 @@ def write(
     Raises:
       UserError: the folder holds something else, or cannot be written.
     """
-    target = Path(os.path.abspath(directory))
-    temporary, old = (target.parent / f".{target.name}.{os.getpid()}.{kind}" for kind in ("new", "old"))
-    try:
-        if target.exists() and not (target.is_dir() and ((target / META).is_file() or not os.listdir(target))):
-            raise UserError(f"{target}: is not an index and would be replaced; choose another folder")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.mkdir()
-            _write_files(temporary, shape, dtype, ids, metadata, pieces)
-            if target.exists():
-                target.rename(old)
-            temporary.rename(target)
-        finally:
-            if old.exists() and not target.exists():
-                old.rename(target)
-            shutil.rmtree(temporary, ignore_errors=True)
-            shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise UserError(
-            f"{target}: writing the index failed ({error.strerror}); free space or choose another folder"
-        ) from error
+    target = Path(directory)
+    restore(target)
+    if target.exists() and not (target.is_dir() and ((target / META).is_file() or not os.listdir(target))):
+        raise UserError(f"{target}: is not an index and would be replaced; choose another folder")
+    with atomic_folder(target) as folder:
+        _write_files(folder, shape, dtype, ids, metadata, pieces)
 
 
 def _write_files(
@@ -76,10 +61,8 @@ def _write_files(
 ) -> None:
     bits = _bits(dtype)
     n, dim = shape
-    # A sparse file that outgrows the disk kills the process when its memory map is touched; ask for the space first.
-    if (free := shutil.disk_usage(folder).free) < n * dim * bits.itemsize:
-        raise UserError(f"{folder.parent}: {n * dim * bits.itemsize} bytes are needed and {free} are free; free space")
     out = np.lib.format.open_memmap(folder / EMBEDDINGS, mode="w+", dtype=bits, shape=shape)
+    reserve(folder / EMBEDDINGS)
     for start, piece in pieces:
         count = max(0, min(len(piece), n - start))
         out[start : start + count] = piece[:count].view(bits)
@@ -136,9 +119,10 @@ def _bits(dtype: np.dtype) -> np.dtype:
 
 
 def _read_meta(path: Path) -> dict:
+    restore(path.parent)
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: no readable index ({_first_line(error)}); give the folder that save wrote") from error
     types = {"rows": int, "dim": int, "dtype": str, "ids": bool}
     if (
@@ -192,7 +176,7 @@ def _json_lines(path: Path, remedy: str) -> Iterator[tuple[int, Any]]:
             for number, line in enumerate(file, start=1):
                 try:
                     content = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     content = None
                 yield number, content
     except (OSError, UnicodeDecodeError) as error:

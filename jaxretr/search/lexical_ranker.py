@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Raised when the same passages would give other words or other scores.
-_FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Raised when the same passages would give other words or other scores."""
 
 # Passages, and ids, that are read from a shard's files at a time.
 _PASSAGES_A_SLAB = 20_000
@@ -43,7 +43,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress(Protocol):
-    """What is told how much is done; `jaxretr.commands.progress.Progress` is one."""
+    """What is told how much is done; `jaxretr.progress.Progress` is one."""
 
     def skip(self, count: int) -> None: ...
     def advance(self, count: int) -> None: ...
@@ -107,7 +107,7 @@ def rank(
       query_block: questions searched between two writes; at most these are searched again after a kill.
       threads: questions searched at a time.
       progress: makes what shows the progress, from how much there is to do, the unit, and what is done with it:
-        `jaxretr.commands.progress.Progress`. Without it there are only lines in the log.
+        `jaxretr.progress.Progress`. Without it there are only lines in the log.
 
     Raises:
       UsageError: a number below 1.
@@ -131,7 +131,7 @@ def rank(
             "depth": depth,
             "shard size": shard_passages,
             "block size": query_block,
-            "format": _FORMAT_VERSION,
+            "format": FORMAT_VERSION,
         },
     )
     ranking = _Ranking(folder, queries, settings, depth, query_block, corpus_name)
@@ -346,7 +346,7 @@ class _Ranking:
         if number:
             before = np.load(self._best(block, number))
             least = keys_to_hits(before[:, -1:])[0][:, 0]  # 0 where there are not K yet
-        scores, rows = postings.search(words, ends, self.depth, threads=threads, fill=False, least=least)
+        scores, rows = postings.search(words, ends, self.depth, threads=threads, least=least)
         # The passages of a shard are in the order of their ids, so that their rows break ties as their places do.
         keys = hits_to_keys(scores, np.where(rows < 0, -1, places[rows]))
         best = np.sort(np.concatenate([before, keys], axis=1), axis=1)[:, ::-1][:, : self.depth]

@@ -70,6 +70,19 @@ class ScannIndex:
             log.warning("%s: searched exactly, since ScaNN cannot be used here: %s", folder, problem)
             self._exact = ExactIndex(rows.base.vectors, rows.ids)
 
+    def __repr__(self) -> str:
+        facts = self.facts
+        kind = {"tree": f"{facts.leaves} leaves", "flat": "no tree", "exact": "exact"}[facts.kind]
+        targets = ", ".join(f"{setting.target:g}" for setting in facts.settings)
+        recall = f", recall {targets} at {facts.k}" if targets else ""
+        return f"ScannIndex({len(self)} passages, {facts.dim} dimensions, {kind}{recall})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            "a ScannIndex cannot be pickled or copied: it lives in ScaNN's memory and in files; write it with "
+            "index.save(folder), and read it with ScannIndex.load(folder)"
+        )
+
     @classmethod
     def build(
         cls,

@@ -18,6 +18,7 @@ from jaxretr.errors import UserError, import_extra
 from jaxretr.files import atomic_write
 from jaxretr.search import scann_worker
 from jaxretr.search.machine import cpu_name, cpu_threads
+from jaxretr.storage.paths import cache_root
 
 log = logging.getLogger(__name__)
 
@@ -68,14 +69,12 @@ def require_scann() -> None:
 
 def _verdict(origin: Path) -> Path:
     """The file that notes that this installation works on this processor."""
-    stated = os.environ.get("JAXRETR_CACHE")
-    folder = Path(stated).expanduser() if stated else Path.home() / ".cache/jaxretr"
     try:
         version = importlib.metadata.version("scann")
     except importlib.metadata.PackageNotFoundError:
         version = ""
     facts = (version, str(origin), origin.stat().st_mtime_ns, sys.version, platform.machine(), cpu_name())
-    return folder / f"scann-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
+    return cache_root() / f"scann-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
 
 
 def worker_bytes(train_rows: int, dim: int, leaves: int) -> int:

@@ -6,7 +6,7 @@ scale by any factor, so here there is also a grid that begins where both weigh t
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,19 +91,37 @@ def balancing_weight(scores: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
 
 
 def adaptive_grid(evaluate: Callable[[Sequence[float]], Mapping[float, float]], around: float) -> dict[float, float]:
-    """Evaluates a logarithmic grid that moves to where the figure is highest.
-
-    13 weights, each twice the one before, around a middle. While the best are at an edge, 6 more are added there, at
-    most 3 times. Then those between the best weight and its neighbours, in steps of 2^(1/4).
+    """Evaluates a logarithmic grid that moves to where the figure is highest; see `adaptive_rounds`.
 
     Args:
-      evaluate: {weight: figure} of any weights; called once for each of these rounds, at most 5 times.
+      evaluate: {weight: figure} of any weights; called once for each round, at most 5 times.
       around: the middle of the first round.
 
     Returns:
       {weight: figure} of all rounds, ascending. `choose` picks the best.
     """
-    values = dict(evaluate([around * 2.0**step for step in range(-_STEPS, _STEPS + 1)]))
+    rounds = adaptive_rounds(around)
+    weights = next(rounds)
+    while True:
+        try:
+            weights = rounds.send(evaluate(weights))
+        except StopIteration as end:
+            return end.value
+
+
+def adaptive_rounds(around: float) -> Generator[list[float], Mapping[float, float], dict[float, float]]:
+    """Yields the weights of each round of the adaptive grid, and takes {weight: figure} of them.
+
+    13 weights, each twice the one before, around a middle. While the best are at an edge, 6 more are added there, at
+    most 3 times. Then those between the best weight and its neighbours, in steps of 2^(1/4).
+
+    Args:
+      around: the middle of the first round.
+
+    Returns:
+      {weight: figure} of all rounds, ascending.
+    """
+    values = dict((yield [around * 2.0**step for step in range(-_STEPS, _STEPS + 1)]))
     for _ in range(_EXTENSIONS):
         tied = choose(values).tied
         if len(tied) == len(values):  # All the same: nowhere to go.
@@ -112,8 +130,8 @@ def adaptive_grid(evaluate: Callable[[Sequence[float]], Mapping[float, float]], 
         beyond += [tied[-1] * 2.0**step for step in range(1, _STEPS + 1) if tied[-1] == max(values)]
         if not beyond:
             break
-        values |= evaluate(beyond)
+        values |= yield beyond
     best = choose(values).weight
     fine = [best * 2.0 ** (step / _FINE_STEPS) for step in range(1 - _FINE_STEPS, _FINE_STEPS) if step]
-    values |= evaluate(fine)
+    values |= yield fine
     return dict(sorted(values.items()))

@@ -57,18 +57,22 @@ def filesystem(path: str | os.PathLike[str]) -> Any:
     return fsspec.filesystem("gcs", finalize_on_close=True) if scheme == "gs" else fsspec.filesystem(scheme)
 
 
+def cache_root() -> Path:
+    """The folder of all that can be made again: $JAXRETR_CACHE, or ~/.cache/jaxretr."""
+    stated = os.environ.get("JAXRETR_CACHE")
+    return Path(stated).expanduser() if stated else Path.home() / ".cache/jaxretr"
+
+
 def cache_folder(kind: str, path: str | os.PathLike[str]) -> Path:
-    """Where local copies of something in a bucket lie: in $JAXRETR_CACHE, or ~/.cache/jaxretr.
+    """Where local copies of something in a bucket lie.
 
     Args:
       kind: "runs", "folders" or "stores".
       path: in the bucket.
     """
-    stated = os.environ.get("JAXRETR_CACHE")
-    root = Path(stated).expanduser() if stated else Path.home() / ".cache/jaxretr"
     text = os.fspath(path).rstrip("/")
     name = re.sub(r"[^A-Za-z0-9._-]", "_", text.rsplit("/", 1)[1])[:60]
-    return root / "buckets" / kind / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return cache_root() / "buckets" / kind / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def move(source: Path, target: Path) -> None:

@@ -1,8 +1,10 @@
 """Tables of figures: as text for people, as LaTeX (booktabs) and as Markdown."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
 FORMATS = ("table", "json", "latex", "markdown")
 
@@ -152,3 +154,19 @@ def _markdown_row(cells: Sequence[str]) -> str:
 def _latex_row(cells: Sequence[str]) -> str:
     # A row that begins with a bracket would be read as an option of the line break before it.
     return " & ".join(f"{{{cell}}}" if cell.startswith("[") else cell for cell in cells) + r" \\"
+
+
+def shortened(names: Sequence[str]) -> list[str]:
+    """The last parts of each path, as many as tell it from the others; a name that stands twice gets a number."""
+    parts = [PurePath(name).parts or (name,) for name in names]
+    short = []
+    for own in parts:
+        others = [other for other in parts if other != own]
+        length = next((n for n in range(1, len(own)) if all(other[-n:] != own[-n:] for other in others)), len(own))
+        short.append(str(PurePath(*own[-length:])))
+    seen: Counter[str] = Counter()
+    for place, name in enumerate(short):
+        seen[name] += 1
+        if seen[name] > 1:
+            short[place] = f"{name} ({seen[name]})"
+    return short

@@ -1,10 +1,10 @@
-"""Opening an embedding store for a command: every byte is looked at before a number of it is used."""
+"""Opening an embedding store: every byte is looked at before a number of it is used."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxretr.commands.progress import Progress
 from jaxretr.encoding_store import EmbeddingStore
+from jaxretr.progress import Progress
 
 
 def open_store(folder: str | Path, share: bool = False) -> EmbeddingStore:

@@ -1,6 +1,5 @@
-"""From a model or a run to the values of every question: what the commands that measure share."""
+"""From a search or a run to the values of every question."""
 
-import argparse
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,51 +14,19 @@ from jaxretr.evaluate import metrics
 from jaxretr.evaluate.answers import first_hits
 from jaxretr.evaluate.rank_overlap import ranked_ids
 
-if TYPE_CHECKING:  # Both bring JAX along, which a run is measured without.
+if TYPE_CHECKING:  # It brings JAX along, which a run is measured without.
     from jaxretr.encoding_store import EmbeddingStore
-    from jaxretr.models.combined_encoder import TextEncoder
 
 log = logging.getLogger(__name__)
 
 Run = Mapping[str, Mapping[str, float]]
 Search = Callable[[Sequence[Question], int], tuple[np.ndarray, Sequence[Sequence[str]]]]
-"""From B questions and k to scores float32 [B, k] and ids of passages."""
+"""From B questions and k to scores float32 [B, k] and ids of passages, fewer than k where a question has fewer hits."""
 Values = dict[str, dict[str, float]]
 """{metric: {question id: value}}"""
 
 OF_QRELS = ("ndcg@10", "mrr@10", "recall@100")
 OF_ANSWERS = ("acc@1", "acc@5", "acc@20", "acc@100")
-
-
-def dense_search(args: argparse.Namespace, corpus: Corpus) -> Search:
-    """Loads MODEL and encodes the corpus once; the returned function encodes questions and searches exactly."""
-    from jaxretr.commands.model import load_model
-
-    return encoder_search(load_model(args), corpus, args.batch_size)
-
-
-def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | None) -> Search:
-    """The same with a model that is there."""
-    from jaxretr.commands.model import encode
-    from jaxretr.search.exact import ExactIndex
-
-    index = ExactIndex(encode(encoder, corpus, batch_size), corpus.ids)
-    return lambda questions, k: index.search(encode(encoder, questions, batch_size), k)
-
-
-def stored_search(args: argparse.Namespace, corpus: Corpus, store: "EmbeddingStore") -> Search:
-    """Loads MODEL; the returned function searches what `jaxretr encode` made of the corpus.
-
-    Raises:
-      UserError: another model made the store, or of another corpus.
-    """
-    from jaxretr.commands.model import encode, load_model
-    from jaxretr.commands.search import check_store, search_store
-
-    check_same_corpus([store], corpus, f"those of {args.beir}")
-    encoder = load_model(args)
-    check_store(store, encoder, args.model)
-    return lambda questions, k: search_store(store, corpus.ids, encode(encoder, questions, args.batch_size), k)
 
 
 def check_same_corpus(
@@ -88,13 +55,13 @@ def run_of(search: Search, questions: Sequence[Question], k: int) -> dict[str, d
     """Searches a BEIR folder's corpus.
 
     Returns:
-      {question id: {passage id: score}} with k passages a question.
+      {question id: {passage id: score}} with k passages a question, or fewer where the search finds fewer.
     """
     # BEIR leaves out a passage that is the question itself (ArguAna, Quora): one more is looked for in its place.
     scores, ids = search(questions, k + 1)
     run = {}
     for question, names, values in zip(questions, ids, scores.tolist(), strict=True):
-        found = [pair for pair in zip(names, values, strict=True) if pair[0] != question.id]
+        found = [pair for pair in zip(names, values[: len(names)], strict=True) if pair[0] != question.id]
         run[question.id] = dict(found[:k])
     return run
 

@@ -1,15 +1,19 @@
-"""Progress of the commands: a bar on a terminal, lines in the log elsewhere, neither in the first two seconds."""
+"""Progress of long work: a bar on a terminal, lines in the log elsewhere, neither in the first two seconds."""
 
 import logging
 import time
+from collections.abc import Iterable, Iterator
 from types import TracebackType
+from typing import TypeVar
 
 from tqdm import tqdm
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _FIRST_SECONDS = 2.0
-_SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_LINES = 5.0
 
 
 class Progress:
@@ -45,10 +49,11 @@ class Progress:
         if self.bar.disable and now >= self.next_line and self.done < self.total:
             self.next_line = now + _SECONDS_BETWEEN_LINES
             rate = (self.done - self.skipped) / (now - self.began)
-            left = int((self.total - self.done) / rate)
             log.info(
-                "%s %d of %d %ss, %.0f/s, %d:%02d left",
-                *(self.verb, self.done, self.total, self.unit, rate, left // 60, left % 60),
+                "%s %d of %d %ss, %s/s, %s left",
+                *(self.verb, self.done, self.total, self.unit),
+                f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}",
+                _clock((self.total - self.done) / rate) if rate else "?",
             )
 
     def __enter__(self) -> "Progress":
@@ -58,3 +63,24 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bar.close()
+
+
+def counted(rows: Iterable[T], unit: str) -> Iterator[T]:
+    """Passes on `rows`, whose number nobody knows yet, and shows how many they are."""
+    began = time.monotonic()
+    following = began + _FIRST_SECONDS
+    bar = tqdm(unit=unit, delay=_FIRST_SECONDS, disable=None)
+    for number, row in enumerate(rows, start=1):
+        yield row
+        bar.update()
+        if bar.disable and number % 1000 == 0 and (now := time.monotonic()) >= following:
+            following = now + _SECONDS_BETWEEN_LINES
+            log.info("%d %ss, %.0f/s", number, unit, number / (now - began))
+    bar.close()
+
+
+def _clock(seconds: float) -> str:
+    """Minutes and seconds, and hours where there are any."""
+    minutes, left = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.commands.evaluate_tables import Cell, Grid, Row, render
-from jaxretr.commands.measuring import Run, Values
-from jaxretr.commands.pictures import shortened
 from jaxretr.evaluate import metrics
+from jaxretr.evaluate.measuring import Run, Values
 from jaxretr.evaluate.rank_overlap import find_shared, rank_biased_overlap, ranked_ids
 from jaxretr.evaluate.significance import Comparison, compare, holm
 from jaxretr.files import atomic_write
+from jaxretr.tables import Cell, Grid, Row, render, shortened
 
 # Below this a difference is marked.
 LEVEL = 0.05
@@ -56,7 +55,7 @@ class Against:
     rbo: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """All figures.
 
@@ -105,9 +104,27 @@ class Report:
         """How many were measured."""
         return len(next(iter(self.systems[0].values.values())))
 
+    @property
+    def means(self) -> dict[str, dict[str, float]]:
+        """{system: {metric: mean over all questions}}; the first is the run, the others are the baselines."""
+        return {
+            name: {metric: self.mean(place, metric) for metric in self.metrics} for place, name in enumerate(self.names)
+        }
+
     def mean(self, system: int, metric: str) -> float:
         """Over all questions."""
         return metrics.mean(self.systems[system].values[metric])
+
+    def __repr__(self) -> str:
+        return f"Report({self.questions} questions, {self.means})"
+
+    def table(self) -> str:
+        """All figures for people."""
+        return self.as_string("table")
+
+    def to_json(self) -> str:
+        """All figures as a JSON object."""
+        return self.as_string("json")
 
     def as_string(self, form: str) -> str:
         """All figures as "table", "json", "latex" or "markdown"."""

@@ -1,0 +1,336 @@
+"""One big GPU: how fast the library encodes, searches, trains and refreshes there, against the card and against PyTorch.
+
+    python benchmarks/accelerator.py --out results/h100              # unattended, under ten minutes
+    python benchmarks/accelerator.py --out results/h100 --parts art-t5-xl --again
+    JAX_PLATFORMS=cpu python benchmarks/accelerator.py --out /tmp/toy --toy
+
+It needs this repository, jax, flax and numpy; no weights and no data, which are drawn at random in the shapes and lengths
+of real ones. Where PyTorch sees the same card, the same work in plain PyTorch is timed in turns with ours (not ART's, which
+has no peer here). Every part runs in a process of its own with a budget of time: what runs out of memory is tried again at
+half the size, what fails or takes too long is recorded and the rest goes on. Writes results.json and table.md into --out
+after every part; a part that is done is not repeated without --again, and compiled programs are kept beside the results.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+# Of the time for all parts, what starting and ending a process may take.
+STARTUP = 15
+SMALLEST = 1 / 16
+
+
+class Plan(NamedTuple):
+    """A part of the benchmark."""
+
+    seconds: int
+    """Of its process, at most; what other parts leave is not added."""
+    memory: float
+    """Share of the device's memory that JAX takes at once; 0: as it needs it, which leaves PyTorch the rest."""
+    run: Callable[[Any, Any], None]
+    """(on_gpu.parts, the Part)"""
+
+
+PLANS = {
+    "machine": Plan(30, 0, lambda parts, part: parts.machine(part)),
+    "encode-minilm": Plan(50, 0, lambda parts, part: parts.encode(part, parts.MINILM, 131_072)),
+    "encode-bert-base": Plan(60, 0, lambda parts, part: parts.encode(part, parts.BERT_BASE, 32_768)),
+    "search": Plan(80, 0, lambda parts, part: parts.search(part)),
+    "contrastive": Plan(90, 0, lambda parts, part: parts.contrastive_step(part, (256, 64))),
+    "art-t5-base": Plan(70, 0.92, lambda parts, part: parts.art_step(part, parts.T5_BASE, 256)),
+    "art-t5-xl": Plan(100, 0.92, lambda parts, part: parts.art_step(part, parts.T5_XL, 64)),
+    "refresh": Plan(45, 0, lambda parts, part: parts.refresh(part)),
+    "mlm": Plan(45, 0, lambda parts, part: parts.mlm_step(part, 128)),
+}
+
+
+# ---- one part, in a process of its own -------------------------------------------------------------------------------
+
+
+def child(args: argparse.Namespace) -> int:
+    """Runs the part that --part names; returns 0, or 3 if memory ran out, or 1."""
+    replace_progress_bars()
+    from on_gpu import parts
+    from on_gpu.measuring import Part, first_line
+
+    part = Part(args.report, args.seconds, size=args.size, toy=args.toy, torch=peers(args))
+    try:
+        PLANS[args.part].run(parts, part)
+    except Exception as error:
+        traceback.print_exc()
+        part.report("", error=first_line(error), traceback=traceback.format_exc()[-4000:])
+        text = str(error).lower()
+        return 3 if "resource_exhausted" in text or "out of memory" in text else 1
+    return 0
+
+
+class NoBar:
+    """Stands in for tqdm's progress bar, which the encoding engine imports and does not show here."""
+
+    def __init__(self, **_: object):
+        pass
+
+    def __enter__(self) -> "NoBar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self, _: int) -> None:
+        """Nothing is shown."""
+
+
+def replace_progress_bars() -> None:
+    """Lets the engine run where tqdm is not installed."""
+    try:
+        import tqdm  # noqa: F401
+    except ImportError:
+        sys.modules["tqdm"] = module = ModuleType("tqdm")
+        module.tqdm = NoBar  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def peers(args: argparse.Namespace) -> ModuleType | None:
+    """The peers, if PyTorch is installed and uses the device that JAX uses."""
+    import jax
+
+    if args.no_torch:
+        return None
+    try:
+        import torch
+    except Exception as error:  # A build for another system fails in ways of its own.
+        print(f"    without PyTorch: {type(error).__name__}", flush=True)
+        return None
+    if jax.default_backend() == "gpu" and not torch.cuda.is_available():
+        print("    without PyTorch: it does not see the GPU", flush=True)
+        return None
+    from on_gpu import torch_peers
+
+    return torch_peers
+
+
+# ---- all parts -------------------------------------------------------------------------------------------------------
+
+
+def run_part(name: str, args: argparse.Namespace, deadline: float) -> dict[str, Any]:
+    """Runs a part, at half the size and half of that again while memory runs out; returns what is recorded of it."""
+    plan, size, torch = PLANS[name], 1.0, not args.no_torch
+    began, attempts, cases = time.monotonic(), [], {}
+    while True:
+        seconds = min(plan.seconds, deadline - time.monotonic())
+        if seconds < (5 if args.toy else STARTUP):
+            status = "out of time"
+            break
+        print(f"{name}: size {size:g}, {seconds:.0f} s", flush=True)
+        code, lines = run_child(name, args, size, torch, seconds, plan.memory)
+        cases |= {line["case"]: {**line, "size": size} for line in lines if line["case"]}
+        error = next((line for line in lines if "error" in line), {})
+        if code == 0:
+            status = "done"
+            break
+        said = {name: error.get(name) for name in ("error", "traceback")}
+        attempts.append({"size": size, "torch": torch, "code": code, **said})
+        crashed = code is not None and code < 0
+        if code is None:
+            status = "out of time"
+            break
+        if not (code == 3 or crashed) or size <= SMALLEST:
+            status = "failed"
+            break
+        # A crash can be the two frameworks' in one process.
+        size, torch = size / 2, torch and not crashed
+    return {
+        "status": status,
+        "cases": cases,
+        "attempts": attempts,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def run_child(
+    name: str, args: argparse.Namespace, size: float, torch: bool, seconds: float, memory: float
+) -> tuple[int | None, list[dict[str, Any]]]:
+    """Runs a part's process; returns its exit code (None if it was stopped) and what it reported by then."""
+    report = args.out / f"{name}.part"
+    report.unlink(missing_ok=True)
+    words = ["--part", name, "--report", report, "--size", size, "--seconds", max(1.0, seconds - STARTUP)]
+    words += ["--out", args.out, *(["--toy"] if args.toy else []), *([] if torch else ["--no-torch"])]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(args.out / "compiled")),
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "true" if memory else "false",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": str(memory or 0.92),
+    }
+    process = subprocess.Popen([*args.python, __file__, *map(str, words)], env=environment)
+    try:
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        code = None
+    except BaseException:
+        process.kill()
+        raise
+    lines = report.read_text().splitlines() if report.exists() else []
+    report.unlink(missing_ok=True)
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # The last line of a process that was stopped.
+            found.append(json.loads(line))
+    return code, found
+
+
+def facts_of_machine(args: argparse.Namespace) -> dict[str, Any]:
+    """Device, driver and versions; in a process of its own, since one that has asked for a GPU keeps memory of it."""
+    code = "import json, jax; d = jax.devices()[0]; m = d.memory_stats() or {}; print(json.dumps([d.device_kind, jax.default_backend(), m.get('bytes_limit')]))"
+    answer = subprocess.run([*args.python, "-c", code], capture_output=True, text=True, check=False)
+    if answer.returncode:
+        raise SystemExit(f"jax found no device: {answer.stderr.strip().splitlines()[-1:]}; check the installation")
+    device, backend, memory = json.loads(answer.stdout.splitlines()[-1])
+    versions = {}
+    for package in ("jax", "jaxlib", "flax", "numpy", "torch"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    try:
+        words = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+        driver = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        driver = None
+    from machine import describe
+
+    return {
+        "device": device,
+        "backend": backend,
+        "memory_bytes": memory,
+        "nvidia_smi": driver,
+        "host": describe(),
+        "python": sys.version.split()[0],
+        "versions": versions,
+    }
+
+
+# ---- the table -------------------------------------------------------------------------------------------------------
+
+
+def shares(case: dict[str, Any], results: dict[str, Any]) -> dict[str, float]:
+    """Of the rates that the maker states, and of those measured, the share that a case reached."""
+    seconds, peak = case["ours"]["median"], results["peak"]
+    machine = results["parts"].get("machine", {}).get("cases", {})
+    found = {}
+    for what, unit, scale, measured in (
+        ("flops", "tflops", 1e12, machine.get("matmul", {})),
+        ("bytes", "gbs", 1e9, machine.get("copy", {})),
+    ):
+        if what in case and peak:
+            found[f"{what} of peak"] = case[what] / seconds / (peak[unit] * scale)
+        if what in case and measured and case is not measured:
+            found[f"{what} of measured"] = case[what] / seconds / (measured[what] / measured["ours"]["median"])
+    return found
+
+
+def table(results: dict[str, Any]) -> str:
+    """All cases as Markdown."""
+    machine, peak = results["machine"], results["peak"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    stated = f"{peak['tflops']:g} TFLOP/s in bfloat16, {peak['gbs']:g} GB/s" if peak else "not known"
+    lines = [
+        f"{machine['device']} ({machine['nvidia_smi'] or 'no nvidia-smi'}); {versions}; Python {machine['python']}",
+        "",
+        f"Host: {machine['host']}. Peak as stated by the maker: {stated}. Seconds are medians (least - greatest).",
+        "",
+        "| case | shape | seconds | rate | of peak | of what was measured | PyTorch, seconds | PyTorch / ours | compiling, s |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, part in results["parts"].items():
+        for case_name, case in part["cases"].items():
+            lines.append(row(case_name, case, results))
+        if part["status"] != "done":
+            why = next((attempt["error"] for attempt in reversed(part["attempts"]) if attempt["error"]), "")
+            lines.append(f"| {name}: {part['status']} | {why.replace('|', '/')} |" + " |" * 7)
+    return "\n".join(lines) + "\n"
+
+
+def row(name: str, case: dict[str, Any], results: dict[str, Any]) -> str:
+    reached = shares(case, results)
+    rate = ""
+    if "rate" in case:
+        unit, count = case["rate"]
+        rate = f"{count / case['ours']['median']:,.0f} {unit}"
+    of_peak, of_measured = (
+        " / ".join(f"{reached[f'{what} of {of}']:.0%} {word}" for what, word in (("flops", "FLOP"), ("bytes", "bytes")) if f"{what} of {of}" in reached)
+        for of in ("peak", "measured")
+    )  # fmt: skip
+    shape = case.get("shape", "") + (f"; size {case['size']:g}" if case["size"] < 1 else "")
+    peer = spread(case["torch"], "{:.4g}") if "torch" in case else case.get("torch_error", "-").replace("|", "/")
+    ratio = spread(case["ratio"], "{:.2f}") if "ratio" in case else "-"
+    compile_seconds = f"{case['compile']:.0f}" if "compile" in case else "-"
+    cells = [name, shape, spread(case["ours"], "{:.4g}"), rate, of_peak, of_measured, peer, ratio, compile_seconds]
+    return f"| {' | '.join(cells)} |"
+
+
+def spread(values: dict[str, float], form: str) -> str:
+    return f"{form.format(values['median'])} ({form.format(values['min'])} - {form.format(values['max'])})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if str(ROOT) not in sys.path:  # The package need not be installed.
+        sys.path.insert(1, str(ROOT))
+    parser.add_argument("--out", type=Path, required=True, help="folder of results.json and table.md")
+    parser.add_argument("--parts", nargs="+", choices=PLANS, default=list(PLANS))
+    parser.add_argument("--again", action="store_true", help="also those that are done")
+    parser.add_argument("--minutes", type=float, default=9.5, help="for all parts (default: %(default)s)")
+    parser.add_argument("--peak-tflops", type=float, help="of the device, bfloat16 (default: by its name)")
+    parser.add_argument("--peak-gbs", type=float, help="of its memory, 10^9 bytes a second (default: by its name)")
+    parser.add_argument("--no-torch", action="store_true", help="leave the peers out")
+    parser.add_argument("--toy", action="store_true", help="tiny shapes, to try the program on a CPU")
+    for hidden, kind in (("--part", str), ("--report", Path), ("--size", float), ("--seconds", float)):
+        parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.part:
+        sys.exit(child(args))
+    args.python = [sys.executable]
+    deadline = time.monotonic() + 60 * args.minutes
+    args.out.mkdir(parents=True, exist_ok=True)
+    file = args.out / "results.json"
+    machine = facts_of_machine(args)
+    results: dict[str, Any] = {"parts": {}}
+    if file.exists():
+        results = json.loads(file.read_text())
+        if results["machine"]["device"] != machine["device"] or results["toy"] != args.toy:
+            sys.exit(f"{file}: results of {results['machine']['device']}; give another folder with --out")
+    from on_gpu.formulas import peak_of
+
+    known = peak_of(machine["device"])
+    tflops, gbs = args.peak_tflops or (known and known.tflops), args.peak_gbs or (known and known.gbs)
+    peak = {"tflops": tflops, "gbs": gbs} if tflops and gbs else None
+    results |= {"machine": machine, "peak": peak, "toy": args.toy}
+    for name in args.parts:
+        if not args.again and results["parts"].get(name, {}).get("status") == "done":
+            print(f"{name}: done before; --again repeats it")
+            continue
+        results["parts"][name] = run_part(name, args, deadline)
+        print(f"{name}: {results['parts'][name]['status']}", flush=True)
+        for path, text in ((file, json.dumps(results, indent=1)), (args.out / "table.md", table(results))):
+            beside = path.with_suffix(".new")
+            beside.write_text(text)
+            beside.replace(path)
+    print(table(results))
+    if any(results["parts"][name]["status"] != "done" for name in args.parts):
+        sys.exit("not all parts are done; the same command goes on with the rest")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,444 @@
+"""What is measured, part by part: the library's own compiled programs on random weights and text of real lengths."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from jaxretr import optim
+from jaxretr.config import Optimizer
+from jaxretr.models.bert import BertConfig
+from jaxretr.models.dual_encoder import DualEncoderConfig, abstract_params, embed
+from jaxretr.models.encode import Engine
+from jaxretr.models.layers import Params, define
+from jaxretr.models.mlm import BertMaskedLm
+from jaxretr.models.scorer import Prompt
+from jaxretr.models.t5 import T5Config, T5Model
+from jaxretr.objectives import art, contrastive
+from jaxretr.objectives.live_index import IndexProgram, find_passages, make_refresh
+from jaxretr.objectives.mlm import mask, masked_lm_loss
+from jaxretr.objectives.token_step import make_token_step
+from jaxretr.parallel import sharding
+from jaxretr.parallel.mesh import DATA, padded_rows, put_rows
+from jaxretr.search.topk import BLOCK_ROWS, search_step
+from jaxretr.state import CorpusState, TrainState
+from on_gpu import formulas
+from on_gpu.inputs import mesh_of_one, random_params, random_rows, random_tokens
+from on_gpu.measuring import Part, compiled, repeat, waits
+
+# Of Wikipedia in passages of 100 words, as ART and DPR search it.
+WIKIPEDIA = 21_015_324
+WIDTH = 256
+
+MINILM = BertConfig(hidden_size=384, num_hidden_layers=6, intermediate_size=1536)
+BERT_BASE = BertConfig()
+TOY_BERT = BertConfig(vocab_size=500, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+T5_BASE = T5Config(d_model=768, d_ff=2048, num_layers=12, num_decoder_layers=12, num_heads=12)
+T5_XL = T5Config(d_model=2048, d_ff=5120, num_layers=24, num_decoder_layers=24, num_heads=32)
+TOY_T5 = T5Config(vocab_size=500, d_model=32, d_kv=16, d_ff=48, num_layers=2, num_decoder_layers=2, num_heads=2)
+# ART's instruction in T5's own pieces.
+PROMPT = Prompt((3424, 545, 10), (3, 5, 863, 1431, 3, 9, 822, 3, 390, 30, 48, 5454, 5, 1))
+TOY_PROMPT = Prompt((7, 8, 9), (3, 5, 1))
+
+
+def _encoder(part: Part, bert: BertConfig, *, dropout: float = 0.0, shared: bool = False) -> DualEncoderConfig:
+    if part.toy:  # Dropout's random bits take XLA on CPUs half a minute to compile.
+        bert, dropout = TOY_BERT, 0.0
+    bert = dataclasses.replace(bert, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    return DualEncoderConfig(bert, shared=shared)
+
+
+def _shape(bert: BertConfig) -> str:
+    return f"{bert.num_hidden_layers} layers of {bert.hidden_size}"
+
+
+# ---- the machine -----------------------------------------------------------------------------------------------------
+
+
+def machine(part: Part) -> None:
+    """What this card reaches: a copy and a product of matrices, as jax runs them."""
+    n = part.scaled(2**30, 2**16)
+    values = jax.random.normal(jax.random.key(0, impl="rbg"), (n,), jnp.bfloat16)
+    copy, _ = compiled(jax.jit(lambda x: x + jnp.bfloat16(1)), values)
+    part.compare("copy", waits(partial(copy, values)), None, share=0.4, bytes=4.0 * n, shape=f"{n} bfloat16")
+    del values
+    side = part.scaled(8192, 64)
+    one, other = jax.random.normal(jax.random.key(1, impl="rbg"), (2, side, side), jnp.bfloat16)
+    product, _ = compiled(jax.jit(jnp.matmul), one, other)
+    shape = f"{side} x {side} x {side} bfloat16"
+    part.compare("matmul", waits(partial(product, one, other)), None, share=0.9, flops=2.0 * side**3, shape=shape)
+
+
+# ---- encoding --------------------------------------------------------------------------------------------------------
+
+
+def encode(part: Part, bert: BertConfig, texts: int) -> None:
+    """Token ids on the host to vectors on the host, by the engine behind `encode_passages`."""
+    config = _encoder(part, bert, shared=True)
+    n = part.scaled(texts, 64)
+    lengths = formulas.draw_lengths(formulas.PASSAGE_TOKENS, n, WIDTH)
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(5, config.bert.vocab_size, length, dtype=np.int32) for length in lengths]
+    params = random_params(abstract_params(config), mesh_of_one())["shared"]
+    engine = Engine(
+        jax.jit(lambda params, tokens, lengths: embed(config, params, tokens, lengths, dtype="bfloat16")),
+        params,
+        "bfloat16",
+    )
+
+    def rows(start: int, stop: int) -> tuple[list[Any], int]:
+        return ids[start:stop], 0
+
+    def run() -> np.ndarray:
+        return engine.encode(rows, n, config.embedding_size, max_length=WIDTH, progress=False)[0]
+
+    compile_seconds = _compile_shapes(engine, run)
+
+    def peer() -> Callable[[], np.ndarray]:
+        theirs = part.torch.encoding(config.bert, params["bert"], ids, 65536)
+        _assert_near(run()[:256], theirs()[:256])
+        return theirs
+
+    tokens = int(lengths.sum())
+    part.compare(
+        f"encode, {_shape(config.bert)}",
+        run,
+        peer if part.torch else None,
+        flops=formulas.bert_flops(config.bert, lengths),
+        rate=("tokens/s", tokens),
+        compile=compile_seconds,
+        shape=f"{n} texts of {lengths.mean():.0f} tokens, bfloat16",
+    )
+
+
+def _compile_shapes(engine: Engine, run: Callable[[], Any]) -> float:
+    """Compiles all programs of a job at the same time; returns the seconds."""
+    program, shapes = engine.embed, {}
+
+    def note(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        shapes[tokens.shape] = tokens, lengths
+        return jnp.zeros((len(tokens), engine.params["bert"]["norm"]["scale"].shape[0]))
+
+    engine.embed = note
+    run()
+    engine.embed = program
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(lambda pair: _seconds(lambda: program(engine.params, *pair)), shapes.values()))
+    return max(taken)
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    return repeat(waits(call), 0.0, 1, 1)[0]
+
+
+def _assert_near(ours: np.ndarray, theirs: np.ndarray) -> None:
+    """The peer computes the same up to bfloat16's rounding; raises where it is another function."""
+    ours, theirs = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (ours, theirs))
+    least = float((ours * theirs).sum(1).min())
+    if not least > 0.99:
+        raise ValueError(f"the peer's vectors differ: least cosine {least:.4f}")
+
+
+# ---- search ----------------------------------------------------------------------------------------------------------
+
+
+def search(part: Part) -> None:
+    """Exact search of resident rows: as a training step does it, and as ExactIndex does."""
+    k, dim = (10, 32) if part.toy else (100, 768)
+    mesh = mesh_of_one()
+    n = part.scaled(_rows_that_fit(2 * dim, 0.75), 4096)
+    rows = random_rows(mesh, padded_rows(n, mesh), dim)
+    index = CorpusState(rows, jnp.zeros(len(rows), jnp.int32))
+    program = _index_program(_encoder(part, BERT_BASE), n)
+    part.say(f"{n:,} x {dim}")
+
+    def of_training(questions: jax.Array, index: CorpusState) -> Any:
+        return find_passages(program, mesh, questions, index, k)
+
+    def of_index(questions: jax.Array, index: CorpusState) -> Any:
+        return search_step(questions, index.embeddings, k, num_valid=n, block_rows=BLOCK_ROWS)
+
+    # A training step searches with few questions a device; many fp32 questions against bfloat16 rows are no matrix unit's.
+    counts = (1, 8) if part.toy else (1, 8, 64, 512)
+    cases = [
+        (count, name, step) for count in counts for name, step in (("training", of_training), ("ExactIndex", of_index))
+    ]
+    for done, (count, name, step) in enumerate(cases):
+        questions = np.random.default_rng(count).standard_normal((count, dim), np.float32)
+        sharded = P(DATA) if step is of_training else P()
+        jitted = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(sharded, P(DATA)), out_specs=P()))
+        call, seconds = compiled(jitted, questions, index)
+        with_peer = part.torch and step is of_training
+        part.compare(
+            f"search for {count} ({name})",
+            waits(partial(call, questions, index)),
+            (lambda questions=questions: part.torch.search(rows, questions, k)) if with_peer else None,
+            share=1 / (len(cases) - done),
+            bytes=formulas.search_bytes(n, dim, 2),
+            flops=2.0 * count * n * dim,
+            rate=("questions/s", count),
+            compile=seconds,
+            shape=f"{n} x {dim} bfloat16, k = {k}" + ("" if n == WIKIPEDIA or part.toy else ", the most that fits"),
+        )
+
+
+def _rows_that_fit(row_bytes: int, share: float) -> int:
+    """Wikipedia's passages, or half as often as it takes until they fit into a share of the device's memory."""
+    stats = jax.devices()[0].memory_stats() or {}
+    n = WIKIPEDIA
+    while n * row_bytes > share * stats.get("bytes_limit", math.inf):
+        n //= 2
+    return n
+
+
+def _index_program(encoder: DualEncoderConfig, rows: int) -> IndexProgram:
+    return IndexProgram(
+        encoder=encoder,
+        encoder_dtype="bfloat16",
+        corpus_rows=rows,
+        block_rows=16384,
+        encode_rows=512,
+        chunk=64,
+        activation_bytes=0,
+        seed=0,
+    )
+
+
+def refresh(part: Part) -> None:
+    """The index's refresh: tokens on the device to embeddings on the device."""
+    mesh, encoder = mesh_of_one(), _encoder(part, BERT_BASE)
+    n = part.scaled(131_072, 1024, 1024)
+    lengths = formulas.draw_lengths(formulas.PASSAGE_TOKENS, n, WIDTH)
+    passages = random_tokens(mesh, lengths, WIDTH, encoder.bert.vocab_size)
+    params = random_params(abstract_params(encoder), mesh)
+    index = CorpusState(jnp.zeros((n, encoder.embedding_size), jnp.bfloat16), jnp.zeros(n, jnp.int32))
+    index = jax.device_put(index, passages.tokens.sharding)
+    program = _index_program(encoder, n)
+    call, seconds = compiled(make_refresh(program, mesh), params, passages, index, jnp.int32(0))
+
+    def run() -> None:
+        nonlocal index
+        index = jax.block_until_ready(call(params, passages, index, jnp.int32(0)))
+
+    def peer() -> Callable[[], Any]:
+        weights = params["passage"]["bert"]
+        theirs = part.torch.refresh(encoder.bert, weights, np.asarray(passages.tokens), lengths, program.encode_rows)
+        _assert_near(np.asarray(index.embeddings[:256], np.float32), theirs()[:256].float().cpu().numpy())
+        return theirs
+
+    part.compare(
+        "refresh",
+        run,
+        peer if part.torch else None,
+        flops=formulas.bert_flops(encoder.bert, lengths),
+        rate=("passages/s", n),
+        compile=seconds,
+        shape=f"{_shape(encoder.bert)}, {n} passages of {lengths.mean():.0f} tokens, blocks of {program.encode_rows}",
+    )
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+class _Stepped:
+    """A compiled step whose state is carried from call to call."""
+
+    def __init__(self, call: Callable[..., Any], carried: tuple[Any, ...], *others: Any):
+        self.call, self.carried, self.others = call, carried, others
+
+    def __call__(self) -> None:
+        *carried, metrics = self.call(*self.carried, *self.others)[: len(self.carried) + 1]
+        self.carried = tuple(carried)
+        loss = float(metrics["loss"])  # waits
+        if not math.isfinite(loss):
+            raise ValueError(f"the loss is {loss}")
+
+
+def contrastive_step(part: Part, chunks: tuple[int, ...]) -> None:
+    """DPR's step: 128 questions with a positive and a hard negative each."""
+    mesh, encoder = mesh_of_one(), _encoder(part, BERT_BASE, dropout=0.1)
+    b, c, n = (8, 2, 1024) if part.toy else (128, 2, 65_536)
+    width = 32 if part.toy else WIDTH
+    optimizer = optim.build(Optimizer(learning_rate=1e-6, clip=2.0, weight_decay=0.0), 1000)
+    rng = np.random.default_rng(0)
+    began = part.left
+    question_lengths = formulas.draw_lengths(formulas.QUESTION_TOKENS, b, 32)
+    questions = random_tokens(mesh, question_lengths, 32, encoder.bert.vocab_size)
+    rows = rng.choice(n, (b, c), replace=False).astype(np.int32)
+    params = random_params(abstract_params(encoder), mesh)
+    of_text = {
+        "real lengths": formulas.draw_lengths(formulas.PASSAGE_TOKENS, n, width),
+        f"all of {width} tokens": np.full(n, width, np.int32),
+    }
+    for number, chunk in enumerate(chunks):
+        chunk = part.scaled(chunk, chunk // 16)
+        if number and part.left < began - part.left:
+            part.say(f"no time for chunk {chunk}")
+            break
+        program = _contrastive_program(encoder, n, chunk)
+        contents = put_rows(mesh, np.arange(n, dtype=np.int32), (n,), np.int32)
+        known = np.full((b, 1), contrastive.NO_PASSAGE, np.int32)
+        batch = contrastive.ContrastiveBatch(
+            questions.tokens, questions.lengths, *(put_rows(mesh, x, x.shape, np.int32) for x in (rows, known)), None
+        )
+        state = sharding.put(TrainState.create(params, optimizer), mesh)
+        # The first step donates what it is given.
+        state = jax.tree.map(jnp.copy, state)
+        step = None
+        for place, (name, lengths) in enumerate(of_text.items()):
+            passages = random_tokens(mesh, lengths, width, encoder.bert.vocab_size)
+            arguments = state, None, passages, contents, batch
+            if step is None:
+                call, seconds = compiled(contrastive.make_step(program, optimizer, mesh), *arguments)
+                step = _Stepped(call, (state, None), passages, contents, batch)
+            step.others = passages, contents, batch
+            read = lengths[rows]
+            flops = 3 * sum(formulas.bert_flops(encoder.bert, x) for x in (question_lengths, read.reshape(-1)))
+
+            def peer(passages: Any = passages, read: np.ndarray = read) -> Callable[[], float]:
+                chosen = np.asarray(passages.tokens)[rows.reshape(-1)]
+                asked = np.asarray(questions.tokens), question_lengths
+                return part.torch.contrastive(encoder.bert, params, asked, (chosen, read.reshape(-1)))
+
+            left = 2 * (len(chunks) - number) - place
+            part.compare(
+                f"contrastive step, {name}, chunk {chunk}",
+                step,
+                peer if part.torch and number == 0 else None,
+                share=1 / left,
+                flops=flops,
+                rate=("questions/s", b),
+                compile=seconds,
+                shape=f"2 x {_shape(encoder.bert)}, {b} questions x {c} passages, dropout {encoder.bert.hidden_dropout_prob:g}, chunk {chunk}",
+            )
+
+
+def _contrastive_program(encoder: DualEncoderConfig, rows: int, chunk: int) -> contrastive.ContrastiveProgram:
+    """As configs/dpr_nq.py has it."""
+    return contrastive.ContrastiveProgram(
+        **{**_fields(_index_program(encoder, rows)), "chunk": chunk},
+        positives=1,
+        retrieved=0,
+        first_rank=1,
+        last_rank=100,
+        draw="random",
+        margin=None,
+        mask_known_positives=False,
+        mask_duplicates=False,
+        temperature=1.0,
+        symmetric=False,
+        corpus_softmax=False,
+        sizes=(encoder.embedding_size,),
+        write_back=False,
+        distillation="none",
+        distillation_weight=1.0,
+        contrastive_weight=1.0,
+        teacher_temperature=1.0,
+    )
+
+
+def _fields(program: IndexProgram) -> dict[str, Any]:
+    return {field.name: getattr(program, field.name) for field in dataclasses.fields(program)}
+
+
+def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
+    """ART's step: 64 questions, the first 32 passages of the index for each, a frozen T5."""
+    mesh, encoder = mesh_of_one(), _encoder(part, BERT_BASE, dropout=0.1)
+    t5, prompt = (TOY_T5, TOY_PROMPT) if part.toy else (t5, PROMPT)
+    b, k = (4, 4) if part.toy else (64, 32)
+    width, scorer_width = (32, 32) if part.toy else (WIDTH, 496)
+    # Of a passage: an embedding of bfloat16, two rows of token ids, and what goes with them.
+    row_bytes = 2 * encoder.embedding_size + 2 * (width + scorer_width) + 12
+    n = part.scaled(_rows_that_fit(row_bytes, 0.5), 1024)
+    rows = padded_rows(n, mesh)
+    chunk = part.scaled(teacher_chunk, 4)
+    part.say(f"{n:,} passages, {row_bytes * n / 2**30:.1f} GiB; teacher's chunk {chunk}")
+    drawn = [
+        formulas.draw_lengths(quantiles, rows, longest)
+        for quantiles, longest in ((formulas.PASSAGE_TOKENS, width), (formulas.T5_PASSAGE_TOKENS, scorer_width))
+    ]
+    passages = random_tokens(mesh, drawn[0], width, encoder.bert.vocab_size)
+    scorer_passages = random_tokens(mesh, drawn[1], scorer_width, t5.vocab_size)
+    question_lengths = formulas.draw_lengths(formulas.QUESTION_TOKENS, b, 32)
+    target_lengths = formulas.draw_lengths(formulas.TARGET_TOKENS, b, 40)
+    questions = random_tokens(mesh, question_lengths, 32, encoder.bert.vocab_size)
+    targets = random_tokens(mesh, target_lengths, 40, t5.vocab_size)
+    batch = art.QuestionBatch(questions.tokens, questions.lengths, targets.tokens, targets.lengths)
+    scorer = random_params(define(lambda rngs: T5Model(t5, rngs=rngs))[1], mesh, jnp.bfloat16)
+    optimizer = optim.build(Optimizer(learning_rate=1e-6), 1000)
+    state = sharding.put(TrainState.create(random_params(abstract_params(encoder), mesh), optimizer), mesh)
+    index = CorpusState(random_rows(mesh, rows, encoder.embedding_size), jnp.zeros(rows, jnp.int32))
+    index = jax.device_put(index, passages.tokens.sharding)
+    program = art.ArtProgram(
+        **_fields(_index_program(encoder, n)),
+        t5=t5,
+        prompt=prompt,
+        top_k=k,
+        temperature=math.sqrt(encoder.embedding_size),
+        teacher_temperature=1.0,
+        write_back=False,
+        shuffle_teacher=False,
+        teacher_chunk=chunk,
+        scorer_dtype="bfloat16",
+    )
+    part.say("compiling")
+    call, seconds = compiled(
+        art.make_step(program, optimizer, mesh), state, index, passages, scorer_passages, scorer, batch
+    )
+    step = _Stepped(call, (state, index), passages, scorer_passages, scorer, batch)
+    # Random rows are found, so that their lengths are the corpus's.
+    pairs = b * k
+    read = drawn[0][:pairs], drawn[1][:pairs] + prompt.size
+    scored = formulas.t5_flops(t5, read[1], np.repeat(target_lengths, k))
+    learnt = 3 * formulas.bert_flops(encoder.bert, read[0]) + 4 * formulas.bert_flops(encoder.bert, question_lengths)
+    part.compare(
+        f"ART step, T5 of {t5.num_layers} x {t5.d_model}",
+        step,
+        None,
+        flops=scored + learnt + 2.0 * b * n * encoder.embedding_size,
+        rate=("questions/s", b),
+        compile=seconds,
+        shape=f"2 x {_shape(encoder.bert)}, {b} questions x {k} of {n} passages, teacher's chunk {chunk}",
+    )
+
+
+def mlm_step(part: Part, chunk: int) -> None:
+    """Masked language modelling, as DDR's domain modules learn."""
+    mesh = mesh_of_one()
+    bert = _encoder(part, BERT_BASE, dropout=0.1).bert
+    b, width = (8, 32) if part.toy else (1024, 104)
+    chunk = part.scaled(chunk, 4)
+    lengths = formulas.draw_lengths(formulas.PASSAGE_TOKENS, b, width)
+    tokens = np.asarray(random_tokens(mesh, lengths, width, bert.vocab_size).tokens)
+    drawn = mask(
+        np.random.default_rng(0),
+        tokens,
+        lengths,
+        rate=0.15,
+        mask_id=4,
+        special=np.arange(5),
+        vocab_size=bert.vocab_size,
+    )
+    batch = jax.tree.map(lambda x: put_rows(mesh, x, x.shape, x.dtype), drawn)
+    optimizer = optim.build(Optimizer(learning_rate=1e-6, weight_decay=0.0), 1000)
+    params = random_params(define(lambda rngs: BertMaskedLm(bert, dtype="bfloat16", rngs=rngs))[1], mesh)
+    weights = jax.device_get(params["bert"])
+    state = sharding.put(TrainState.create(params, optimizer), mesh)
+    step = make_token_step(masked_lm_loss(bert, "bfloat16"), optimizer, mesh, chunk=chunk, dropout_seed=0)
+    call, seconds = compiled(step, state, batch)
+    part.compare(
+        "MLM step",
+        _Stepped(call, (state,), batch),
+        (lambda: part.torch.mlm(bert, weights, drawn, chunk)) if part.torch else None,
+        flops=3 * formulas.mlm_flops(bert, lengths, int(drawn.weights.sum())),
+        rate=("tokens/s", int(lengths.sum())),
+        compile=seconds,
+        shape=f"{_shape(bert)}, {b} rows of {width} tokens, chunk {chunk}, dropout {bert.hidden_dropout_prob:g}",
+    )

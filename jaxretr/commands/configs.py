@@ -1,0 +1,14 @@
+"""`jaxretr configs`: what comes with the library."""
+
+import argparse
+
+from jaxretr.experiment import shipped, shipped_folder
+
+
+def run(args: argparse.Namespace) -> None:
+    """Prints the name of each config with its first sentence, and where they are."""
+    configs = shipped()
+    width = max(map(len, configs))
+    for name, what in configs.items():
+        print(f"{name:<{width}}  {what}")
+    print(f"\n{shipped_folder()}: jaxretr train NAME takes one; copy it to change more than settings")

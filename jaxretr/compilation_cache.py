@@ -1,0 +1,99 @@
+"""Compiled programs on disk: what one process compiled the next one reads. Imports no JAX.
+
+JAX reads and writes the entries. One that is damaged, or that cannot be written, costs a warning and a compilation.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+
+from jaxretr.storage.paths import cache_root
+
+log = logging.getLogger(__name__)
+
+# Of all entries for one kind of processor; those that were not read for longest give way.
+LIMIT_BYTES = 4 << 30
+# An entry that fills the disk would be cut off, and this library's own files matter more.
+FREE_BYTES = 1 << 30
+# Programs that compile faster than this are not worth a file.
+_MIN_SECONDS = 0.5
+
+_FOLDER, _SECONDS = "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
+
+
+def keep_programs() -> None:
+    """Lets JAX keep compiled programs in $JAXRETR_CACHE/xla or ~/.cache/jaxretr/xla; calling it again changes nothing.
+
+    What the user has set stays: JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=false keeps
+    nothing, and so does the configuration of a JAX that is imported already. Where the folder cannot be written, or the
+    disk is nearly full, nothing is kept.
+    """
+    if _is_settled():
+        return
+    # Programs for a CPU hold its instructions, and a home directory may be shared by machines with other ones.
+    folder = cache_root() / "xla" / f"{platform.machine()}-{_cpu()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            return
+        trim(folder, LIMIT_BYTES)
+        if shutil.disk_usage(folder).free < FREE_BYTES:
+            log.warning("%s: less than 1 GiB is free there; compiled programs are not kept", folder)
+            return
+    except OSError:
+        return
+    _set(folder)
+
+
+def _is_settled() -> bool:
+    if _FOLDER in os.environ or os.environ.get("JAX_ENABLE_COMPILATION_CACHE", "").lower() in (
+        "0",
+        "false",
+        "no",
+        "off",
+    ):
+        return True
+    if (jax := sys.modules.get("jax")) is None:
+        return False
+    return jax.config.jax_compilation_cache_dir is not None or not jax.config.jax_enable_compilation_cache
+
+
+def _set(folder: Path) -> None:
+    if (jax := sys.modules.get("jax")) is None:
+        # JAX reads the environment when it is imported: not every command needs it.
+        os.environ[_FOLDER] = str(folder)
+        os.environ.setdefault(_SECONDS, str(_MIN_SECONDS))
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    if _SECONDS not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_SECONDS)
+
+
+def trim(folder: Path, limit: int) -> None:
+    """Removes the files that were used longest ago until all together have at most `limit` bytes."""
+    entries = []
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # another process has removed it
+            stat = path.stat()
+            entries.append((max(stat.st_atime_ns, stat.st_mtime_ns), stat.st_size, path))
+    excess = sum(size for _, size, _ in entries) - limit
+    for _, size, path in sorted(entries):
+        if excess <= 0:
+            return
+        with contextlib.suppress(OSError):
+            path.unlink()
+        excess -= size
+
+
+def _cpu() -> str:
+    """A short name of the CPU's instruction set."""
+    flags = platform.processor()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        flags = next((line for line in lines if line.startswith(("flags", "Features"))), flags)
+    return hashlib.sha256(flags.encode()).hexdigest()[:8]

@@ -1,0 +1,43 @@
+"""Questions that are kept out of training, to choose the best checkpoint by."""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxretr.errors import UserError
+
+log = logging.getLogger(__name__)
+
+# The largest share of the questions, as 1 / _SHARE.
+_SHARE = 10
+
+
+def held_out(texts: Sequence[str], most: int, where: str) -> np.ndarray:
+    """Chooses the questions whose texts have the lowest hashes: the same ones in every order, process and run.
+
+    Questions that differ in case or spaces alone are on one side, so that none is trained on and measured with.
+
+    Args:
+      texts: B questions.
+      most: how many different ones; a tenth of them at most.
+      where: the file, for errors.
+
+    Returns:
+      bool [B]: which are held out.
+
+    Raises:
+      UserError: there are fewer than ten.
+    """
+    keys = [hashlib.sha256(" ".join(text.lower().split()).encode()).digest() for text in texts]
+    different = sorted(set(keys))
+    count = min(most, len(different) // _SHARE)
+    if not count:
+        raise UserError(
+            f"{where}: {len(different)} questions are too few to hold some out for the evaluation; give dev data "
+            "(--data.dev-questions and --data.dev-qrels), or train without with --data.held-out 0"
+        )
+    chosen = set(different[:count])
+    log.info("%s: %d of %d questions are held out for the evaluation", where, count, len(different))
+    return np.array([key in chosen for key in keys])

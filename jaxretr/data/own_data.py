@@ -1,0 +1,230 @@
+"""A config's data from one path: `jaxretr train CONFIG --data PATH`.
+
+What is found there becomes ordinary settings (`data.train`, `data.dev_split`, ...), so that a run's config.json says
+what was read, and a resumed run reads the same.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxretr.config import ArtConfig, Config, ContrastiveConfig, MlmConfig, PassageLmConfig
+from jaxretr.data.file_kinds import KINDS, file_kind
+from jaxretr.data.lexical_set import LexicalSet, is_lexical_set
+from jaxretr.data.readers import beir_splits, qrels_path
+from jaxretr.data.training_formats import FORMATS
+from jaxretr.data.training_passages import WITH_PASSAGES
+from jaxretr.errors import UsageError, UserError
+
+log = logging.getLogger(__name__)
+
+# Names of the split that chooses the best checkpoint. Never "test": what is chosen by it cannot be measured on it.
+_DEV_SPLITS = ("dev", "validation", "val", "valid")
+_TRAIN = "train"
+
+# Questions that are held out where there is no such split; a tenth of them at most.
+_HELD_OUT = 1000
+
+# Training formats without the passages' texts.
+_IDS_ALONE = ("tevatron2", "distillation", "triples-ids", "qrels")
+
+# Where `jaxretr mine lexical --dev N` puts the dev set, below the set.
+_LEXICAL_DEV = "dev"
+
+
+def with_data(config: Config, path: str | Path, stated: Mapping[str, Any]) -> Config:
+    """Points a config at a BEIR folder, a training file, a lexical set, or (text objectives) a corpus.
+
+    Corpus, training questions or pairs, splits and dev data are all taken from there; nothing of the config's own data
+    stays. Where there is no dev split, training questions are held out for one. A test split is never used unless it
+    is stated.
+
+    Args:
+      config: an experiment of any kind.
+      path: the folder or file.
+      stated: settings of the section `data` that the user gives, without "data."; their splits are used, and no dev
+        data is looked for beside theirs.
+
+    Returns:
+      The config with another section `data`. Where that asks for it, a metric of answers (acc@k) in
+      `train.best_metric` becomes that of judgements (recall@k), and negatives that the data does not have are not
+      asked for.
+
+    Raises:
+      UserError: the path is none of these, or has no training questions.
+      UsageError: it is of no use for this kind of config.
+    """
+    path = Path(path)
+    kind = "lexical" if is_lexical_set(path) else file_kind(path)
+    if isinstance(config, ContrastiveConfig):
+        return _contrastive(config, path, kind, stated)
+    if isinstance(config, ArtConfig):
+        return _art(config, path, kind, stated)
+    assert isinstance(config, MlmConfig | PassageLmConfig)
+    return _text(config, path, kind)
+
+
+# ---- supervised runs -------------------------------------------------------------------------------------------------
+
+
+def _contrastive(config: ContrastiveConfig, path: Path, kind: str, stated: Mapping[str, Any]) -> Config:
+    # Only lexical sets have their dev set inside.
+    wants_lexical = config.data.dev == str(Path(config.data.train) / _LEXICAL_DEV)
+    if wants_lexical and kind != "lexical":
+        raise UsageError(
+            f"{path}: {config.name} learns from a lexical set; make one with: jaxretr mine lexical --corpus {path} "
+            "--dev 500 --out LEXICAL, and give it with --data LEXICAL"
+        )
+    values: dict[str, Any] = {
+        "train": str(path),
+        "train_format": None,
+        "split": _TRAIN,
+        "corpus": None,
+        "more_corpora": (),
+        "mined": None,
+        "dev": None,
+        "dev_split": "dev",
+        "dev_questions": None,
+        "dev_qrels": None,
+        "held_out": 0,
+    }
+    if kind == "lexical":
+        files = LexicalSet.open(path).settings.get("corpus", {}).get("files", [])
+        if not files and "corpus" not in stated:
+            raise UsageError(f"{path}: does not say of which corpus it was made; name it with --data.corpus FILE")
+        dev = path.expanduser() / _LEXICAL_DEV
+        values |= {"corpus": next(iter(files), None), "more_corpora": tuple(files[1:])}
+        values |= {"dev": str(dev)} if dev.is_dir() else {}
+    elif kind == "beir":
+        values |= {"teacher_positives": None, "split": _train_split(path, stated.get("split"))}
+        dev = stated.get("dev_split") or _dev_split(path, values["split"])
+        if dev is not None:
+            qrels = qrels_path(path.expanduser(), dev, "data.dev_split")
+            values |= {"dev": str(path), "dev_split": dev, "dev_questions": str(path), "dev_qrels": str(qrels)}
+    elif kind in FORMATS:
+        if kind in _IDS_ALONE and "corpus" not in stated:
+            raise UsageError(
+                f"{path}: holds the ids of its passages alone ({kind}); name their corpus with --data.corpus FILE"
+            )
+        values |= {"teacher_positives": None, "corpus": str(path)}
+    else:
+        raise _useless(path, kind, "a BEIR folder (corpus.jsonl, queries.jsonl, qrels/train.tsv) or a training file")
+    if kind != "lexical" and values["dev"] is None and not {"dev", "dev_questions"} & set(stated):
+        values["held_out"] = _HELD_OUT
+    negatives = config.negatives
+    if negatives.mined and "mined" not in stated:
+        log.warning(
+            "%s: negatives.mined is 0 now, since data.mined is of other data; mine your own with jaxretr mine, and set "
+            "--data.mined FILE --negatives.mined %d",
+            *(config.name, negatives.mined),
+        )
+        negatives = dataclasses.replace(negatives, mined=0)
+    if negatives.static and kind == "beir":
+        log.warning("%s: negatives.static is 0 now, since a BEIR folder holds positives alone", config.name)
+        negatives = dataclasses.replace(negatives, static=0)
+    split, dev = (values["split"], values["dev_split"]) if kind == "beir" else (None, None)
+    _say(path, split, dev, values, bool({"dev", "dev_questions"} & set(stated)))
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **values), negatives=negatives)
+    return _with_metric_of_judgements(config)
+
+
+def _train_split(folder: Path, stated: str | None) -> str:
+    splits = beir_splits(folder.expanduser())
+    if stated is None and _TRAIN not in splits:
+        there = f"only {', '.join(splits)}" if splits else "none"
+        remedy = "add qrels/train.tsv"
+        if splits:
+            remedy += f", or name a split that you will not measure on: --data.split {splits[0]}"
+        raise UserError(
+            f"{folder / 'qrels'}: no split 'train' ({there}), and supervised training needs judged questions; {remedy}"
+        )
+    return stated or _TRAIN
+
+
+def _dev_split(folder: Path, train: str) -> str | None:
+    splits = beir_splits(folder.expanduser())
+    return next((name for name in _DEV_SPLITS if name in splits and name != train), None)
+
+
+# ---- questions alone -------------------------------------------------------------------------------------------------
+
+
+def _art(config: ArtConfig, path: Path, kind: str, stated: Mapping[str, Any]) -> Config:
+    if kind not in ("beir", *WITH_PASSAGES):
+        raise _useless(path, kind, "a BEIR folder (corpus.jsonl, queries.jsonl) or a training file that holds passages")
+    values: dict[str, Any] = {
+        "corpus": str(path),
+        "questions": str(path),
+        "questions_split": None,
+        "exclude_splits": (),
+        "dev_questions": None,
+        "dev_qrels": None,
+        "held_out": 0,
+    }
+    judged, dev = kind != "beir", None
+    if kind == "beir":
+        splits = beir_splits(path.expanduser())
+        split = stated.get("questions_split") or (_TRAIN if _TRAIN in splits else None)
+        values |= {"questions_split": split} if split else {"exclude_splits": tuple(splits)}
+        judged, dev = split is not None, _dev_split(path, split or _TRAIN)
+    if "dev_questions" not in stated:
+        if dev is not None:
+            qrels = qrels_path(path.expanduser(), dev)
+            values |= {"dev_questions": str(path), "dev_qrels": str(qrels)}
+        elif judged:
+            values["held_out"] = _HELD_OUT
+    _say(path, values["questions_split"], dev, values, "dev_questions" in stated)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **values))
+    return _with_metric_of_judgements(config)
+
+
+# ---- text alone ------------------------------------------------------------------------------------------------------
+
+
+def _text(config: MlmConfig | PassageLmConfig, path: Path, kind: str) -> Config:
+    if kind not in ("beir", "corpus", *WITH_PASSAGES):
+        raise _useless(path, kind, "a corpus, a BEIR folder or a training file that holds passages")
+    values: dict[str, Any] = {"corpora": (str(path),), "pairs": None, "exclude_pairs": None, "pair_share": 0.0}
+    if kind == "beir" and config.data.pairs is not None and _TRAIN in beir_splits(path.expanduser()):
+        values |= {"pairs": str(path), "pair_share": config.data.pair_share}
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, **values))
+
+
+# ---- for all ---------------------------------------------------------------------------------------------------------
+
+
+def _useless(path: Path, kind: str, wanted: str) -> UsageError:
+    what = "a lexical set" if kind == "lexical" else KINDS[kind]
+    return UsageError(f"{path}: looks like {what}; give --data {wanted}")
+
+
+def _with_metric_of_judgements(config: Any) -> Any:
+    """The config with recall@k where its best checkpoint is chosen by acc@k, which needs answers."""
+    name, _, k = config.train.best_metric.partition("@")
+    if name != "acc" or not k:
+        return config
+    k = k if k in ("5", "20", "100") else "20"
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, best_metric=f"recall@{k}"))
+
+
+def _say(path: Path, split: str | None, dev: str | None, values: Mapping[str, Any], stated: bool) -> None:
+    """Logs what is trained on, and what chooses the best checkpoint; `split` and `dev` are those of a BEIR folder."""
+    trained = (
+        f"split {split}" if split else "questions of no split" if values.get("exclude_splits") else "its questions"
+    )
+    if values["held_out"]:
+        chosen = f"a tenth of them, {values['held_out']} at the most, which are held out"
+    elif values["dev_questions"] is not None:
+        chosen = f"split {dev}"
+    elif values.get("dev") or stated:
+        chosen = values.get("dev") or "the dev data that was stated"
+    else:
+        log.warning(
+            "%s: trains on %s; no judgements choose a checkpoint (never those of a test split), so that the last step's "
+            "model is kept; add qrels/dev.tsv, or give --data.dev-questions and --data.dev-qrels",
+            *(path, trained),
+        )
+        return
+    log.info("%s: trains on %s; the best checkpoint is chosen by %s", path, trained, chosen)

@@ -1,0 +1,96 @@
+"""An experiment as a user names it: a config file or the name of a shipped config, their own data, other settings."""
+
+import ast
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jaxretr
+from jaxretr import config as configuration
+from jaxretr.config import Config
+from jaxretr.errors import UsageError, did_you_mean
+
+_PACKAGE = Path(jaxretr.__file__).parent
+
+
+def shipped_folder() -> Path:
+    """The folder of the configs that come with the library: in the package, or in a checkout beside it."""
+    inside = _PACKAGE / "configs"
+    return inside if inside.is_dir() else _PACKAGE.parent / "configs"
+
+
+def shipped() -> dict[str, str]:
+    """Returns name -> the first sentence of its docstring, for each config that comes with the library."""
+    found = {}
+    for path in sorted(shipped_folder().glob("*.py")):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        found[path.stem] = re.split(r"(?<!al)\. ", " ".join(text.split("\n\n")[0].split()))[0].rstrip(".")
+    return found
+
+
+def find(config: str | Path) -> Path:
+    """Returns the path of a config: a file, or the name of a shipped one (with or without configs/ and .py).
+
+    Raises:
+      UsageError: there is neither.
+    """
+    path = Path(config).expanduser()
+    if path.exists():
+        return path
+    names = {each.stem: each for each in shipped_folder().glob("*.py")}
+    if path.stem in names and str(path.parent) in (".", "configs"):
+        return names[path.stem]
+    near = [str(each) for each in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    hint = did_you_mean(str(path), near) or did_you_mean(path.stem, names) or "; see: jaxretr configs"
+    raise UsageError(f"{config}: no such config file, nor a config of that name{hint}")
+
+
+def load(config: str | Path, overrides: Sequence[str] = (), data: str | Path | None = None) -> Config:
+    """Loads a config, points it at the user's data and applies command-line overrides, which win over both.
+
+    Args:
+      config: as `find` takes it.
+      overrides: words like "--optimizer.learning-rate" "3e-5".
+      data: a BEIR folder, training file, lexical set or corpus; see `jaxretr.data.own_data.with_data`.
+
+    Raises:
+      UserError: the config, the data or an override is wrong.
+    """
+    loaded = configuration.load(find(config))
+    if data is not None:
+        from jaxretr.data.own_data import with_data  # It imports numpy, which help does not wait for.
+
+        stated: Any = configuration.override(loaded, overrides)
+        names = {word.split("=", 1)[0].removeprefix("--").replace("-", "_") for word in overrides}
+        of_data = {name.removeprefix("data.") for name in names if name.startswith("data.")}
+        values = {name: getattr(stated.data, name) for name in of_data if hasattr(stated.data, name)}
+        loaded = with_data(loaded, data, values)
+    return configuration.override(loaded, overrides)
+
+
+def load_config(
+    config: str | Path, *, data: str | Path | None = None, beir: str | Path | None = None, **settings: Any
+) -> Config:
+    """Loads a config for Python: `load_config("dpr_small", data="scifact", **{"train.steps": 100})`.
+
+    Args:
+      config: a config file, or the name of a shipped config.
+      data: one's own data, as `jaxretr train --data` takes it.
+      beir: the same, under the name that evaluation has for a BEIR folder.
+      settings: "section.key" -> value; they win over the config and over what the data sets.
+
+    Raises:
+      UserError: the config or the data is wrong.
+      UsageError: both `data` and `beir`, or a setting with a wrong name or value (with a suggestion).
+    """
+    if data is not None and beir is not None:
+        raise UsageError("data and beir are the same; give one of them")
+    data = beir if data is None else data
+    loaded = configuration.load(find(config))
+    if data is not None:
+        from jaxretr.data.own_data import with_data
+
+        of_data = {name.removeprefix("data."): value for name, value in settings.items() if name.startswith("data.")}
+        loaded = with_data(loaded, data, of_data)
+    return configuration.with_settings(loaded, settings)

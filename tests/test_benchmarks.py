@@ -1,0 +1,385 @@
+"""Every program in benchmarks/ runs to its end at a toy size: an option or a function that it calls cannot go unnoticed.
+
+They run in this process. The commands that they start run in it too; of `jaxretr train` that means: the config is read
+with the benchmark's settings, and the model that the run would begin with is its result. How training goes is other
+tests' subject. benchmarks/plan_table.py is run by tests/test_plan_tpu.py.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import gzip
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from tiny import DATA
+
+from jaxretr import cli, config
+from jaxretr.assets import QUICKSTART
+from jaxretr.checkpoint import Checkpoints
+from jaxretr.data.readers import read_beir
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.parallel.mesh import make_mesh
+from jaxretr.recipes.encoder_start import load_encoder
+from jaxretr.train import build
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+start_process = subprocess.run
+SHORT = ["--encoder.max-passage-length", "48"]
+
+Main = Callable[..., str]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def importable() -> Iterator[None]:
+    """Benchmarks import one another as programs in one folder do; what they set in the process is undone.
+
+    They see one device, and LLVM does not optimise: they compile several times as fast.
+    """
+    sys.path.insert(0, str(BENCHMARKS))
+    patch = pytest.MonkeyPatch()
+    for name in ("devices", "local_devices"):
+        patch.setattr(jax, name, functools.partial(first_device, getattr(jax, name)))
+    optimised = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    environment = dict(os.environ)
+    yield
+    jax.config.update("jax_disable_most_optimizations", optimised)
+    patch.undo()
+    sys.path.remove(str(BENCHMARKS))
+    for path in BENCHMARKS.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def first_device(all_devices: Callable[..., list[Any]], *words: Any, **named: Any) -> list[Any]:
+    return all_devices(*words, **named)[:1]
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+    """main(module, *words) runs a benchmark as its command line does, and returns what it prints."""
+    monkeypatch.setattr(subprocess, "run", in_this_process)
+
+    def run(module: ModuleType, *words: object) -> str:
+        monkeypatch.setattr(sys, "argv", [module.__file__, *map(str, words)])
+        capsys.readouterr()
+        module.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def in_this_process(command: Any, env: dict[str, str] | None = None, **options: Any) -> Any:
+    """subprocess.run, but for the package's commands and for benchmarks, which need no new process."""
+    if isinstance(command, str) or str(command[0]) != sys.executable:
+        return start_process(command, env=env, **options)
+    words = [str(word) for word in command[1:]]
+    with environment(env):
+        if words[:3] == ["-m", "jaxretr", "train"]:
+            train(words[3], Path(words[words.index("--workdir") + 1]), words[4:])
+        elif words[:2] == ["-m", "jaxretr"]:
+            with contextlib.redirect_stdout(sys.stderr):
+                assert cli.main(words[2:]) == 0, words
+        else:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sys, "argv", words)
+                importlib.import_module(Path(words[0]).stem).main()
+
+
+@contextlib.contextmanager
+def environment(variables: dict[str, str] | None) -> Iterator[None]:
+    before = dict(os.environ)
+    try:
+        if variables is not None:
+            os.environ.clear()
+            os.environ.update(variables)
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def train(path: str, workdir: Path, words: list[str]) -> None:
+    """What a run of no steps leaves; where it keeps all checkpoints, for a curve, with one of them."""
+    place = words.index("--workdir")
+    words = words[:place] + words[place + 2 :]
+    settings = config.load(path, words)
+    assert settings.train.steps > 0
+    workdir.mkdir(parents=True)
+    (workdir / "config.json").write_text(json.dumps(config.to_json(settings)))
+    line = {"step": settings.train.steps, "mrr": 0.5, "perplexity": 2.0}
+    (workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    if isinstance(settings, config.MlmConfig):
+        shutil.copytree(settings.start or os.environ["TINY_ENCODER"], workdir / "model")
+        if settings.train.keep == 100:
+            state = build(settings, make_mesh(), workdir).init()
+            with Checkpoints(workdir / "checkpoints", settings) as checkpoints:
+                checkpoints.save(settings.train.save_every, state)
+                checkpoints.wait()
+    else:
+        assert isinstance(settings, config.ContrastiveConfig)
+        load_encoder(settings.encoder, settings.train.seed).save(workdir / "model")
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+def write_gz(path: Path, rows: list[dict[str, Any]]) -> None:
+    with gzip.open(path, "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def miniature(folder: Path, splits: Sequence[str], *, each: int = 6, passages: int = 40) -> Path:
+    """A BEIR folder of the embedded questions, `each` of them a split, and of their passages and others.
+
+    No other folder has passages of the same ids.
+    """
+    beir = read_beir(QUICKSTART, "train")
+    (folder / "qrels").mkdir(parents=True)
+    questions = beir.questions[: each * len(splits)]
+    judged = {question.id: next(iter(beir.qrels[question.id])) for question in questions}
+    kept = [*dict.fromkeys([*judged.values(), *beir.corpus.ids])][:passages]
+    found = [beir.corpus[beir.corpus.row(id)] for id in kept]
+    write_gz(
+        folder / "corpus.jsonl.gz", [{"_id": f"{folder.name}:{p.id}", "title": p.title, "text": p.text} for p in found]
+    )
+    asked = [{"_id": q.id, "text": q.text, "metadata": {"answers": list(q.answers)}} for q in questions]
+    write_gz(folder / "queries.jsonl.gz", asked)
+    for number, split in enumerate(splits):
+        part = [question.id for question in questions[each * number : each * (number + 1)]]
+        rows = "".join(f"{id}\t{folder.name}:{judged[id]}\t1\n" for id in part)
+        (folder / f"qrels/{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoder(tiny_models: Path) -> Path:
+    os.environ["TINY_ENCODER"] = str(tiny_models / "encoder")
+    return tiny_models / "encoder"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that JAXRETR_DATA names, in small."""
+    folder = tmp_path_factory.mktemp("data")
+    for name, splits in {
+        "wiki_qa": ("train", "dev", "squad", "tydi"),
+        "wiki_passages": ("train",),
+        "arxiv": [f"{field}-{split}" for field in ("cv", "cl") for split in ("train", "dev", "test")],
+        "medquad": ("test",),
+        "scifact": ("test",),
+        "cmrc2018_zh": ("trial", "dev"),
+    }.items():
+        miniature(folder / name, splits)
+    (folder / "noiseqa").mkdir()
+    squad = read_beir(folder / "wiki_qa", "squad").questions
+    noisy = [{"_id": q.id.split(":")[-1], "keyboard_synthetic": q.text.replace("e", "r")} for q in squad]
+    write_gz(folder / "noiseqa/queries-noisy.jsonl.gz", noisy)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def minilm(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sentence-transformers folder, as benchmarks of all-MiniLM read one."""
+    from jaxretr.export import sentence_transformers
+
+    model = DualEncoder.from_pretrained(encoder, pooling="mean", passage_template="joined")
+    settings = dataclasses.replace(
+        model.config, normalise=True, shared=True, max_question_length=48, max_passage_length=48
+    )
+    folder = tmp_path_factory.mktemp("minilm") / "model"
+    folder.mkdir()
+    sentence_transformers.write(folder, DualEncoder(settings, model.params, model.tokenizer), {})
+    return folder
+
+
+# ---- the machine -----------------------------------------------------------------------------------------------------
+
+
+def test_a_benchmark_says_which_units_the_processor_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = importlib.import_module("machine")
+    monkeypatch.setattr(machine, "cpu_name", lambda: "Example 7")
+    told = machine.describe(3, frozenset(("sse", "avx2", "avx512f")))
+    assert told.startswith("Example 7 (AVX2, AVX-512, no bfloat16 in AVX-512, no AMX), 3 threads, load ")
+    assert "not known" in machine.describe(1, frozenset())
+
+
+# ---- speed -----------------------------------------------------------------------------------------------------------
+
+
+def test_encode(main: Main, minilm: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers", reason="it is what encode.py compares with")
+    text = json.dumps({"text": "Who has painted the ceiling of the chapel , and when ?"})
+    (tmp_path / "texts.jsonl").write_text(8 * f"{text}\n")
+    module = importlib.import_module("encode")
+    printed = main(
+        module, "--model", minilm, "--texts", tmp_path / "texts.jsonl", "--count", 8, "--rounds", 2, "--threads", 1
+    )
+    assert "jaxretr bfloat16" in printed and "ratio  1.00 (1.00 to 1.00)" in printed
+
+
+def test_search(main: Main) -> None:
+    words = ["--rows", 3000, "--dim", 16, "--queries", 8, "-k", 5, "--repeats", 1, "--also", "bfloat16", "first-int8"]
+    printed = main(importlib.import_module("search"), *words)
+    assert "| questions | 8 |" in printed and "| numpy | " in printed
+
+
+def test_train(main: Main, minilm: Path) -> None:
+    """The step that `make bench` times; it lacked its batch once, and no test ran it."""
+    pytest.importorskip("datasets", reason="sentence-transformers' trainer reads them")
+    module = importlib.import_module("train")
+    words = ["--batch-size", 8, "--chunk", 4, "--max-length", 16, "--steps", 1, "--rounds", 1, "--threads", 1]
+    assert "ratio by CPU time" in main(module, "--model", minilm, *words)
+
+
+def test_typos_step(main: Main, data: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("typos_step")
+    arms = module.arms(2)
+    for words in arms.values():
+        config.load(BENCHMARKS.parent / "configs/typos_small.py", words)
+    # The one that has most in it.
+    monkeypatch.setattr(module, "arms", lambda variants: dict([arms.popitem()]))
+    words = ["--batch-size", 8, "--rounds", 1, "--steps", 1, "--passages", 2, "--variants", 2]
+    settings = ["--data.train", data / "wiki_qa", "--encoder.path", encoder, "--encoder.max-passage-length", "16"]
+    settings += ["--encoder.max-question-length", "16", "--index.refresh-every", "100"]
+    assert "2 forms, pre-drawn" in main(module, *words, "--settings", *settings)
+
+
+def test_typos(main: Main) -> None:
+    printed = main(importlib.import_module("typos"), "--queries", DATA, "--draws", 1)
+    assert "dictionary    unchanged" in printed
+
+
+def test_bm25(main: Main) -> None:
+    pytest.importorskip("bm25s", reason="it is what bm25.py compares with")
+    words = ["--corpus", QUICKSTART, "--queries", 100, "--rounds", 1, "--shards", 4000, "--threads", 1]
+    printed = main(importlib.import_module("bm25"), *words)
+    assert "processor time: ours" in printed and "shards of 4000: peak" in printed
+
+
+def test_approximate_search(main: Main, tmp_path: Path) -> None:
+    from jaxretr.search import scann_process
+
+    if problem := scann_process.scann_problem():
+        pytest.skip(f"ScaNN: {problem}")
+    pytest.importorskip("faiss", reason="it is what approximate_search.py compares with")
+    from test_scann import vectors
+
+    for name, rows in (("passages", vectors(3000, 1)), ("questions", vectors(400, 2))):
+        write_store(tmp_path / name, rows)
+    module = importlib.import_module("approximate_search")
+    words = ["--targets", 0.9, "--rounds", 1, "--update"]
+    printed = main(module, tmp_path / "passages", tmp_path / "questions", *words)
+    assert "IVF-PQ refined" in printed and "rebalanced: target 0.9" in printed
+
+
+def write_store(folder: Path, rows: np.ndarray) -> None:
+    from jaxretr.encoding_store import EmbeddingStore, StoreMeta
+
+    facts: dict[str, Any] = {"side": "passage", "model": "m", "model_fingerprint": "0", "texts_fingerprint": "0"}
+    meta = StoreMeta(
+        **facts, rows=len(rows), dim=rows.shape[1], dtype="float32", compute="float32", shard_rows=len(rows)
+    )
+    EmbeddingStore.begin(folder, meta, [f"p{row}" for row in range(len(rows))]).write(0, rows, 0)
+
+
+# ---- quality ---------------------------------------------------------------------------------------------------------
+
+
+def test_scorer_reranking(main: Main, data: Path, tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("scorer_reranking")
+    monkeypatch.setattr(module, "DEPTH", 3)
+    words = [tiny_models / "scorer", data / "wiki_qa", "--questions", 3, "--max-length", 48]
+    assert "3 questions; scorer - BM25" in main(module, *words)
+
+
+def test_dpr_wiki_qa(main: Main, data: Path, encoder: Path, tmp_path: Path) -> None:
+    wiki_qa, mined = str(data / "wiki_qa"), str(tmp_path / "mined.jsonl")
+    assert cli.main(["mine", "--corpus", wiki_qa, "--train", wiki_qa, "--out", mined]) == 0
+    words = ["--data", wiki_qa, "--mined", mined, "--runs", tmp_path / "runs", "--seeds"]
+    settings = ["--settings", "--encoder.path", encoder, *SHORT]
+    printed = main(importlib.import_module("dpr_wiki_qa"), *words, 0, "--also", f"initial={encoder}", *settings)
+    for row in ("BM25", "initial", "in-batch", "BM25-mined", "retrieved in the step"):
+        assert f"\n| {row} | " in printed
+    assert "retrieved in the step - BM25-mined, dev mrr@10" in printed
+
+
+def test_spar_wiki_qa(main: Main, data: Path, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("spar_wiki_qa")
+    monkeypatch.setattr(module, "POSITIVES", (10,))
+    words = ["--data", data, "--runs", tmp_path, "--seeds", 0, 1, "--queries", 60, "--dev", 10, "--tokenizer", encoder]
+    base = f"--base-settings=--encoder.path {encoder} --encoder.max-passage-length 48"
+    printed = main(module, *words, base)
+    for row in ("BM25", "two bases", "Lambda", "concat", "concat + BM25", "10"):
+        assert f"\n| {row} | " in printed
+    assert "SciFact, zero-shot" in printed and (tmp_path / "positives.png").exists()
+
+
+def test_ddr_domains(main: Main, data: Path, encoder: Path, tmp_path: Path) -> None:
+    module = importlib.import_module("ddr_domains")
+    sizes = ["--length", 48, "--source-steps", 4, "--dam-steps", 4, "--steps", 4, "--passages", 30]
+    ablations = ["--ablations", "DF", "SI", "lora", "D", "source", "parallel", "--curve-steps", 6]
+    few = "--dam-settings=--data.held-out 8 --train.batch-size 8 --head-warmup 0"
+    printed = main(
+        module, "--data", data, "--runs", tmp_path, "--seeds", 0, "--start", encoder, *sizes, *ablations, few
+    )
+    for row in ("BM25", "DR ", "DDR ", "DDR\\SI", "DDR\\D ", "DDR, parallel adapter alone"):
+        assert f"\n{row}" in printed
+    assert "held-out perplexity" in printed and (tmp_path / "curve.png").exists()
+
+
+def test_ddr_chinese(main: Main, data: Path, encoder: Path, tmp_path: Path) -> None:
+    module = importlib.import_module("ddr_chinese")
+    short = "--rem-settings=--encoder.max-passage-length 48"
+    printed = main(module, "--data", data, "--runs", tmp_path, "--seeds", 0, short)
+    assert "\n| DAM + REM | " in printed and "BM25 - DAM + REM, ndcg@10" in printed
+
+
+@pytest.mark.parametrize("start", ["small", "minilm"])
+def test_typos_wiki_qa(
+    start: str, main: Main, data: Path, encoder: Path, minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("typos_wiki_qa")
+    monkeypatch.setattr(module, "minilm", lambda: minilm)
+    monkeypatch.setattr(module, "DRAWS", 1)
+    words = ["--data", data, "--runs", tmp_path, "--seeds", 0, "--start", start, "--variants", 2]
+    few = ["--profiles", "dictionary"] if start == "small" else ["--arms", "base", "augmentation"]
+    path = ["--encoder.path", encoder] if start == "small" else []
+    printed = main(module, *words, *few, "--settings", *path, *SHORT)
+    assert "\n| augmentation, dictionary | " in printed and "squad noiseqa" in printed
+    assert "augmentation - base, tydi clean" in printed
+
+
+# ---- data that ships with the package ------------------------------------------------------------------------------
+
+
+def test_make_quickstart_data(main: Main, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("make_quickstart_data")
+    for name, value in {"OUT": tmp_path, "PASSAGES": 5, "DEV_PASSAGES": 1, "TEST_PASSAGES": 1}.items():
+        monkeypatch.setattr(module, name, value)
+    (tmp_path / "qrels").mkdir()
+    main(module, data / "wiki_qa")
+    assert [len(read_beir(tmp_path, split).questions) for split in ("train", "dev", "test")] == [3, 1, 1]
+
+
+def test_make_arxiv_data(main: Main, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("make_arxiv_data")
+    monkeypatch.setattr(module, "OUT", tmp_path)
+    monkeypatch.setattr(module, "SPLITS", {field: {"train": 3, "dev": 2, "test": 2} for field in ("cv", "cl")})
+    assert "cl 7 abstracts" in main(module, data / "arxiv")

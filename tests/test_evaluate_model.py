@@ -1,0 +1,184 @@
+"""`jaxretr evaluate MODEL --beir DIR` and `jaxretr.evaluate_model`: kept embeddings, and BM25 as a baseline."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+import jaxretr
+from jaxretr import cli
+from jaxretr.data.readers import read_beir
+from jaxretr.encoding_store import EmbeddingStore
+from jaxretr.evaluate import metrics
+from jaxretr.evaluate.measuring import run_of
+from jaxretr.evaluate.runs import write_trec
+from jaxretr.evaluate.searches import bm25_search
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.search.bm25 import Bm25Index
+
+NAMES = "ndcg@10,mrr@10"
+QUESTIONS, QRELS = tiny.DATA / "queries.jsonl", tiny.DATA / "qrels/train.tsv"
+
+
+@pytest.fixture(scope="module")
+def words(tiny_models: Path) -> list[str]:
+    return ["evaluate", str(tiny_models / "encoder"), "--beir", str(tiny.DATA), "--split", "train", "--metrics", NAMES]
+
+
+@pytest.fixture(scope="module")
+def bm25() -> dict[str, dict[str, float]]:
+    data = read_beir(tiny.DATA, "train")
+    return run_of(bm25_search(data.corpus), data.questions, 100)
+
+
+@pytest.fixture(scope="module")
+def run_file(bm25: dict[str, dict[str, float]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without the best passage of each question."""
+    path = tmp_path_factory.mktemp("run") / "run.trec"
+    write_trec(path, {question: dict(list(hits.items())[1:]) for question, hits in bm25.items()})
+    return path
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: object) -> dict:
+    assert cli.main([*map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], code: int, *words: object) -> str:
+    assert cli.main([*map(str, words)]) == code
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("jaxretr: error: ")]
+    return line
+
+
+def test_kept_embeddings_are_written_once_and_used_again(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    keep = tmp_path / "kept"
+    first = printed(capsys, *words, "--keep", keep)
+    assert first == printed(capsys, *words)
+    assert EmbeddingStore.open(keep).meta.rows == 20
+    # An interrupted evaluation goes on: of a store without its record the passages are encoded again, else none.
+    sides, real = [], DualEncoder.encode_pieces
+
+    def noted(self: DualEncoder, side: str, *given: object, **options: object) -> Iterator[tuple[np.ndarray, int]]:
+        sides.append(side)
+        return real(self, side, *given, **options)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(DualEncoder, "encode_pieces", noted)
+    assert printed(capsys, *words, "--keep", keep) == first
+    assert sides == ["question"]
+    (keep / "embeddings-00000-of-00001.json").unlink()
+    assert printed(capsys, *words, "--keep", keep) == first
+    assert sides == ["question", "passage", "question"]
+
+
+def test_kept_embeddings_of_another_model_or_corpus_are_refused(
+    words: list[str], tmp_path: Path, tiny_models: Path, capsys: pytest.CaptureFixture[str]
+):
+    printed(capsys, *words, "--keep", tmp_path / "kept")
+    error = refused(capsys, 1, *words, "--keep", tmp_path / "kept", "--pooling", "mean")
+    assert "holds embeddings of another model" in error and error.endswith("give another --keep folder")
+    shutil.copytree(tiny.DATA, tmp_path / "beir")
+    with open(tmp_path / "beir/corpus.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"_id": "new", "title": "", "text": "one more"}\n')
+    error = refused(capsys, 1, *words, "--beir", tmp_path / "beir", "--keep", tmp_path / "kept")
+    assert "holds embeddings of other texts (passages); give another --keep folder" in error
+    for more, message in (
+        (["--index", "i"], "--index is there already and --keep writes what is missing"),
+        (["--typos"], "--keep does not go with --typos"),
+    ):
+        assert message in refused(capsys, 2, *words, "--keep", tmp_path / "kept", *more)
+
+
+def test_bm25_stands_in_the_table_beside_a_model(
+    words: list[str], bm25: dict[str, dict[str, float]], capsys: pytest.CaptureFixture[str]
+):
+    found = printed(capsys, *words, "--baseline", "bm25")
+    wanted = metrics.evaluate(read_beir(tiny.DATA, "train").qrels, bm25, NAMES.split(","))
+    [baseline] = found["baselines"]
+    assert baseline["run"] == "BM25"
+    assert {name: values["mean_b"] for name, values in baseline["metrics"].items()} == pytest.approx(wanted)
+    assert cli.main([*words, "--baseline", "bm25"]) == 0
+    assert "\nBM25 " in capsys.readouterr().out
+
+
+def test_a_file_of_the_name_bm25_is_read_by_its_path(
+    words: list[str],
+    run_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    shutil.copy(run_file, tmp_path / "bm25")
+    monkeypatch.chdir(tmp_path)
+    found = printed(capsys, *words, "--baseline", "./bm25")
+    assert [each["run"] for each in found["baselines"]] == ["./bm25"]
+    assert cli.main([*words, "--baseline", "bm25", "--baseline", "./bm25", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert [each["run"] for each in json.loads(captured.out)["baselines"]] == ["BM25", "./bm25"]
+    assert "write ./bm25 for the file of that name" in captured.err
+
+
+def test_a_run_is_compared_with_bm25_where_the_texts_are_given(
+    run_file: Path, bm25: dict[str, dict[str, float]], capsys: pytest.CaptureFixture[str]
+):
+    words = ["evaluate", "--run", run_file, "--qrels", QRELS, "--metrics", "mrr@10"]
+    texts = ["--corpus", tiny.DATA, "--queries", QUESTIONS]
+    found = printed(capsys, *words, *texts, "--baseline", "bm25")["baselines"][0]["metrics"]["mrr@10"]
+    assert found["mean_b"] == metrics.evaluate(read_beir(tiny.DATA, "train").qrels, bm25, ["mrr@10"])["mrr@10"]
+    assert found["difference"] < 0
+    answers = ["evaluate", "--run", run_file, "--answers", QUESTIONS, "--corpus", tiny.DATA, "--baseline", "bm25"]
+    assert printed(capsys, *answers)["baselines"][0]["run"] == "BM25"
+    for given, message in (
+        (["--baseline", "bm25"], "--baseline bm25 searches the corpus: give --corpus FILE and --queries FILE"),
+        (["--baseline", "bm25", *texts[:2]], "give --corpus FILE and --queries FILE"),
+        (texts, "--corpus is not needed with --qrels, but for --baseline bm25; leave it out"),
+        (texts[2:], "--queries is not needed with --qrels"),
+    ):
+        assert message in refused(capsys, 2, *words, *given)
+    assert "the questions are those of --answers" in refused(capsys, 2, *answers, *texts[2:])
+
+
+def test_bm25_may_find_fewer_passages_than_were_asked_for(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """One that shares no word with the question is no hit: the rows behind the last hit are -1."""
+    real = Bm25Index.search
+
+    def few(self: Bm25Index, questions: list[str], k: int, *, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        scores, rows = (found.copy() for found in real(self, questions, k, threads=threads))
+        scores[:, 2:], rows[:, 2:] = -np.inf, -1
+        scores[0], rows[0] = -np.inf, -1
+        return scores, rows
+
+    monkeypatch.setattr(Bm25Index, "search", few)
+    found = printed(capsys, *words, "--baseline", "bm25")["baselines"][0]["metrics"]
+    assert all(np.isfinite(values["mean_b"]) for values in found.values())
+    run = run_of(bm25_search(read_beir(tiny.DATA, "train").corpus), read_beir(tiny.DATA, "train").questions, 100)
+    assert sorted({len(hits) for hits in run.values()}) == [0, 2]
+
+
+def test_python_gives_the_commands_figures(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], run_file: Path
+):
+    command = printed(capsys, *words, "--baseline", "bm25", "--baseline", run_file)
+    report = jaxretr.evaluate_model(
+        words[1],
+        beir=tiny.DATA,
+        split="train",
+        metrics=NAMES.split(","),
+        baselines=["bm25", run_file],
+        keep=tmp_path / "kept",
+    )
+    assert json.loads(report.to_json()) == command
+    assert list(report.means) == ["encoder", "BM25", "run.trec"]
+    assert report.means["encoder"] == command["metrics"]
+    assert "against the baselines" in report.table()
+    again = jaxretr.evaluate_model(
+        jaxretr.load_encoder(words[1]), beir=read_beir(tiny.DATA, "train"), metrics=["mrr@10"], index=tmp_path / "kept"
+    )
+    assert again.means == {"encoder": {"mrr@10": command["metrics"]["mrr@10"]}}

@@ -1,0 +1,83 @@
+"""float32 that is asked for is float32 on accelerators too, read off programs that are lowered for them."""
+
+import re
+from functools import partial
+from typing import Any
+
+import jax
+import pytest
+from tiny import BERT, T5
+
+from jaxretr.config import MlmConfig, PretrainData
+from jaxretr.models.dual_encoder import DualEncoderConfig, abstract_params, embed, tower
+from jaxretr.models.layers import define
+from jaxretr.models.mlm import BertMaskedLm
+from jaxretr.models.scorer import Prompt, score_pairs
+from jaxretr.models.t5 import T5Model
+from jaxretr.objectives.mlm import MaskedBatch
+from jaxretr.recipes.mlm import mlm_programs
+
+TYPE = r"tensor<(?:\d+x)*(\w+)>"
+DOT = re.compile(rf"stablehlo\.dot_general .*?precision = \[(\w+), (\w+)\] : \({TYPE}, {TYPE}\)")
+
+
+def shape(dtype: Any, *dims: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def dots(program: Any, platform: str, *arguments: Any) -> list[tuple[str, ...]]:
+    """(precision and precision, type and type) of every matrix product, for one platform."""
+    text = jax.jit(program).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+    found = DOT.findall(text)
+    assert len(found) == text.count("stablehlo.dot_general"), "one that states no precision"
+    return found
+
+
+def encoder_gradient(dtype: str) -> tuple[Any, tuple[Any, ...]]:
+    config = DualEncoderConfig(BERT, pooling="mean")
+
+    def loss(params: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        return embed(config, tower(params, "passage"), tokens, lengths, dtype=dtype).sum()
+
+    return jax.grad(loss), (abstract_params(config), shape("int32", 4, 16), shape("int32", 4))
+
+
+def masked_language_model(dtype: str, mesh: Any) -> tuple[Any, tuple[Any, ...]]:
+    config = MlmConfig(name="mlm", start="", data=PretrainData(corpora=(), max_length=16, held_out=0), dtype=dtype)  # pyright: ignore
+    loss = mlm_programs(config, BERT, mesh).loss
+    params = define(lambda rngs: BertMaskedLm(BERT, dtype=dtype, rngs=rngs))[1]
+    places = [shape(kind, 4, 3) for kind in ("int32", "int32", "float32")]
+    batch = MaskedBatch(shape("int32", 4, 16), shape("int32", 4), *places)
+    return jax.grad(lambda params, batch: loss(params, batch, None)[0]), (params, batch)
+
+
+def teacher(dtype: str) -> tuple[Any, tuple[Any, ...]]:
+    program = partial(score_pairs, T5, Prompt(prefix=(3, 4), suffix=(5, 1)), dtype=dtype)
+    texts = (shape("int32", 4, 16), shape("int32", 4))
+    return program, (define(lambda rngs: T5Model(T5, rngs=rngs))[1], *texts, *texts)
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+@pytest.mark.parametrize("model", ["encoder", "masked language model", "teacher"])
+def test_float32_is_neither_rounded_to_tf32_nor_to_bfloat16(model: str, platform: str, mesh1: Any) -> None:
+    """A float32 run would otherwise train, and score, with 10 or 7 bits of its 23, and say nothing."""
+    makers: dict[str, Any] = {
+        "encoder": encoder_gradient,
+        "masked language model": partial(masked_language_model, mesh=mesh1),
+        "teacher": teacher,
+    }
+    program, arguments = makers[model]("float32")
+    found = dots(program, platform, *arguments)
+    assert len(found) > 4 and set(found) == {("HIGHEST", "HIGHEST", "f32", "f32")}
+
+    program, arguments = makers[model]("bfloat16")
+    found = dots(program, platform, *arguments)
+    of_bfloat16 = [dot for dot in found if "bf16" in dot]
+    assert len(of_bfloat16) > 4 and {dot[:2] for dot in found} == {("DEFAULT", "DEFAULT")}
+
+
+def test_a_precision_that_the_user_has_chosen_stays(mesh1: Any) -> None:
+    program, arguments = encoder_gradient("float32")
+    with jax.default_matmul_precision("tensorfloat32"):
+        found = dots(program, "cuda", *arguments)
+    assert {dot[:2] for dot in found} == {("HIGH", "HIGH")}
