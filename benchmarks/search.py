@@ -101,25 +101,17 @@ def faiss_searches(rows: np.ndarray, threads: int) -> dict[str, Search]:
     return {"faiss": index.search, "faiss tuned": tuned}
 
 
-def formulation(rows: int, dim: int, questions: int, k: int) -> str:
-    """Which formulation of ours a CPU uses, in words."""
+def formulation(questions: int) -> str:
+    """Which formulation of ours is used, in words."""
     import jax
 
     from jaxretr.search import host_search, machine, topk
 
-    if jax.default_backend() == "cpu" and host_search.suits(rows, questions, k):
-        if questions <= host_search.FEW:
-            return "host: a loop over rows, one pass over the scores with a rising bound"
-        first = "bfloat16, candidates again in float32" if machine.multiplies_bfloat16() else "float32 by numpy's BLAS"
-        return f"host: blocks of {host_search.BLOCK_ROWS} rows in {first}, one pass with a rising bound"
-    if jax.default_backend() != "cpu" or not topk.can_group(rows, k, topk.BLOCK_ROWS):
-        return f"streamed: a selection in every block of {topk.BLOCK_ROWS} rows"
-    width = f"maxima of {topk.FINE} rows, selected by those of {topk.COARSE}, {k} groups scored again"
-    if topk.scores_whole(rows // topk.COARSE * topk.COARSE, questions):
-        return f"grouped: all rows in one product, {width}"
-    selections = -(-(rows // topk.FINE * questions * 4) // topk.maxima_limit(rows * dim * 4))
-    times = "" if selections == 1 else f", {selections} selections"
-    return f"grouped: rows x questions in blocks of {topk.cpu_block_rows(questions)} rows, {width}{times}"
+    if jax.default_backend() == "cpu":
+        if questions >= host_search.BFLOAT16_BATCH and machine.multiplies_bfloat16():
+            return f"host: blocks of {host_search.BLOCK_ROWS} rows in bfloat16, candidates again in float64"
+        return "host: rows x questions in registers, compared with a rising bound, candidates again in float64"
+    return f"streamed: a selection in every block of {topk.BLOCK_ROWS} rows"
 
 
 def _seconds(action: Callable[[], object]) -> float:
@@ -184,7 +176,7 @@ def main() -> None:
                 before = time.process_time()
                 seconds[name].append(_seconds(functools.partial(search, queries, args.k)))
                 processor[name].append(time.process_time() - before)
-        print(f"\n{batch} questions; {formulation(args.rows, args.dim, batch, args.k)}")
+        print(f"\n{batch} questions; {formulation(batch)}")
         for name, index in indexes.items():
             if index.first_pass:
                 print(f"  {name}: recall {index.first_pass_recall(queries, args.k):.4f}, proven exact "

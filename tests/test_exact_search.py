@@ -39,9 +39,17 @@ def assert_exact(index, queries, rows, k):
     assert_equal(index.search_rows(queries, k), brute_force(queries, rows, k))
 
 
-@pytest.fixture(params=[1, 8], ids=["1 device", "8 devices"])
+@pytest.fixture
+def compiled(monkeypatch):
+    """Searches run the programs of other devices, not the host's loops."""
+    monkeypatch.setattr(slabs, "_on_host", lambda mesh: False)
+
+
+@pytest.fixture(params=["1 device", "8 devices", "8 devices, compiled"])
 def mesh(request, mesh1, mesh8):
-    return {1: mesh1, 8: mesh8}[request.param]
+    if "compiled" in request.param:
+        request.getfixturevalue("compiled")
+    return mesh1 if request.param == "1 device" else mesh8
 
 
 # ---------------------------------------------------------------- one device's shard
@@ -137,6 +145,7 @@ def test_padding_never_wins_against_negative_scores(mesh):
     assert_equal(found, brute_force(-np.ones((7, DIM)), rows, 10))
 
 
+@pytest.mark.usefixtures("compiled")
 def test_k_larger_than_a_shard(mesh8):
     rows, queries = integers(1501, DIM), integers(3, DIM, seed=2)
     assert_exact(ExactIndex(rows, mesh=mesh8, block_rows=BLOCK), queries, rows, 300)  # shards of 256
@@ -180,6 +189,7 @@ def test_index_does_not_change_with_the_array_it_was_made_from(mesh1):
     assert_exact(index, np.ones((1, 16), np.float32), before, 4)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_long_batches_are_cut_and_short_ones_share_a_program(mesh8, monkeypatch):
     monkeypatch.setattr(slabs, "QUERY_BUCKETS", (1, 8))
     rows = integers(1501, DIM)
@@ -195,6 +205,7 @@ def test_long_batches_are_cut_and_short_ones_share_a_program(mesh8, monkeypatch)
 
 
 @pytest.mark.parametrize("k", [4, 1500])
+@pytest.mark.usefixtures("compiled")
 def test_streamed_blocks_equal_one_index(mesh8, k):
     rows, queries = integers(2300, DIM), integers(7, DIM, seed=1)
     # A last short block, an empty one, and one that is larger than the first and therefore cut.
@@ -209,6 +220,7 @@ def test_streamed_blocks_with_fewer_rows_than_k(mesh8):
     assert_equal(found, brute_force(queries, rows, 10))
 
 
+@pytest.mark.usefixtures("compiled")
 def test_a_memory_map_over_the_budget_is_streamed_two_slabs_at_a_time(mesh8, tmp_path, monkeypatch):
     rows, queries = integers(5000, DIM), integers(7, DIM, seed=1)
     np.save(tmp_path / "rows.npy", rows)

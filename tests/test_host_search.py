@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from brute_force import brute_force
 
-from jaxretr.search import footprint, host_search, slabs
+from jaxretr.search import footprint, host_loops, host_search, slabs
 from jaxretr.search.exact import ExactIndex, search_blocks
 from jaxretr.search.first_pass import RoundedQueries
 from jaxretr.search.host_search import HostSearch
@@ -18,18 +18,14 @@ def rounded(request: pytest.FixtureRequest) -> bool:
     return request.param
 
 
-@pytest.fixture(params=[(False, 0), (False, 16), (True, 0)], ids=["BLAS", "loop", "bfloat16"])
+@pytest.fixture(params=[False, True], ids=["float32", "bfloat16"])
 def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every search of 256 rows a device takes this formulation, in blocks of 128 rows."""
-    rounded, few = request.param
+    """Every search takes this formulation, in blocks of 128 rows, which 16 threads divide."""
     monkeypatch.setattr(host_search, "BLOCK_ROWS", 128)
-    monkeypatch.setattr(host_search, "LEAST_ROWS", 256)
-    monkeypatch.setattr(host_search, "FEW", few)
-    monkeypatch.setattr(host_search, "FEW_SCORES", 500)
-    monkeypatch.setattr(host_search, "FLOAT32_BATCH", 1)
+    monkeypatch.setattr(host_search, "_LEAST_ROWS", 64)
     monkeypatch.setattr(host_search, "BFLOAT16_BATCH", 1)
-    monkeypatch.setattr(host_search, "can_group", lambda rows, k, block: True)
-    monkeypatch.setattr(host_search, "multiplies_bfloat16", lambda: rounded)
+    monkeypatch.setattr(host_search, "multiplies_bfloat16", lambda: request.param)
+    monkeypatch.setattr(host_search, "cpu_threads", lambda: 16)
 
 
 @pytest.fixture(params=[1, 8], ids=["1 device", "8 devices"])
@@ -71,8 +67,7 @@ def assert_same(found: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray
 def test_integers_equal_brute_force_to_the_bit(mesh, used, count: int, k: int) -> None:
     queries, rows = integers(1, 7, 8), integers(2, count, 8)
     assert_same(ExactIndex(rows, mesh=mesh).search_rows(queries, k), brute_force(queries, rows, k))
-    shard = -(-count // mesh.shape["data"])
-    assert sum(used) == count if shard >= 256 else not used
+    assert sum(used) == count
 
 
 @pytest.mark.parametrize("like", ["spread", "alike", "short and long", "tiny", "huge"])
@@ -94,15 +89,6 @@ def test_any_vectors_give_the_true_rows(rounded: bool, like: str, monkeypatch: p
     np.testing.assert_array_less(np.abs(exact - true) / size, 32 * 2.0**-23)
     np.testing.assert_array_less(np.abs(scores - exact) / size, 32 * 2.0**-23)
     assert all(len(set(row)) == K for row in found.tolist())
-
-
-@pytest.mark.parametrize("count", [1, 2, 255, 4096])
-@pytest.mark.parametrize("batch", [1, 3, 4, 5, 8, 16])
-def test_the_products_of_a_few_questions(batch: int, count: int) -> None:
-    queries, rows = integers(11, batch, 19), integers(12, count, 19)
-    scores = np.full((batch, count), np.nan, np.float32)
-    host_search._products_of_few(queries, rows, scores)
-    np.testing.assert_array_equal(scores, queries @ rows.T)
 
 
 def test_rounding_stops_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +170,7 @@ def test_the_bound_holds_and_rounding_is_that_of_bfloat16() -> None:
 
     rows, queries = normal(9, 700, 48) * 10.0 ** np.linspace(-15, 15, 48, dtype=np.float32), normal(10, 5, 48)
     rounded = np.empty((700, 48), np.uint16)
-    error, longest = np.sqrt(host_search._round(rows.view(np.uint32), rounded))
+    error, longest = np.sqrt(host_loops.round_rows(rows.view(np.uint32), rounded))
     back = rounded.view(jnp.bfloat16)
     np.testing.assert_array_equal(back, rows.astype(jnp.bfloat16))
     exact, near = rows.astype(np.float64), back.astype(np.float64)
@@ -195,16 +181,7 @@ def test_the_bound_holds_and_rounding_is_that_of_bfloat16() -> None:
     assert (wrong.max(axis=1) <= slack).all()
 
 
-def test_the_formulation_is_chosen_by_questions_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    for fast, least in ((True, host_search.BFLOAT16_BATCH), (False, host_search.FLOAT32_BATCH)):
-        monkeypatch.setattr(host_search, "multiplies_bfloat16", lambda fast=fast: fast)
-        assert host_search.suits(100_000, least, 100) and not host_search.suits(100_000, least - 1, 100)
-        assert host_search.suits(100_000, host_search.FEW, 100)
-        assert not host_search.suits(host_search.LEAST_ROWS - 1, 512, 100)
-        assert not host_search.suits(100_000, 512, 50_000)
-
-
 def test_its_memory_is_part_of_the_estimate() -> None:
     little, much = (footprint.estimate(200_000, 384, questions=batch, k=100, ids=False).search for batch in (64, 512))
     assert much != little
-    assert much == host_search.working_bytes(200_704 // 8, 384, 512, 100)
+    assert much == host_search.working_bytes(384, 512, 100)

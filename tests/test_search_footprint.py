@@ -24,8 +24,8 @@ rows = np.load(path, mmap_mode="r")
 n, dim = rows.shape
 queries = np.random.default_rng(1).standard_normal((questions, dim), dtype=np.float32)
 ExactIndex(np.ones((2048, dim), np.float32)).search_rows(queries[:1], k)
-for rounded in (False, True):  # what Numba compiles here would count as the search's memory
-    HostSearch(queries[:1], k, rounded=rounded).add(np.ones((4096, dim), np.float32), 0)
+for count, rounded in ((1, False), (9, False), (9, True)):  # what Numba compiles would count as the search's memory
+    HostSearch(np.ones((count, dim), np.float32), k, rounded=rounded).add(np.ones((4096, dim), np.float32), 0)
 slab = 32768 if how == "stream" else None
 first_pass = how if how in ("int8", "bfloat16") else None
 predicted = estimate(n, dim, questions=questions, k=k, ids=False, slab_rows=slab, first_pass=first_pass)

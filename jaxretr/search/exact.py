@@ -18,6 +18,7 @@ from jaxretr.search import first_pass as rounding
 from jaxretr.search import index_folder
 from jaxretr.search.filters import Filters, Metadata, Where
 from jaxretr.search.host_rows import checked_matrix, embedding_matrix, put_matrix, read_rows
+from jaxretr.search.question_scale import scaled_questions, unscaled
 from jaxretr.search.slabs import Slab, cut_to_slabs, search_slabs
 from jaxretr.search.topk import BLOCK_ROWS, NO_ROW
 
@@ -30,7 +31,10 @@ _SLAB_BYTES = 128 * 2**20
 class ExactIndex:
     """Exact maximum inner product search; equal scores are ordered by row, the lowest first.
 
-    Scores are fp32 inner products of the fp32 questions with the stored embeddings.
+    Scores are inner products of the float32 questions with the stored embeddings. On a CPU they are float64 sums in a
+    fixed order, rounded to float32: a question and a row have the same score, and a question the same result, whatever
+    the batch, the devices and the place of the row. Accelerators sum in float32: there rows that are equal to the bit
+    may have scores that differ in the last bits, and are then ordered by these.
     """
 
     def __init__(
@@ -230,13 +234,14 @@ class ExactIndex:
         self, rounded: rounding.FirstPass, queries: np.ndarray, k: int, mask: np.ndarray | None, count: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         assert self._host is not None
-        query_dtype = rounded.query_dtype(self._mesh, len(queries))
+        query_dtype = rounded.query_dtype(self._mesh)
+        exact, exponents = scaled_questions(queries)
         slabs = [Slab(rounded.rows, len(self), self._put_mask(mask), rounded.scales)]
-        first, found = search_slabs(self._mesh, slabs, queries, count, self._block_rows, query_dtype)
-        scores, rows = rounding.rescore(self._host, queries, found, k, self._dtype)
+        first, found = search_slabs(self._mesh, slabs, exact.astype(np.float32), count, self._block_rows, query_dtype)
+        scores, rows = rounding.rescore(self._host, exact, found, k, self._dtype)
         there = len(self) if mask is None else np.count_nonzero(mask)
-        proven = scores[:, -1].astype(np.float64) > first[:, -1] + rounded.slack(queries, query_dtype)
-        return scores, rows, proven | (count == there)
+        proven = scores[:, -1] > first[:, -1] + rounded.slack(exact, query_dtype)
+        return unscaled(scores, exponents), rows, proven | (count == there)
 
     def first_pass_recall(self, queries: np.ndarray | jax.Array, k: int = 10) -> float:
         """Measures what a first pass loses: the mean share of its results that belong to the true top k.

@@ -23,15 +23,13 @@ from jax.sharding import Mesh
 from jaxretr.data.vector_files import quantise
 from jaxretr.errors import UsageError, did_you_mean
 from jaxretr.parallel.mesh import put_rows
+from jaxretr.search.host_loops import pair_scores
 from jaxretr.search.host_rows import PIECE_BYTES, gather, put_matrix
 
 KINDS = ("bfloat16", "int8")
 
 # Candidates for each result. They cost little, and prove more questions exact.
 _CANDIDATES = 4
-
-# XLA's matmul of bfloat16 on CPUs is faster than that of float32 only for large batches.
-_CPU_BFLOAT16_BATCH = 128
 
 
 @dataclass(frozen=True)
@@ -50,13 +48,12 @@ class FirstPass:
     error: float
     longest: float
 
-    def query_dtype(self, mesh: Mesh, batch: int) -> str | None:
-        """What to round questions to: bfloat16 where that is the matrix unit's own, else None."""
-        on_cpu = mesh.devices.flat[0].platform == "cpu"
-        return None if on_cpu and (batch < _CPU_BFLOAT16_BATCH or self.scales is not None) else "bfloat16"
+    def query_dtype(self, mesh: Mesh) -> str | None:
+        """What to round questions to: bfloat16 where that is the matrix unit's own; None on CPUs."""
+        return None if mesh.devices.flat[0].platform == "cpu" else "bfloat16"
 
     def slack(self, queries: np.ndarray, query_dtype: str | None) -> np.ndarray:
-        """How much the first pass and the exact score of one row may differ, float64 [B], for questions [B, D]."""
+        """How much the first pass and the exact score of one row may differ, float64 [B], for scaled ones [B, D]."""
         rounded = queries if query_dtype is None else queries.astype(jnp.dtype(query_dtype))
         return RoundedQueries.of(queries, rounded).slack(self.error, self.longest)
 
@@ -76,7 +73,7 @@ class RoundedQueries(NamedTuple):
 
     @classmethod
     def of(cls, queries: np.ndarray, rounded: np.ndarray) -> "RoundedQueries":
-        """From questions [B, D] and what the rounded rows are multiplied with."""
+        """From scaled questions [B, D] and what the rounded rows are multiplied with."""
         exact = queries.astype(np.float64)
         lengths, shifts = (np.linalg.norm(x, axis=1) for x in (exact, exact - rounded.astype(np.float64)))
         return cls(lengths, shifts, queries.shape[1])
@@ -88,8 +85,9 @@ class RoundedQueries(NamedTuple):
           error: the largest distance of a row to its rounded one.
           longest: the largest length of a rounded row.
         """
-        # Of both sums of D float32 products, in any order, and of comparing with the result in float32.
-        sums = 2 * (self.dim + 2) * 2.0**-23 * (self.lengths + self.shifts) * (longest + error)
+        # Of both sums of D float32 products, in any order, and of comparing with the result in float32; and denormal
+        # numbers may be taken for 0.
+        sums = 2 * (self.dim + 2) * 2.0**-23 * (self.lengths + self.shifts) * (longest + error) + self.dim * 2.0**-125
         return self.lengths * error + self.shifts * longest + sums
 
 
@@ -153,18 +151,22 @@ def rescore(
 
     Args:
       rows: the unrounded rows [N, D] on the host, or a memory map of them.
-      queries: float32 [B, D].
+      queries: scaled questions float64 [B, D].
       found: row numbers int64 [B, c].
       k: results a question, at most c.
       dtype: of the index: the rows count as rounded to it.
 
     Returns:
-      scores float32 [B, k], descending, ties by row, and their rows int64 [B, k].
+      scores float64 [B, k], descending, ties by row, and their rows int64 [B, k].
     """
-    scores, best = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+    scores, best = np.empty((len(queries), k)), np.empty((len(queries), k), np.int64)
+    values = np.empty(found.shape[1])
     for number, (query, candidate) in enumerate(zip(queries, found, strict=True)):
         candidate = np.sort(candidate)  # A memory map is read in the order of the file, and ties are in that of rows.
-        values = np.concatenate([part @ query for part in _gathered(rows, candidate, dtype)]) + np.float32(0)
+        at = 0
+        for part in _gathered(rows, candidate, dtype):
+            pair_scores(query, part, values[at : at + len(part)])
+            at += len(part)
         order = np.argsort(-values, kind="stable")[:k]
         scores[number], best[number] = values[order], candidate[order]
     return scores, best

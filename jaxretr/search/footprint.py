@@ -8,7 +8,7 @@ import numpy as np
 from jaxretr.data.vector_files import bytes_a_row
 from jaxretr.parallel.mesh import DATA, padded_rows
 from jaxretr.search.host_rows import PIECE_BYTES
-from jaxretr.search.host_search import suits, working_bytes
+from jaxretr.search.host_search import working_bytes
 from jaxretr.search.slabs import QUERY_BUCKETS
 from jaxretr.search.topk import BLOCK_ROWS, COARSE, FINE, can_group, cpu_block_rows, maxima_limit, scores_whole
 
@@ -73,14 +73,16 @@ def estimate(
     found = 4 * k + 60 if first_pass else k
     batch = next((size for size in QUERY_BUCKETS if size >= questions), QUERY_BUCKETS[-1])
     asked = min(questions, QUERY_BUCKETS[-1])
-    if platform == "cpu" and stored == dim * 4 and suits(held // devices, asked, found):
-        searching = working_bytes(held // devices, dim, asked, found)
+    on_host = platform == "cpu" and not (mesh is not None and mesh.is_multi_process)
+    if on_host:
+        searching = working_bytes(dim, asked, found, float32=stored == dim * 4)
     else:
         # A CPU's devices run side by side, and all of them take from one memory.
         side_by_side = devices if platform == "cpu" else 1
         searching = side_by_side * _search_bytes(held // devices, dim, batch, found, stored, platform == "cpu")
     results = questions * found * 12 + questions * dim * 4 * 2
-    host = _PROGRAMS + 3 * PIECE_BYTES + results + (rows * _ID_BYTES if ids else 0)
+    # The loops on a host are part of what it takes to search; XLA compiles nothing then.
+    host = (0 if on_host else _PROGRAMS) + 3 * PIECE_BYTES + results + (rows * _ID_BYTES if ids else 0)
     if platform != "cpu":
         host += held // devices * stored  # one device's rows on their way
     return Footprint(

@@ -1,71 +1,62 @@
-"""Exact search on a host's processor, for a few questions or for hundreds: products of a block, one pass over its scores.
+"""Exact search on a host's processor, for any number of questions: every row is multiplied once, and few scores are kept.
 
-XLA is not the fastest there: its product of all rows with a few questions does not reach the memory's speed, its matmul
-of float32 is slower than the processor's BLAS, and what follows costs as much again: maxima of groups, a selection, the
-scores of the groups once more. Here each question keeps a list of candidates and the k-th best score t that it has seen.
-One compiled loop reads a block's scores and adds what is above t to the list, which is cut to the first k whenever it is
-full; t rises quickly, so that few scores of a large corpus are touched twice. The scores come from
+Each question keeps a list of candidates and a lower bound t of its k-th best score. The scores of a few rows are compared
+with t as soon as they are computed, and what is above it, less a bound on what float32 may have got wrong, is scored again
+by a formulation that depends on nothing but the two vectors (`host_loops.inner_product`). Those scores are what the lists
+hold and what is returned: equal rows have equal scores wherever they are, and a question has the same result alone and
+among hundreds. A list is cut to the first k whenever it is full; t rises quickly, so that few scores of a large corpus are
+computed twice. This is exact for any vectors: lengths that no float32 bound is useful for only take longer.
 
-  a loop over rows for up to `FEW` questions, at the speed at which rows are read;
-  numpy's BLAS for hundreds of questions, in float32; or
-  XLA's matmul of bfloat16 where the processor has one (Intel's AMX: some eight times as fast as float32).
+Each thread has rows of its own, of which it reads a few at a time and multiplies them with all questions; where there are
+many threads a few share their rows, and each has some of the questions.
 
-With the bound eps of `first_pass.RoundedQueries` on the error of bfloat16, the true k-th score is at least t - eps with t
-of rounded scores, so whatever scores above t - 2 eps stays a candidate; candidates are scored again in float32, at the
-end or when they fill the list, and from then on whatever is above t - eps stays. Nothing that could belong to the top k
-is ever dropped: this is exact for any vectors. Where it does not pay, since most rows are within the bound (a collapsed
-encoder), the remaining blocks go through the BLAS.
+Where the processor multiplies matrices of bfloat16 (Intel's AMX: some eight times as fast as float32), XLA's matmul scores
+a block for many questions first, and the bound is that of `first_pass.RoundedQueries`. Where it does not pay, since most
+rows are within it (a collapsed encoder), the remaining blocks are float32.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from numba import types
-from numba.extending import intrinsic
 
-from jaxretr.search.compiled import compiled
+from jaxretr.search import host_loops
 from jaxretr.search.first_pass import RoundedQueries
+from jaxretr.search.host_loops import WIDTH
 from jaxretr.search.host_rows import aligned
 from jaxretr.search.machine import cpu_threads, multiplies_bfloat16
-from jaxretr.search.topk import NO_ROW, can_group
+from jaxretr.search.question_scale import scaled_questions, unscaled
 
-# Rows whose scores are computed at a time for hundreds of questions, and scores for few.
-BLOCK_ROWS, FEW_SCORES = 2048, 2**18
+# Rows that are multiplied in bfloat16 or made float32 at a time, and questions from which on bfloat16 is faster.
+BLOCK_ROWS, BFLOAT16_BATCH = 2048, 128
 
-# Up to so many questions, and from so many on with float32 and with bfloat16, this is faster than `topk.grouped_topk`.
-FEW, FLOAT32_BATCH, BFLOAT16_BATCH = 16, 256, 128
+# Up to so many questions a loop over rows, without panels, is the fastest.
+_FEW = 8
 
-# Fewer rows than this are not worth it.
-LEAST_ROWS = 4 * BLOCK_ROWS
+# Fewer rows than this are not divided among threads.
+_LEAST_ROWS = 1024
 
-# What Numba takes to read the first loops that it has compiled, measured.
+# Threads that share their rows, where there are so many; and bytes of lists above which as many as possible do.
+_SHARING, _LISTS_BYTES = 4, 64 * 2**20
+
+# What Numba takes to read the loops that it has compiled, measured.
 _LOOPS_BYTES = 60 * 2**20
-
-# Scores of which the loop asks whether there is a candidate before it looks at each.
-_WIDTH = 32
 
 # If more than this share of the scores have to be computed again, rounding does not pay.
 _WORTHWHILE = 1 / 16
 
 
-def suits(rows: int, batch: int, k: int) -> bool:
-    """Whether `HostSearch` is the fastest on this processor, for float32 rows of one device."""
-    least = BFLOAT16_BATCH if multiplies_bfloat16() else FLOAT32_BATCH
-    return (1 <= batch <= FEW or batch >= least) and rows >= LEAST_ROWS and can_group(rows, k, BLOCK_ROWS)
-
-
-def working_bytes(rows: int, dim: int, batch: int, k: int) -> int:
-    """What it takes to search, beside the rows."""
-    loops = 0 if _scan.signatures else _LOOPS_BYTES
-    if batch <= FEW:
-        return 4 * FEW_SCORES + batch * list_length(k) * 8 + loops
-    block = min(BLOCK_ROWS, rows)
-    return batch * (2 * block * 4 + list_length(k) * 8) + block * dim * 2 + loops
+def working_bytes(dim: int, batch: int, k: int, *, float32: bool = True) -> int:
+    """What it takes to search, beside the rows, which may be others than float32."""
+    loops = 0 if host_loops.scan_rows.signatures or host_loops.scan_few.signatures else _LOOPS_BYTES
+    lists = _slices(batch, k) * batch * list_length(k) * 12
+    block = BLOCK_ROWS * (4 * batch + 2 * dim) if _rounds(batch) else 0
+    pieces = 0 if float32 else cpu_threads() * BLOCK_ROWS * dim * 4
+    return lists + block + pieces + batch * (dim * 12 + k * 12) + loops
 
 
 class HostSearch:
@@ -83,275 +74,168 @@ class HostSearch:
           rounded: whether blocks are scored in bfloat16 first; None: of many questions, where the processor is faster
             at that.
         """
-        batch = len(queries)
-        self._queries, self._k = np.ascontiguousarray(queries), k
-        self._rounded = batch > FEW and multiplies_bfloat16() if rounded is None else rounded
+        batch, dim = queries.shape
+        self._k = k
+        self._queries, self._exponents = scaled_questions(queries)
+        single = self._queries.astype(np.float32)
+        self._rounded = _rounds(batch) if rounded is None else rounded
         if self._rounded:
-            self._queries16 = self._queries.astype(jnp.bfloat16)
+            self._queries16 = single.astype(jnp.bfloat16)
             self._rounding = RoundedQueries.of(self._queries, self._queries16)
-        length = list_length(k)
-        # Candidates of each question in the order of rows: scores, rows, how many, how many of them (the first ones)
-        # have float32 scores, and a lower bound of the k-th best float32 score.
-        self._scores = np.empty((batch, length), np.float32)
-        self._rows = np.empty((batch, length), np.int32)
-        self._counts = np.zeros((batch, 2), np.int64)
-        self._bounds = np.full(batch, -np.inf, np.float32)
-        self._eps = np.zeros(batch, np.float32)
+        # For a few questions, which are a single group, or in panels.
+        self._few = single if batch <= _FEW else None
+        self._panels = host_loops.panels_of(single)
+        # A sum of D float32 products is off by at most D 2^-24 times the lengths, and what it is compared with by some
+        # more; denormal products and numbers may be taken for 0.
+        lengths = np.linalg.norm(self._queries, axis=1)
+        self._slopes = ((dim + 16) * 2.0**-24 * (1 + 2.0**-10) * lengths).astype(np.float32)
+        self._least = np.where(lengths > 0, dim * 2.0**-125, 0).astype(np.float32)
+        # Each slice of the rows has lists of its own: candidates in the order of rows, how many, and a lower bound of the
+        # k-th best score.
+        slices, length = _slices(batch, k), list_length(k)
+        self._scores = np.empty((slices, batch, length))
+        self._rows = np.empty((slices, batch, length), np.int32)
+        self._counts = np.zeros((slices, batch), np.int64)
+        self._bounds = np.full((slices, batch), -np.inf)
         # How many more rows may be scored again: to begin with as many as the lists hold.
-        self._worth = float(self._scores.size)
+        self._worth = float(batch * length)
 
-    def add(self, rows: np.ndarray, first: int, allowed: np.ndarray | None = None) -> None:
+    def add(
+        self, rows: np.ndarray, first: int, allowed: np.ndarray | None = None, scales: np.ndarray | None = None
+    ) -> None:
         """Searches rows.
 
         Args:
-          rows: float32 [n, D].
+          rows: float32 [n, D], the bits of bfloat16 as uint16, or int8.
           first: the number of rows[0]; larger than those of all rows before.
           allowed: bool [n], the rows that may be found; None: all.
+          scales: float32 [n] of int8 rows.
         """
-        allowed = np.empty(0, bool) if allowed is None else allowed
-        parts = _cuts(len(self._queries))
+        if not len(self._queries):
+            return
+        # Numba would compile the loops once more for arrays that may be written to.
+        rows, allowed = _read_only(rows), _read_only(np.empty(0, bool) if allowed is None else allowed)
         with ThreadPoolExecutor(cpu_threads()) as pool:
             run = map if cpu_threads() == 1 else pool.map
-            for start, scores, rounded in self._blocks(run, rows):
+            start = 0
+            while self._rounded and rows.dtype != np.int8 and start + BLOCK_ROWS <= len(rows):
+                stop = start + BLOCK_ROWS
+                self._add_rounded(run, rows[start:stop], first + start, allowed[start:stop])
+                start = stop
+            rest = None if scales is None else _read_only(scales)[start:]
+            self._add_float32(run, rows[start:], first + start, allowed[start:], rest)
 
-                def scan(part: slice, start=start, scores=scores, rounded=rounded) -> int:
-                    return _scan(
-                        *(scores[part], rounded, start, first, rows, self._queries[part], allowed, self._k),
-                        *(self._scores[part], self._rows[part], self._counts[part], self._bounds[part]),
-                        self._eps[part],
-                    )
-
-                self._worth += _WORTHWHILE * scores.size - sum(run(scan, parts))
-                self._rounded &= self._worth > 0
-
-            def finish(part: slice) -> None:
-                _finish(
-                    *(rows, first, self._queries[part], self._k),
-                    *(self._scores[part], self._rows[part], self._counts[part], self._bounds[part]),
+    def _add_float32(
+        self, run: Callable, rows: np.ndarray, first: int, allowed: np.ndarray, scales: np.ndarray | None
+    ) -> None:
+        def scan(task: tuple[int, slice, slice]) -> None:
+            number, piece, group = task
+            asked = slice(group.start * WIDTH, min(group.stop * WIDTH, len(self._queries)))
+            lists = self._of_slice(number, asked)
+            loop, questions = host_loops.scan_rows, self._panels[group]
+            if self._few is not None:
+                loop, questions = host_loops.scan_few, self._few
+            for start, values in _as_float32(rows[piece], None if scales is None else scales[piece]):
+                at = piece.start + start
+                loop(
+                    *(values, first + at, allowed[at : at + len(values)], self._queries[asked], questions),
+                    *(self._slopes[asked], self._least[asked], self._k, *lists),
                 )
 
-            list(run(finish, parts))
+        slices = min(len(self._scores), max(1, len(rows) // _LEAST_ROWS))
+        groups = _cuts(len(self._panels), cpu_threads() // slices if len(rows) >= _LEAST_ROWS else 1)
+        tasks = [(*piece, group) for piece in enumerate(_cuts(len(rows), slices)) for group in groups]
+        list(run(scan, tasks) if len(tasks) > 1 else map(scan, tasks))
 
-    def _blocks(self, run: Callable, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, bool]]:
-        """Yields (first row, scores [B, rows of the block], whether they are rounded), and sets the bound of their error."""
-        few = len(self._queries) <= FEW and not self._rounded
-        size = min(FEW_SCORES // len(self._queries) if few else BLOCK_ROWS, len(rows))
-        space = np.empty((len(self._queries), size), np.float32)
-        rounded = aligned((size, rows.shape[1]), np.dtype(jnp.bfloat16)) if self._rounded else None
-        for start in range(0, len(rows), size):
-            block = rows[start : start + size]
-            # The last block has a shape of its own, for which nothing is compiled.
-            if rounded is not None and self._rounded and len(block) == size:
-                yield start, self._rounded_scores(run, block, rounded), True
-                continue
-            scores = space if len(block) == size else np.empty((len(space), len(block)), np.float32)
-            if few:
+    def _add_rounded(self, run: Callable, rows: np.ndarray, first: int, allowed: np.ndarray) -> None:
+        """Scores a block by way of its bfloat16 rows."""
+        [(_, values)] = _as_float32(rows, None)
+        if rows.dtype == np.uint16:
+            rounded = rows.view(jnp.bfloat16)
+            error, longest = 0.0, float(host_loops.longest_of(values, 0, len(values)))
+        else:
+            rounded = aligned(rows.shape, np.dtype(jnp.bfloat16))
 
-                def multiply(piece: slice, block=block, scores=scores) -> None:
-                    _products_of_few(self._queries, block[piece], scores[:, piece])
+            def round_piece(piece: slice):
+                return host_loops.round_rows(rows[piece].view(np.uint32), rounded[piece].view(np.uint16))
 
-                list(run(multiply, _cuts(len(block))))
-            else:
-                np.dot(self._queries, block.T, out=scores)
-            yield start, scores, False
+            squares = np.max(list(run(round_piece, _cuts(len(rows), cpu_threads()))), axis=0).astype(np.float64)
+            # A little more, for squares too small for float32 and for the rounding of the bound.
+            error, longest = np.sqrt(squares + rows.shape[1] * np.finfo(np.float32).tiny)
+        if not longest < 2.0**60:
+            return self._add_float32(run, rows, first, allowed, None)
+        eps = (self._rounding.slack(error, longest) * (1 + 2.0**-10)).astype(np.float32)
+        products = _read_only(np.asarray(_products(self._queries16, rounded)))
 
-    def _rounded_scores(self, run: Callable, block: np.ndarray, rounded: np.ndarray) -> np.ndarray:
-        """Scores a block by way of its bfloat16 rows, for which `rounded` is the space."""
+        def scan(asked: slice) -> int:
+            lists = self._of_slice(0, asked)
+            return host_loops.scan_scores(
+                *(products[asked], eps[asked], values, first, allowed, self._queries[asked], self._k, *lists)
+            )
 
-        def round_piece(piece: slice):
-            return _round(block[piece].view(np.uint32), rounded[piece].view(np.uint16))
+        again = sum(run(scan, _cuts(len(self._queries), cpu_threads())))
+        self._worth += _WORTHWHILE * products.size - again
+        self._rounded &= self._worth > 0
 
-        # A little more, for squares too small for float32 and for the rounding of the bound.
-        lost = block.shape[1] * np.finfo(np.float32).tiny
-        squares = np.max(list(run(round_piece, _cuts(len(block)))), axis=0).astype(np.float64)
-        error, longest = np.sqrt(squares + lost)
-        bound = self._rounding.slack(error, longest) * (1 + 2.0**-10)
-        self._eps = np.maximum(self._eps, bound.astype(np.float32))
-        return np.asarray(_products(self._queries16, rounded))
+    def _of_slice(self, number: int, asked: slice) -> tuple[np.ndarray, ...]:
+        return tuple(lists[number, asked] for lists in (self._scores, self._rows, self._counts, self._bounds))
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns scores float32 [B, k], descending, and rows int32 [B, k]; missing ones are -inf and NO_ROW."""
-        k, counts = self._k, self._counts[:, :1]
-        missing = np.arange(k) >= counts
-        # 0.0 and -0.0 are equal scores; the first is returned.
-        scores = np.where(missing, np.float32(-np.inf), self._scores[:, :k] + np.float32(0))
-        order = np.argsort(-scores, axis=1, kind="stable")
-        rows = np.where(missing, NO_ROW, self._rows[:, :k])
-        return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rows, order, axis=1)
+        for slice_ in range(len(self._scores)):
+            host_loops.cut_lists(self._scores[slice_], self._rows[slice_], self._counts[slice_], self._k)
+        scores, rows = (
+            np.moveaxis(lists[:, :, : self._k], 0, 1).reshape(len(self._queries), len(lists) * self._k)
+            for lists in (self._scores, self._rows)
+        )
+        best = np.lexsort((rows, -scores), axis=-1)[:, : self._k]
+        scores, rows = (np.take_along_axis(lists, best, axis=1) for lists in (scores, rows))
+        return unscaled(scores, self._exponents), rows
 
 
 def list_length(k: int) -> int:
     """Candidates of a question for k results."""
-    return max(4 * k, 512)
+    return max(2 * k, min(4 * k, 4096), 512)
 
 
-def _cuts(count: int) -> list[slice]:
-    """Cuts `count` places to one slice a thread."""
-    cuts = np.linspace(0, count, min(cpu_threads(), count) + 1).astype(int)
+def _rounds(batch: int) -> bool:
+    return batch >= BFLOAT16_BATCH and multiplies_bfloat16()
+
+
+def _slices(batch: int, k: int) -> int:
+    """Of the rows, that have lists of their own."""
+    threads, panels = cpu_threads(), -(-batch // WIDTH)
+    sharing = threads if batch * list_length(k) * 12 * threads > _LISTS_BYTES else threads // _SHARING
+    return -(-threads // max(1, min(panels, sharing)))
+
+
+def _as_float32(rows: np.ndarray, scales: np.ndarray | None):
+    """Yields (first row, float32 rows) of pieces that cover the rows; float32 rows are one piece, as they are."""
+    if rows.dtype == np.float32:
+        yield 0, rows
+        return
+    for start in range(0, len(rows), BLOCK_ROWS):
+        piece = rows[start : start + BLOCK_ROWS]
+        values = np.empty(piece.shape, np.float32)
+        if scales is None:
+            host_loops.widen(piece, values)
+        else:
+            host_loops.widen_scaled(piece, scales[start : start + BLOCK_ROWS], values)
+        yield start, _read_only(values)
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array = np.ascontiguousarray(array).view()
+    array.flags.writeable = False
+    return array
+
+
+def _cuts(count: int, parts: int) -> list[slice]:
+    """Cuts `count` places to so many slices, none of them empty."""
+    cuts = np.linspace(0, count, max(1, min(parts, count)) + 1).astype(int).tolist()
     return [slice(*cut) for cut in itertools.pairwise(cuts)]
 
 
 @jax.jit
 def _products(queries: jax.Array, rows: jax.Array) -> jax.Array:
     return lax.dot_general(queries, rows, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-
-
-@intrinsic
-def _as_float(typingctx, bits):
-    def code(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], context.get_value_type(types.float32))
-
-    return types.float32(types.uint32), code
-
-
-@compiled(fastmath=True)
-def _round(bits, rounded):
-    """Rounds float32 rows [n, D], given as bits, to bfloat16 bits, half to even.
-
-    Returns the squares of the largest distance of a row to its rounded one, and of the largest length of a rounded row.
-    """
-    error = longest = np.float32(0)
-    for i in range(len(bits)):
-        shift = length = np.float32(0)
-        for d in range(bits.shape[1]):
-            exact = bits[i, d]
-            odd = (exact >> np.uint32(16)) & np.uint32(1)
-            kept = np.uint32((exact + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000))
-            rounded[i, d] = np.uint16(kept >> np.uint32(16))
-            value = _as_float(kept)  # pyright: ignore[reportCallIssue]
-            away = _as_float(exact) - value  # pyright: ignore[reportCallIssue]
-            shift += away * away
-            length += value * value
-        error, longest = max(error, shift), max(longest, length)
-    return error, longest
-
-
-@compiled()
-def _scan(scores, rounded, start, first, values, queries, allowed, k, best, rows, counts, bounds, eps):
-    """Adds what may belong to the top k of a block to the lists; returns how many rows were scored again.
-
-    Args:
-      scores: float32 [B, n].
-      rounded: whether they may be wrong by eps.
-      start: the place of scores[:, 0] in `values`.
-      first: the number of values[0].
-      values: the rows float32 [N, D].
-      queries: float32 [B, D].
-      allowed: bool [N], or empty.
-      k: results a question.
-      best, rows, counts, bounds, eps: the lists, see `HostSearch`; changed.
-    """
-    rescored = 0
-    for b in range(len(scores)):
-        if not rounded:
-            _rescore(values, first, queries[b], best[b], rows[b], counts[b])
-        error = eps[b] if rounded else np.float32(0)
-        count, limit, of_question = counts[b, 0], bounds[b] - error, scores[b]
-        for at in range(0, scores.shape[1], _WIDTH):
-            if at + _WIDTH <= scores.shape[1]:
-                found = np.int32(0)
-                for i in range(_WIDTH):
-                    found |= np.int32(of_question[at + i] > limit)
-                if not found:
-                    continue
-            for place in range(at, min(at + _WIDTH, scores.shape[1])):
-                if not of_question[place] > limit or (len(allowed) and not allowed[start + place]):
-                    continue
-                best[b, count] = of_question[place]
-                rows[b, count] = first + start + place
-                count += 1
-                if count == best.shape[1]:
-                    counts[b] = count, counts[b, 1] if rounded else count
-                    bound = _cut(best[b], rows[b], counts[b], k, error)
-                    if 2 * counts[b, 0] > count:
-                        rescored += _rescore(values, first, queries[b], best[b], rows[b], counts[b])
-                        bound = max(bound, _cut(best[b], rows[b], counts[b], k, error))
-                    bounds[b] = max(bounds[b], bound)
-                    count, limit = counts[b, 0], bounds[b] - error
-        counts[b] = count, counts[b, 1] if rounded else count
-    return rescored
-
-
-@compiled()
-def _finish(values, first, queries, k, best, rows, counts, bounds):
-    """Leaves the k best of each list, with float32 scores."""
-    for b in range(len(queries)):
-        _rescore(values, first, queries[b], best[b], rows[b], counts[b])
-        if counts[b, 0] > k:
-            bounds[b] = max(bounds[b], _cut(best[b], rows[b], counts[b], k, np.float32(0)))
-
-
-@compiled(fastmath=True)
-def _products_of_few(queries, rows, scores):
-    """Writes the inner products [B, n] of queries [B, D] with rows [n, D], each of which is read once.
-
-    Four questions and two rows at a time are what a processor's registers hold.
-    """
-    batch, dim = queries.shape
-    whole = batch - batch % 4 if len(rows) > 1 else 0
-    zero = np.float32(0)
-    for pair in range(0, len(rows), 2):
-        i = min(pair, max(len(rows) - 2, 0))  # the last two rows, if one is left over
-        for b in range(0, whole, 4):
-            s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = zero
-            for d in range(dim):
-                x, y = rows[i, d], rows[i + 1, d]
-                s0 += x * queries[b, d]
-                s1 += x * queries[b + 1, d]
-                s2 += x * queries[b + 2, d]
-                s3 += x * queries[b + 3, d]
-                t0 += y * queries[b, d]
-                t1 += y * queries[b + 1, d]
-                t2 += y * queries[b + 2, d]
-                t3 += y * queries[b + 3, d]
-            scores[b, i], scores[b + 1, i], scores[b + 2, i], scores[b + 3, i] = s0, s1, s2, s3
-            scores[b, i + 1], scores[b + 1, i + 1], scores[b + 2, i + 1], scores[b + 3, i + 1] = t0, t1, t2, t3
-        for b in range(whole, batch):
-            for j in range(i, min(i + 2, len(rows))):
-                s0 = zero
-                for d in range(dim):
-                    s0 += rows[j, d] * queries[b, d]
-                scores[b, j] = s0
-
-
-@compiled(fastmath=True)
-def _rescore(values, first, query, best, rows, counts):
-    """Replaces rounded scores by float32 ones; returns how many."""
-    rounded = counts[0] - counts[1]
-    for i in range(counts[1], counts[0]):
-        row = values[rows[i] - first]
-        total = np.float32(0)
-        for d in range(len(query)):
-            total += query[d] * row[d]
-        best[i] = total
-    counts[1] = counts[0]
-    return rounded
-
-
-@compiled()
-def _cut(best, rows, counts, k, eps):
-    """Drops what cannot belong to the k best; returns a lower bound of the k-th best float32 score.
-
-    Without rounded scores the k best remain, the first rows of equal scores.
-    """
-    count, exact = counts[0], counts[1]
-    lowest = best[:count].copy()
-    lowest[exact:] -= eps
-    bound = np.partition(lowest, count - k)[count - k]
-    equal = k
-    for i in range(count):
-        equal -= lowest[i] > bound
-    kept = 0
-    for i in range(count):
-        if exact == count:
-            stays = lowest[i] > bound or (lowest[i] == bound and equal > 0)
-            equal -= lowest[i] == bound
-        else:
-            stays = best[i] + (eps if i >= exact else np.float32(0)) >= bound
-        if stays:
-            best[kept], rows[kept] = best[i], rows[i]
-            kept += 1
-        elif i < exact:
-            counts[1] -= 1
-    counts[0] = kept
-    return bound

@@ -12,7 +12,8 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxretr.errors import UserError
 from jaxretr.parallel.mesh import DATA, padded_rows, put_rows, replicate, to_host
 from jaxretr.search.host_rows import embedding_matrix, put_matrix, read_rows
-from jaxretr.search.host_search import HostSearch, suits
+from jaxretr.search.host_search import HostSearch
+from jaxretr.search.question_scale import scaled_questions, unscaled
 from jaxretr.search.topk import NO_ROW, merge_topk, search_step
 
 # Batches of questions are padded to one of these sizes, so that few programs are compiled; longer ones are cut.
@@ -81,9 +82,7 @@ def search_slabs(
     n = 0
     for slab in slabs:
         searches = searches or [
-            _HostSearch(chunk, k)
-            if _on_host(mesh, slab, len(chunk), k)
-            else _CompiledSearch(mesh, chunk, k, block_rows, query_dtype)
+            _HostSearch(chunk, k) if _on_host(mesh) else _CompiledSearch(mesh, chunk, k, block_rows, query_dtype)
             for chunk in chunks
         ]
         before = None
@@ -108,7 +107,8 @@ class _CompiledSearch:
     """The k best rows of all slabs for a batch of questions, by a program on the slabs' devices."""
 
     def __init__(self, mesh: Mesh, queries: np.ndarray, k: int, block_rows: int, query_dtype: str | None):
-        padded = _padded_queries(queries)
+        scaled, self._exponents = scaled_questions(queries)
+        padded = _padded_queries(scaled.astype(np.float32))
         self._queries = replicate(mesh, padded if query_dtype is None else padded.astype(jnp.dtype(query_dtype)))
         self._program = functools.partial(search_slab, mesh=mesh, k=k, block_rows=block_rows)
         self._best: tuple[jax.Array, jax.Array] | None = None
@@ -129,24 +129,24 @@ class _CompiledSearch:
         """Returns scores float32 [B, k] and rows int32 [B, k]; missing ones are -inf and NO_ROW."""
         assert self._best is not None
         scores, rows = (to_host(part)[: self._count] for part in self._best)
-        return scores, rows
+        return unscaled(scores, self._exponents), rows
 
 
 class _HostSearch:
-    """The same by this process's processor, without XLA; see `HostSearch`."""
+    """The same by this process's processor; see `HostSearch`."""
 
     def __init__(self, queries: np.ndarray, k: int):
         self._search = HostSearch(queries, k)
 
     def add(self, slab: Slab, first: int) -> None:
         """Searches a slab whose first row has this number."""
-        allowed = None if slab.allowed is None else np.asarray(slab.allowed)
+        allowed, scales = (None if part is None else np.asarray(part) for part in (slab.allowed, slab.scales))
         shards = {shard.index[0].indices(len(slab.rows))[0]: shard.data for shard in slab.rows.addressable_shards}
         for start, shard in sorted(shards.items()):
             rows = np.asarray(shard)[: max(0, slab.count - start)]  # a view of the device's memory, without padding
             if len(rows):
-                mask = None if allowed is None else allowed[start : start + len(rows)]
-                self._search.add(rows, first + start, mask)
+                mask, scale = (None if part is None else part[start : start + len(rows)] for part in (allowed, scales))
+                self._search.add(rows, first + start, mask, scale)
 
     def wait(self) -> None:
         """Nothing is under way."""
@@ -156,10 +156,9 @@ class _HostSearch:
         return self._search.result()
 
 
-def _on_host(mesh: Mesh, slab: Slab, batch: int, k: int) -> bool:
-    """Whether the slab's devices are this process's processor, and it is faster without XLA."""
-    on_cpu = mesh.devices.flat[0].platform == "cpu" and not mesh.is_multi_process
-    return on_cpu and slab.rows.dtype == np.float32 and suits(slab.rows.shape[0] // mesh.shape[DATA], batch, k)
+def _on_host(mesh: Mesh) -> bool:
+    """Whether the slabs' devices are this process's processor, which `HostSearch` makes more of than XLA."""
+    return mesh.devices.flat[0].platform == "cpu" and not mesh.is_multi_process
 
 
 def cut_to_slabs(

@@ -38,8 +38,9 @@ def search_weights(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Exact search by s1 + mu s2 for every weight mu, in one pass over the corpus.
 
-    Gives for each weight what an `ExactIndex` of the concatenated embeddings gives for [q1; mu q2], to the rounding of
-    float32: equal scores go to the lowest row, and no matrix of B x N scores is ever held.
+    Gives for each weight what an `ExactIndex` of the concatenated embeddings gives for [q1; mu q2], up to the rounding of
+    float32: equal scores go to the lowest row, but equal rows may have scores that differ in the last bits by their
+    places. No matrix of B x N scores is ever held.
 
     For the weighted SUM of two models, (q1 + mu q2).(p1 + p2), give (q1, p1 + p2) and (q2, p1 + p2).
 
