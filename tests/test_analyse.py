@@ -236,8 +236,8 @@ def test_a_folder_that_does_not_fit(tmp_path, capsys, caplog):
     assert the_error(capsys).startswith(f"{tmp_path / 'no'}: no such folder; give a BEIR folder")
     folder = tmp_path / "beir"
     shutil.copytree(tiny.DATA, folder)
-    assert run("shuffle", "--bm25", "--beir", folder, "--split", "train,tidy") == 1
-    assert "no split 'tidy', it has train, tydi; did you mean 'tydi'?" in the_error(capsys)
+    assert run("shuffle", "--bm25", "--beir", folder, "--split", "train,tydy") == 1
+    assert "no split 'tydy', it has train, tydi; did you mean 'tydi'?" in the_error(capsys)
     (folder / "qrels/odd.tsv").write_text("query-id\tcorpus-id\tscore\nnobody\tnothing\t1\n")
     assert run("shuffle", "--bm25", "--beir", folder, "--split", "odd") == 1
     assert the_error(capsys).startswith(f"{folder / 'qrels/odd.tsv'}: judges no question of the queries file")

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from tiny import BERT, DATA
 
 from jaxretr import cli
-from jaxretr.commands.encode import encode_into
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import load_tokenizer, passage_pair, question_rows
+from jaxretr.encoding import encode
 from jaxretr.errors import UserError
 from jaxretr.models.bert_params import export_bert
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params, embed, init_params, tower
@@ -181,7 +181,7 @@ def test_auto_is_settled_when_the_model_is_loaded_and_stands_in_the_store(
         made({"avx2"}, "float16")
     for words in ("encode m --corpus c --out o", "search m --index i --queries q --out o", "evaluate m --beir d"):
         assert cli.parse(words.split()).compute == "auto"
-    store = encode_into(made({"avx2"}), [Question("q", "who founded it ?")], tmp_path / "store", model="m")
+    store = encode(made({"avx2"}), queries=[Question("q", "who founded it ?")], out=tmp_path / "store", model="m")
     assert store.meta.compute == "float32", "a store begun with auto could not be resumed with what auto meant"
 
 

@@ -250,7 +250,7 @@ def test_a_fused_run_is_measured_like_any_other(folder, capsys):
         ("--run r --qrels q --relevance-level 0", "argument --relevance-level: '0' is no whole number from 1"),
         ("--run r --answers a --corpus c --relevance-level 2", "--relevance-level is for judgements"),
         ("--run r --qrels q --baseline b --baseline b", "--baseline names the same run twice"),
-        ("--run r --qrels q --index i", "--index is what MODEL made of the --beir folder's corpus"),
+        ("--run r --qrels q --index i", "--index is for what MODEL makes of the --beir folder's corpus"),
         ("--run r --qrels q --out o", "--out is where --suite keeps what it has measured"),
         ("--run r --qrels q --suite s", "--suite needs MODEL"),
         ("m --beir d --suite s", "MODEL needs --beir DIR, a folder with corpus, queries and qrels, or --suite DIR"),

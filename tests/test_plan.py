@@ -227,7 +227,7 @@ def test_the_command_prints_text_or_json(tiny_config: Path, capsys: pytest.Captu
     assert cli.main([*words, "--format", "json", "--passages", "3000"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["passages"] == 3000 and facts["fits"] is True
-    assert [program["name"] for program in facts["programs"]] == ["step", "refresh", "encode", "search"]
+    assert [program["name"] for program in facts["programs"]] == ["step", "refresh", "search"]
     assert not any(one["in_loop"] for program in facts["programs"] for one in program["collectives"])
 
 

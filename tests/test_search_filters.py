@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_exact_search import BLOCK, DIM, brute_force, integers, mesh  # noqa: F401
+from test_exact_search import BLOCK, DIM, brute_force, compiled, integers, mesh  # noqa: F401
 
 from jaxretr.errors import UserError
 from jaxretr.search.exact import ExactIndex, search_blocks

@@ -349,10 +349,10 @@ def bert_shape(config: Mapping[str, Any], where: str) -> tuple[BertConfig, int]:
 
 
 def check_sizes(bert: BertConfig, where: str) -> None:
-    """Raises UserError, which names `where`, for sizes that no encoder has."""
-    if wrong := next((name for name, size in bert.sizes().items() if size < 1), None):
+    """Raises UserError, which names `where`, for sizes that no encoder has. One without layers is a bag of words."""
+    if wrong := next((name for name, size in bert.sizes().items() if size < (name != "num_hidden_layers")), None):
         raise UserError(f"{where}: {wrong} is {getattr(bert, wrong)}, but must be at least 1; correct it")
-    if bert.num_hidden_layers < 1 or bert.num_attention_heads < 1 or bert.hidden_size % bert.num_attention_heads:
+    if bert.num_attention_heads < 1 or bert.hidden_size % bert.num_attention_heads:
         raise UserError(
             f"{where}: {bert.num_hidden_layers} layers of {bert.num_attention_heads} heads do not fit a hidden size of "
             f"{bert.hidden_size}; correct num_hidden_layers and num_attention_heads"

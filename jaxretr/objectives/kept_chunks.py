@@ -111,6 +111,7 @@ def kept_bytes(
     params: Params,
     frozen: Params,
     tokens: jax.Array,
+    lengths: jax.Array,
     keys: jax.Array | None,
     chunk: int,
 ) -> int:
@@ -122,6 +123,7 @@ def kept_bytes(
       params: the trained parameters.
       frozen: the others.
       tokens: [n, L].
+      lengths: [n].
       keys: [n] or None.
       chunk: rows at once.
     """
@@ -131,11 +133,11 @@ def kept_bytes(
         _, pull, arguments = _with_pull(embed_rows, rest, table, words, frozen, chunk)
         return [_raw(leaf) for leaf in _activations(pull, arguments)]
 
-    n, width = tokens.shape
-    count = -(-n // chunk)
-    rows = -(-n // count)
-    one = jax.ShapeDtypeStruct((rows, width), tokens.dtype), jax.ShapeDtypeStruct((rows,), jnp.int32)
-    each = jax.eval_shape(leaves, params, frozen, (*one, None if keys is None else keys[:1].repeat(rows)))
+    count = -(-len(tokens) // chunk)
+    rows = -(-len(tokens) // count)
+    # Rows of the arrays themselves, for the types also say over which mesh axes they vary.
+    one = tokens[:rows], lengths[:rows], None if keys is None else keys[:rows]
+    each = jax.eval_shape(leaves, params, frozen, one)
     return count * sum(leaf.size * leaf.dtype.itemsize for leaf in each)
 
 

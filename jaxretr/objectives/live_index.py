@@ -113,7 +113,7 @@ def _embed_texts(
     embed_rows, words = row_encoder(program.encoder, program.encoder_dtype), word_table(tower_params)
     keep = False
     if program.activation_bytes:
-        needed = kept_bytes(embed_rows, words, tower_params, frozen, tokens, keys, chunk)
+        needed = kept_bytes(embed_rows, words, tower_params, frozen, tokens, lengths, keys, chunk)
         keep = needed <= program.activation_bytes
         log.debug("%d texts: activations of %s are %s", len(tokens), size(needed), "kept" if keep else "computed twice")
     return embed_in_chunks(
