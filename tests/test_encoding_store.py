@@ -37,7 +37,7 @@ META = StoreMeta(
 def fill(store: EmbeddingStore, shards: list[int] | None = None) -> None:
     for shard in store.missing() if shards is None else shards:
         start, stop = store.meta.span(shard)
-        store.write(shard, EMBEDDINGS[start:stop], cut=shard)
+        store.write(shard, EMBEDDINGS[start:stop], cut=min(shard, stop - start))
 
 
 def files(folder: Path) -> list[str]:

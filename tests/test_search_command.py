@@ -1,5 +1,6 @@
 """`jaxretr search` with filters, over a ScaNN folder, and with an index that is not right."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -207,14 +208,23 @@ def test_a_scann_folder_is_searched_by_scann(trained, store, tmp_path, capsys, m
     meta = EmbeddingStore.open(store).meta
     asked: list[tuple[str, tuple[int, ...], int]] = []
 
+    @dataclasses.dataclass
+    class Facts:
+        dim: int
+        model: str
+        model_fingerprint: str
+
     class Index:
+        def __init__(self, facts: Facts):
+            self.facts = facts
+
         def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
             asked.append(("search", queries.shape, k))
             return np.zeros((len(queries), 1), np.float32), [["p"]] * len(queries)
 
         @classmethod
         def load(cls, folder: str) -> "Index":
-            return cls()
+            return cls(Facts(**manifest.read(Path(folder)).facts))
 
     monkeypatch.setitem(sys.modules, "jaxretr.search.scann", SimpleNamespace(ScannIndex=Index))  # type: ignore[arg-type]
     words = ["search", trained / "run", "--queries", QUERIES, "--out", tmp_path / "r", "-k", 3, "--index"]

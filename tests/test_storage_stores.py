@@ -102,6 +102,7 @@ def test_a_large_store_is_streamed_through_two_shards_of_disk(
     folder: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAXRETR_STORE_CACHE_GIB", "0")
+    monkeypatch.setattr("jaxretr.encoding_store._BLOCK_BYTES", 1)  # Small shards come joined otherwise.
     meta = dataclasses.replace(META, shard_rows=1)
     fill(EmbeddingStore.begin(folder, meta, IDS))
     most, found = 0, []

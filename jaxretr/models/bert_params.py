@@ -348,9 +348,10 @@ def bert_shape(config: Mapping[str, Any], where: str) -> tuple[BertConfig, int]:
     return bert, config_fields(config, {"projection_dim": 0}, where)["projection_dim"]
 
 
-def check_sizes(bert: BertConfig, where: str) -> None:
-    """Raises UserError, which names `where`, for sizes that no encoder has. One without layers is a bag of words."""
-    if wrong := next((name for name, size in bert.sizes().items() if size < (name != "num_hidden_layers")), None):
+def check_sizes(bert: BertConfig, where: str, *, bag_of_words: bool = False) -> None:
+    """Raises UserError, which names `where`, for sizes that no encoder has; a `bag_of_words` may be without layers."""
+    least = {"num_hidden_layers": 0} if bag_of_words else {}
+    if wrong := next((name for name, size in bert.sizes().items() if size < least.get(name, 1)), None):
         raise UserError(f"{where}: {wrong} is {getattr(bert, wrong)}, but must be at least 1; correct it")
     if bert.num_attention_heads < 1 or bert.hidden_size % bert.num_attention_heads:
         raise UserError(

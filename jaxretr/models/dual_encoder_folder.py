@@ -256,7 +256,7 @@ def _load_ours(folder: Path, tokenizer: Any) -> Loaded:
     if content.get("version") != _VERSION:
         raise UserError(f"{where}: is of version {content.get('version')}, not {_VERSION}; install a newer jaxretr")
     config = DualEncoderConfig.from_json(content["config"], where)
-    check_sizes(config.bert, where)
+    check_sizes(config.bert, where, bag_of_words=True)
     tensors = TensorFiles.open(folder)
     tensors.check_sizes({**config.bert.sizes(), "projection_size": config.projection_size or 0}, NOTE)
     shapes, _ = partition(abstract_params(config), ("adapter",))
