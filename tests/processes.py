@@ -66,7 +66,7 @@ def impatient(seconds: int) -> dict[str, str]:
     return {"JAXRETR_LOST_SECONDS": str(seconds), "JAXRETR_JOIN_SECONDS": "20"}
 
 
-def finish(processes: Sequence[subprocess.Popen], timeout: float = 300) -> list[tuple[str, str]]:
+def finish(processes: Sequence[subprocess.Popen], timeout: float = 600) -> list[tuple[str, str]]:
     """Waits for all; returns what each wrote to stdout and to stderr, and fails if one failed."""
     outputs = []
     try:
@@ -79,7 +79,7 @@ def finish(processes: Sequence[subprocess.Popen], timeout: float = 300) -> list[
     return outputs
 
 
-def ended(run: Sequence[subprocess.Popen], timeout: float = 240) -> list[tuple[int, str]]:
+def ended(run: Sequence[subprocess.Popen], timeout: float = 600) -> list[tuple[int, str]]:
     """Waits for all; returns the exit code of each and what it wrote to stderr."""
     try:
         outputs = [process.communicate(timeout=timeout)[1] for process in run]

@@ -59,6 +59,7 @@ def importable() -> Iterator[None]:
         del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_every_part_runs_with_jax_and_flax_alone(tmp_path: Path) -> None:
     variables = {
         "PYTHONPATH": os.pathsep.join([str(BENCHMARKS.parent), str(BENCHMARKS)]),

@@ -309,6 +309,7 @@ def test_scorer_reranking(main: Main, data: Path, tiny_models: Path, monkeypatch
     assert "3 questions; scorer - BM25" in main(module, *words)
 
 
+@pytest.mark.slow
 def test_dpr_wiki_qa(main: Main, data: Path, encoder: Path, tmp_path: Path) -> None:
     wiki_qa, mined = str(data / "wiki_qa"), str(tmp_path / "mined.jsonl")
     assert cli.main(["mine", "--corpus", wiki_qa, "--train", wiki_qa, "--out", mined]) == 0
@@ -320,6 +321,7 @@ def test_dpr_wiki_qa(main: Main, data: Path, encoder: Path, tmp_path: Path) -> N
     assert "retrieved in the step - BM25-mined, dev mrr@10" in printed
 
 
+@pytest.mark.slow
 def test_spar_wiki_qa(main: Main, data: Path, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("spar_wiki_qa")
     monkeypatch.setattr(module, "POSITIVES", (10,))
@@ -331,6 +333,7 @@ def test_spar_wiki_qa(main: Main, data: Path, encoder: Path, tmp_path: Path, mon
     assert "SciFact, zero-shot" in printed and (tmp_path / "positives.png").exists()
 
 
+@pytest.mark.slow
 def test_ddr_domains(main: Main, data: Path, encoder: Path, tmp_path: Path) -> None:
     module = importlib.import_module("ddr_domains")
     sizes = ["--length", 48, "--source-steps", 4, "--dam-steps", 4, "--steps", 4, "--passages", 30]
@@ -344,6 +347,7 @@ def test_ddr_domains(main: Main, data: Path, encoder: Path, tmp_path: Path) -> N
     assert "held-out perplexity" in printed and (tmp_path / "curve.png").exists()
 
 
+@pytest.mark.slow
 def test_ddr_chinese(main: Main, data: Path, encoder: Path, tmp_path: Path) -> None:
     module = importlib.import_module("ddr_chinese")
     short = "--rem-settings=--encoder.max-passage-length 48"
@@ -352,6 +356,7 @@ def test_ddr_chinese(main: Main, data: Path, encoder: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("start", ["small", "minilm"])
+@pytest.mark.slow
 def test_typos_wiki_qa(
     start: str, main: Main, data: Path, encoder: Path, minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

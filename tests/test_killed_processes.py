@@ -5,7 +5,10 @@ import time
 from pathlib import Path
 
 import processes
+import pytest
 from training_processes import reported, same_losses, same_model, start, wait_for_step
+
+pytestmark = pytest.mark.slow
 
 SEED = 20261122
 LOST_SECONDS = 3
