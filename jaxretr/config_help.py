@@ -83,9 +83,8 @@ def _type(annotation: Any) -> str:
         return f"{_type(get_args(annotation)[0])} ..."
     if get_args(annotation):
         return "|".join(_type(each) for each in get_args(annotation))
-    if annotation is NoneType:
-        return "None"
-    return {int: "INT", float: "FLOAT", str: "TEXT"}.get(annotation, annotation.__name__)
+    names: dict[Any, str] = {NoneType: "None", int: "INT", float: "FLOAT", str: "TEXT"}
+    return names.get(annotation) or str(annotation.__name__)
 
 
 def _value(value: Any) -> str:

@@ -181,7 +181,7 @@ def _sum_of_eights(typingctx, query, row, count):
 def inner_product(query, row):
     """The inner product of a question float64 [D] with a row float32 [D], summed in an order that D alone decides."""
     whole = len(query) - len(query) % 8
-    total = _sum_of_eights(np.uintp(query.ctypes.data), np.uintp(row.ctypes.data), whole)
+    total = _sum_of_eights(np.uintp(query.ctypes.data), np.uintp(row.ctypes.data), whole)  # pyright: ignore[reportCallIssue]
     for i in range(whole, len(query)):
         total += query[i] * np.float64(row[i])
     return total
@@ -332,7 +332,7 @@ def scan_rows(values, first, allowed, queries, panels, slopes, least, k, scores,
             limit, slope_of_panel = np.uintp(in_limits + 4 * p * WIDTH), np.uintp(in_slope + 4 * p * WIDTH)
             for at in range(start, stop, _TILE_ROWS):
                 row, last = np.uintp(in_rows + 4 * at * dim), stop - at - 1
-                if not _tile(row, last, panel, dim, limit, slope_of_panel, long, np.uintp(in_products)):
+                if not _tile(row, last, panel, dim, limit, slope_of_panel, long, np.uintp(in_products)):  # pyright: ignore[reportCallIssue]
                     continue
                 for i in range(min(_TILE_ROWS, stop - at)):
                     if len(allowed) and not allowed[at + i]:
