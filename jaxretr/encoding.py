@@ -59,7 +59,7 @@ def encode(
     """Encodes a corpus or questions into an embedding store, going on where an earlier call was interrupted.
 
     A call with the same model, texts and settings encodes the shards that are missing, and none where the store is
-    complete. In a run of several processes each encodes its share of the shards on its own devices; all must call this,
+    complete. With several processes, each encodes its share of the shards on its own devices; all must call this,
     and all must see the folder.
 
     Args:

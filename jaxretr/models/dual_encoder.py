@@ -402,7 +402,7 @@ class DualEncoder:
         return self._with_lora(merged=True)
 
     def unmerge_lora(self) -> "DualEncoder":
-        """The reverse of `merge_lora`, but for rounding: this model with kernels as they were before."""
+        """The reverse of `merge_lora`, up to rounding: this model with kernels as they were before."""
         return self._with_lora(merged=False)
 
     def without_adapters(self) -> "DualEncoder":
