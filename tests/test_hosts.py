@@ -63,9 +63,9 @@ def test_other_data_are_named(tiny_models: Path, tmp_path: Path) -> None:
     """The same path, and a passage less behind it on one host."""
     program = with_lines(
         "from jaxretr.data.corpus import Corpus",
-        "from jaxretr.recipes import art",
-        "read = art.mapped_corpus",
-        "art.mapped_corpus = lambda path, root: Corpus.from_passages(list(read(path, root))[:-1])",
+        "from jaxretr.recipes import art_texts",
+        "read = art_texts.mapped_corpus",
+        "art_texts.mapped_corpus = lambda path, root: Corpus.from_passages(list(read(path, root))[:-1])",
     )
     words = ["-c", program, "art", str(tiny_models), str(tmp_path / "run"), "{}"]
     for code, errors in ended(processes.start(words, 2, 1)):

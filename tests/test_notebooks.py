@@ -1,6 +1,7 @@
 """The notebooks run from top to bottom, with tiny models on a few of the embedded passages."""
 
 import base64
+import dataclasses
 import gzip
 import json
 import os
@@ -44,10 +45,8 @@ def write_subset(folder: Path, source: Path = QUICKSTART, questions_a_split: int
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("notebooks")
-    with pytest.MonkeyPatch.context() as patch:
-        # As many positions as the quickstart's passages have tokens.
-        patch.setattr(tiny, "BERT", tiny.dataclasses.replace(tiny.BERT, max_position_embeddings=112))
-        tiny.write_models(folder)
+    # As many positions as the quickstart's passages have tokens.
+    tiny.write_models(folder, bert=dataclasses.replace(tiny.BERT, max_position_embeddings=112))
     write_subset(folder / "data")
     return folder
 
@@ -186,7 +185,7 @@ def test_ddr_domains_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     notebook = run_notebook(
         *("ddr_domains", folder, monkeypatch),
         **{"SOURCE": folder / "vision", "TARGET": folder / "language", "ENCODER": ENCODER_SMALL, "WORKDIR": workdir},
-        **{"STEPS": 2, "SOURCE_STEPS": 3, "TARGET_STEPS": 30, "BATCH": 16, "LENGTH": 32},
+        **{"STEPS": 2, "SOURCE_STEPS": 30, "TARGET_STEPS": 30, "BATCH": 16, "LENGTH": 32},
     )
     printed = texts(notebook)
     for name in ("vision", "language"):

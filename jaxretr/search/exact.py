@@ -120,7 +120,7 @@ class ExactIndex:
         # Rows and ids; the devices are those of the process that reads them.
         rows = np.empty(self._shape, self._dtype)
         for start, piece in self._pieces():
-            rows[start : start + len(piece)] = piece[: len(self) - start]
+            rows[start : start + len(piece)] = piece[: len(self) - start].view(self._dtype)  # may be bits
         settings = {
             "metadata": self.metadata,
             "dtype": self._dtype.name,
