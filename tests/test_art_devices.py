@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
-from tiny import art_config, few_padding_rows
+from tiny import art_config, compiled_quickly, few_padding_rows
 
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.objectives.art import make_step
@@ -52,7 +52,7 @@ def outcome(mesh: jax.sharding.Mesh, models: Path, workdir: Path) -> Outcome:
         run = ArtRun(art_config(models, encoder={"dropout": 0.1}), mesh, workdir)
     assert run.whole.rows == 24
     optimizer = optax.sgd(1.0)
-    step = make_step(run.program, optimizer, mesh)
+    step = compiled_quickly(make_step(run.program, optimizer, mesh))
     index = run.init().index
     first_index = np.array(index.embeddings)
     state = TrainState.create(sharding.put(jax.tree.map(np.array, run.model.params), mesh), optimizer)

@@ -32,7 +32,13 @@ class Killed(Exception):
     """What ends a run in the middle of a step."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "with a live index",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if "index" not in KINDS[kind]),
+    ],
+)
 def test_a_killed_run_ends_as_an_undisturbed_one(
     kind: str, tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

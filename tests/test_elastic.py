@@ -37,7 +37,7 @@ def stopped(request: pytest.FixtureRequest, tiny_models: Path, tmp_path_factory:
     return request.param, changes | {"pause": 0}, folder / "whole", folder / "run"
 
 
-@pytest.mark.parametrize("devices", [4, 1])
+@pytest.mark.parametrize("devices", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_saved_by_two_processes_with_eight_devices(stopped, tiny_models, tmp_path, devices: int) -> None:
     kind, changes, whole, begun = stopped
     shutil.copytree(begun, tmp_path / "run")

@@ -47,6 +47,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_killed_at_ten_random_moments_the_store_is_the_same_to_the_byte(
     words: list[str], undisturbed: tuple[dict[str, bytes], float], tmp_path: Path
 ):
@@ -90,7 +91,7 @@ def of_eight_devices(words: list[str], tmp_path_factory: pytest.TempPathFactory)
     return EmbeddingStore.open(out)
 
 
-@pytest.mark.parametrize(("count", "devices"), [(2, 4), (4, 2)])
+@pytest.mark.parametrize(("count", "devices"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_processes_encode_what_one_encodes(
     words: list[str], of_eight_devices: EmbeddingStore, tmp_path: Path, count: int, devices: int
 ):
@@ -127,6 +128,7 @@ def wait_for_a_shard(out: Path, run: list[subprocess.Popen], seconds: float = 12
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_one_of_two_processes_killed_ten_times(words: list[str], tmp_path: Path):
     """The other ends within its time and says why; in the end the store is the one of an undisturbed run."""
     # A shard a passage, each of which takes two seconds: else all would be done after a few kills.
@@ -162,6 +164,7 @@ def test_sigterm_ends_all_and_they_go_on(words: list[str], undisturbed: tuple[di
     assert contents(out) == undisturbed[0]
 
 
+@pytest.mark.slow
 def test_a_corpus_larger_than_memory_is_read_along_the_way(words: list[str], tmp_path: Path):
     """Nine times as many passages need no more memory; held as texts alone they would take 100 MB more."""
     program = "import sys\nfrom jaxretr import cli, memory\nassert cli.main(sys.argv[1:]) == 0\nprint(memory.peak())"

@@ -23,7 +23,7 @@ def alone(request: pytest.FixtureRequest, tiny_models: Path, tmp_path_factory: p
     return request.param, workdir
 
 
-@pytest.mark.parametrize(("count", "devices"), [(2, 4), (4, 2)])
+@pytest.mark.parametrize(("count", "devices"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_processes_train_what_one_trains(alone, tiny_models: Path, tmp_path: Path, count: int, devices: int) -> None:
     kind, whole = alone
     outputs = processes.finish(start(kind, tiny_models, tmp_path / "run", count, devices))

@@ -102,6 +102,7 @@ def test_art_quickstart_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert searches.count("...") == 9, "three passages for each of three questions"
 
 
+@pytest.mark.slow
 def test_dpr_negatives_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workdir = folder / "dpr_negatives"
     notebook = run_notebook("dpr_negatives", folder, monkeypatch, STEPS=2, BATCH=8, LENGTH=16, WORKDIR=workdir)
@@ -138,6 +139,7 @@ def test_dpr_negatives_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert difference and float(difference[1]) < 1e-5
 
 
+@pytest.mark.slow
 def test_spar_lexical_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workdir = folder / "spar_lexical"
     notebook = run_notebook(
@@ -178,6 +180,7 @@ def test_spar_lexical_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(same) == 2 and min(map(float, same)) > 99, "one index gives what each weight gave in the grid"
 
 
+@pytest.mark.slow
 def test_ddr_domains_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workdir = folder / "ddr_domains"
     for name, source in (("vision", ARXIV_VISION), ("language", ARXIV_LANGUAGE)):
@@ -244,6 +247,7 @@ def test_typo_robust_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(means) == 2 and all(0 < float(mean) <= 1 for mean in means)
 
 
+@pytest.mark.slow
 def test_verified_index_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workdir = folder / "verified_index"
     notebook = run_notebook("verified_index", folder, monkeypatch, SHARD=5, WORKDIR=workdir)

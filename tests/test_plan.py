@@ -56,7 +56,7 @@ def same_program(real: Any, planned: Planned) -> None:
 # ---- the run's own programs and arrays -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_an_art_run_is_planned_as_it_is(tiny_models: Path, tmp_path: Path, devices: int) -> None:
     """The same program, text for text, and on each device as many bytes as the real arrays take."""
     mesh = mesh_of(devices)
@@ -90,7 +90,7 @@ def test_an_art_run_is_planned_as_it_is(tiny_models: Path, tmp_path: Path, devic
     assert planned.programs[0].flops > 0
 
 
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_a_supervised_run_is_planned_as_it_is(tiny_models: Path, tmp_path: Path, devices: int) -> None:
     mesh = mesh_of(devices)
     config = contrastive_config(

@@ -87,7 +87,7 @@ def kill_at(process: subprocess.Popen, workdir: Path, step: int, number: int) ->
     raise AssertionError(process.stderr.read()[-2000:])
 
 
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_killed_run_ends_as_an_undisturbed_one(whole: Path, tiny_models: Path, tmp_path: Path, devices: int) -> None:
     seed = random.SystemRandom().randrange(1000)
     step = random.Random(seed).randrange(1, STEPS)

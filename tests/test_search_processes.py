@@ -54,7 +54,7 @@ def same(found: dict[str, dict[str, float]], expected: dict[str, dict[str, float
         np.testing.assert_allclose(list(found[name].values()), list(hits.values()), rtol=1e-6)
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_find_what_one_finds(model: Path, store: Path, tmp_path: Path, count: int) -> None:
     expected = search(model, store, tmp_path / "one.trec", 1, "-k", K)
     assert all(len(hits) == K for hits in expected.values())

@@ -29,7 +29,7 @@ STEPS = 6
 only_s3 = pytest.mark.parametrize("server", ["s3"], indirect=True)
 
 
-@pytest.fixture(scope="module", params=["s3", "gs"])
+@pytest.fixture(scope="module", params=[pytest.param("s3", marks=pytest.mark.slow), "gs"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[buckets.Server]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAXRETR_CACHE", str(tmp_path_factory.mktemp("cache")))
