@@ -112,10 +112,20 @@ def test_without_a_dev_split_training_questions_are_held_out_and_the_test_split_
     assert again.dev is not None and again.dev.texts == examples.dev.texts
 
 
+def test_the_only_judgements_are_trained_on_with_a_warning(beir: Any, tmp_path: Path, caplog: Any):
+    found: Any = with_data(contrastive_config(tmp_path), beir(test=range(30)), {})
+    assert (found.data.split, found.data.dev, found.data.held_out) == ("test", None, 1000)
+    assert (
+        "split 'test' has the only judgements, and is trained on; measure the model on other questions" in caplog.text
+    )
+
+
 def test_a_folder_without_a_train_split_is_refused_with_a_remedy_that_works(beir: Any, tmp_path: Path):
-    folder = beir(test=range(30))
+    folder = beir(test=range(20), extra=range(20, 30))
     config = contrastive_config(tmp_path)
-    with pytest.raises(UserError, match=r"no split 'train' \(only test\).*add qrels/train.tsv.*--data.split test"):
+    with pytest.raises(
+        UserError, match=r"no split 'train' \(only extra, test\).*add qrels/train.tsv.*--data.split extra"
+    ):
         with_data(config, folder, {})
     stated: Any = with_data(config, folder, {"split": "test"})
     assert (stated.data.split, stated.data.dev, stated.data.held_out) == ("test", None, 1000)

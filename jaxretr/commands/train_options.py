@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser, number: Callable[[str], int]) -
         "--beir",
         metavar="PATH",
         help="your own data, in place of all that the config names: a BEIR folder (corpus, queries, qrels) or one "
-        "training file (Tevatron, DPR, sentence-transformers ...); the test split is never used",
+        "training file (Tevatron, DPR, sentence-transformers ...); a test split is used only where nothing else is judged",
     )
     add("--workdir", metavar="DIR", help="the run's folder: checkpoints, metrics, the best model")
     add(

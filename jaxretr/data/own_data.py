@@ -38,8 +38,8 @@ def with_data(config: Config, path: str | Path, stated: Mapping[str, Any]) -> Co
     """Points a config at a BEIR folder, a training file, a lexical set, or (text objectives) a corpus.
 
     Corpus, training questions or pairs, splits and dev data are all taken from there; nothing of the config's own data
-    stays. Where there is no dev split, training questions are held out for one. A test split is never used unless it
-    is stated.
+    stays. Where there is no dev split, training questions are held out for one. A test split is used if it is stated,
+    or if no other questions have judgements, with a warning.
 
     Args:
       config: an experiment of any kind.
@@ -132,15 +132,22 @@ def _contrastive(config: ContrastiveConfig, path: Path, kind: str, stated: Mappi
 
 def _train_split(folder: Path, stated: str | None) -> str:
     splits = beir_splits(folder.expanduser())
-    if stated is None and _TRAIN not in splits:
-        there = f"only {', '.join(splits)}" if splits else "none"
-        remedy = "add qrels/train.tsv"
-        if splits:
-            remedy += f", or name a split that you will not measure on: --data.split {splits[0]}"
-        raise UserError(
-            f"{folder / 'qrels'}: no split 'train' ({there}), and supervised training needs judged questions; {remedy}"
+    if stated is not None or _TRAIN in splits:
+        return stated or _TRAIN
+    if len(splits) == 1:
+        log.warning(
+            "%s: split '%s' has the only judgements, and is trained on; measure the model on other questions: on these it "
+            "would look better than it is",
+            *(folder / "qrels", splits[0]),
         )
-    return stated or _TRAIN
+        return splits[0]
+    there = f"only {', '.join(splits)}" if splits else "none"
+    remedy = "add qrels/train.tsv"
+    if splits:
+        remedy += f", or name a split that you will not measure on: --data.split {splits[0]}"
+    raise UserError(
+        f"{folder / 'qrels'}: no split 'train' ({there}), and supervised training needs judged questions; {remedy}"
+    )
 
 
 def _dev_split(folder: Path, train: str) -> str | None:
