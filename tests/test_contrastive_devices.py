@@ -90,10 +90,9 @@ def outcome(mesh: jax.sharding.Mesh, chunk: int, case: str, models: Path, workdi
     index = run.init().index
     first_index = np.array(index.embeddings)
     state = TrainState.create(sharding.put(jax.tree.map(np.array, run.model.params), mesh), optimizer)
+    state = jax.device_put(state, sharding.shardings(state, mesh))
     rows, metrics, gradients = [], [], None
     for number in range(2):
-        # The compiler may give parameters back in other places on a "model" axis than they came from.
-        state = jax.device_put(state, sharding.shardings(state, mesh))
         before = jax.device_get(state.params)
         state, index, values, drawn = step(state, index, run.whole.passages, run.device_contents, run.batch(number))
         rows.append(np.asarray(drawn))

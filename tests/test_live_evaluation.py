@@ -97,7 +97,8 @@ def test_a_refresh_that_an_evaluation_made_is_not_made_again(
     assert encodings == [2]
     assert float(metrics["staleness"]) == 0
     state, metrics = run.step(state, 3, run.batch(3))
-    assert encodings == [2] and float(metrics["staleness"]) == 1
+    # Rows that step 2 wrote are one step old, those that step 3 wrote are not.
+    assert encodings == [2] and 0 < float(metrics["staleness"]) < 1
     assert (np.asarray(index_of(state).embeddings) != embeddings).any(), "what the step found was written back"
 
 

@@ -39,6 +39,7 @@ from jaxretr.objectives.live_index import (
 from jaxretr.objectives.text_keys import TextKeys
 from jaxretr.objectives.typos import embed_with_forms, form_losses
 from jaxretr.parallel.mesh import DATA
+from jaxretr.parallel.sharding import state_stays
 from jaxretr.state import CorpusState, CorpusTokens, TrainState
 
 
@@ -110,6 +111,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
     """
 
     @partial(jax.jit, donate_argnums=(0, 1))
+    @partial(state_stays, mesh=mesh)
     @partial(
         jax.shard_map,
         mesh=mesh,

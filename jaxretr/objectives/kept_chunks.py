@@ -53,8 +53,8 @@ def _forward(
     count = len(chunks[0])
 
     def one(width: int, number: Any) -> tuple[jax.Array, list[jax.Array]]:
-        embeddings, pull, arguments = _with_pull(embed_rows, rest, table, words, frozen, _chunk(chunks, number, width))
-        return embeddings, [_raw(leaf) for leaf in _activations(pull, arguments)]
+        embeddings, leaves, _ = _with_pull(embed_rows, rest, table, words, frozen, _chunk(chunks, number, width))
+        return embeddings, [_raw(leaf) for leaf in leaves]
 
     shapes = [jax.eval_shape(partial(one, width), 0) for width in widths]
     like = chunks[0]
@@ -87,12 +87,9 @@ def _backward(
         totals, table_total = carry
         chunk = _chunk(chunks, number, width)
         # Only the shape of this forward pass is used: its values come from the buffers, and the compiler drops it.
-        _, pull, arguments = _with_pull(embed_rows, rest, table, words, frozen, chunk)
-        leaves, tree = jax.tree.flatten(pull)
-        buffers = iter(kept)
-        known = {id(leaf) for leaf in arguments}
-        leaves = [leaf if id(leaf) in known else _typed(next(buffers)[number], leaf) for leaf in leaves]
-        gradients, of_words = jax.tree.unflatten(tree, leaves)(cotangents[number])
+        _, leaves, pull = _with_pull(embed_rows, rest, table, words, frozen, chunk)
+        leaves = [_typed(buffer[number], leaf) for buffer, leaf in zip(kept, leaves, strict=True)]
+        gradients, of_words = pull(leaves, cotangents[number])
         if table_total is not None:
             table_total = table_total.at[chunk[0]].add(of_words)
         return jax.tree.map(jnp.add, totals, gradients), table_total
@@ -130,8 +127,7 @@ def kept_bytes(
 
     def leaves(params: Params, frozen: Params, chunk: Any) -> list[jax.Array]:
         rest, table = _without(params, words)
-        _, pull, arguments = _with_pull(embed_rows, rest, table, words, frozen, chunk)
-        return [_raw(leaf) for leaf in _activations(pull, arguments)]
+        return [_raw(leaf) for leaf in _with_pull(embed_rows, rest, table, words, frozen, chunk)[1]]
 
     count = -(-len(tokens) // chunk)
     rows = -(-len(tokens) // count)
@@ -146,8 +142,13 @@ def kept_bytes(
 
 def _with_pull(
     embed_rows: Any, rest: Params, table: jax.Array | None, words: tuple[str, ...] | None, frozen: Params, chunk: Any
-) -> tuple[jax.Array, Any, list[Any]]:
-    """A chunk's embeddings, the function from their cotangent to the gradients, and the arrays that it was given."""
+) -> tuple[jax.Array, list[jax.Array], Callable[[list[jax.Array], jax.Array], Any]]:
+    """A chunk's forward pass.
+
+    Returns:
+      Its embeddings; the activations that its backward pass needs, but for what the pass was given, which is there anyway;
+      and the function from such activations and the embeddings' cotangent to the gradients of `rest` and the words' rows.
+    """
     tokens, lengths, keys = chunk
     # Looked up outside of what is differentiated: a dense gradient of the table, zeroed and added in each chunk, would
     # cost as much as the layers of a small model.
@@ -160,13 +161,17 @@ def _with_pull(
         return embed_rows(join(whole, frozen), tokens, lengths, keys, looked_up)
 
     embeddings, pull = jax.vjp(of_chunk, rest, looked_up)
-    return embeddings, pull, jax.tree.leaves((rest, looked_up, frozen))
+    leaves, tree = jax.tree.flatten(pull)
+    given = {id(leaf) for leaf in jax.tree.leaves((rest, looked_up, frozen))}
+    places = [place for place, leaf in enumerate(leaves) if id(leaf) not in given]
 
+    def gradients(activations: list[jax.Array], cotangent: jax.Array) -> Any:
+        filled = list(leaves)
+        for place, activation in zip(places, activations, strict=True):
+            filled[place] = activation
+        return jax.tree.unflatten(tree, filled)(cotangent)
 
-def _activations(pull: Any, arguments: list[Any]) -> list[jax.Array]:
-    """The arrays that a backward pass keeps beside the parameters, which are there anyway, and the words' rows."""
-    known = {id(leaf) for leaf in arguments}
-    return [leaf for leaf in jax.tree.leaves(pull) if id(leaf) not in known]
+    return embeddings, [leaves[place] for place in places], gradients
 
 
 def _raw(leaf: jax.Array) -> jax.Array:

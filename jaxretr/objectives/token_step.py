@@ -15,6 +15,7 @@ from jaxretr.models.layers import Params
 from jaxretr.models.partition import join
 from jaxretr.objectives.chunks import largest_divisor, zeros_of
 from jaxretr.parallel.mesh import DATA
+from jaxretr.parallel.sharding import state_stays
 from jaxretr.state import TrainState
 
 SumLoss = Callable[[Params, Any, jax.Array | None], tuple[jax.Array, jax.Array]]
@@ -49,6 +50,7 @@ def make_token_step(
     """
 
     @partial(jax.jit, donate_argnums=0)
+    @partial(state_stays, mesh=mesh)
     @partial(jax.shard_map, mesh=mesh, axis_names={DATA}, in_specs=(P(), P(DATA)), out_specs=(P(), P()))
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
         params = jax.tree.map(lambda x: lax.pcast(x, DATA, to="varying"), state.params)

@@ -4,7 +4,9 @@ Batches and corpus rows are split over the "data" axis. Parameters are copies on
 matrices can in addition be split over the "model" axis, which is how a scorer that does not fit on one device runs.
 """
 
+import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -72,6 +74,22 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
         return NamedSharding(mesh, spec)
 
     return jax.tree_util.tree_map_with_path(one, tree)
+
+
+def state_stays(step: Callable[..., tuple[Any, ...]], *, mesh: Mesh) -> Callable[..., tuple[Any, ...]]:
+    """`step`, to be jitted, with the state that it gives first where `shardings` has it.
+
+    On a "model" axis the compiler would choose other places, and each new choice would have the next step compiled anew.
+    """
+
+    @functools.wraps(step)
+    def staying(*arguments: Any) -> tuple[Any, ...]:
+        state, *others = step(*arguments)
+        if mesh.shape[MODEL] > 1:
+            state = jax.lax.with_sharding_constraint(state, shardings(state, mesh))
+        return state, *others
+
+    return staying
 
 
 def put(tree: Any, mesh: Mesh) -> Any:
