@@ -32,6 +32,7 @@ from jaxretr.objectives.mlm import MaskedBatch, mask
 from jaxretr.objectives.token_step import make_token_step
 from jaxretr.parallel import sharding
 from jaxretr.parallel.compiled_text import Program
+from jaxretr.parallel.mesh import make_mesh
 from jaxretr.recipes.mlm import MlmRun
 from jaxretr.state import TrainState
 from jaxretr.train import train
@@ -494,6 +495,15 @@ def test_one_device_trains_as_eight(dropping: MlmRun, mesh1: Mesh, mesh8: Mesh) 
     (reduced,) = program.collectives
     shapes = sorted(leaf.shape for leaf in jax.tree.leaves(one.params))
     assert sorted(array.shape for array in reduced.results) == sorted([*shapes, (), ()])
+
+
+def test_a_second_step_is_not_compiled_anew(dropping: MlmRun, mesh1: Mesh) -> None:
+    """On a "model" axis too the state comes back where it was put: the first step's program takes it as it is."""
+    settings: dict[str, Any] = {"number": 2, "dropout_seed": 3}
+    one, losses, _ = steps(dropping, mesh1, optax.adamw(1e-2), **settings)
+    split, losses8, _ = steps(dropping, make_mesh(model=2), optax.adamw(1e-2), chunk=1, **settings)
+    np.testing.assert_allclose(losses8, losses, rtol=1e-5)
+    assert split.step == one.step == 2
 
 
 def test_what_is_frozen_costs_nothing_and_stays(dropping: MlmRun, mesh8: Mesh) -> None:
