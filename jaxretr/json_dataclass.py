@@ -44,7 +44,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return tuple(
             _convert(typing.get_args(hint)[0], item, f"{where}[{number}]") for number, item in enumerate(value)
         )
-    return value
+    # JSON has whole numbers also where a program needs a float, and JAX takes none above 2^31.
+    return float(value) if hint is float and type(value) is int and _fits(int, value) else value
 
 
 def _fits(hint: Any, value: Any) -> bool:

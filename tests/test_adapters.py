@@ -1,6 +1,7 @@
 """LoRA and the parallel adapter inside our encoders: against their equations in float64, and without an effect when new."""
 
 import dataclasses
+import json
 import math
 from functools import partial
 from itertools import pairwise
@@ -15,6 +16,7 @@ from flax import nnx
 from tiny import lively
 
 from jaxretr.config import AdapterShape
+from jaxretr.errors import UserError
 from jaxretr.models.adapters import abstract_adapter, count, init_adapter, merge_lora
 from jaxretr.models.bert import BertConfig, BertEncoder
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, embed, init_params
@@ -382,3 +384,14 @@ def test_bfloat16_stays_near_float32(bert: BertConfig) -> None:
 def test_shapes_that_mean_nothing_are_refused(shape: AdapterShape, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         init_adapter(shape, BERT, 0)
+
+
+def test_a_model_s_folder_that_names_such_a_shape_is_refused(tiny_models: Path, tmp_path: Path) -> None:
+    model = DualEncoder.from_pretrained(tiny_models / "encoder")
+    with_adapter(model, SHAPES["both"], 0.1).save(tmp_path / "model")
+    note = tmp_path / "model/jaxretr.json"
+    content = json.loads(note.read_text())
+    content["config"]["adapter"]["lora_targets"] = ["query", "pooler"]
+    note.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"jaxretr\.json: lora_targets=.*choose among query"):
+        DualEncoder.from_pretrained(tmp_path / "model")

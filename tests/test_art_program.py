@@ -80,6 +80,12 @@ def test_state_and_index_are_donated_and_nothing_is_compiled_twice(run: ArtRun) 
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))  # Evaluation takes nothing.
 
 
+def test_the_index_is_never_copied(compiled: Compiled) -> None:
+    """A step searches the index and then overwrites rows of it in their place: at paper size a copy is 32 GB."""
+    for program in (compiled.step, compiled.refresh, compiled.search):
+        assert program.copies(N // DEVICES * compiled.run.model.config.embedding_size) == []
+
+
 def test_every_buffer_of_state_and_index_is_aliased(compiled: Compiled) -> None:
     train = compiled.run.abstract_state().train
     leaves = len(jax.tree.leaves(train)) + 2  # The index's two arrays.

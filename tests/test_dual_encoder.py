@@ -339,6 +339,7 @@ def test_a_checkpoint_of_another_shape_is_named(encoder: DualEncoder, tmp_path: 
         load(projection_size=10**15)
     with pytest.raises(UserError, match=r"'initializer_range' is 1000.*; it must be a number"):
         load(bert={"initializer_range": 10**40})
+    load(bert={"initializer_range": 10**15})  # A whole number that JAX itself would not take for a float.
     with pytest.raises(UserError, match=r"another shape.*4 tensors are missing \(passage.projection.bias"):
         load(projection_size=6)
     with pytest.raises(UserError, match=r"another shape.*missing \(shared.bert"):

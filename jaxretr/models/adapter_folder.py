@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxretr.errors import UserError
 from jaxretr.files import atomic_folder, atomic_write
 from jaxretr.models.adapter import Adapter
-from jaxretr.models.adapters import abstract_adapter, check_shape, dense_sizes
+from jaxretr.models.adapters import abstract_adapter
 from jaxretr.models.bert import BertConfig
 from jaxretr.models.bert_params import check_sizes
 from jaxretr.models.dual_encoder import DualEncoderConfig
@@ -83,10 +83,6 @@ def read_modules(folder: Path, encoder: DualEncoderConfig) -> Params:
     sides = ("shared",) if encoder.shared else ("question", "passage")
     tensors = TensorFiles.open_file(folder / WEIGHTS)
     shape, bert = encoder.adapter, encoder.bert
-    try:
-        check_shape(shape, dense_sizes(bert))
-    except ValueError as error:
-        raise UserError(f"{folder / NOTE}: {error}; copy the folder again") from None
     sizes = {name: bert.sizes()[name] for name in ("num_hidden_layers", "hidden_size")}
     if shape.lora_rank and {"ffn_in", "ffn_out"} & set(shape.lora_targets):
         sizes["intermediate_size"] = bert.intermediate_size

@@ -16,7 +16,15 @@ from jaxretr.config import AdapterShape, Dtype, EncodeDtype
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows, vocabulary_size
 from jaxretr.errors import UserError, did_you_mean
 from jaxretr.json_dataclass import dataclass_from
-from jaxretr.models.adapters import abstract_adapter, count, init_adapter, kinds_of, merge_lora
+from jaxretr.models.adapters import (
+    abstract_adapter,
+    check_shape,
+    count,
+    dense_sizes,
+    init_adapter,
+    kinds_of,
+    merge_lora,
+)
 from jaxretr.models.bert import BertConfig, BertEncoder
 from jaxretr.models.encode import Engine, HostEngine, Job, fastest_dtype
 from jaxretr.models.layers import Params, define, initialise
@@ -81,12 +89,18 @@ class DualEncoderConfig:
           where: the file it comes from, for errors.
 
         Raises:
-          UserError: a key is unknown (with a suggestion) or missing, or a choice is none of those above.
+          UserError: a key is unknown (with a suggestion) or missing, a choice is none of those above, or the adapter is
+            of nothing or beside a layer that BERT does not have.
         """
         config = dataclass_from(cls, dict(values), where)
         for name, choices in (("pooling", ("cls", "mean")), ("passage_template", ("pair", "joined"))):
             if (value := getattr(config, name)) not in choices:
                 raise UserError(f"{where}: '{name}' is {value!r}; it must be one of {', '.join(choices)}")
+        if config.adapter is not None:
+            try:
+                check_shape(config.adapter, dense_sizes(config.bert))
+            except ValueError as error:
+                raise UserError(f"{where}: {error}; copy the folder again") from None
         return config
 
 
