@@ -83,6 +83,7 @@ def reduced(step: dict[str, Any]) -> int:
     return step["reduced_floats"]
 
 
+@pytest.mark.slow
 def test_the_compiler_still_says_so(plans: Any, tmp_path: Path) -> None:
     """One program, compiled here and now, is what the file knows of it."""
     words = ("--systems", "ddr_rem", "--topologies", "v5e:8x8", "--programs", "step", "--encoder.dropout", "0")
