@@ -108,7 +108,7 @@ def formulation(questions: int) -> str:
     from jaxretr.search import host_search, machine, topk
 
     if jax.default_backend() == "cpu":
-        if questions >= host_search.BFLOAT16_BATCH and machine.multiplies_bfloat16():
+        if questions >= host_search.BFLOAT16_BATCH and machine.has_amx():
             return f"host: blocks of {host_search.BLOCK_ROWS} rows in bfloat16, candidates again in float64"
         return "host: rows x questions in registers, compared with a rising bound, candidates again in float64"
     return f"streamed: a selection in every block of {topk.BLOCK_ROWS} rows"

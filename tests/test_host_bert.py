@@ -19,8 +19,9 @@ from jaxretr.search import machine
 RNG = np.random.default_rng(3)
 
 AVX2 = frozenset({"fma", "avx2"})
-AVX512 = AVX2 | {"avx512f", "avx512_bf16"}
-AMX = AVX512 | {"amx_tile", "amx_bf16"}
+AVX512 = AVX2 | {"avx512f"}
+AVX512_BF16 = AVX512 | {"avx512_bf16"}
+AMX = AVX512_BF16 | {"amx_tile", "amx_bf16"}
 
 
 def draw(config: DualEncoderConfig) -> Any:
@@ -139,6 +140,7 @@ def test_the_engine_is_the_faster_one_of_the_processor(
         ("cpu", AVX2, "float32"),
         ("cpu", AVX512, "float32"),
         ("cpu", frozenset(), "float32"),
+        ("cpu", AVX512_BF16, "bfloat16"),
         ("cpu", AMX, "bfloat16"),
         ("gpu", AVX2, "bfloat16"),
         ("tpu", frozenset(), "bfloat16"),

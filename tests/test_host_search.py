@@ -24,7 +24,7 @@ def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(host_search, "BLOCK_ROWS", 128)
     monkeypatch.setattr(host_search, "_LEAST_ROWS", 64)
     monkeypatch.setattr(host_search, "BFLOAT16_BATCH", 1)
-    monkeypatch.setattr(host_search, "multiplies_bfloat16", lambda: request.param)
+    monkeypatch.setattr(host_search, "has_amx", lambda: request.param)
     monkeypatch.setattr(host_search, "cpu_threads", lambda: 16)
 
 

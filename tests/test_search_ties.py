@@ -91,7 +91,7 @@ def test_repeated_and_near_rows_come_in_the_true_order_in_every_batch(form: str,
 
 def test_the_formulation_in_bfloat16_orders_them_too(corpus, mesh1, monkeypatch: pytest.MonkeyPatch):
     rows, asked, (scores, found) = corpus
-    monkeypatch.setattr(host_search, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(host_search, "has_amx", lambda: True)
     for storage, expected in (("float32", (scores, found)), ("bfloat16", true_order(asked, as_bfloat16(rows), K))):
         search = ExactIndex(rows, dtype=storage, mesh=mesh1).search_rows
         for batch in (1, 256):

@@ -10,9 +10,9 @@ computed twice. This is exact for any vectors: lengths that no float32 bound is 
 Each thread has rows of its own, of which it reads a few at a time and multiplies them with all questions; where there are
 many threads a few share their rows, and each has some of the questions.
 
-Where the processor multiplies matrices of bfloat16 (Intel's AMX: some eight times as fast as float32), XLA's matmul scores
-a block for many questions first, and the bound is that of `first_pass.RoundedQueries`. Where it does not pay, since most
-rows are within it (a collapsed encoder), the remaining blocks are float32.
+On processors with Intel's AMX XLA's matmul scores a block of bfloat16 for many questions first, and the bound is that of
+`first_pass.RoundedQueries`. Where it does not pay, since most rows are within it (a collapsed encoder), the remaining blocks
+are float32. With AVX512_BF16 alone it takes as long as float32 in registers.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from jaxretr.search import host_loops
 from jaxretr.search.first_pass import RoundedQueries
 from jaxretr.search.host_loops import WIDTH
 from jaxretr.search.host_rows import aligned
-from jaxretr.search.machine import cpu_threads, multiplies_bfloat16
+from jaxretr.search.machine import cpu_threads, has_amx
 from jaxretr.search.question_scale import scaled_questions, unscaled
 
 # Rows that are multiplied in bfloat16 or made float32 at a time, and questions from which on bfloat16 is faster.
@@ -199,7 +199,7 @@ def list_length(k: int) -> int:
 
 
 def _rounds(batch: int) -> bool:
-    return batch >= BFLOAT16_BATCH and multiplies_bfloat16()
+    return batch >= BFLOAT16_BATCH and has_amx()
 
 
 def _slices(batch: int, k: int) -> int:
