@@ -1,4 +1,4 @@
-"""Every test sees eight CPU devices, and compiled programs are kept between runs."""
+"""Every test sees eight CPU devices without units for bfloat16, and compiled programs are kept between runs."""
 
 import logging
 import os
@@ -26,6 +26,17 @@ def logging_left_as_it_was() -> Iterator[None]:
     root.setLevel(before[0])
     root.handlers[:] = before[1]
     ours.setLevel(before[2])
+
+
+@pytest.fixture(autouse=True, scope="session")
+def float32_is_the_fastest() -> Iterator[None]:
+    """`--compute auto` takes float32 on every processor: commands are compared with what the library gives in float32."""
+    from jaxretr.search import machine
+
+    flags = machine.cpu_flags() - {"avx512_bf16", "amx_bf16"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "cpu_flags", lambda: flags)
+        yield
 
 
 @pytest.fixture(scope="session")
