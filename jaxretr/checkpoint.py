@@ -162,7 +162,11 @@ class Checkpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._checkpointer.close()
+        try:
+            self._checkpointer.close()
+        finally:
+            if self._seals is not None:
+                self._seals.close()
 
 
 def _first_line(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +26,9 @@ class CheckpointSeals:
     def __init__(self, folder: Path):
         self._folder, self._seals = folder, folder.with_name(f"{folder.name}.sha256")
         self._thread = ThreadPoolExecutor(1, "jaxretr-seal")
-        self._under_way: dict[int, Future] = {}
+        # Orbax's thread and the run's own ask for the same checkpoint.
+        self._lock = threading.Lock()
+        self._begun: dict[int, Future] = {}
 
     def seal(self, steps: list[int]) -> None:
         """Begins to hash those of these complete checkpoints that have no seal, and removes the seals of others."""
@@ -36,10 +39,11 @@ class CheckpointSeals:
                 path.unlink(missing_ok=True)
 
     def begin(self, step: int) -> None:
-        """Begins to hash a complete checkpoint, unless it has a seal or is being hashed."""
-        if step not in self._under_way:
-            with contextlib.suppress(RuntimeError):  # The interpreter ends, and takes no more work.
-                self._under_way[step] = self._thread.submit(self._seal, step)
+        """Begins to hash a complete checkpoint, unless it has a seal or that was begun; does nothing once closed."""
+        with self._lock:
+            if step not in self._begun:
+                with contextlib.suppress(RuntimeError):  # Closed, or the interpreter ends.
+                    self._begun[step] = self._thread.submit(self._seal, step)
 
     def wait(self) -> None:
         """Waits until everything that was begun is sealed.
@@ -47,9 +51,12 @@ class CheckpointSeals:
         Raises:
           OSError: a seal cannot be written, or a checkpoint not be read.
         """
-        for future in list(self._under_way.values()):
+        for future in list(self._begun.values()):
             future.result()
-        self._under_way.clear()
+
+    def close(self) -> None:
+        """Ends the thread, after the checkpoint that it is hashing; those that wait for it get no seal."""
+        self._thread.shutdown(cancel_futures=True)
 
     def set_damaged_aside(self) -> None:
         """Moves the newest checkpoints out of the way until one fits its seal (or has none); loses nothing."""

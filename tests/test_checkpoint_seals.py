@@ -12,6 +12,7 @@ import pytest
 import tiny
 
 from jaxretr.checkpoint import Checkpoints
+from jaxretr.checkpoint_seals import CheckpointSeals
 from jaxretr.errors import UserError
 
 CONFIG = tiny.art_config(Path("nowhere"), train={"keep": 3})
@@ -131,6 +132,27 @@ def test_checkpoints_leave_no_threads_behind(tmp_path: Path) -> None:
             checkpoints.wait()
             counts.append(threading.active_count())
     assert counts[-1] <= counts[2] + 1
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("jaxretr-seal")]
+
+
+def test_orbax_thread_and_the_run_seal_a_checkpoint_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Orbax's thread may say that a checkpoint is whole after the run has sealed it, and after the run has ended."""
+    sealed = []
+    seals = CheckpointSeals(folder)
+    seal = seals._seal
+    monkeypatch.setattr(seals, "_seal", lambda step: (sealed.append(step), seal(step)))
+    callers = [threading.Thread(target=seals.begin, args=(6,)) for _ in range(8)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    seals.wait()
+    seals.begin(6)
+    seals.wait()
+    assert sealed == [6]
+    seals.close()
+    seals.begin(4)
+    assert sealed == [6] and not seals._thread._threads & set(threading.enumerate())
 
 
 @pytest.mark.parametrize("name", ["_METADATA", "manifest.ocdbt", "process_0", "data"])
