@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 from machine import describe
 
-from jaxretr import ScannIndex, memory
-from jaxretr.encoding_store import EmbeddingStore
-from jaxretr.search.certificate import table
-from jaxretr.search.machine import cpu_threads
-from jaxretr.search.scann_build import plan_of
+from jaxretr import ScannIndex
+from jaxretr.parallel import memory
+from jaxretr.parallel.machine import cpu_threads
+from jaxretr.search.scann.build import plan_of
+from jaxretr.search.scann.certificate import table
+from jaxretr.stores.embedding_store import EmbeddingStore
 
 K = 10
 

@@ -23,10 +23,10 @@ if __name__ == "__main__":
     compile_for_tpus()
 
 from jaxretr import config as configuration
-from jaxretr.compiled_facts import KnownPrograms
-from jaxretr.parallel.topologies import topology
-from jaxretr.plan import GIB, Plan, plan
-from jaxretr.recipes.corpus_sizes import corpus_size
+from jaxretr.plan.compiled_facts import KnownPrograms
+from jaxretr.plan.corpus_sizes import corpus_size
+from jaxretr.plan.requirements import GIB, Plan, plan
+from jaxretr.plan.topologies import topology
 
 if TYPE_CHECKING:
     from jaxretr.config import Config

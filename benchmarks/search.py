@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from machine import describe
 
-from jaxretr.search.machine import cpu_threads
+from jaxretr.parallel.machine import cpu_threads
 
 Search = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 
@@ -105,7 +105,9 @@ def formulation(questions: int) -> str:
     """Which formulation of ours is used, in words."""
     import jax
 
-    from jaxretr.search import host_search, machine, topk
+    from jaxretr.parallel import machine
+    from jaxretr.search import topk
+    from jaxretr.search.exact import host_search
 
     if jax.default_backend() == "cpu":
         if questions >= host_search.BFLOAT16_BATCH and machine.has_amx():

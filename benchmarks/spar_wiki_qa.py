@@ -37,8 +37,8 @@ from jaxretr.evaluate.significance import compare
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.search.bm25 import Bm25Index
-from jaxretr.search.weight_choice import adaptive_grid, balancing_weight, choose
-from jaxretr.search.weight_grid import search_weights
+from jaxretr.search.hybrid.weight_choice import adaptive_grid, balancing_weight, choose
+from jaxretr.search.hybrid.weight_grid import search_weights
 
 ROOT = Path(__file__).parents[1]
 METRICS = ("recall@20", "recall@100", "mrr@10")

@@ -16,10 +16,10 @@ from collections import Counter
 from machine import describe
 
 from jaxretr.assets import QUICKSTART
-from jaxretr.data.keyboards import KEYBOARDS, neighbours
 from jaxretr.data.readers import read_questions
-from jaxretr.data.typo_words import form
 from jaxretr.data.typos import PROFILES, Typo, TypoGenerator
+from jaxretr.data.typos.keyboards import KEYBOARDS, neighbours
+from jaxretr.data.typos.words import form
 
 PUBLISHED = {
     "dictionary": {"keyboard": 0.362, "swap": 0.339, "dictionary": 0.294, "unchanged": 0.026},

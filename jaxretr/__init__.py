@@ -3,23 +3,23 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from jaxretr.version import __version__ as __version__
 
 # Imported on first use, so that `import jaxretr` and `jaxretr --help` are instant.
 _HOME = {
     "DualEncoder": "jaxretr.models.dual_encoder",
-    "EmbeddingStore": "jaxretr.encoding_store",
+    "EmbeddingStore": "jaxretr.stores.embedding_store",
     "CombinedEncoder": "jaxretr.models.combined_encoder",
     "load_config": "jaxretr.experiment",
-    "load_encoder": "jaxretr.models.combined_folder",
+    "load_encoder": "jaxretr.models.formats.combined_folder",
     "Adapter": "jaxretr.models.adapter",
     "QuestionScorer": "jaxretr.models.question_scorer",
     "ExactIndex": "jaxretr.search.exact",
-    "ScannIndex": "jaxretr.search.scann",
+    "ScannIndex": "jaxretr.search.scann.index",
     "Bm25Index": "jaxretr.search.bm25",
     "TypoGenerator": "jaxretr.data.typos",
     "UserError": "jaxretr.errors",
-    "encode": "jaxretr.encoding",
+    "encode": "jaxretr.stores.encoding",
     "evaluate_model": "jaxretr.evaluate.beir",
     "mteb_model": "jaxretr.evaluate.mteb_adapter",
 }
@@ -49,21 +49,21 @@ __all__ = [
 
 if TYPE_CHECKING:
     from jaxretr.data.typos import TypoGenerator
-    from jaxretr.encoding import encode
-    from jaxretr.encoding_store import EmbeddingStore
     from jaxretr.errors import UserError
     from jaxretr.evaluate.beir import evaluate_model
     from jaxretr.evaluate.mteb_adapter import mteb_model
     from jaxretr.experiment import load_config
     from jaxretr.models.adapter import Adapter
     from jaxretr.models.combined_encoder import CombinedEncoder
-    from jaxretr.models.combined_folder import load_encoder
     from jaxretr.models.dual_encoder import DualEncoder
+    from jaxretr.models.formats.combined_folder import load_encoder
     from jaxretr.models.question_scorer import QuestionScorer
     from jaxretr.search.bm25 import Bm25Index
     from jaxretr.search.exact import ExactIndex
-    from jaxretr.search.scann import ScannIndex
+    from jaxretr.search.scann.index import ScannIndex
     from jaxretr.searching import search
+    from jaxretr.stores.embedding_store import EmbeddingStore
+    from jaxretr.stores.encoding import encode
     from jaxretr.train import train
 
 

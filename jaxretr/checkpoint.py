@@ -7,13 +7,13 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
-from jaxretr.checkpoint_seals import CheckpointSeals
 from jaxretr.config import LOWER_IS_BETTER, Config, to_json
 from jaxretr.errors import UserError
 from jaxretr.parallel.hosts import is_of_collective, wait_for_all
 from jaxretr.parallel.sharding import dotted
 from jaxretr.storage.orbax_buckets import teach_orbax
 from jaxretr.storage.paths import is_remote
+from jaxretr.stores.checkpoint_seals import CheckpointSeals
 
 
 class Checkpoints:

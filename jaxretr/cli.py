@@ -14,9 +14,9 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn, get_args
 
-from jaxretr import __version__
 from jaxretr.config import EncodeDtype
 from jaxretr.errors import UsageError, UserError, did_you_mean
+from jaxretr.version import __version__
 
 _MODEL = "a run directory, an exported folder, a Hugging Face, sentence-transformers or DPR folder, or a hub name"
 

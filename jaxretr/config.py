@@ -246,14 +246,14 @@ class Art:
 
 @dataclass(frozen=True)
 class Typos:
-    """Training for misspelt questions: terms beside a run's own objective, see jaxretr/objectives/typos.py.
+    """Training for misspelt questions: terms beside a run's own objective, see jaxretr/objectives/typo_terms.py.
 
     A question q has `variants` misspelt forms q~ in a step. With all weights at their defaults there are none, and
     nothing changes.
     """
 
     profile: Literal["dictionary", "single_word", "spacing"] = "dictionary"
-    """How questions are misspelt (jaxretr/data/typos.py)."""
+    """How questions are misspelt (jaxretr/data/typos/__init__.py)."""
     keyboard: Literal["qwerty", "qwertz", "azerty"] = "qwerty"
     """Which keys are neighbours."""
     misspellings: str | None = None

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jaxretr
 from jaxretr import config as configuration
 from jaxretr.config import Config
 from jaxretr.errors import UsageError, did_you_mean
 
-_PACKAGE = Path(jaxretr.__file__).parent
+_PACKAGE = Path(__file__).parent
 
 
 def shipped_folder() -> Path:

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from jaxretr.errors import UserError
-from jaxretr.files import atomic_write
 from jaxretr.parallel.mesh import to_host
+from jaxretr.storage.files import atomic_write
 
 # Steps of which the median is the usual loss, and after how many of them a jump is one.
 _WINDOW, _LEAST = 100, 20

@@ -10,7 +10,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from jaxretr.errors import UserError
-from jaxretr.files import atomic_write
+from jaxretr.storage.files import atomic_write
 
 
 class MetricsLog:

@@ -17,13 +17,13 @@ from jaxretr.data.questions import Question
 from jaxretr.data.readers import BeirSet, read_beir
 from jaxretr.errors import UsageError
 from jaxretr.evaluate.retrieval import Retriever, dense_retriever, retrieval_figures
-from jaxretr.files import atomic_write
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.quickstart_config import config
 from jaxretr.recipes.encoder_start import load_encoder
 from jaxretr.search.bm25 import Bm25Index
 from jaxretr.search.exact import ExactIndex
+from jaxretr.storage.files import atomic_write
 from jaxretr.train import train
 
 log = logging.getLogger(__name__)

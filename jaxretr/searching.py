@@ -12,25 +12,25 @@ import numpy as np
 
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_questions
-from jaxretr.encoding import Encoder, Path_, encode_texts, loaded, name_of
-from jaxretr.encoding_store import EmbeddingStore, is_store
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.runs import Hits, write_trec
-from jaxretr.export import manifest
-from jaxretr.fingerprints import model_fingerprint
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.progress import Progress
 from jaxretr.search.exact import ExactIndex, search_blocks, unique_ids
+from jaxretr.search.exact.shares import merge_hits
 from jaxretr.search.filters import Filters
-from jaxretr.search.shares import merge_hits
 from jaxretr.storage.copies import local_copy
-from jaxretr.stores import open_store
+from jaxretr.stores import manifest
+from jaxretr.stores.embedding_store import EmbeddingStore, is_store
+from jaxretr.stores.encoding import Encoder, Path_, encode_texts, loaded, name_of
+from jaxretr.stores.fingerprints import model_fingerprint
+from jaxretr.stores.opening import open_store
 
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from jaxretr.search.scann import ScannIndex
-    from jaxretr.search.scann_folder import Facts
+    from jaxretr.search.scann.folder import Facts
+    from jaxretr.search.scann.index import ScannIndex
 
     Index = EmbeddingStore | ExactIndex | ScannIndex
 
@@ -118,7 +118,7 @@ def open_index(folder: Path_) -> "Index":
         return open_store(folder)
     place = local_copy(os.fspath(folder))
     if is_scann(place):
-        from jaxretr.search.scann import ScannIndex
+        from jaxretr.search.scann.index import ScannIndex
 
         return ScannIndex.load(place)
     return ExactIndex.load(place)

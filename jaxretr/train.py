@@ -23,7 +23,6 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from jaxretr.checkpoint import Checkpoints
-from jaxretr.compilation_cache import keep_programs
 from jaxretr.config import (
     LOWER_IS_BETTER,
     ArtConfig,
@@ -35,12 +34,13 @@ from jaxretr.config import (
     to_json,
 )
 from jaxretr.errors import UsageError, UserError
-from jaxretr.files import atomic_write
 from jaxretr.loss_watch import LossWatch, stop
 from jaxretr.metrics_log import MetricsLog, read_metrics
+from jaxretr.parallel.compilation_cache import keep_programs
 from jaxretr.parallel.hosts import EXIT_AGAIN, agree, program_facts, together
 from jaxretr.parallel.mesh import DATA, make_mesh
 from jaxretr.profiling import StepTrace, Stopwatch
+from jaxretr.storage.files import atomic_write
 from jaxretr.storage.paths import as_path
 from jaxretr.storage.run_folder import RunFolder
 

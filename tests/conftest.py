@@ -31,7 +31,7 @@ def logging_left_as_it_was() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def float32_is_the_fastest() -> Iterator[None]:
     """`--compute auto` takes float32 on every processor: commands are compared with what the library gives in float32."""
-    from jaxretr.search import machine
+    from jaxretr.parallel import machine
 
     flags = machine.cpu_flags() - {"avx512_bf16", "amx_bf16"}
     with pytest.MonkeyPatch.context() as patch:

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxretr.matmul_flops import matmul_flops
 from jaxretr.models.bert import BertConfig
 from jaxretr.models.dual_encoder import DualEncoderConfig, abstract_params, embed, init_params
 from jaxretr.models.layers import define
 from jaxretr.models.scorer import Prompt, score_pairs
 from jaxretr.models.t5 import T5Config, T5Model
+from jaxretr.plan.matmul_flops import matmul_flops
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 BERT = BertConfig(vocab_size=300, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=48)

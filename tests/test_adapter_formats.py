@@ -21,11 +21,11 @@ from tiny import BERT, lively
 
 from jaxretr.config import AdapterShape
 from jaxretr.errors import UserError
-from jaxretr.models import bert_params
-from jaxretr.models.adapter_formats import kind_of, read_adapter_transformers, read_peft, write_peft
-from jaxretr.models.adapters import init_adapter
+from jaxretr.models.adapter_layers import init_adapter
 from jaxretr.models.bert import BertConfig
 from jaxretr.models.dual_encoder import DualEncoderConfig, embed
+from jaxretr.models.formats import bert_params
+from jaxretr.models.formats.adapter_formats import kind_of, read_adapter_transformers, read_peft, write_peft
 from jaxretr.models.layers import Params
 
 torch = pytest.importorskip("torch", reason="the formats are torch's: pip install torch")

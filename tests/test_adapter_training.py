@@ -27,15 +27,15 @@ from tiny import (
 from jaxretr import optim
 from jaxretr import train as training
 from jaxretr.config import AdapterShape, ContrastiveConfig, Optimizer
-from jaxretr.models.adapters import count
+from jaxretr.models.adapter_layers import count
 from jaxretr.models.bert import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params, embed, tower
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import join, partition
 from jaxretr.objectives.contrastive import NO_PASSAGE, ContrastiveBatch, make_step
 from jaxretr.parallel import sharding
-from jaxretr.parallel.compiled_text import Program
 from jaxretr.parallel.mesh import make_mesh
+from jaxretr.plan.compiled_text import Program
 from jaxretr.recipes.art import ArtRun
 from jaxretr.recipes.contrastive import ContrastiveRun, ContrastiveState
 from jaxretr.state import CorpusTokens, TrainState

@@ -17,7 +17,7 @@ from tiny import lively
 
 from jaxretr.config import AdapterShape
 from jaxretr.errors import UserError
-from jaxretr.models.adapters import abstract_adapter, count, init_adapter, merge_lora
+from jaxretr.models.adapter_layers import abstract_adapter, count, init_adapter, merge_lora
 from jaxretr.models.bert import BertConfig, BertEncoder
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, embed, init_params
 from jaxretr.models.layers import define, unstack

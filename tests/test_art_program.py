@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from tiny import art_config, few_padding_rows
 
 from jaxretr.parallel import sharding
-from jaxretr.parallel.compiled_text import Program
+from jaxretr.plan.compiled_text import Program
 from jaxretr.recipes.art import ArtRun, ArtState
 from jaxretr.state import CorpusState, CorpusTokens
 

@@ -25,7 +25,7 @@ from test_cli import (
 
 from jaxretr.commands.process import set_up
 from jaxretr.metrics_log import MetricsLog, read_metrics
-from jaxretr.search.compiled import compiled
+from jaxretr.parallel.numba_loops import compiled
 
 GOOD = '{"_id": "p1", "title": "Rome", "text": "the capital of Italy"}\n'
 QUESTION = '{"_id": "q1", "text": "what is the capital of Italy"}\n'

@@ -274,7 +274,7 @@ def test_bm25(main: Main) -> None:
 
 
 def test_approximate_search(main: Main, tmp_path: Path) -> None:
-    from jaxretr.search import scann_process
+    from jaxretr.search.scann import process as scann_process
 
     if problem := scann_process.scann_problem():
         pytest.skip(f"ScaNN: {problem}")
@@ -290,7 +290,7 @@ def test_approximate_search(main: Main, tmp_path: Path) -> None:
 
 
 def write_store(folder: Path, rows: np.ndarray) -> None:
-    from jaxretr.encoding_store import EmbeddingStore, StoreMeta
+    from jaxretr.stores.embedding_store import EmbeddingStore, StoreMeta
 
     facts: dict[str, Any] = {"side": "passage", "model": "m", "model_fingerprint": "0", "texts_fingerprint": "0"}
     meta = StoreMeta(

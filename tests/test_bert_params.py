@@ -13,8 +13,15 @@ import pytest
 
 from jaxretr.errors import UserError
 from jaxretr.models.bert import BertConfig, BertEncoder
-from jaxretr.models.bert_params import BertCheckpoint, export_bert, import_bert, read, read_checkpoint, read_dpr_cp
-from jaxretr.models.hf_files import TensorFiles, read_json, write_safetensors
+from jaxretr.models.formats.bert_params import (
+    BertCheckpoint,
+    export_bert,
+    import_bert,
+    read,
+    read_checkpoint,
+    read_dpr_cp,
+)
+from jaxretr.models.formats.hf_files import TensorFiles, read_json, write_safetensors
 from jaxretr.models.layers import define
 
 SEED = 3

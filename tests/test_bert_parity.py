@@ -15,8 +15,8 @@ import pytest
 from flax import nnx
 
 from jaxretr.models.bert import BertConfig, BertEncoder
-from jaxretr.models.bert_params import BertCheckpoint, export_bert, read_checkpoint
-from jaxretr.models.hf_files import write_safetensors
+from jaxretr.models.formats.bert_params import BertCheckpoint, export_bert, read_checkpoint
+from jaxretr.models.formats.hf_files import write_safetensors
 from jaxretr.models.layers import define
 
 torch = pytest.importorskip("torch", reason="parity is measured against PyTorch: pip install torch")

@@ -18,8 +18,8 @@ from jaxretr.objectives.art import QuestionBatch, teach
 from jaxretr.objectives.blocks import block_size, block_start, num_blocks
 from jaxretr.objectives.live_index import make_refresh
 from jaxretr.objectives.token_step import make_token_step
-from jaxretr.parallel.compiled_text import Program
 from jaxretr.parallel.mesh import DATA, padded_rows
+from jaxretr.plan.compiled_text import Program
 from jaxretr.state import CorpusState, CorpusTokens, TrainState
 
 SEED = 3

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.errors import UsageError, UserError
-from jaxretr.search import bm25_postings, bm25_words
 from jaxretr.search.bm25 import Bm25Index
-from jaxretr.search.bm25_postings import quantised_lengths
-from jaxretr.search.bm25_words import questions_as_words, split_words
+from jaxretr.search.bm25 import postings as bm25_postings
+from jaxretr.search.bm25 import words as bm25_words
+from jaxretr.search.bm25.postings import quantised_lengths
+from jaxretr.search.bm25.words import questions_as_words, split_words
 
 PASSAGES = Path(__file__).parent / "data" / "trec" / "corpus.jsonl"
 QUESTIONS = [
@@ -424,7 +425,7 @@ def test_searching_does_not_start_jax():
 def test_help_and_import_do_not_load_the_compiler():
     program = (
         "import sys, jaxretr; from jaxretr import cli, Bm25Index; cli.build_parser();"
-        "import jaxretr.search.lexical_ranker; assert not {'numba', 'llvmlite', 'jax'} & set(sys.modules)"
+        "import jaxretr.search.bm25.lexical_ranker; assert not {'numba', 'llvmlite', 'jax'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -8,12 +8,12 @@ import pytest
 
 from jaxretr import cli
 from jaxretr.data.corpus import Corpus
-from jaxretr.data.mining import Filters, Ranking, mine
 from jaxretr.data.questions import Question
 from jaxretr.evaluate.measuring import run_of
 from jaxretr.evaluate.retrieval import retrieval_figures
 from jaxretr.evaluate.runs import read_run, read_trec
 from jaxretr.evaluate.searches import bm25_search
+from jaxretr.mine.negatives import Filters, Ranking, mine
 from jaxretr.search.bm25 import Bm25Index
 
 TEXTS = {

@@ -12,8 +12,8 @@ import pytest
 import tiny
 
 from jaxretr.checkpoint import Checkpoints
-from jaxretr.checkpoint_seals import CheckpointSeals
 from jaxretr.errors import UserError
+from jaxretr.stores.checkpoint_seals import CheckpointSeals
 
 CONFIG = tiny.art_config(Path("nowhere"), train={"keep": 3})
 

@@ -17,11 +17,11 @@ import tiny
 from jaxretr import cli, progress
 from jaxretr.commands.process import set_up
 from jaxretr.data.readers import read_corpus, read_qrels, read_questions
-from jaxretr.encoding_store import EmbeddingStore
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.runs import read_trec
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.search.exact import ExactIndex
+from jaxretr.stores.embedding_store import EmbeddingStore
 
 CORPUS = tiny.DATA / "corpus.jsonl"
 QUERIES = tiny.DATA / "queries.jsonl"

@@ -14,12 +14,12 @@ from jaxretr import cli
 from jaxretr.commands import tune
 from jaxretr.data.readers import read_corpus, read_qrels, read_questions
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.encoding_store import EmbeddingStore
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.answers import accuracy
 from jaxretr.evaluate.runs import read_trec
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.stores.embedding_store import EmbeddingStore
 
 CORPUS = DATA / "corpus.jsonl"
 QUERIES = DATA / "queries.jsonl"

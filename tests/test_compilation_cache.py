@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from jaxretr.compilation_cache import keep_programs, trim
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.parallel.compilation_cache import keep_programs, trim
 
 FOLDER, SECONDS = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
 

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import pytest
 from tiny import art_config
 
-from jaxretr import compiled_facts
-from jaxretr.compiled_facts import CompiledFacts, KnownPrograms, fingerprint
-from jaxretr.parallel.topologies import at_hand
-from jaxretr.plan import plan
-from jaxretr.recipes.corpus_sizes import corpus_size
+from jaxretr.plan import compiled_facts
+from jaxretr.plan.compiled_facts import CompiledFacts, KnownPrograms, fingerprint
+from jaxretr.plan.corpus_sizes import corpus_size
+from jaxretr.plan.requirements import plan
+from jaxretr.plan.topologies import at_hand
 
 
 def lowered(rows: int = 8):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from jaxretr import config as configuration
+from jaxretr.commands.config_help import settings_text
 from jaxretr.config import (
     ArtConfig,
     ArtData,
@@ -21,7 +22,6 @@ from jaxretr.config import (
     override,
     to_json,
 )
-from jaxretr.config_help import settings_text
 from jaxretr.errors import UsageError
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tiny import BERT, compiled_quickly, contrastive_config, few_padding_rows, write_models, write_supervised
 
-from jaxretr.models.bert_params import export_bert
+from jaxretr.models.formats.bert_params import export_bert
 from jaxretr.recipes.contrastive import ContrastiveRun
 
 torch = pytest.importorskip("torch", reason="parity is measured against PyTorch: pip install torch")

@@ -14,7 +14,7 @@ from jaxretr.models.bert import BertConfig
 from jaxretr.models.dual_encoder import DualEncoderConfig, abstract_params
 from jaxretr.objectives.contrastive import ContrastiveBatch, make_step
 from jaxretr.parallel import sharding
-from jaxretr.parallel.compiled_text import Program
+from jaxretr.plan.compiled_text import Program
 from jaxretr.recipes.contrastive import ContrastiveRun, ContrastiveState
 from jaxretr.state import CorpusState, CorpusTokens, TrainState
 

@@ -9,8 +9,8 @@ import pytest
 from command_errors import the_error
 
 from jaxretr import cli
+from jaxretr.data.formats.training_formats import FORMATS, read_examples
 from jaxretr.data.readers import read_beir, read_corpus
-from jaxretr.data.training_formats import FORMATS, read_examples
 from jaxretr.data.training_set import load_training_set
 
 DATA = Path(__file__).parent / "data"
@@ -203,8 +203,8 @@ def test_inspect_what_this_program_wrote(tmp_path, capsys):
     from jaxretr.data.token_store import TokenStore
     from jaxretr.data.tokenizer_training import train_tokenizer
     from jaxretr.data.tokens import Template, load_tokenizer
-    from jaxretr.encoding_store import EmbeddingStore, StoreMeta
     from jaxretr.search.exact import ExactIndex
+    from jaxretr.stores.embedding_store import EmbeddingStore, StoreMeta
 
     corpus = read_corpus(WIKI)
     train_tokenizer("bert", corpus.texts, 200, tmp_path / "tokenizer")

@@ -16,7 +16,7 @@ from jaxretr.data.readers import read_beir, read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UsageError
-from jaxretr.models.adapters import abstract_adapter, count
+from jaxretr.models.adapter_layers import abstract_adapter, count
 from jaxretr.models.bert import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.recipes.contrastive import ContrastiveRun

@@ -15,9 +15,9 @@ from jaxretr.commands import adapt
 from jaxretr.config import AdapterShape, MlmConfig, Optimizer, PretrainData, Train
 from jaxretr.errors import UserError
 from jaxretr.models.adapter import Adapter
-from jaxretr.models.adapters import init_adapter
-from jaxretr.models.bert_params import read_checkpoint
+from jaxretr.models.adapter_layers import init_adapter
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.formats.bert_params import read_checkpoint
 from jaxretr.train import train
 
 SHAPE = AdapterShape(lora_rank=2, bottleneck=3)

@@ -20,13 +20,13 @@ from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import load_tokenizer, passage_pair, question_rows
-from jaxretr.encoding import encode
 from jaxretr.errors import UserError
-from jaxretr.models.bert_params import export_bert
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params, embed, init_params, tower
 from jaxretr.models.encode import Shapes, make_batches
-from jaxretr.models.hf_files import write_safetensors
-from jaxretr.search import machine
+from jaxretr.models.formats.bert_params import export_bert
+from jaxretr.models.formats.hf_files import write_safetensors
+from jaxretr.parallel import machine
+from jaxretr.stores.encoding import encode
 
 CONFIG = DualEncoderConfig(BERT, max_question_length=16, max_passage_length=48)
 RNG = np.random.default_rng(5)

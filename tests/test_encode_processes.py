@@ -14,9 +14,9 @@ import pytest
 import tiny
 
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.encoding_store import EmbeddingStore
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
 from jaxretr.parallel.hosts import EXIT_AGAIN
+from jaxretr.stores.embedding_store import EmbeddingStore
 
 CORPUS = Path(__file__).parent / "data/wiki_qa"
 SEED = 20261121

@@ -11,16 +11,17 @@ import pytest
 import tiny
 
 import jaxretr
-from jaxretr import encoding, encoding_store
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.encoding_store import EmbeddingStore, default_shard_rows
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models import dual_encoder
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
+from jaxretr.stores import embedding_store as encoding_store
+from jaxretr.stores import encoding
+from jaxretr.stores.embedding_store import EmbeddingStore, default_shard_rows
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxretr import encoding_store, sealed_json
 from jaxretr.cli import main
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.encoding_store import EmbeddingStore, StoreMeta, is_store
 from jaxretr.errors import UserError
-from jaxretr.fingerprints import model_fingerprint
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
+from jaxretr.stores import embedding_store as encoding_store
+from jaxretr.stores import sealed_json
+from jaxretr.stores.embedding_store import EmbeddingStore, StoreMeta, is_store
+from jaxretr.stores.fingerprints import model_fingerprint
 
 ROWS, DIM = 10, 4
 EMBEDDINGS = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32)

@@ -13,10 +13,11 @@ from jax.sharding import PartitionSpec
 
 from jaxretr.errors import UsageError, UserError
 from jaxretr.parallel.mesh import DATA, make_mesh, padded_rows, put_rows, replicate, to_host
-from jaxretr.search import exact, index_folder, slabs
-from jaxretr.search.exact import ExactIndex, search_blocks
-from jaxretr.search.host_rows import put_matrix
+from jaxretr.search import exact
+from jaxretr.search.exact import ExactIndex, search_blocks, slabs
+from jaxretr.search.exact.host_rows import put_matrix
 from jaxretr.search.topk import NO_ROW, local_topk, search_step
+from jaxretr.stores import index_folder
 
 # Small integers: every sum is exact in any order and dtype, and most scores are shared by many rows.
 SEED = 7

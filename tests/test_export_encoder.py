@@ -21,7 +21,7 @@ from jaxretr.errors import UserError
 from jaxretr.export import onnx_encoder, stablehlo
 from jaxretr.export.encoder_folders import QUESTION
 from jaxretr.export.verify import verify
-from jaxretr.models.adapters import init_adapter
+from jaxretr.models.adapter_layers import init_adapter
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 
@@ -227,7 +227,7 @@ def test_the_commands_and_one_changed_byte(
 def test_vectors_that_are_not_the_models_are_found(tokenizer: Any, tmp_path: Path) -> None:
     """Whoever changes the program and its hash as well is found out by the vectors."""
     onnx = pytest.importorskip("onnx", reason="it changes the export")
-    from jaxretr.export import manifest
+    from jaxretr.stores import manifest
 
     onnx_encoder.export(make(tokenizer), tmp_path / "out")
     path = str(tmp_path / "out/question/model.onnx")

@@ -19,15 +19,16 @@ from tiny import DATA
 from jaxretr import cli
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.encoding_store import EmbeddingStore, StoreMeta
 from jaxretr.errors import UsageError, UserError
-from jaxretr.export import golden_hits, manifest, vertex
+from jaxretr.export import golden_hits, vertex
 from jaxretr.export.index_source import IndexSource, rebatched
 from jaxretr.export.passage_fields import VertexFields
 from jaxretr.export.verify import verify
 from jaxretr.export.vertex_schema import Checker, row_problem
-from jaxretr.fingerprints import model_fingerprint
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.stores import manifest
+from jaxretr.stores.embedding_store import EmbeddingStore, StoreMeta
+from jaxretr.stores.fingerprints import model_fingerprint
 
 # As Google documents a line of a data file; written down here once more, so that our own check is checked.
 SCHEMA = {

@@ -13,12 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxretr import files
 from jaxretr.errors import UserError
-from jaxretr.export import manifest
-from jaxretr.files import atomic_folder, atomic_write, restore
-from jaxretr.models.hf_files import resolve
-from jaxretr.search import index_folder
+from jaxretr.models.formats.hf_files import resolve
+from jaxretr.storage import files
+from jaxretr.storage.files import atomic_folder, atomic_write, restore
+from jaxretr.stores import index_folder, manifest
 
 # Replaces DIR, where the process ends at the Nth call that renames something, before or after it is made.
 _KILLED = """

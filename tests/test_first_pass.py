@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from jaxretr.errors import UsageError, UserError
-from jaxretr.search import first_pass as rounding
 from jaxretr.search.exact import ExactIndex
+from jaxretr.search.exact import first_pass as rounding
 
 N, DIM, K = 4001, 48, 10
 KINDS = ["bfloat16", "int8"]

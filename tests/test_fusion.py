@@ -12,7 +12,7 @@ from jaxretr import cli
 from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.runs import read_trec, write_trec
-from jaxretr.search.fusion import interpolate, reciprocal_rank
+from jaxretr.search.hybrid.fusion import interpolate, reciprocal_rank
 
 DENSE = {"q1": {"a": 3.0, "b": 2.0, "c": -1.0}, "q2": {"a": 0.5}}
 LEXICAL = {"q1": {"d": 10.0, "b": 8.0, "a": 6.0}, "q3": {"x": 1.0, "y": 2.0}}

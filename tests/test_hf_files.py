@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from jaxretr.errors import UserError
-from jaxretr.models import hf_files
-from jaxretr.models.hf_files import TensorFiles, read_json, resolve, write_safetensors
+from jaxretr.models.formats import hf_files
+from jaxretr.models.formats.hf_files import TensorFiles, read_json, resolve, write_safetensors
 
 
 def _raises(message: str) -> Any:

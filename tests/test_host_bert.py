@@ -14,7 +14,7 @@ from jaxretr.config import AdapterShape
 from jaxretr.models import dual_encoder, encode, host_bert
 from jaxretr.models.dual_encoder import DualEncoderConfig, abstract_params, embed, tower
 from jaxretr.models.encode import Engine, HostEngine, fastest_dtype
-from jaxretr.search import machine
+from jaxretr.parallel import machine
 
 RNG = np.random.default_rng(3)
 

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from brute_force import brute_force
 
-from jaxretr.search import footprint, host_loops, host_search, slabs
-from jaxretr.search.exact import ExactIndex, search_blocks
-from jaxretr.search.first_pass import RoundedQueries
-from jaxretr.search.host_search import HostSearch
+from jaxretr.search.exact import ExactIndex, footprint, host_loops, host_search, search_blocks, slabs
+from jaxretr.search.exact.first_pass import RoundedQueries
+from jaxretr.search.exact.host_search import HostSearch
 from jaxretr.search.topk import NO_ROW
 
 K = 20

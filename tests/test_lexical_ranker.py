@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from jaxretr.data.corpus import Corpus, Passage, iter_passages, read_corpus
 from jaxretr.errors import UsageError, UserError
-from jaxretr.search import lexical_ranker
-from jaxretr.search.bm25 import Bm25Index
-from jaxretr.search.bm25_words import Bm25Settings
-from jaxretr.search.lexical_ranker import Ranked, rank
+from jaxretr.search.bm25 import Bm25Index, lexical_ranker
+from jaxretr.search.bm25.lexical_ranker import Ranked, rank
+from jaxretr.search.bm25.words import Bm25Settings
 
 PASSAGES = Path(__file__).parent / "data" / "trec" / "corpus.jsonl"
 PLAIN = Bm25Settings(stemmer=None)

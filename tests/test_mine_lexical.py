@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxretr import cli, encoding
+from jaxretr import cli
 from jaxretr.commands import lexical_teachers, mine_lexical
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.lexical_set import LexicalSet
@@ -15,7 +15,8 @@ from jaxretr.data.sentence_queries import Sampling
 from jaxretr.data.sentences import split_sentences
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.search.bm25 import Bm25Index
-from jaxretr.search.lexical_ranker import FORMAT_VERSION
+from jaxretr.search.bm25.lexical_ranker import FORMAT_VERSION
+from jaxretr.stores import encoding
 
 DATA = Path(__file__).parent / "data"
 CORPUS = DATA / "wiki_qa" / "corpus.jsonl"

@@ -9,14 +9,14 @@ import pytest
 
 from jaxretr import cli
 from jaxretr.data.corpus import Corpus, read_corpus
-from jaxretr.data.mining import Filters, MiningReport, Ranking, mine, rankings_of_run
 from jaxretr.data.questions import Question, read_questions
 from jaxretr.data.training_set import load_training_set
 from jaxretr.errors import UsageError
 from jaxretr.evaluate.answers import has_answer
 from jaxretr.evaluate.runs import read_trec
+from jaxretr.mine.negatives import Filters, MiningReport, Ranking, mine, rankings_of_run
 from jaxretr.search.bm25 import Bm25Index
-from jaxretr.search.bm25_words import split_words
+from jaxretr.search.bm25.words import split_words
 
 DATA = Path(__file__).parent / "data" / "wiki_qa"
 INF, NAN = math.inf, math.nan

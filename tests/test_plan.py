@@ -18,15 +18,15 @@ from jaxretr import cli
 from jaxretr import config as configuration
 from jaxretr.config import Config
 from jaxretr.errors import UserError
-from jaxretr.matmul_flops import matmul_flops
-from jaxretr.models.model_shapes import encoder_shape, scorer_shape
+from jaxretr.models.formats.model_shapes import encoder_shape, scorer_shape
 from jaxretr.parallel.mesh import make_mesh
-from jaxretr.parallel.topologies import Devices, topology
-from jaxretr.plan import plan, remedy
+from jaxretr.plan.corpus_sizes import corpus_size
+from jaxretr.plan.matmul_flops import matmul_flops
+from jaxretr.plan.outline import Planned, outline
+from jaxretr.plan.requirements import plan, remedy
+from jaxretr.plan.topologies import Devices, topology
 from jaxretr.recipes.art import ArtRun
 from jaxretr.recipes.contrastive import ContrastiveRun
-from jaxretr.recipes.corpus_sizes import corpus_size
-from jaxretr.recipes.outline import Planned, outline
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -234,7 +234,7 @@ def test_the_command_prints_text_or_json(tiny_config: Path, capsys: pytest.Captu
 def test_what_does_not_fit_exits_with_a_remedy(
     tiny_config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jaxretr.plan._limit", lambda devices: 50_000)
+    monkeypatch.setattr("jaxretr.plan.requirements._limit", lambda devices: 50_000)
     assert cli.main(["train", str(tiny_config), "--plan"]) == 1
     out, err = capsys.readouterr()
     assert "DOES NOT FIT" in out

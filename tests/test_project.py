@@ -41,7 +41,7 @@ def tracked() -> list[Path]:
 
 def test_version_is_stated_once() -> None:
     assert "version" not in PROJECT["project"]
-    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "jaxretr.__version__"}
+    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "jaxretr.version.__version__"}
     answer = subprocess.run([sys.executable, "-m", "jaxretr", "--version"], cwd=ROOT, capture_output=True, text=True)
     assert answer.stdout == f"jaxretr {jaxretr.__version__}\n"
 

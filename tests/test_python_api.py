@@ -25,7 +25,7 @@ from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
 from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.search.exact import ExactIndex
-from jaxretr.search.scann import ScannIndex
+from jaxretr.search.scann.index import ScannIndex
 
 TEXTS = ["who founded the city", "when was it", "a river"]
 
@@ -49,7 +49,7 @@ def test_search_and_train_can_be_called_whatever_was_imported_before():
     """Importing the module of a name puts it in the function's place."""
     program = """
 import importlib, sys
-orders = [[], ["jaxretr.search.bm25_words"], ["jaxretr.search"], ["jaxretr.train"], ["jaxretr.searching", "jaxretr.train"]]
+orders = [[], ["jaxretr.search.bm25.words"], ["jaxretr.search"], ["jaxretr.train"], ["jaxretr.searching", "jaxretr.train"]]
 for order in orders:
     for name in [name for name in sys.modules if name.split(".")[0] == "jaxretr"]:
         del sys.modules[name]

@@ -20,8 +20,8 @@ from jax.sharding import Mesh
 
 from jaxretr.config import AdapterShape, Config, Joint, MlmConfig, PretrainData, Train
 from jaxretr.errors import UsageError
-from jaxretr.models import bert_params
 from jaxretr.models.dual_encoder import DualEncoderConfig
+from jaxretr.models.formats import bert_params
 from jaxretr.objectives.chunks import embed_in_chunks
 from jaxretr.objectives.live_index import row_encoder
 from jaxretr.parallel.mesh import make_mesh

@@ -22,7 +22,7 @@ from jaxretr.evaluate.runs import (
     write_jsonl,
     write_trec,
 )
-from jaxretr.files import atomic_write
+from jaxretr.storage.files import atomic_write
 
 CORPUS = Corpus(
     ["p1", "p2", "p3"],

@@ -12,11 +12,12 @@ import pytest
 
 from jaxretr import ExactIndex, ScannIndex
 from jaxretr.errors import UserError
-from jaxretr.search import scann_process, scann_worker
-from jaxretr.search.certificate import recall_bounds, table
-from jaxretr.search.scann_build import plan_of
-from jaxretr.search.scann_folder import verify
-from jaxretr.search.scann_tuning import tune
+from jaxretr.search.scann import process as scann_process
+from jaxretr.search.scann import worker as scann_worker
+from jaxretr.search.scann.build import plan_of
+from jaxretr.search.scann.certificate import recall_bounds, table
+from jaxretr.search.scann.folder import verify
+from jaxretr.search.scann.tuning import tune
 
 PROBLEM = scann_process.scann_problem()
 needs_scann = pytest.mark.skipif(PROBLEM is not None, reason=f"ScaNN: {PROBLEM}")

@@ -12,8 +12,8 @@ from tiny import DATA
 from jaxretr import ScannIndex, cli
 from jaxretr.commands import update
 from jaxretr.data.readers import read_corpus
-from jaxretr.encoding_store import EmbeddingStore
-from jaxretr.search.scann_process import scann_problem
+from jaxretr.search.scann.process import scann_problem
+from jaxretr.stores.embedding_store import EmbeddingStore
 
 needs_scann = pytest.mark.skipif(scann_problem() is not None, reason=f"ScaNN: {scann_problem()}")
 

@@ -14,12 +14,12 @@ from tiny import DATA, T5, lively
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokens import Template, load_tokenizer, scorer_passage, scorer_target
-from jaxretr.models.hf_folder import write_folder
+from jaxretr.models.formats.hf_folder import write_folder
+from jaxretr.models.formats.t5_params import export_t5
 from jaxretr.models.layers import initialise
 from jaxretr.models.question_scorer import QuestionScorer, rectangle
 from jaxretr.models.scorer import Prompt, encoder_input, score_pairs
 from jaxretr.models.t5 import T5Model
-from jaxretr.models.t5_params import export_t5
 
 torch = pytest.importorskip("torch", reason="parity is measured against PyTorch: pip install torch")
 transformers = pytest.importorskip("transformers", reason="parity is measured against transformers")

@@ -11,11 +11,11 @@ import pytest
 from test_cli import CORPUS, QUERIES, run, train_once
 
 from jaxretr.data.readers import read_corpus, read_questions
-from jaxretr.encoding_store import EmbeddingStore
 from jaxretr.evaluate.runs import read_trec
-from jaxretr.export import manifest
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.search.exact import ExactIndex
+from jaxretr.stores import manifest
+from jaxretr.stores.embedding_store import EmbeddingStore
 
 K = 6
 
@@ -108,7 +108,7 @@ def test_filters_of_a_saved_index_use_its_own_metadata(trained, scores, tmp_path
 
 def test_what_a_search_needs_is_said_before(trained, store, tmp_path, caplog):
     words = ["search", trained / "run", "--index", store, "--queries", QUERIES, "--out", tmp_path / "r"]
-    with caplog.at_level("INFO", logger="jaxretr.memory"):
+    with caplog.at_level("INFO", logger="jaxretr.parallel.memory"):
         assert run(*words) == 0
     assert "the search of" in caplog.text and "of memory beside the" in caplog.text
 
@@ -226,7 +226,7 @@ def test_a_scann_folder_is_searched_by_scann(trained, store, tmp_path, capsys, m
         def load(cls, folder: str) -> "Index":
             return cls(Facts(**manifest.read(Path(folder)).facts))
 
-    monkeypatch.setitem(sys.modules, "jaxretr.search.scann", SimpleNamespace(ScannIndex=Index))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "jaxretr.search.scann.index", SimpleNamespace(ScannIndex=Index))  # type: ignore[arg-type]
     words = ["search", trained / "run", "--queries", QUERIES, "--out", tmp_path / "r", "-k", 3, "--index"]
     good = scann_folder(tmp_path / "good", dim=meta.dim, model="m", model_fingerprint=meta.model_fingerprint)
     assert run(*words, good) == 0

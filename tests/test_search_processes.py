@@ -11,10 +11,10 @@ import tiny
 
 from jaxretr import cli
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.encoding_store import EmbeddingStore
 from jaxretr.evaluate.runs import read_trec
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
 from jaxretr.search.exact import ExactIndex
+from jaxretr.stores.embedding_store import EmbeddingStore
 
 CORPUS = tiny.DATA / "corpus.jsonl"
 QUERIES = tiny.DATA / "queries.jsonl"

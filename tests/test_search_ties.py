@@ -6,8 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxretr.search import host_search
-from jaxretr.search.exact import ExactIndex, search_blocks
+from jaxretr.search.exact import ExactIndex, host_search, search_blocks
 
 N, DIM, K = 9000, 48, 20
 

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import tiny
 
-from jaxretr import sealed_json
 from jaxretr.checkpoint import Checkpoints
 from jaxretr.errors import UsageError, UserError
-from jaxretr.files import atomic_folder, atomic_write, sha256, write_whole
 from jaxretr.storage import orbax_buckets, retries
 from jaxretr.storage.copies import fetch, put
+from jaxretr.storage.files import atomic_folder, atomic_write, sha256, write_whole
 from jaxretr.storage.paths import as_path, filesystem
 from jaxretr.storage.retries import FIRST_PAUSE, LONGEST_PAUSE, is_transient, retried, retried_async
+from jaxretr.stores import sealed_json
 
 STALE = OSError(errno.ESTALE, "Stale file handle")
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from test_encoding_store import EMBEDDINGS, IDS, META, fill
 
-from jaxretr.encoding_store import EmbeddingStore, is_store
 from jaxretr.errors import UserError
 from jaxretr.storage.paths import filesystem
 from jaxretr.storage.shard_cache import ShardCache
+from jaxretr.stores.embedding_store import EmbeddingStore, is_store
 
 
 @pytest.fixture(scope="module", params=["s3", "gs"])
@@ -102,7 +102,7 @@ def test_a_large_store_is_streamed_through_two_shards_of_disk(
     folder: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAXRETR_STORE_CACHE_GIB", "0")
-    monkeypatch.setattr("jaxretr.encoding_store._BLOCK_BYTES", 1)  # Small shards come joined otherwise.
+    monkeypatch.setattr("jaxretr.stores.embedding_store._BLOCK_BYTES", 1)  # Small shards come joined otherwise.
     meta = dataclasses.replace(META, shard_rows=1)
     fill(EmbeddingStore.begin(folder, meta, IDS))
     most, found = 0, []

@@ -12,10 +12,10 @@ import pytest
 from flax import nnx
 
 from jaxretr.errors import UserError
-from jaxretr.models.hf_files import TensorFiles, read_json, write_safetensors
+from jaxretr.models.formats.hf_files import TensorFiles, read_json, write_safetensors
+from jaxretr.models.formats.t5_params import export_t5, import_t5, read
 from jaxretr.models.layers import define
 from jaxretr.models.t5 import T5Config, T5Model, relative_bucket
-from jaxretr.models.t5_params import export_t5, import_t5, read
 
 torch = pytest.importorskip("torch", reason="parity is measured against PyTorch: pip install torch")
 transformers = pytest.importorskip("transformers", reason="parity is measured against transformers")

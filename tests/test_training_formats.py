@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxretr.data.examples import Candidate, Example, joined
-from jaxretr.data.file_kinds import file_kind
+from jaxretr.data.formats.examples import Candidate, Example, joined
+from jaxretr.data.formats.file_kinds import file_kind
+from jaxretr.data.formats.training_formats import FORMATS, read_examples, write_examples
 from jaxretr.data.readers import read_corpus, read_questions
-from jaxretr.data.training_formats import FORMATS, read_examples, write_examples
 from jaxretr.errors import UsageError, UserError
 
 DATA = Path(__file__).parent / "data"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxretr.data import copies
-from jaxretr.data.copies import rows_of_texts
+from jaxretr.data import duplicate_groups as copies
 from jaxretr.data.corpus import Corpus, Passage
+from jaxretr.data.duplicate_groups import rows_of_texts
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.training_set import Ragged, first_copies, load_training_set
 from jaxretr.errors import UserError

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxretr.data.examples import Candidate, Example
+from jaxretr.data.formats.examples import Candidate, Example
+from jaxretr.data.formats.training_formats import read_examples, write_examples
 from jaxretr.data.readers import read_beir, read_corpus
-from jaxretr.data.training_formats import read_examples, write_examples
 from jaxretr.errors import UsageError, UserError
 
 DATA = Path(__file__).parent / "data"

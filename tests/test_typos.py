@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 
 import jaxretr
 from jaxretr.assets import QUICKSTART
-from jaxretr.data import typo_words
 from jaxretr.data.characters import extends, look_alike, split_characters
-from jaxretr.data.keyboards import KEYBOARDS, neighbours
-from jaxretr.data.misspellings import read_misspellings
 from jaxretr.data.readers import read_questions
-from jaxretr.data.stop_words import STOP_WORDS
-from jaxretr.data.typo_draws import Draws, output
-from jaxretr.data.typo_words import Word, form, in_case_of
 from jaxretr.data.typos import PROFILES, Typo, TypoGenerator
+from jaxretr.data.typos import words as typo_words
+from jaxretr.data.typos.draws import Draws, output
+from jaxretr.data.typos.keyboards import KEYBOARDS, neighbours
+from jaxretr.data.typos.misspellings import read_misspellings
+from jaxretr.data.typos.stop_words import STOP_WORDS
+from jaxretr.data.typos.words import Word, form, in_case_of
 from jaxretr.errors import UsageError, UserError
 
 QUESTIONS = [question.text for question in read_questions(QUICKSTART)]

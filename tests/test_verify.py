@@ -10,14 +10,15 @@ import pytest
 from export_checks import each_changed_byte
 from test_export import make
 
-from jaxretr import cli, sealed_json
+from jaxretr import cli
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UsageError, UserError
 from jaxretr.export import golden
 from jaxretr.export.folder import export
 from jaxretr.export.verify_model import verify
-from jaxretr.files import sha256
-from jaxretr.models.hf_files import TensorFiles, write_safetensors
+from jaxretr.models.formats.hf_files import TensorFiles, write_safetensors
+from jaxretr.storage.files import sha256
+from jaxretr.stores import sealed_json
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "sentence-transformers": {"to": "sentence-transformers"},

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from jaxretr.errors import UserError
-from jaxretr.search import weight_grid
 from jaxretr.search.exact import ExactIndex
-from jaxretr.search.weight_choice import PAPER, adaptive_grid, balancing_weight, choose
-from jaxretr.search.weight_grid import search_weights
+from jaxretr.search.hybrid import weight_grid
+from jaxretr.search.hybrid.weight_choice import PAPER, adaptive_grid, balancing_weight, choose
+from jaxretr.search.hybrid.weight_grid import search_weights
 
 SEED = 3
 WEIGHTS = [0, *PAPER, math.inf]

@@ -32,12 +32,12 @@ from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.models.bert import BertConfig, BertEncoder
-from jaxretr.models.bert_params import export_bert
 from jaxretr.models.dual_encoder import DualEncoderConfig
-from jaxretr.models.hf_folder import write_folder
+from jaxretr.models.formats.bert_params import export_bert
+from jaxretr.models.formats.hf_folder import write_folder
+from jaxretr.models.formats.t5_params import export_t5
 from jaxretr.models.layers import Params, initialise
 from jaxretr.models.t5 import T5Config, T5Model
-from jaxretr.models.t5_params import export_t5
 from jaxretr.objectives.contrastive import ContrastiveProgram
 
 DATA = Path(__file__).parent / "data/wiki_qa"

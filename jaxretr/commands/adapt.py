@@ -14,20 +14,20 @@ from jaxretr.config import MlmConfig, Optimizer, PretrainData, Train
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questions
-from jaxretr.encoding import encode, encode_texts
-from jaxretr.encoding_store import EmbeddingStore
 from jaxretr.errors import UsageError
 from jaxretr.evaluate.measuring import depth, of_qrels, run_of
 from jaxretr.evaluate.metrics import Qrels
 from jaxretr.evaluate.significance import compare
-from jaxretr.files import atomic_write
 from jaxretr.metrics_log import read_metrics
-from jaxretr.models import adapter_folder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.encode import fastest_dtype
-from jaxretr.models.hf_files import resolve
+from jaxretr.models.formats import adapter_folder
+from jaxretr.models.formats.hf_files import resolve
 from jaxretr.search.exact import ExactIndex
 from jaxretr.searching import search_store
+from jaxretr.storage.files import atomic_write
+from jaxretr.stores.embedding_store import EmbeddingStore
+from jaxretr.stores.encoding import encode, encode_texts
 from jaxretr.train import train
 
 log = logging.getLogger(__name__)

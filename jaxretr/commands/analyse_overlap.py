@@ -15,7 +15,7 @@ from jaxretr.errors import UserError
 from jaxretr.evaluate.rank_overlap import find_shared, overlap_at, rank_biased_overlap, ranked_ids
 from jaxretr.evaluate.runs import read_run
 from jaxretr.evaluate.significance import bootstrap_interval
-from jaxretr.files import atomic_write
+from jaxretr.storage.files import atomic_write
 
 log = logging.getLogger(__name__)
 

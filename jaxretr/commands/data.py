@@ -5,9 +5,15 @@ import importlib
 from pathlib import Path
 
 from jaxretr.commands.hits import check_output, say_written
-from jaxretr.data.examples import joined
+from jaxretr.data.formats.examples import joined
+from jaxretr.data.formats.training_formats import (
+    ROW_FORMATS,
+    examples_file,
+    read_examples,
+    training_format,
+    write_examples,
+)
 from jaxretr.data.readers import read_corpus
-from jaxretr.data.training_formats import ROW_FORMATS, examples_file, read_examples, training_format, write_examples
 from jaxretr.errors import UsageError, UserError
 from jaxretr.progress import counted
 

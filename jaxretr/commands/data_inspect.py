@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxretr.data.corpus import numbered_passages
-from jaxretr.data.examples import Candidate, Example
-from jaxretr.data.file_kinds import KINDS, file_kind
+from jaxretr.data.formats.examples import Candidate, Example
+from jaxretr.data.formats.file_kinds import KINDS, file_kind
+from jaxretr.data.formats.training_formats import FORMATS, numbered_examples
 from jaxretr.data.questions import question_rows
 from jaxretr.data.readers import qrels_rows
 from jaxretr.data.text_rows import BadRows, RowError, find_input
-from jaxretr.data.training_formats import FORMATS, numbered_examples
 from jaxretr.errors import UsageError
 from jaxretr.evaluate.runs import read_run
-from jaxretr.memory import size
+from jaxretr.parallel.memory import size
 from jaxretr.progress import counted
 from jaxretr.storage.copies import local_folder
 from jaxretr.storage.paths import as_path, is_remote
 
 if TYPE_CHECKING:
-    from jaxretr.encoding_store import EmbeddingStore
+    from jaxretr.stores.embedding_store import EmbeddingStore
 
 _SHOWN_CHARACTERS = 100
 _SHOWN_PASSAGES = 3
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> None:
     """Prints the description."""
     path = as_path(args.input)
     if is_remote(path):
-        from jaxretr.encoding_store import is_store
+        from jaxretr.stores.embedding_store import is_store
 
         path = path if is_store(path) else local_folder(path)
     print("\n".join(store_lines(path) or file_lines(path, args)))
@@ -234,8 +234,8 @@ def store_lines(path: Path) -> list[str]:
             _row("type", str(store.dtype)),
             _spread("tokens a row", store.lengths),
         ]
-    from jaxretr.encoding_store import EmbeddingStore, is_store
-    from jaxretr.search.index_folder import read
+    from jaxretr.stores.embedding_store import EmbeddingStore, is_store
+    from jaxretr.stores.index_folder import read
 
     if is_store(path):
         store = EmbeddingStore.open(path)

@@ -3,8 +3,8 @@
 import argparse
 from collections.abc import Callable
 
-from jaxretr.data.file_kinds import KINDS
-from jaxretr.data.training_formats import FORMATS
+from jaxretr.data.formats.file_kinds import KINDS
+from jaxretr.data.formats.training_formats import FORMATS
 
 
 def add_actions(parser: argparse.ArgumentParser, number: Callable[[str], int]) -> dict[str, argparse.ArgumentParser]:

@@ -7,17 +7,11 @@ from pathlib import Path
 
 from jaxretr.commands.data import split_of
 from jaxretr.data.corpus import Corpus, numbered_passages, read_corpus
-from jaxretr.data.examples import Candidate, Example
-from jaxretr.data.file_kinds import KINDS, file_kind
+from jaxretr.data.formats.examples import Candidate, Example
+from jaxretr.data.formats.file_kinds import KINDS, file_kind
+from jaxretr.data.formats.training_formats import FORMATS, NEED_QUERIES, ROW_FORMATS, examples_file, numbered_examples
 from jaxretr.data.questions import question_rows
 from jaxretr.data.text_rows import BadRows, RowError, find_input
-from jaxretr.data.training_formats import (
-    FORMATS,
-    NEED_QUERIES,
-    ROW_FORMATS,
-    examples_file,
-    numbered_examples,
-)
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.runs import read_run
 from jaxretr.progress import counted

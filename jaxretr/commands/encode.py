@@ -6,10 +6,10 @@ import jax
 
 from jaxretr.commands.model import load_model
 from jaxretr.commands.process_options import typed
-from jaxretr.encoding import encode
 from jaxretr.errors import UsageError
-from jaxretr.memory import size
 from jaxretr.parallel.hosts import agree, program_facts, stops_when_asked, together
+from jaxretr.parallel.memory import size
+from jaxretr.stores.encoding import encode
 
 
 def run(args: argparse.Namespace) -> None:

@@ -131,7 +131,7 @@ def check_metrics(args: argparse.Namespace, names: Sequence[str]) -> None:
 def of_model(args: argparse.Namespace, names: Sequence[str]) -> Subject:
     """Reads the BEIR folder, which is searched with MODEL."""
     from jaxretr.commands.model import load_model
-    from jaxretr.stores import open_store
+    from jaxretr.stores.opening import open_store
 
     index = None if args.index is None else open_store(args.index)
     data = read_beir(args.beir, args.split[0])

@@ -18,9 +18,9 @@ from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import OF_QRELS, Values, depth, of_qrels, run_of, warn_of_missing
 from jaxretr.evaluate.searches import encoder_search
-from jaxretr.files import atomic_write, sha256
-from jaxretr.fingerprints import model_fingerprint
 from jaxretr.models.combined_encoder import parts_of
+from jaxretr.storage.files import atomic_write, sha256
+from jaxretr.stores.fingerprints import model_fingerprint
 from jaxretr.tables import Cell, Grid, Row, render
 
 log = logging.getLogger(__name__)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from jaxretr.commands.model import load_model
 from jaxretr.data.readers import read_questions
-from jaxretr.encoding import encode_texts
 from jaxretr.progress import Progress
-from jaxretr.search.scann import ScannIndex
-from jaxretr.search.scann_folder import check_target
-from jaxretr.search.scann_process import require_scann
+from jaxretr.search.scann.folder import check_target
+from jaxretr.search.scann.index import ScannIndex
+from jaxretr.search.scann.process import require_scann
 from jaxretr.searching import check_store
-from jaxretr.stores import open_store
+from jaxretr.stores.encoding import encode_texts
+from jaxretr.stores.opening import open_store
 
 
 def run(args: argparse.Namespace) -> None:
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
 
 def print_certificate(index: ScannIndex) -> None:
     """What was measured, for people."""
-    from jaxretr.search.certificate import table
+    from jaxretr.search.scann.certificate import table
 
     if index.certificate is not None:
         print(table(index.certificate))

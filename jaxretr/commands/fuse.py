@@ -13,8 +13,8 @@ from jaxretr.data.readers import read_qrels
 from jaxretr.errors import UsageError
 from jaxretr.evaluate.measuring import depth, of_qrels
 from jaxretr.evaluate.runs import read_run, write_trec
-from jaxretr.search.fusion import Missing, Normalise, Run, interpolate, reciprocal_rank
-from jaxretr.search.weight_choice import balancing_weight
+from jaxretr.search.hybrid.fusion import Missing, Normalise, Run, interpolate, reciprocal_rank
+from jaxretr.search.hybrid.weight_choice import balancing_weight
 
 log = logging.getLogger(__name__)
 

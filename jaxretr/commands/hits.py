@@ -8,7 +8,7 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.errors import UserError
 from jaxretr.evaluate.runs import Hits, write_dpr_json, write_jsonl, write_trec
-from jaxretr.files import open_descriptor
+from jaxretr.storage.files import open_descriptor
 
 log = logging.getLogger(__name__)
 

@@ -21,10 +21,10 @@ from jaxretr.data.questions import Question
 from jaxretr.data.text_rows import find_input
 from jaxretr.errors import UsageError, UserError, did_you_mean
 from jaxretr.evaluate.runs import read_run
-from jaxretr.files import atomic_write, reserve
 from jaxretr.progress import Progress
-from jaxretr.search.bm25_words import Bm25Settings
-from jaxretr.search.lexical_ranker import FORMAT_VERSION, rank
+from jaxretr.search.bm25.lexical_ranker import FORMAT_VERSION, rank
+from jaxretr.search.bm25.words import Bm25Settings
+from jaxretr.storage.files import atomic_write, reserve
 
 if TYPE_CHECKING:
     from jaxretr.models.combined_encoder import CombinedEncoder
@@ -185,7 +185,7 @@ class ModelTeacher:
     model: str
 
     def identity(self) -> dict[str, Any]:
-        from jaxretr.fingerprints import model_fingerprint
+        from jaxretr.stores.fingerprints import model_fingerprint
 
         # The side on which a combined model's weights count, too.
         return {"fingerprint": model_fingerprint(self._encoder, "question")}
@@ -208,7 +208,7 @@ class ModelTeacher:
         return load_model(argparse.Namespace(model=self.model, **options))
 
     def _encode(self, corpus: CorpusStream, folder: Path, done: "_Done") -> None:
-        from jaxretr.encoding import encode_rows
+        from jaxretr.stores.encoding import encode_rows
 
         shape = (corpus.num_rows, self._encoder.config.embedding_size)
         if done["passages"] == corpus.num_rows:
@@ -224,8 +224,8 @@ class ModelTeacher:
                 done["passages"] = start + len(content)
 
     def _search(self, task: Task, folder: Path, done: "_Done") -> None:
-        from jaxretr.encoding import encode_rows
         from jaxretr.search.exact import ExactIndex
+        from jaxretr.stores.encoding import encode_rows
 
         embeddings = np.load(folder / "embeddings.npy", mmap_mode="r")
         index = ExactIndex(embeddings, max_device_bytes=_device_bytes())

@@ -11,14 +11,14 @@ import numpy as np
 
 from jaxretr.commands.hits import check_output, say_written
 from jaxretr.data.corpus import Corpus, read_corpus
-from jaxretr.data.mining import REASONS, Filters, Mined, MiningReport, Ranking, mine, rankings_of_run
 from jaxretr.data.questions import Question
 from jaxretr.data.training_set import TrainingSet, load_training_set
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.runs import read_trec
-from jaxretr.files import atomic_write
+from jaxretr.mine.negatives import REASONS, Filters, Mined, MiningReport, Ranking, mine, rankings_of_run
 from jaxretr.progress import Progress
 from jaxretr.search.bm25 import Bm25Index
+from jaxretr.storage.files import atomic_write
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from jaxretr.data.query_store import QueryStore, write_queries
 from jaxretr.data.questions import Question, read_questions
 from jaxretr.data.sentence_queries import COUNTS, SOURCES, Documents, Sampling, drawn, write_sentence_queries
 from jaxretr.errors import UsageError, UserError
-from jaxretr.files import atomic_write
 from jaxretr.progress import Progress, counted
-from jaxretr.search.bm25_words import Bm25Settings
+from jaxretr.search.bm25.words import Bm25Settings
+from jaxretr.storage.files import atomic_write
 
 log = logging.getLogger(__name__)
 

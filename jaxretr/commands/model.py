@@ -4,10 +4,10 @@ import argparse
 from pathlib import Path
 
 from jaxretr.errors import UserError
-from jaxretr.files import restore
 from jaxretr.models.combined_encoder import CombinedEncoder
-from jaxretr.models.combined_folder import load_encoder
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.formats.combined_folder import load_encoder
+from jaxretr.storage.files import restore
 
 
 def load_model(args: argparse.Namespace) -> DualEncoder | CombinedEncoder:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.errors import UsageError
-from jaxretr.files import atomic_write
+from jaxretr.storage.files import atomic_write
 
 ENDINGS = (".png", ".pdf", ".svg")
 

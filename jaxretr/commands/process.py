@@ -5,7 +5,7 @@ import logging
 import sys
 import warnings
 
-from jaxretr.compilation_cache import keep_programs
+from jaxretr.parallel.compilation_cache import keep_programs
 from jaxretr.parallel.tpu_environment import quiet_without_tpu
 
 

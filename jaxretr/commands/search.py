@@ -11,27 +11,27 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxretr import memory
 from jaxretr.commands.hits import check_output, write_hits
 from jaxretr.commands.model import load_model
 from jaxretr.commands.process_options import typed
 from jaxretr.commands.search_filters import allowed_rows, check_trec_ids
 from jaxretr.data.readers import read_corpus, read_questions
-from jaxretr.encoding import encode_texts
-from jaxretr.encoding_store import is_store
 from jaxretr.errors import UsageError
 from jaxretr.evaluate.runs import Hits
-from jaxretr.fingerprints import texts_fingerprint
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.parallel import memory
 from jaxretr.parallel.hosts import agree, program_facts, stops_when_asked, together
 from jaxretr.parallel.mesh import make_mesh
-from jaxretr.search import index_folder
 from jaxretr.search.exact import ExactIndex, unique_ids
-from jaxretr.search.footprint import estimate
+from jaxretr.search.exact.footprint import estimate
 from jaxretr.searching import check_dim, check_scann, check_store, is_scann, search_store
 from jaxretr.storage.copies import local_copy
-from jaxretr.stores import open_store
+from jaxretr.stores import index_folder
+from jaxretr.stores.embedding_store import is_store
+from jaxretr.stores.encoding import encode_texts
+from jaxretr.stores.fingerprints import texts_fingerprint
+from jaxretr.stores.opening import open_store
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def _open_exact(args: argparse.Namespace, questions: int) -> _Search:
 
 
 def _open_scann(args: argparse.Namespace, questions: int) -> _Search:
-    from jaxretr.search.scann import ScannIndex
+    from jaxretr.search.scann.index import ScannIndex
 
     del questions  # Vectors stay on disk: there is nothing to say of memory.
     if jax.process_count() > 1:

@@ -9,7 +9,7 @@ from jaxretr import experiment
 from jaxretr.errors import UserError
 
 if TYPE_CHECKING:  # It imports JAX, which reads the environment that `run` sets.
-    from jaxretr.plan import Plan, ProgramPlan
+    from jaxretr.plan.requirements import Plan, ProgramPlan
 
 
 def run(args: argparse.Namespace) -> None:
@@ -23,9 +23,9 @@ def run(args: argparse.Namespace) -> None:
     if args.topology is not None:
         compile_for_tpus()  # Before the config: it is a program, and may import JAX.
     config = experiment.load(args.config, args.overrides, args.data)
-    from jaxretr.parallel.topologies import at_hand, topology
-    from jaxretr.plan import plan, remedy
-    from jaxretr.recipes.corpus_sizes import corpus_size
+    from jaxretr.plan.corpus_sizes import corpus_size
+    from jaxretr.plan.requirements import plan, remedy
+    from jaxretr.plan.topologies import at_hand, topology
     from jaxretr.train import check_numbers
 
     check_numbers(config)

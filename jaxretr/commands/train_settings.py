@@ -3,7 +3,7 @@
 import argparse
 
 from jaxretr import experiment
-from jaxretr.config_help import settings_text
+from jaxretr.commands.config_help import settings_text
 
 
 def run(args: argparse.Namespace) -> None:

@@ -14,20 +14,20 @@ from jaxretr.commands.weight_curve import trace
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questions
-from jaxretr.encoding import encode_texts
-from jaxretr.encoding_store import EmbeddingStore
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.answers import AnswerMatcher
 from jaxretr.evaluate.measuring import check_same_corpus, depth
 from jaxretr.evaluate.runs import strictly_decreasing
-from jaxretr.models.combined_folder import check_replaceable
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.formats.combined_folder import check_replaceable
 from jaxretr.progress import Progress
-from jaxretr.search.weight_choice import balancing_weight
-from jaxretr.search.weight_grid import pieces, search_weights
+from jaxretr.search.hybrid.weight_choice import balancing_weight
+from jaxretr.search.hybrid.weight_grid import pieces, search_weights
 from jaxretr.searching import check_store
-from jaxretr.stores import open_store
+from jaxretr.stores.embedding_store import EmbeddingStore
+from jaxretr.stores.encoding import encode_texts
+from jaxretr.stores.opening import open_store
 
 # Of the estimate of both models' scales: its error of a few percent is far below the grid's steps.
 _SAMPLED_QUESTIONS = 64

@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxretr.commands.altered_questions import Measured
 from jaxretr.evaluate.robustness import Robustness, mean_over_draws
 from jaxretr.evaluate.significance import Comparison, compare, holm
-from jaxretr.files import atomic_write
+from jaxretr.storage.files import atomic_write
 
 # The questions as they are, where kinds of typos stand otherwise.
 CLEAN = "clean"

@@ -12,8 +12,8 @@ from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_questions
 from jaxretr.data.typos import Typo, TypoGenerator
 from jaxretr.errors import UsageError, UserError
-from jaxretr.files import atomic_write
 from jaxretr.progress import Progress
+from jaxretr.storage.files import atomic_write
 
 SUMMARY = "typos.json"
 _ANOTHER_PLACE = "choose another --out, or remove them"

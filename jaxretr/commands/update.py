@@ -6,9 +6,9 @@ from pathlib import Path
 
 from jaxretr.commands.export_scann import print_certificate
 from jaxretr.errors import UserError
-from jaxretr.search.scann import ScannIndex
-from jaxretr.search.scann_process import require_scann
-from jaxretr.stores import open_store
+from jaxretr.search.scann.index import ScannIndex
+from jaxretr.search.scann.process import require_scann
+from jaxretr.stores.opening import open_store
 
 log = logging.getLogger(__name__)
 

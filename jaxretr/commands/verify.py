@@ -3,11 +3,11 @@
 import argparse
 from pathlib import Path
 
-from jaxretr import stores
-from jaxretr.encoding_store import EmbeddingStore, is_store
 from jaxretr.errors import UsageError
 from jaxretr.export.verify import verify
 from jaxretr.storage.copies import local_copy
+from jaxretr.stores import opening as stores
+from jaxretr.stores.embedding_store import EmbeddingStore, is_store
 
 
 def run(args: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike
 
-from jaxretr.files import atomic_write
+from jaxretr.storage.files import atomic_write
 
 
 def write_array(path: Path, shape: Sequence[int], dtype: DTypeLike, blocks: Iterable[np.ndarray]) -> None:

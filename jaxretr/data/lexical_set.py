@@ -19,7 +19,7 @@ from jaxretr.data.arrays import write_array
 from jaxretr.data.query_store import QueryStore, write_queries
 from jaxretr.data.sentence_queries import SOURCES
 from jaxretr.errors import UsageError, UserError
-from jaxretr.files import atomic_write
+from jaxretr.storage.files import atomic_write
 
 META = "meta.json"
 

@@ -10,7 +10,7 @@ from typing import IO, Any, SupportsIndex, overload
 import numpy as np
 
 from jaxretr.errors import UserError
-from jaxretr.files import atomic_write
+from jaxretr.storage.files import atomic_write
 
 TEXTS = "queries.bin"
 OFFSETS = "queries-offsets.npy"

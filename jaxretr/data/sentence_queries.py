@@ -23,7 +23,7 @@ from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.query_store import QueryStore, write_queries
 from jaxretr.data.sentences import split_sentences
 from jaxretr.errors import UsageError, UserError
-from jaxretr.files import atomic_write
+from jaxretr.storage.files import atomic_write
 
 SOURCES = "sources.npy"
 COUNTS = "counts.json"

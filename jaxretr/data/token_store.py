@@ -20,7 +20,7 @@ import numpy as np
 from jaxretr.data.corpus import Corpus, content_fingerprint
 from jaxretr.data.tokens import Template, template_rows, tokenizer_fingerprint, vocabulary_size
 from jaxretr.errors import UsageError, UserError
-from jaxretr.files import atomic_write
+from jaxretr.storage.files import atomic_write
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxretr.data.copies import copies_among, first_copies, rows_of_texts
 from jaxretr.data.corpus import Corpus, read_corpus
-from jaxretr.data.examples import Candidate, Example
+from jaxretr.data.duplicate_groups import copies_among, first_copies, rows_of_texts
+from jaxretr.data.formats.examples import Candidate, Example
+from jaxretr.data.formats.training_formats import examples_file, read_examples, training_format
 from jaxretr.data.questions import Question
-from jaxretr.data.training_formats import examples_file, read_examples, training_format
 from jaxretr.errors import UserError
 
 __all__ = ["Candidate", "Example", "Ragged", "TrainingSet", "first_copies", "load_training_set"]
@@ -130,7 +130,7 @@ def load_training_set(
     a question without positives, as in DPR. Whatever is left out is counted in a warning.
 
     Args:
-      path: a file in one of `jaxretr.data.training_formats.FORMATS`, or a folder with queries, qrels and a corpus.
+      path: a file in one of `jaxretr.data.formats.training_formats.FORMATS`, or a folder with queries, qrels and a corpus.
       corpus: where candidates that are ids are looked up; a BEIR folder's own by default.
       format: the format's name, by default seen from the content.
       split: the judgements of a BEIR folder.

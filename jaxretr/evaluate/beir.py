@@ -24,8 +24,8 @@ from jaxretr.evaluate.runs import read_run
 from jaxretr.evaluate.searches import bm25_search, encoder_search, stored_search
 
 if TYPE_CHECKING:  # They bring JAX along, which a run is measured without.
-    from jaxretr.encoding import Encoder
-    from jaxretr.encoding_store import EmbeddingStore
+    from jaxretr.stores.embedding_store import EmbeddingStore
+    from jaxretr.stores.encoding import Encoder
 
 BM25 = "bm25"
 """The baseline that is computed and not read; a file of that name is ./bm25."""
@@ -73,7 +73,7 @@ def evaluate_model(
         measures.parse(name)
     runs = read_baselines(baselines)
     data = beir if isinstance(beir, BeirSet) else read_beir(beir, split)
-    from jaxretr.encoding import loaded, name_of
+    from jaxretr.stores.encoding import loaded, name_of
 
     model, k = loaded(encoder), depth(metrics)
     where = "the BEIR folder" if isinstance(beir, BeirSet) else str(beir)
@@ -106,14 +106,14 @@ def model_run(
       keep_option: what errors call `keep`.
       batch_size: texts a batch.
     """
-    from jaxretr.encoding import encode
+    from jaxretr.stores.encoding import encode
 
     if keep is not None:
         store = encode(encoder, corpus=data.corpus, out=keep, batch_size=batch_size, model=name, option=keep_option)
         search = stored_search(encoder, store, data.corpus.ids, batch_size)
     elif index is not None:
         from jaxretr.searching import check_store
-        from jaxretr.stores import open_store
+        from jaxretr.stores.opening import open_store
 
         store = open_store(index) if isinstance(index, str | Path) else index
         check_same_corpus([store], data.corpus, f"those of {where}")

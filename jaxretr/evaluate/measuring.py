@@ -15,7 +15,7 @@ from jaxretr.evaluate.answers import first_hits
 from jaxretr.evaluate.rank_overlap import ranked_ids
 
 if TYPE_CHECKING:  # It brings JAX along, which a run is measured without.
-    from jaxretr.encoding_store import EmbeddingStore
+    from jaxretr.stores.embedding_store import EmbeddingStore
 
 log = logging.getLogger(__name__)
 

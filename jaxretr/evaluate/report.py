@@ -13,7 +13,7 @@ from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import Run, Values
 from jaxretr.evaluate.rank_overlap import find_shared, rank_biased_overlap, ranked_ids
 from jaxretr.evaluate.significance import Comparison, compare, holm
-from jaxretr.files import atomic_write
+from jaxretr.storage.files import atomic_write
 from jaxretr.tables import Cell, Grid, Row, render, shortened
 
 # Below this a difference is marked.

@@ -27,7 +27,7 @@ from jaxretr.data.text_rows import (
 from jaxretr.errors import UserError
 from jaxretr.evaluate.answers import AnswerMatcher, Match
 from jaxretr.evaluate.metrics import single_precision
-from jaxretr.files import atomic_write
+from jaxretr.storage.files import atomic_write
 
 Path = str | os.PathLike[str]
 

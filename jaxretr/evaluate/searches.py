@@ -13,9 +13,9 @@ from jaxretr.evaluate.measuring import Search
 from jaxretr.progress import Progress
 
 if TYPE_CHECKING:  # They bring JAX along, which BM25 does without.
-    from jaxretr.encoding import Encoder
-    from jaxretr.encoding_store import EmbeddingStore
     from jaxretr.models.combined_encoder import TextEncoder
+    from jaxretr.stores.embedding_store import EmbeddingStore
+    from jaxretr.stores.encoding import Encoder
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +25,8 @@ _BLOCK = 256
 
 def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | None) -> Search:
     """Encodes the corpus once; the returned function encodes questions and searches exactly."""
-    from jaxretr.encoding import encode_texts
     from jaxretr.search.exact import ExactIndex
+    from jaxretr.stores.encoding import encode_texts
 
     index = ExactIndex(encode_texts(encoder, corpus, batch_size), corpus.ids)
     return lambda questions, k: index.search(encode_texts(encoder, questions, batch_size), k)
@@ -34,8 +34,8 @@ def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | Non
 
 def stored_search(encoder: "Encoder", store: "EmbeddingStore", ids: Sequence[str], batch_size: int | None) -> Search:
     """The same with what `jaxretr.encode` made of a corpus with these ids."""
-    from jaxretr.encoding import encode_texts
     from jaxretr.searching import search_store
+    from jaxretr.stores.encoding import encode_texts
 
     return lambda questions, k: search_store(store, ids, encode_texts(encoder, questions, batch_size), k)
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jaxretr
 from jaxretr.export.golden import passage_as_text
 from jaxretr.export.run_record import RunRecord
-from jaxretr.files import atomic_write
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.export_note import ExportNote
+from jaxretr.models.formats.export_note import ExportNote
+from jaxretr.storage.files import atomic_write
+from jaxretr.version import __version__
 
 CARD = "README.md"
 
@@ -53,7 +53,7 @@ def write(
         _front_matter(library, license),
         f"# {name}",
         f"A dense passage retriever: questions and passages become vectors, whose dot product ranks the passages. "
-        f"Exported by jaxretr {jaxretr.__version__} from `{source}`.",
+        f"Exported by jaxretr {__version__} from `{source}`.",
         _facts_of_parts(encoder) if isinstance(encoder, CombinedEncoder) else _facts(encoder, note),
         "## How to load it",
         "The paths below are this folder's"

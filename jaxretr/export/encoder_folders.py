@@ -13,17 +13,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxretr import memory
 from jaxretr.errors import UserError
-from jaxretr.export import golden, manifest
+from jaxretr.export import golden
 from jaxretr.export.finish import finish, refuse
 from jaxretr.export.golden import Vectors
 from jaxretr.export.huggingface import tokenizer_for
 from jaxretr.export.verify_model import TOLERANCE, compare
-from jaxretr.files import atomic_folder, atomic_write
 from jaxretr.models.combined_encoder import CombinedEncoder, parts_of
 from jaxretr.models.dual_encoder import DualEncoder, Side, tower
 from jaxretr.models.layers import Params
+from jaxretr.parallel import memory
+from jaxretr.storage.files import atomic_folder, atomic_write
+from jaxretr.stores import manifest
 
 TOKENIZER = "tokenizer.json"
 VECTORS = "golden.npy"

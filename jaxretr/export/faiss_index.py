@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr import memory
 from jaxretr.errors import UserError, import_extra
-from jaxretr.export import golden_hits, manifest
+from jaxretr.export import golden_hits
 from jaxretr.export.finish import finish, refuse
 from jaxretr.export.golden_hits import Hits
 from jaxretr.export.index_source import IndexSource, silent
-from jaxretr.files import atomic_folder, atomic_write
 from jaxretr.models.combined_encoder import TextEncoder
+from jaxretr.parallel import memory
+from jaxretr.storage.files import atomic_folder, atomic_write
+from jaxretr.stores import manifest
 
 KIND = "faiss"
 INDEX, DOCID = "index", "docid"

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.errors import UserError
-from jaxretr.export import manifest
-from jaxretr.files import atomic_write
+from jaxretr.storage.files import atomic_write
+from jaxretr.stores import manifest
 
 
 def finish(

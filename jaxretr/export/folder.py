@@ -7,12 +7,12 @@ from jaxretr.errors import UsageError, UserError
 from jaxretr.export import card, golden, huggingface, sentence_transformers
 from jaxretr.export.run_record import read_run
 from jaxretr.export.verify_model import Report, verify
-from jaxretr.files import atomic_folder
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.hf_files import some_names
-from jaxretr.models.sentence_transformers import read_prompts
+from jaxretr.models.formats.hf_files import some_names
+from jaxretr.models.formats.sentence_transformers import read_prompts
 from jaxretr.storage.copies import local_copy
+from jaxretr.storage.files import atomic_folder
 
 Target = Literal["huggingface", "sentence-transformers", "jaxretr"]
 

@@ -13,14 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
-import jaxretr
-from jaxretr import sealed_json
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows
 from jaxretr.errors import UserError
-from jaxretr.files import atomic_write, sha256
 from jaxretr.models.combined_encoder import CombinedConfig, CombinedEncoder, mapped, parts_of
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig
 from jaxretr.models.encode import without_truncation_warnings
+from jaxretr.storage.files import atomic_write, sha256
+from jaxretr.stores import sealed_json
+from jaxretr.version import __version__
 
 GOLDEN = "golden.json"
 VECTORS = "golden.npy"
@@ -133,7 +133,7 @@ def write(folder: Path, encoder: DualEncoder | CombinedEncoder, prompts: dict[st
         texts_of_parts[0],
         hashes(folder),
         dict(prompts),
-        jaxretr.__version__,
+        __version__,
     )
     sealed_json.write(folder / GOLDEN, {"format": _FORMAT, "version": _VERSION, **dataclasses.asdict(golden)})
     return golden

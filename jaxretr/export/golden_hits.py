@@ -15,10 +15,10 @@ import numpy as np
 from jaxretr.errors import UserError
 from jaxretr.export import golden
 from jaxretr.export.index_source import rebatched
-from jaxretr.files import atomic_write
 from jaxretr.models.combined_encoder import TextEncoder
 from jaxretr.models.encode import without_truncation_warnings
 from jaxretr.search.exact import search_blocks
+from jaxretr.storage.files import atomic_write
 
 HITS = "golden_hits.json"
 VECTORS = "golden_questions.npy"

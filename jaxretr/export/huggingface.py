@@ -8,10 +8,10 @@ import jax
 
 from jaxretr.errors import UserError
 from jaxretr.models.bert import BertConfig
-from jaxretr.models.bert_params import export_bert
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, Side, tower
-from jaxretr.models.export_note import ExportNote
-from jaxretr.models.hf_folder import write_folder
+from jaxretr.models.formats.bert_params import export_bert
+from jaxretr.models.formats.export_note import ExportNote
+from jaxretr.models.formats.hf_folder import write_folder
 from jaxretr.models.layers import Params
 from jaxretr.parallel.mesh import to_host
 

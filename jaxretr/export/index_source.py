@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxretr.encoding_store import EmbeddingStore
 from jaxretr.errors import UserError
+from jaxretr.stores.embedding_store import EmbeddingStore
 
 T = TypeVar("T")
 

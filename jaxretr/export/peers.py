@@ -8,8 +8,8 @@ import numpy as np
 
 from jaxretr.errors import UsageError, import_extra
 from jaxretr.export.golden import Golden, Vectors
-from jaxretr.models.export_note import FORMAT, NOTE, ExportNote, read_note
-from jaxretr.models.hf_files import read_json
+from jaxretr.models.formats.export_note import FORMAT, NOTE, ExportNote, read_note
+from jaxretr.models.formats.hf_files import read_json
 
 _LIBRARIES = {"bert": "transformers", "dpr": "transformers", "sentence-transformers": "sentence-transformers"}
 

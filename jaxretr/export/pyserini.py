@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr import memory
 from jaxretr.data.corpus import iter_passages
 from jaxretr.data.text_rows import find_input
 from jaxretr.errors import UserError
-from jaxretr.export import golden_hits, manifest
+from jaxretr.export import golden_hits
 from jaxretr.export.finish import finish, refuse
 from jaxretr.export.index_source import IndexSource, silent
 from jaxretr.export.json_vectors import as_json, expected_bytes
-from jaxretr.files import atomic_folder, atomic_write
 from jaxretr.models.combined_encoder import TextEncoder
+from jaxretr.parallel import memory
+from jaxretr.storage.files import atomic_folder, atomic_write
+from jaxretr.stores import manifest
 
 KIND = "pyserini"
 EMBEDDINGS = "embeddings/embeddings.jsonl"

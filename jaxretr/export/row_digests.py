@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from jaxretr.errors import UserError
-from jaxretr.export import manifest
-from jaxretr.files import atomic_write, sha256
-from jaxretr.search.index_folder import read_ids
+from jaxretr.storage.files import atomic_write, sha256
+from jaxretr.stores import manifest
+from jaxretr.stores.index_folder import read_ids
 
 DIGESTS = "rows/digests.npy"
 IDS = "rows/ids.jsonl"

@@ -12,14 +12,14 @@ from typing import Any
 import jax
 
 from jaxretr.export.huggingface import tokenizer_for, tower_checkpoint
-from jaxretr.files import atomic_write
 from jaxretr.models.dual_encoder import DualEncoder, Side, tower
-from jaxretr.models.export_note import ExportNote
-from jaxretr.models.hf_files import write_safetensors
-from jaxretr.models.hf_folder import write_folder
+from jaxretr.models.formats.export_note import ExportNote
+from jaxretr.models.formats.hf_files import write_safetensors
+from jaxretr.models.formats.hf_folder import write_folder
+from jaxretr.models.formats.sentence_transformers import MODULES, POOLING_MODES, SETTINGS, cutting_projection
 from jaxretr.models.layers import Params
-from jaxretr.models.sentence_transformers import MODULES, POOLING_MODES, SETTINGS, cutting_projection
 from jaxretr.parallel.mesh import to_host
+from jaxretr.storage.files import atomic_write
 
 # The release whose schema this is: a newer one would make older releases warn.
 _SCHEMA = {"sentence_transformers": "3.0.0"}

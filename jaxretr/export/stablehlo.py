@@ -16,12 +16,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxretr.errors import UserError, import_extra
 from jaxretr.export import encoder_folders
 from jaxretr.export.encoder_folders import Tower
-from jaxretr.files import atomic_write
 from jaxretr.models.combined_encoder import CombinedEncoder, mapped
 from jaxretr.models.dual_encoder import DualEncoder, embed
-from jaxretr.models.hf_files import write_safetensors
+from jaxretr.models.formats.hf_files import write_safetensors
 from jaxretr.models.layers import Params, unstack
 from jaxretr.parallel.mesh import to_host
+from jaxretr.storage.files import atomic_write
 
 KIND = "stablehlo"
 PROGRAM = "encoder.stablehlo"

@@ -5,13 +5,13 @@ from importlib import import_module
 from pathlib import Path
 
 from jaxretr.errors import UsageError, UserError, did_you_mean
-from jaxretr.export import manifest
 from jaxretr.export.verify_model import Library, Report
 from jaxretr.export.verify_model import verify as verify_model
+from jaxretr.stores import manifest
 
 # By the kind that manifest.json names: the module whose verify(folder) -> str recomputes what the folder promises.
 _MODULES = {
-    "scann": "jaxretr.search.scann_folder",
+    "scann": "jaxretr.search.scann.folder",
     "vertex": "jaxretr.export.vertex",
     "pyserini": "jaxretr.export.pyserini",
     "faiss": "jaxretr.export.faiss_index",

@@ -14,16 +14,17 @@ from typing import IO, Any
 
 import numpy as np
 
-from jaxretr import memory
 from jaxretr.errors import UserError
-from jaxretr.export import golden_hits, manifest, passage_fields, row_digests
+from jaxretr.export import golden_hits, passage_fields, row_digests
 from jaxretr.export.finish import finish, refuse
 from jaxretr.export.index_source import IndexSource, silent
 from jaxretr.export.json_vectors import as_json, expected_bytes
 from jaxretr.export.passage_fields import VertexFields
 from jaxretr.export.vertex_schema import DELETE, MOST_FILES, Checker
-from jaxretr.files import atomic_folder, atomic_write
 from jaxretr.models.combined_encoder import TextEncoder
+from jaxretr.parallel import memory
+from jaxretr.storage.files import atomic_folder, atomic_write
+from jaxretr.stores import manifest
 
 log = logging.getLogger(__name__)
 

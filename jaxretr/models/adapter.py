@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxretr.config import AdapterShape
 from jaxretr.errors import UserError
-from jaxretr.models.adapters import count
+from jaxretr.models.adapter_layers import count
 from jaxretr.models.bert import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, Side
 from jaxretr.models.layers import Params
@@ -70,7 +70,7 @@ class Adapter:
         Raises:
           UserError: there are no adapters, or such as cannot be represented.
         """
-        from jaxretr.models import adapter_folder
+        from jaxretr.models.formats import adapter_folder
 
         return adapter_folder.load(path, bert)
 
@@ -83,7 +83,7 @@ class Adapter:
         Raises:
           UserError: the folder holds something else, or cannot be written.
         """
-        from jaxretr.models import adapter_folder
+        from jaxretr.models.formats import adapter_folder
 
         adapter_folder.save(Path(folder), self)
 
@@ -98,7 +98,7 @@ class Adapter:
         Raises:
           UserError: there is a parallel adapter, no LoRA, or the folder holds something else.
         """
-        from jaxretr.models import adapter_formats
+        from jaxretr.models.formats import adapter_formats
 
         if self.encoder is None:
             raise UserError("these adapters were read from another library's folder; use that one")

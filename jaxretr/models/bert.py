@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxretr.config import AdapterShape
-from jaxretr.models.adapters import LayerAdapter, make_adapters
+from jaxretr.models.adapter_layers import LayerAdapter, make_adapters
 from jaxretr.models.layers import (
     ACTIVATIONS,
     Dense,

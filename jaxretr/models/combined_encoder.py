@@ -174,7 +174,7 @@ class CombinedEncoder:
         Raises:
           UserError: no such folder, a single model's folder, or a file that is missing or broken.
         """
-        from jaxretr.models import combined_folder
+        from jaxretr.models.formats import combined_folder
 
         return combined_folder.load(path_or_name, dtype)
 
@@ -187,7 +187,7 @@ class CombinedEncoder:
         Raises:
           UserError: the folder holds something else, or cannot be written.
         """
-        from jaxretr.models import combined_folder
+        from jaxretr.models.formats import combined_folder
 
         combined_folder.save(Path(folder), self)
 

@@ -16,7 +16,7 @@ from jaxretr.config import AdapterShape, Dtype, EncodeDtype
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows, vocabulary_size
 from jaxretr.errors import UserError, did_you_mean
 from jaxretr.json_dataclass import dataclass_from
-from jaxretr.models.adapters import (
+from jaxretr.models.adapter_layers import (
     abstract_adapter,
     check_shape,
     count,
@@ -30,7 +30,7 @@ from jaxretr.models.encode import Engine, HostEngine, Job, fastest_dtype
 from jaxretr.models.layers import Params, define, initialise
 from jaxretr.models.partition import partition
 from jaxretr.models.precision import matmuls_in
-from jaxretr.search.machine import blas_beats_xla
+from jaxretr.parallel.machine import blas_beats_xla
 
 if TYPE_CHECKING:  # adapter.py imports this file.
     from jaxretr.models.adapter import Adapter
@@ -351,7 +351,7 @@ class DualEncoder:
           UserError: no such folder, an unsupported model, swapped towers, a file that is missing or broken, or more
             dimensions asked for than there are.
         """
-        from jaxretr.models import dual_encoder_folder
+        from jaxretr.models.formats import dual_encoder_folder
 
         config, params, loaded, head = dual_encoder_folder.load(
             path_or_name, passage_path=passage_path, tokenizer=tokenizer, shared=shared, pooling=pooling
@@ -376,7 +376,7 @@ class DualEncoder:
         Raises:
           UserError: the folder holds something else, or cannot be written.
         """
-        from jaxretr.models import dual_encoder_folder
+        from jaxretr.models.formats import dual_encoder_folder
 
         dual_encoder_folder.save(Path(folder), self)
 

@@ -19,12 +19,12 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxretr.compilation_cache import keep_programs
 from jaxretr.config import Dtype
 from jaxretr.errors import UserError
 from jaxretr.models.layers import Params, unstack
+from jaxretr.parallel.compilation_cache import keep_programs
+from jaxretr.parallel.machine import multiplies_bfloat16
 from jaxretr.parallel.mesh import DATA, make_mesh, replicate
-from jaxretr.search.machine import multiplies_bfloat16
 
 # Padding to the next multiple of 16 instead of 64 saves a seventh of the time of passages of 20 to 250 tokens.
 _BUCKET = 16

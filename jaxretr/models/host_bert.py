@@ -21,8 +21,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from jaxretr.models.bert import BertConfig
-from jaxretr.search.compiled import compiled
-from jaxretr.search.machine import cpu_threads
+from jaxretr.parallel.machine import cpu_threads
+from jaxretr.parallel.numba_loops import compiled
 
 # Query positions whose scores with all keys are held at a time: [keys, _LANES] stays in the second-level cache.
 _LANES = 64

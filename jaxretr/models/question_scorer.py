@@ -13,9 +13,9 @@ from flax import nnx
 from jaxretr.config import Dtype
 from jaxretr.data.tokens import load_tokenizer, scorer_passage, scorer_target, vocabulary_size
 from jaxretr.errors import UsageError, UserError
-from jaxretr.models import t5_params
-from jaxretr.models.adapters import count
-from jaxretr.models.hf_files import resolve
+from jaxretr.models.adapter_layers import count
+from jaxretr.models.formats import t5_params
+from jaxretr.models.formats.hf_files import resolve
 from jaxretr.models.layers import Params
 from jaxretr.models.precision import matmuls_in
 from jaxretr.models.scorer import Prompt, encoder_input, graph, mean_log_prob

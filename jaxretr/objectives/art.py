@@ -37,7 +37,7 @@ from jaxretr.objectives.live_index import (
     write_back,
 )
 from jaxretr.objectives.text_keys import TextKeys
-from jaxretr.objectives.typos import embed_with_forms, form_losses
+from jaxretr.objectives.typo_terms import embed_with_forms, form_losses
 from jaxretr.parallel.mesh import DATA
 from jaxretr.parallel.sharding import state_stays
 from jaxretr.state import CorpusState, CorpusTokens, TrainState

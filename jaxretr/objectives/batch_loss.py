@@ -17,7 +17,7 @@ from jaxretr.objectives.contrastive_losses import NO_PASSAGE, Masks, among, cont
 from jaxretr.objectives.contrastive_program import ContrastiveBatch, ContrastiveProgram
 from jaxretr.objectives.corpus_softmax import corpus_logsumexp
 from jaxretr.objectives.distillation import kl_divergence, margin_mse
-from jaxretr.objectives.typos import form_losses, self_teaching_losses
+from jaxretr.objectives.typo_terms import form_losses, self_teaching_losses
 from jaxretr.parallel.mesh import DATA
 from jaxretr.state import CorpusState
 

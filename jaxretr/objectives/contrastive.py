@@ -30,7 +30,7 @@ from jaxretr.objectives.live_index import (
     write_back,
 )
 from jaxretr.objectives.text_keys import TextKeys
-from jaxretr.objectives.typos import embed_with_forms
+from jaxretr.objectives.typo_terms import embed_with_forms
 from jaxretr.parallel.mesh import DATA
 from jaxretr.parallel.sharding import state_stays
 from jaxretr.state import CorpusState, CorpusTokens, TrainState

@@ -16,13 +16,13 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxretr.memory import size
 from jaxretr.models.dual_encoder import DualEncoderConfig, embed, tower, word_table
 from jaxretr.models.joint_encoder import JointConfig
 from jaxretr.models.layers import Params
 from jaxretr.objectives.blocks import block_size, block_start, num_blocks
 from jaxretr.objectives.chunks import EmbedRows, bucket_widths, embed_in_chunks
 from jaxretr.objectives.kept_chunks import kept_bytes
+from jaxretr.parallel.memory import size
 from jaxretr.parallel.mesh import DATA
 from jaxretr.search.topk import search_step
 from jaxretr.state import CorpusState, CorpusTokens

@@ -7,10 +7,10 @@ from jaxretr.config import Encoder as EncoderConfig
 from jaxretr.data.tokens import load_tokenizer, vocabulary_size
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models.adapter import Adapter
-from jaxretr.models.adapters import check_shape, dense_sizes, init_adapter
+from jaxretr.models.adapter_layers import check_shape, dense_sizes, init_adapter
 from jaxretr.models.bert import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
-from jaxretr.models.model_shapes import encoder_shape, vocabulary_of
+from jaxretr.models.formats.model_shapes import encoder_shape, vocabulary_of
 
 
 def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:

@@ -11,9 +11,9 @@ from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.errors import UserError
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig
+from jaxretr.models.formats.model_shapes import encoder_shape
 from jaxretr.models.joint_encoder import JointConfig, joint_params
 from jaxretr.models.layers import Params
-from jaxretr.models.model_shapes import encoder_shape
 from jaxretr.recipes.encoder_start import encoder_config, load_encoder
 
 _APART = "{}: trained jointly, both encoders read the same token ids, but this one has"

@@ -12,7 +12,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxretr import memory
 from jaxretr.config import DevData, Dtype, Train, Typos
 from jaxretr.config import Encoder as EncoderConfig
 from jaxretr.data.corpus import Corpus
@@ -28,7 +27,7 @@ from jaxretr.models.joint_encoder import JointConfig
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import partition
 from jaxretr.objectives.live_index import IndexProgram, make_refresh, make_search
-from jaxretr.parallel import sharding
+from jaxretr.parallel import memory, sharding
 from jaxretr.parallel.mesh import DATA, padded_rows, put_rows
 from jaxretr.state import CorpusState, CorpusTokens, TrainState
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 
 from jaxretr.errors import UserError
-from jaxretr.files import sha256
 from jaxretr.storage.copies import clear, fetch, put_folder, remove
+from jaxretr.storage.files import sha256
 from jaxretr.storage.paths import as_path, cache_folder, files_below, is_remote
 
 # What all processes of a run read when it goes on.

@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 
 from jaxretr.errors import UserError
-from jaxretr.files import sha256
 from jaxretr.storage.copies import fetch
+from jaxretr.storage.files import sha256
 from jaxretr.storage.paths import cache_folder
 
 _GIB = 2**30

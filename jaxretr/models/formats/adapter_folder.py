@@ -1,0 +1,128 @@
+"""The folder of an adapter, and the folders of others that adapters are read from."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from jaxretr.errors import UserError
+from jaxretr.models.adapter import Adapter
+from jaxretr.models.adapter_layers import abstract_adapter
+from jaxretr.models.bert import BertConfig
+from jaxretr.models.dual_encoder import DualEncoderConfig
+from jaxretr.models.formats.bert_params import check_sizes
+from jaxretr.models.formats.hf_files import TensorFiles, read_json, resolve, some_names, write_safetensors
+from jaxretr.models.layers import Params
+from jaxretr.parallel.mesh import to_host
+from jaxretr.storage.files import atomic_folder, atomic_write
+
+NOTE = "adapter.json"
+WEIGHTS = "adapter.safetensors"
+FOLDER = "adapter"
+"""Its place in the folder of a model."""
+
+_FORMAT = "jaxretr-adapter"
+_VERSION = 1
+
+
+def find(path: str | Path) -> Path | None:
+    """The folder of our own adapter that a path leads to: itself, or a model's or a run's; None if there is none."""
+    folder = resolve(path)
+    places = (folder, folder / FOLDER, folder / "model" / FOLDER)
+    return next((place for place in places if (place / NOTE).is_file()), None)
+
+
+def load(path: str | Path, bert: BertConfig | None) -> Adapter:
+    """Reads adapters; `Adapter.from_pretrained` documents it."""
+    folder = find(path)
+    if folder is not None:
+        return _load_ours(folder)
+    from jaxretr.models.formats import adapter_formats
+
+    folder = resolve(path)
+    kind = adapter_formats.kind_of(folder)
+    if kind is not None:
+        if bert is None:
+            raise UserError(f"{folder}: is a folder of {kind}, which does not describe the encoder; name that as well")
+        read = adapter_formats.read_peft if kind == "peft" else adapter_formats.read_adapter_transformers
+        shape, params = read(folder, bert)
+        return Adapter(shape, {"shared": params})
+    raise UserError(
+        f"{folder}: holds no adapters; give a run that was trained with encoder.adapter, or a folder of adapters"
+    )
+
+
+def _load_ours(folder: Path) -> Adapter:
+    where = str(folder / NOTE)
+    content = read_json(folder, NOTE)
+    if content.get("format") != _FORMAT or not isinstance(content.get("encoder"), dict):
+        raise UserError(f"{where}: is no adapter's; give a folder that Adapter.save wrote")
+    if content.get("version") != _VERSION:
+        raise UserError(f"{where}: is of version {content.get('version')}, not {_VERSION}; install a newer jaxretr")
+    encoder = DualEncoderConfig.from_json(content["encoder"], where)
+    if encoder.adapter is None:
+        raise UserError(f"{where}: names no adapter; copy the folder again")
+    return Adapter(encoder.adapter, read_modules(folder, encoder), encoder, content.get("tokenizer"))
+
+
+def read_modules(folder: Path, encoder: DualEncoderConfig) -> Params:
+    """Reads the parameters of a dual encoder's adapters, laid out as `Adapter.params`.
+
+    Args:
+      folder: holds adapter.safetensors.
+      encoder: the dual encoder.
+
+    Raises:
+      UserError: the file is missing, or tensors are missing, left over, or of another shape.
+    """
+    assert encoder.adapter is not None
+    check_sizes(encoder.bert, str(folder / NOTE))
+    sides = ("shared",) if encoder.shared else ("question", "passage")
+    tensors = TensorFiles.open_file(folder / WEIGHTS)
+    shape, bert = encoder.adapter, encoder.bert
+    sizes = {name: bert.sizes()[name] for name in ("num_hidden_layers", "hidden_size")}
+    if shape.lora_rank and {"ffn_in", "ffn_out"} & set(shape.lora_targets):
+        sizes["intermediate_size"] = bert.intermediate_size
+    tensors.check_sizes({**sizes, "lora_rank": shape.lora_rank, "bottleneck": shape.bottleneck}, NOTE)
+    shapes = dict.fromkeys(sides, abstract_adapter(shape, bert))
+    wanted: dict[str, Any] = flatten_dict(shapes, sep=".")  # pyright: ignore[reportAssignmentType]
+    other = f"{folder / WEIGHTS}: is of another adapter than {NOTE} says:"
+    if different := sorted(wanted.keys() ^ set(tensors.names)):
+        raise UserError(f"{other} {len(different)} tensors are missing or left over ({some_names(different)})")
+    for name, leaf in wanted.items():
+        if tensors.shape(name) != tuple(leaf.shape):
+            raise UserError(f"{other} {name} is {list(tensors.shape(name))}, not {list(leaf.shape)}")
+    return unflatten_dict({name: tensors.read(name) for name in wanted}, sep=".")
+
+
+def save(folder: Path, adapter: Adapter) -> None:
+    """Writes the folder beside its place and renames it; `Adapter.save` documents it."""
+    folder = Path(os.path.realpath(folder))
+    if folder.is_file():
+        raise UserError(f"{folder}: is a file; choose another name for the adapter's folder")
+    names = sorted(entry.name for entry in folder.iterdir()) if folder.exists() else []
+    if foreign := [name for name in names if name not in (NOTE, WEIGHTS)]:
+        raise UserError(
+            f"{folder}: holds something else than an adapter ({some_names(foreign)}); choose another folder"
+        )
+    with atomic_folder(folder) as partial:
+        write(partial, adapter)
+
+
+def write(folder: Path, adapter: Adapter) -> None:
+    """Writes an adapter's two files into a folder that is there."""
+    if adapter.encoder is None:
+        raise UserError("these adapters do not know their encoder; put them into one and save the model")
+    content = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "encoder": dataclasses.asdict(adapter.encoder),
+        "tokenizer": adapter.tokenizer,
+    }
+    with atomic_write(folder / NOTE) as file:
+        json.dump(content, file, indent=2)
+    tensors = {name: to_host(array) for name, array in flatten_dict(adapter.params, sep=".").items()}
+    write_safetensors(folder / WEIGHTS, tensors, {"format": _FORMAT})

@@ -1,0 +1,412 @@
+"""BERT checkpoints to and from our parameters: Hugging Face's BERT, DPR and Megatron-BERT, and DPR's own .cp files."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxretr.errors import UserError
+from jaxretr.models.bert import BertConfig, BertEncoder
+from jaxretr.models.formats.hf_files import (
+    TensorFiles,
+    config_fields,
+    load_torch,
+    read_json,
+    some_names,
+    stated_architecture,
+)
+from jaxretr.models.formats.name_table import Row, read_rows, write_rows
+from jaxretr.models.layers import ACTIVATIONS, Params, define
+
+Kind = Literal["bert", "dpr-question", "dpr-context", "megatron"]
+
+_LAYER = "encoder.layer.{}."
+
+# ours, theirs, transposed
+_SHARED_ROWS = (
+    Row("word_embedding/table", "embeddings.word_embeddings.weight"),
+    Row("position_embedding/table", "embeddings.position_embeddings.weight"),
+    Row("type_embedding/table", "embeddings.token_type_embeddings.weight"),
+    Row("layers/query/kernel", _LAYER + "attention.self.query.weight", True),
+    Row("layers/query/bias", _LAYER + "attention.self.query.bias"),
+    Row("layers/key/kernel", _LAYER + "attention.self.key.weight", True),
+    Row("layers/key/bias", _LAYER + "attention.self.key.bias"),
+    Row("layers/value/kernel", _LAYER + "attention.self.value.weight", True),
+    Row("layers/value/bias", _LAYER + "attention.self.value.bias"),
+    Row("layers/attention_out/kernel", _LAYER + "attention.output.dense.weight", True),
+    Row("layers/attention_out/bias", _LAYER + "attention.output.dense.bias"),
+    Row("layers/ffn_in/kernel", _LAYER + "intermediate.dense.weight", True),
+    Row("layers/ffn_in/bias", _LAYER + "intermediate.dense.bias"),
+    Row("layers/ffn_out/kernel", _LAYER + "output.dense.weight", True),
+    Row("layers/ffn_out/bias", _LAYER + "output.dense.bias"),
+)
+
+_POST_NORM_ROWS = (
+    Row("norm/scale", "embeddings.LayerNorm.weight"),
+    Row("norm/bias", "embeddings.LayerNorm.bias"),
+    Row("layers/attention_norm/scale", _LAYER + "attention.output.LayerNorm.weight"),
+    Row("layers/attention_norm/bias", _LAYER + "attention.output.LayerNorm.bias"),
+    Row("layers/ffn_norm/scale", _LAYER + "output.LayerNorm.weight"),
+    Row("layers/ffn_norm/bias", _LAYER + "output.LayerNorm.bias"),
+)
+
+_PRE_NORM_ROWS = (
+    Row("norm/scale", "encoder.ln.weight"),
+    Row("norm/bias", "encoder.ln.bias"),
+    Row("layers/attention_norm/scale", _LAYER + "attention.ln.weight"),
+    Row("layers/attention_norm/bias", _LAYER + "attention.ln.bias"),
+    Row("layers/ffn_norm/scale", _LAYER + "ln.weight"),
+    Row("layers/ffn_norm/bias", _LAYER + "ln.bias"),
+)
+
+_MLM_HEAD_ROWS = (
+    Row("mlm_head/dense/kernel", "cls.predictions.transform.dense.weight", True),
+    Row("mlm_head/dense/bias", "cls.predictions.transform.dense.bias"),
+    Row("mlm_head/norm/scale", "cls.predictions.transform.LayerNorm.weight"),
+    Row("mlm_head/norm/bias", "cls.predictions.transform.LayerNorm.bias"),
+    Row("mlm_head/bias", "cls.predictions.bias"),
+)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where a checkpoint keeps the encoder and, if it may have one, the projection."""
+
+    kind: Kind
+    projection: str
+    architecture: str = ""
+
+
+_LAYOUTS = {
+    "": _Layout("bert", "encode_proj.", "BertModel"),
+    "bert.": _Layout("bert", "encode_proj.", "BertForMaskedLM"),
+    "question_encoder.bert_model.": _Layout("dpr-question", "question_encoder.encode_proj.", "DPRQuestionEncoder"),
+    "ctx_encoder.bert_model.": _Layout("dpr-context", "ctx_encoder.encode_proj.", "DPRContextEncoder"),
+    "question_model.": _Layout("dpr-question", "question_model.encode_proj."),
+    "ctx_model.": _Layout("dpr-context", "ctx_model.encode_proj."),
+}
+
+_ARCHITECTURES: dict[str, Kind] = {
+    "BertModel": "bert",
+    "BertForMaskedLM": "bert",
+    "BertForPreTraining": "bert",
+    "DPRQuestionEncoder": "dpr-question",
+    "DPRContextEncoder": "dpr-context",
+    "MegatronBertModel": "megatron",
+    "MegatronBertForMaskedLM": "megatron",
+}
+_MODEL_TYPES = ("bert", "dpr", "megatron-bert")
+_ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+
+# What transformers assumes where a config.json is silent.
+_MEGATRON_DEFAULTS = BertConfig(
+    vocab_size=29056, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
+)
+
+_ACTIVATIONS = {name: name for name in ACTIVATIONS} | {"gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_new"}
+
+# Position ids are 0, 1, 2, ...; the pooler and the next-sentence head are no part of any retriever here.
+_IGNORED = re.compile(r"(.*\.)?embeddings\.position_ids|(.*\.)?pooler\.dense\.(weight|bias)|cls\.seq_relationship\..*")
+
+
+@dataclass(frozen=True)
+class BertCheckpoint:
+    """All that was read from a BERT checkpoint.
+
+    Attributes:
+      config: the encoder's shape.
+      params: the encoder's parameters, nested dict of float32 numpy arrays.
+      projection: DPR's linear layer on the [CLS] state, {"kernel": [D, P], "bias": [P]}, or None.
+      mlm_head: {"dense": {"kernel": [D, D], "bias": [D]}, "norm": {"scale": [D], "bias": [D]}, "bias": [V]} of masked
+        language modelling, whose decoder is the word embedding; or None.
+      kind: what it is.
+    """
+
+    config: BertConfig
+    params: Params
+    projection: Params | None
+    mlm_head: Params | None
+    kind: Kind
+
+
+def read(folder: str | Path) -> tuple[BertConfig, Params]:
+    """Reads the encoder of a Hugging Face folder.
+
+    Args:
+      folder: holds config.json and the weights.
+
+    Returns:
+      The encoder's shape, and its parameters as a nested dict of float32 numpy arrays.
+
+    Raises:
+      UserError: as `import_bert`; also where a projection follows the encoder, which must not get lost.
+    """
+    checkpoint = read_checkpoint(folder)
+    if checkpoint.projection is not None:
+        raise UserError(f"{folder}: has a projection after the encoder; load it as a dual encoder's tower")
+    return checkpoint.config, checkpoint.params
+
+
+def read_checkpoint(
+    folder: str | Path, *, expect: Literal["dpr-question", "dpr-context"] | None = None
+) -> BertCheckpoint:
+    """Reads a Hugging Face folder: the encoder and whatever follows it.
+
+    Args:
+      folder: holds config.json and the weights.
+      expect: the tower that is wanted of a DPR model.
+
+    Raises:
+      UserError: as `import_bert`; also for a missing or broken file.
+    """
+    return import_bert(read_json(folder, "config.json"), TensorFiles.open(folder), expect=expect)
+
+
+def import_bert(
+    config: Mapping[str, Any], tensors: TensorFiles, *, expect: Literal["dpr-question", "dpr-context"] | None = None
+) -> BertCheckpoint:
+    """Translates a Hugging Face checkpoint.
+
+    Args:
+      config: the parsed config.json.
+      tensors: the weights; every one is used, or is among the few without a use here (position ids, pooler,
+        next-sentence head), or is named in an error.
+      expect: the tower that is wanted of a DPR model.
+
+    Returns:
+      The checkpoint in our layout.
+
+    Raises:
+      UserError: another architecture, the other tower, or tensors that are missing, left over or of a wrong shape.
+    """
+    where = tensors.where
+    bert, projected = bert_shape(config, where)
+    prefix = _prefix(tensors)
+    kind: Kind = _LAYOUTS[prefix].kind
+    stated = _ARCHITECTURES.get(_architecture(config, where))
+    if kind == "bert" and stated is not None:
+        kind = stated
+    elif stated is not None and stated != kind:
+        raise UserError(
+            f"{where}: config.json says {_architecture(config, where)}, but the tensors are a {kind} encoder's ({prefix}*)"
+        )
+    elif bert.pre_layer_norm:
+        kind = "megatron"
+    if expect is not None and kind.startswith("dpr-") and kind != expect:
+        raise UserError(
+            f"{where}: the towers are swapped: this is the {kind} encoder, where the {expect} encoder is expected; "
+            "exchange the two folders"
+        )
+    return _translate(bert, tensors, prefix, kind, projected=projected if kind.startswith("dpr-") else 0)
+
+
+def read_dpr_cp(path: str | Path, *, num_attention_heads: int | None = None) -> tuple[BertCheckpoint, BertCheckpoint]:
+    """Reads both towers of a checkpoint of the original DPR code (a .cp file; needs torch).
+
+    Such a file does not tell the model's shape: sizes are taken from the tensors, and the rest is that of BERT-base
+    (64 dimensions a head, exact gelu, eps 1e-12).
+
+    Args:
+      path: the file.
+      num_attention_heads: if the heads have not 64 dimensions.
+
+    Returns:
+      The question encoder and the context encoder.
+
+    Raises:
+      UserError: torch is missing, or the file is no DPR checkpoint or an incomplete one.
+    """
+    state = load_torch(path, ignore_objects=True)
+    model = state.get("model_dict") if isinstance(state, Mapping) else None
+    if not isinstance(model, Mapping):
+        raise UserError(f"{path}: holds no 'model_dict'; give a .cp file of DPR's train_dense_encoder.py")
+    tensors = TensorFiles.of(model, str(path))
+    prefixes = ("question_model.", "ctx_model.")
+    if strange := [name for name in tensors.names if not name.startswith(prefixes)]:
+        raise UserError(
+            f"{path}: {len(strange)} tensors belong to neither question_model nor ctx_model: {some_names(strange)}; "
+            "give the checkpoint of a biencoder (not of a reader)"
+        )
+    question, context = (
+        _dpr_tower(tensors.select(lambda name, prefix=prefix: name.startswith(prefix)), prefix, num_attention_heads)
+        for prefix in prefixes
+    )
+    return question, context
+
+
+def _dpr_tower(tensors: TensorFiles, prefix: str, heads: int | None) -> BertCheckpoint:
+    names = set(tensors.names)
+
+    def shape(name: str) -> tuple[int, ...]:
+        if prefix + name not in names:
+            raise UserError(
+                f"{tensors.where}: {prefix}{name} is missing; give a complete checkpoint of a BERT biencoder"
+            )
+        return tensors.shape(prefix + name)
+
+    vocabulary, size = shape("embeddings.word_embeddings.weight")
+    numbers = [
+        int(found[1]) for name in names if (found := re.match(re.escape(prefix) + r"encoder\.layer\.(\d+)\.", name))
+    ]
+    bert = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=size,
+        num_hidden_layers=max(numbers, default=-1) + 1,
+        num_attention_heads=heads or max(size // 64, 1),
+        intermediate_size=shape("encoder.layer.0.intermediate.dense.weight")[0],
+        max_position_embeddings=shape("embeddings.position_embeddings.weight")[0],
+        type_vocab_size=shape("embeddings.token_type_embeddings.weight")[0],
+    )
+    check_sizes(bert, tensors.where)
+    projection = prefix + "encode_proj.weight"
+    projected = tensors.shape(projection)[0] if projection in names else 0
+    return _translate(bert, tensors, prefix, _LAYOUTS[prefix].kind, projected=projected)
+
+
+def _translate(bert: BertConfig, tensors: TensorFiles, prefix: str, kind: Kind, *, projected: int) -> BertCheckpoint:
+    # Checkpoints that once came from TensorFlow, bert-base-uncased among them, have its names for scale and bias.
+    tensors = tensors.rename(lambda name: re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name))
+    tensors = tensors.rename(lambda name: re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
+    tensors, has_head = _without_tied_decoder(tensors, prefix)
+    tensors.check_sizes({**bert.sizes(), "projection_dim": projected}, "config.json")
+    size = bert.hidden_size
+    shapes: Params = {"encoder": define(lambda rngs: BertEncoder(bert, rngs=rngs))[1]}
+    if projected:
+        shapes["projection"] = _shapes(kernel=(size, projected), bias=(projected,))
+    if has_head:
+        shapes["mlm_head"] = _shapes(bias=(bert.vocab_size,))
+        shapes["mlm_head"]["dense"] = _shapes(kernel=(size, size), bias=(size,))
+        shapes["mlm_head"]["norm"] = _shapes(scale=(size,), bias=(size,))
+    rows = _table(bert, prefix, projection=projected > 0, mlm_head=has_head)
+    parts = read_rows(rows, shapes, tensors, ignored=_IGNORED, dtype=np.float32)
+    return BertCheckpoint(bert, parts["encoder"], parts.get("projection"), parts.get("mlm_head"), kind)
+
+
+def _shapes(**shapes: tuple[int, ...]) -> Params:
+    return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+
+
+def _table(config: BertConfig, prefix: str, *, projection: bool, mlm_head: bool) -> list[Row]:
+    encoder = _SHARED_ROWS + (_PRE_NORM_ROWS if config.pre_layer_norm else _POST_NORM_ROWS)
+    rows = [replace(row, ours=f"encoder/{row.ours}", theirs=prefix + row.theirs) for row in encoder]
+    if projection:
+        rows.append(Row("projection/kernel", _LAYOUTS[prefix].projection + "weight", True))
+        rows.append(Row("projection/bias", _LAYOUTS[prefix].projection + "bias"))
+    return rows + list(_MLM_HEAD_ROWS if mlm_head else ())
+
+
+def _prefix(tensors: TensorFiles) -> str:
+    names = set(tensors.names)
+    found = [prefix for prefix in _LAYOUTS if prefix + "embeddings.word_embeddings.weight" in names]
+    if len(found) == 1:
+        return found[0]
+    what = "two BERT encoders" if found else "no embeddings.word_embeddings.weight, so no BERT encoder,"
+    raise UserError(
+        f"{tensors.where}: {what} in this checkpoint ({some_names(sorted(names))}); give one encoder's folder"
+    )
+
+
+def _without_tied_decoder(tensors: TensorFiles, prefix: str) -> tuple[TensorFiles, bool]:
+    """Drops the head's second names for the word embedding and its bias, having seen that they are equal."""
+    names = set(tensors.names)
+    tied = {
+        "cls.predictions.decoder.weight": prefix + "embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+    for name, original in tied.items():
+        if name in names and original in names and not np.array_equal(tensors.read(name), tensors.read(original)):
+            raise UserError(f"{tensors.where}: {name} differs from {original}; only a tied decoder is supported")
+    tensors = tensors.select(lambda name: name not in tied or tied[name] not in names)
+    return tensors, any(name.startswith("cls.predictions.") for name in names)
+
+
+def _architecture(config: Mapping[str, Any], where: str) -> str:
+    stated = stated_architecture(config, where)
+    model_type = config.get("model_type") or ""
+    if (stated and stated not in _ARCHITECTURES) or ((model_type or not stated) and model_type not in _MODEL_TYPES):
+        raise UserError(
+            f"{where}: config.json is of {stated or 'no stated architecture'} (model_type '{model_type}'), which is "
+            f"not a supported encoder; supported: {', '.join(_ARCHITECTURES)}"
+        )
+    for key, supported in _ONLY.items():
+        if config.get(key, supported) not in (supported, None):
+            raise UserError(f"{where}: config.json has {key} {config[key]!r}; only {supported!r} is supported")
+    return stated
+
+
+def bert_shape(config: Mapping[str, Any], where: str) -> tuple[BertConfig, int]:
+    """The shape that a config.json states, and the size of DPR's projection, 0 without; UserError names `where`."""
+    architecture = _architecture(config, where)
+    megatron = config.get("model_type") == "megatron-bert" or architecture.startswith("Megatron")
+    defaults = asdict(_MEGATRON_DEFAULTS if megatron else BertConfig())
+    del defaults["pre_layer_norm"]
+    fields = config_fields(config, defaults, f"{where}/config.json")
+    activation = fields["hidden_act"]
+    if activation not in _ACTIVATIONS:
+        raise UserError(f"{where}: config.json has hidden_act '{activation}'; supported: {', '.join(_ACTIVATIONS)}")
+    fields["hidden_act"] = _ACTIVATIONS[activation]
+    bert = BertConfig(**fields, pre_layer_norm=megatron)
+    check_sizes(bert, where)
+    return bert, config_fields(config, {"projection_dim": 0}, where)["projection_dim"]
+
+
+def check_sizes(bert: BertConfig, where: str, *, bag_of_words: bool = False) -> None:
+    """Raises UserError, which names `where`, for sizes that no encoder has; a `bag_of_words` may be without layers."""
+    least = {"num_hidden_layers": 0} if bag_of_words else {}
+    if wrong := next((name for name, size in bert.sizes().items() if size < least.get(name, 1)), None):
+        raise UserError(f"{where}: {wrong} is {getattr(bert, wrong)}, but must be at least 1; correct it")
+    if bert.num_attention_heads < 1 or bert.hidden_size % bert.num_attention_heads:
+        raise UserError(
+            f"{where}: {bert.num_hidden_layers} layers of {bert.num_attention_heads} heads do not fit a hidden size of "
+            f"{bert.hidden_size}; correct num_hidden_layers and num_attention_heads"
+        )
+
+
+def export_bert(
+    config: BertConfig,
+    params: Params,
+    mlm_head: Params | None = None,
+    prefix: str = "",
+    projection: Params | None = None,
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Translates our parameters to a Hugging Face checkpoint; the reverse of `import_bert`, bit for bit.
+
+    Args:
+      config: the encoder's shape.
+      params: its parameters, a nested dict of arrays.
+      mlm_head: the head of masked language modelling, as in `BertCheckpoint`.
+      prefix: of the encoder's tensors: "" (BertModel; with a head it means "bert."), "bert." (BertForMaskedLM),
+        "question_encoder.bert_model." or "ctx_encoder.bert_model." (DPR). With `config.pre_layer_norm` the first two
+        are MegatronBert's.
+      projection: DPR's projection, as in `BertCheckpoint`.
+
+    Returns:
+      The content of config.json, and the tensors of model.safetensors by name.
+
+    Raises:
+      ValueError: the prefix is none of the above, or does not go with the head, the projection or pre-LayerNorm.
+    """
+    prefix = "bert." if mlm_head is not None and not prefix else prefix
+    layout = _LAYOUTS.get(prefix)
+    if layout is None or not layout.architecture:
+        raise ValueError(f"unknown prefix {prefix!r}")
+    dpr = layout.kind != "bert"
+    misplaced = config.pre_layer_norm if dpr else projection is not None
+    if misplaced or (mlm_head is not None) != (prefix == "bert."):
+        raise ValueError(f"prefix {prefix!r} does not go with this head, projection or pre-LayerNorm")
+    content = asdict(config)
+    del content["pre_layer_norm"]
+    content["architectures"] = [("Megatron" if config.pre_layer_norm else "") + layout.architecture]
+    content["model_type"] = "megatron-bert" if config.pre_layer_norm else "dpr" if dpr else "bert"
+    content["pad_token_id"] = 0
+    content["position_embedding_type"] = "absolute"
+    if dpr:
+        content["projection_dim"] = 0 if projection is None else int(np.shape(projection["kernel"])[1])
+    rows = _table(config, prefix, projection=projection is not None, mlm_head=mlm_head is not None)
+    parts = {"encoder": params, "mlm_head": mlm_head or {}, "projection": projection or {}}
+    return content, write_rows(rows, parts)

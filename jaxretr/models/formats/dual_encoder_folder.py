@@ -1,0 +1,371 @@
+"""Where dual encoders come from and go to: our own folder, and the folders of others that can be read."""
+
+import dataclasses
+import json
+import logging
+import os
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint
+from jaxretr.errors import UserError
+from jaxretr.models.adapter import Adapter
+from jaxretr.models.bert import BertConfig
+from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params
+from jaxretr.models.formats import adapter_folder, sentence_transformers
+from jaxretr.models.formats.bert_params import BertCheckpoint, check_sizes, read_checkpoint, read_dpr_cp
+from jaxretr.models.formats.export_note import FORMAT as EXPORT_FORMAT
+from jaxretr.models.formats.export_note import NOTE, read_note
+from jaxretr.models.formats.hf_files import TensorFiles, read_json, resolve, some_names, write_safetensors
+from jaxretr.models.layers import Params
+from jaxretr.models.partition import join, partition
+from jaxretr.parallel.mesh import to_host
+from jaxretr.storage.files import atomic_folder, atomic_write
+
+_WEIGHTS = "model.safetensors"
+_HEAD = "mlm_head.safetensors"
+_FORMAT = "jaxretr-dual-encoder"
+_VERSION = 1
+
+COMBINED_FORMAT = "jaxretr-combined"
+"""Of the folder that CombinedEncoder.save writes."""
+
+# All that a folder of ours may hold, whatever the kind of tokenizer: a folder with anything else is never replaced.
+_OURS = (
+    *(NOTE, _WEIGHTS, "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.*", "merges.txt", "*.model", "chat_template*", adapter_folder.FOLDER, _HEAD),
+)
+
+_MAX_LENGTH = 256
+
+_log = logging.getLogger(__name__)
+
+
+class Loaded(NamedTuple):
+    """What is read from a folder.
+
+    Attributes:
+      config: of the dual encoder.
+      params: laid out as by `init_params`, numpy arrays.
+      tokenizer: the model's.
+      mlm_head: of masked language modelling, as in `BertCheckpoint`; None where there is none.
+    """
+
+    config: DualEncoderConfig
+    params: Params
+    tokenizer: Any
+    mlm_head: Params | None = None
+
+
+def load(
+    path_or_name: str | Path,
+    *,
+    passage_path: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+    shared: bool | None = None,
+    pooling: Literal["cls", "mean"] | None = None,
+) -> Loaded:
+    """Reads any of the supported folders; `DualEncoder.from_pretrained` documents the arguments.
+
+    Returns:
+      The model's parts.
+    """
+    file = Path(path_or_name).expanduser()
+    if file.is_file():
+        loaded = _load_cp(file, passage_path, tokenizer)
+    else:
+        folder = model_folder(resolve(path_or_name))
+        ours, theirs = (folder / NOTE).exists(), (folder / sentence_transformers.MODULES).exists()
+        if (ours or theirs) and passage_path is not None:
+            raise UserError(f"{folder}: holds a whole dual encoder; leave passage_path out")
+        if ours:
+            loaded = _load_ours(folder, tokenizer)
+        elif theirs:
+            loaded = _load_sentence_transformers(folder, tokenizer)
+        else:
+            loaded = _load_hugging_face(folder, passage_path, tokenizer, pooling or "cls")
+    return _with_towers(_with_pooling(loaded, pooling, path_or_name), shared, path_or_name)
+
+
+def model_folder(folder: Path) -> Path:
+    """Where a run directory holds its model, of masked language modelling a Hugging Face folder; else the folder."""
+    holds = any((folder / "model" / name).exists() for name in (NOTE, "config.json"))
+    return folder / "model" if holds else folder
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether `DualEncoder.save` wrote the folder."""
+    return (folder / NOTE).exists() and read_json(folder, NOTE).get("format") == _FORMAT
+
+
+def _with_pooling(loaded: Loaded, pooling: str | None, where: Any) -> Loaded:
+    if pooling not in (None, "cls", "mean"):
+        raise UserError(f"pooling {pooling!r} is not supported; use 'cls' or 'mean'")
+    stated = loaded[0].pooling
+    if pooling not in (None, stated):
+        raise UserError(
+            f"{where}: was trained with pooling '{stated}', not '{pooling}'; leave pooling out or correct it"
+        )
+    return loaded
+
+
+def _with_towers(loaded: Loaded, shared: bool | None, where: Any) -> Loaded:
+    config, params = loaded.config, loaded.params
+    if shared is None or shared == config.shared:
+        return loaded
+    if shared:
+        raise UserError(f"{where}: has two towers of different weights; leave shared out or set it to False")
+    # A copy: two towers are trained apart, and donated buffers must not be the same.
+    params = {"question": params["shared"], "passage": jax.tree.map(np.copy, params["shared"])}
+    return loaded._replace(config=dataclasses.replace(config, shared=False), params=params)
+
+
+# ---- the folders of others -------------------------------------------------------------------------------------------
+
+
+def _load_hugging_face(folder: Path, passage_path: Any, tokenizer: Any, pooling: Literal["cls", "mean"]) -> Loaded:
+    question = read_checkpoint(folder, expect="dpr-question")
+    if passage_path is None:
+        if question.kind == "dpr-question":
+            raise UserError(
+                f"{folder}: is DPR's question encoder alone; give passage_path, the context encoder's folder"
+            )
+        params = {"shared": _tower(question)}
+    else:
+        second = resolve(passage_path)
+        passage = read_checkpoint(second, expect="dpr-context")
+        params = _two_towers(question, passage, f"{folder} and {second}")
+    config = _config(question.config, params, pooling=pooling)
+    head = question.mlm_head if passage_path is None else None
+    return Loaded(config, params, load_tokenizer(tokenizer or folder), head)
+
+
+def _load_cp(file: Path, passage_path: Any, tokenizer: Any) -> Loaded:
+    if passage_path is not None:
+        raise UserError(f"{file}: holds both towers; leave passage_path out")
+    if tokenizer is None:
+        raise UserError(f"{file}: a .cp file has no tokenizer; give the folder of bert-base-uncased's as tokenizer")
+    question, passage = read_dpr_cp(file)
+    params = _two_towers(question, passage, str(file))
+    return Loaded(_config(question.config, params), params, load_tokenizer(tokenizer))
+
+
+def _load_sentence_transformers(folder: Path, tokenizer: Any) -> Loaded:
+    modules = sentence_transformers.read(folder)
+    checkpoint = read_checkpoint(modules.transformer)
+    loaded = load_tokenizer(tokenizer or modules.transformer)
+    if modules.lower_case:
+        loaded = _lower_casing(loaded)
+    tower: Params = {"bert": checkpoint.params}
+    if modules.projection is not None:
+        tower["projection"] = modules.projection
+        if (inputs := len(modules.projection["kernel"])) != checkpoint.config.hidden_size:
+            raise UserError(
+                f"{folder}: its Dense module takes {inputs} numbers, but the encoder gives "
+                f"{checkpoint.config.hidden_size}; the folder is a mixture of two models"
+            )
+    full_size = checkpoint.config.hidden_size if modules.projection is None else len(modules.projection["bias"])
+    cut = modules.truncate_dim is not None and modules.truncate_dim < full_size
+    if cut and modules.normalise and not modules.cut_by_module:
+        _log.warning(
+            "%s: embeddings are cut to %d dimensions and then divided by their length, as sentence-transformers does "
+            "with encode(..., normalize_embeddings=True)",
+            *(folder, modules.truncate_dim),
+        )
+    limit = modules.max_length or min(loaded.model_max_length, checkpoint.config.max_position_embeddings)
+    config = _config(
+        checkpoint.config,
+        {"shared": tower},
+        pooling=modules.pooling,
+        normalise=modules.normalise,
+        passage_template="joined",
+        max_question_length=limit,
+        max_passage_length=limit,
+        truncate_dim=modules.truncate_dim if cut else None,
+    )
+    return Loaded(config, {"shared": tower}, loaded, checkpoint.mlm_head)
+
+
+def _lower_casing(tokenizer: Any) -> Any:
+    from tokenizers import normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = tokenizer.backend_tokenizer
+    rest = [] if backend.normalizer is None else [backend.normalizer]
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
+    # A BertTokenizer would be saved with its own do_lower_case, and be loaded again without our normaliser.
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, model_max_length=tokenizer.model_max_length, **tokenizer.special_tokens_map
+    )
+
+
+def _config(bert: BertConfig, params: Params, **settings: Any) -> DualEncoderConfig:
+    projection = next(iter(params.values())).get("projection")
+    length = min(_MAX_LENGTH, bert.max_position_embeddings)
+    defaults = {
+        "shared": "shared" in params,
+        "projection_size": None if projection is None else projection["kernel"].shape[1],
+        "max_question_length": length,
+        "max_passage_length": length,
+    }
+    return DualEncoderConfig(bert, **{**defaults, **settings})
+
+
+def _tower(checkpoint: BertCheckpoint) -> Params:
+    tower: Params = {"bert": checkpoint.params}
+    return tower if checkpoint.projection is None else {**tower, "projection": checkpoint.projection}
+
+
+def _two_towers(question: BertCheckpoint, passage: BertCheckpoint, where: str) -> Params:
+    shapes = [
+        {
+            **dataclasses.asdict(checkpoint.config),
+            "projection": None if checkpoint.projection is None else checkpoint.projection["kernel"].shape[1],
+        }
+        for checkpoint in (question, passage)
+    ]
+    # Only training heeds these.
+    differing = shapes[0].keys() - {"hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"}
+    for name in sorted(differing):
+        one, other = (shape[name] for shape in shapes)
+        if one != other:
+            raise UserError(f"{where}: the towers must be of one shape, but {name} is {one} and {other}")
+    return {"question": _tower(question), "passage": _tower(passage)}
+
+
+# ---- our own folder --------------------------------------------------------------------------------------------------
+
+
+def _load_ours(folder: Path, tokenizer: Any) -> Loaded:
+    where = str(folder / NOTE)
+    content = read_json(folder, NOTE)
+    if content.get("format") == EXPORT_FORMAT:
+        return _load_export(folder, content, tokenizer)
+    if content.get("format") == COMBINED_FORMAT:
+        raise UserError(
+            f"{folder}: is a combined encoder; load it with CombinedEncoder.from_pretrained, or load one of its parts, "
+            f"{folder / 'part-0'}"
+        )
+    if content.get("format") != _FORMAT or not isinstance(content.get("config"), dict):
+        raise UserError(f"{where}: is no dual encoder's; give a folder that DualEncoder.save wrote")
+    if content.get("version") != _VERSION:
+        raise UserError(f"{where}: is of version {content.get('version')}, not {_VERSION}; install a newer jaxretr")
+    config = DualEncoderConfig.from_json(content["config"], where)
+    check_sizes(config.bert, where, bag_of_words=True)
+    tensors = TensorFiles.open(folder)
+    tensors.check_sizes({**config.bert.sizes(), "projection_size": config.projection_size or 0}, NOTE)
+    shapes, _ = partition(abstract_params(config), ("adapter",))
+    leaves: dict[str, Any] = flatten_dict(shapes, sep=".")  # pyright: ignore[reportAssignmentType]
+    wanted = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+    other = f"{folder}: the weights are a checkpoint of another shape than {NOTE} says:"
+    if missing := sorted(wanted.keys() - set(tensors.names)):
+        raise UserError(f"{other} {len(missing)} tensors are missing ({some_names(missing)}); copy the folder again")
+    if extra := sorted(set(tensors.names) - wanted.keys()):
+        raise UserError(f"{other} {len(extra)} tensors are left over ({some_names(extra)}); copy the folder again")
+    for name, shape in wanted.items():
+        if tensors.shape(name) != shape:
+            raise UserError(f"{other} {name} is {list(tensors.shape(name))}, not {list(shape)}; copy the folder again")
+    params = unflatten_dict({name: tensors.read(name) for name in wanted}, sep=".")
+    if config.adapter is not None:
+        modules = adapter_folder.read_modules(folder / adapter_folder.FOLDER, config)
+        params = join(params, {name: {"adapter": modules[name]} for name in modules})
+    return Loaded(config, params, load_tokenizer(tokenizer or folder), _read_head(folder))
+
+
+def _load_export(folder: Path, content: dict[str, Any], tokenizer: Any) -> Loaded:
+    note = read_note(content, str(folder / NOTE))
+    question, passage = note.folders(folder)
+    if note.layout != "sentence-transformers":
+        # DPR's two kinds of encoder know their side; for a shared tower outside DPR one folder is all there is.
+        second = passage if note.separate else None
+        config, params, loaded, head = _load_hugging_face(question, second, tokenizer, note.pooling or "cls")
+    else:
+        config, params, loaded, head = _load_sentence_transformers(question, tokenizer)
+        if note.separate:
+            other, other_params, other_tokenizer, _ = _load_sentence_transformers(passage, tokenizer)
+            _check_same_kind(config, other, folder)
+            if tokenizer_fingerprint(loaded) != tokenizer_fingerprint(other_tokenizer):
+                raise UserError(f"{folder}: question/ and passage/ have different tokenizers; export the model again")
+            config = dataclasses.replace(config, shared=False, max_passage_length=other.max_passage_length)
+            params = {"question": params["shared"], "passage": other_params["shared"]}
+    if note.shared and not config.shared:
+        same = jax.tree.map(np.array_equal, params["question"], params["passage"])
+        if not all(jax.tree.leaves(same)):
+            raise UserError(
+                f"{folder}: {NOTE} says that both towers have the same weights, but question/ and passage/ differ; "
+                "export the model again"
+            )
+        config, params = dataclasses.replace(config, shared=True), {"shared": params["question"]}
+    return Loaded(dataclasses.replace(config, **note.stated()), params, loaded, head)
+
+
+def _check_same_kind(question: DualEncoderConfig, passage: DualEncoderConfig, folder: Path) -> None:
+    for field in dataclasses.fields(question):
+        one, other = getattr(question, field.name), getattr(passage, field.name)
+        if one != other and field.name not in ("max_question_length", "max_passage_length"):
+            raise UserError(
+                f"{folder}: the towers must be of one kind, but {field.name} is {one} in question/ and {other} in "
+                "passage/; export the model again"
+            )
+
+
+def save(folder: Path, model: DualEncoder) -> None:
+    """Writes our own folder beside its place and renames it; `DualEncoder.save` documents it.
+
+    Raises:
+      UserError: the folder holds anything but an older model of this kind, or cannot be written.
+    """
+    folder = Path(os.path.realpath(folder))
+    _check_replaceable(folder)
+    content = {"format": _FORMAT, "version": _VERSION, "config": dataclasses.asdict(model.config)}
+    params, _ = partition(model.params, ("adapter",))
+    with atomic_folder(folder) as partial:
+        with atomic_write(partial / NOTE) as file:
+            json.dump(content, file, indent=2)
+        _write_tensors(partial / _WEIGHTS, params)
+        # Apart, so that the few megabytes of a relevance module can be taken to another encoder.
+        if model.config.adapter is not None:
+            (partial / adapter_folder.FOLDER).mkdir()
+            adapter_folder.write(partial / adapter_folder.FOLDER, Adapter.of(model))
+        if model.mlm_head is not None:
+            _write_tensors(partial / _HEAD, model.mlm_head)
+        save_tokenizer(model.tokenizer, partial)
+
+
+def _write_tensors(path: Path, params: Params) -> None:
+    tensors = {name: to_host(array) for name, array in flatten_dict(params, sep=".").items()}
+    write_safetensors(path, tensors, {"format": _FORMAT})
+
+
+def _read_head(folder: Path) -> Params | None:
+    if not (folder / _HEAD).exists():
+        return None
+    tensors = TensorFiles.open_file(folder / _HEAD)
+    return unflatten_dict({name: tensors.read(name) for name in tensors.names}, sep=".")
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Writes a tokenizer's files; raises UserError where that fails."""
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # The Rust library raises bare Exceptions, also for a full disk.
+        raise UserError(f"{folder}: the tokenizer cannot be written ({error}); free some space there") from error
+
+
+def _check_replaceable(folder: Path) -> None:
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is a file; choose another name for the model's folder")
+    names = sorted(entry.name for entry in folder.iterdir())
+    foreign = [name for name in names if not any(fnmatch(name, pattern) for pattern in _OURS)]
+    if foreign or (names and NOTE not in names):
+        raise UserError(
+            f"{folder}: holds something else than a model of jaxretr ({some_names(foreign or names)}); "
+            "choose another folder, or empty it"
+        )

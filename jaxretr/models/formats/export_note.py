@@ -1,0 +1,75 @@
+"""What `jaxretr export` notes in jaxretr.json beside the files of another library's layout.
+
+Those layouts cannot say everything: which folder is which tower, how a passage's title and text become one text, and in
+a plain Hugging Face folder neither pooling nor lengths. With the note an export is read back as it was.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxretr.errors import UserError
+from jaxretr.json_dataclass import dataclass_from
+from jaxretr.storage.files import atomic_write
+
+NOTE = "jaxretr.json"
+FORMAT = "jaxretr-export"
+_VERSION = 1
+
+Layout = Literal["bert", "dpr", "sentence-transformers"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportNote:
+    """The content of jaxretr.json. What the layout's own files say is None here, so that nothing is said twice."""
+
+    layout: Layout
+    shared: bool
+    separate: bool
+    """Each tower lies in a folder of its own, question/ and passage/; with `shared` both hold the same weights."""
+    passage_template: Literal["pair", "joined"]
+    pooling: Literal["cls", "mean"] | None = None
+    normalise: bool | None = None
+    truncate_dim: int | None = None
+    max_question_length: int | None = None
+    max_passage_length: int | None = None
+
+    def folders(self, folder: Path) -> tuple[Path, Path]:
+        """The question tower's folder and the passage tower's, the same one if they are not separate."""
+        return (folder / "question", folder / "passage") if self.separate else (folder, folder)
+
+    def stated(self) -> dict[str, Any]:
+        """The settings of `DualEncoderConfig` that only this note states."""
+        names = (
+            "passage_template",
+            "pooling",
+            "normalise",
+            "truncate_dim",
+            "max_question_length",
+            "max_passage_length",
+        )
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def write(self, folder: Path) -> None:
+        """Writes jaxretr.json."""
+        content = {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+        with atomic_write(folder / NOTE) as file:
+            json.dump({"format": FORMAT, "version": _VERSION, "export": content}, file, indent=2)
+
+
+def read_note(content: Mapping[str, Any], where: str) -> ExportNote:
+    """Reads the parsed jaxretr.json of an export.
+
+    Args:
+      content: the parsed JSON object.
+      where: the file, for errors.
+
+    Raises:
+      UserError: another version, or a key or value that is not known.
+    """
+    if content.get("version") != _VERSION or not isinstance(content.get("export"), dict):
+        raise UserError(f"{where}: is an export of version {content.get('version')}, not {_VERSION}; export it again")
+    return dataclass_from(ExportNote, content["export"], where)

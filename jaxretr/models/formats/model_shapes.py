@@ -1,0 +1,131 @@
+"""The shapes of models without their weights: from a folder's config.json, the hub's cache, or a table of known names."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxretr.data.tokens import load_tokenizer, vocabulary_size
+from jaxretr.errors import UserError
+from jaxretr.models.bert import BertConfig
+from jaxretr.models.dual_encoder import DualEncoderConfig
+from jaxretr.models.formats import sentence_transformers
+from jaxretr.models.formats.bert_params import bert_shape
+from jaxretr.models.formats.dual_encoder_folder import is_ours, load, model_folder
+from jaxretr.models.formats.export_note import NOTE
+from jaxretr.models.formats.hf_files import is_hub_name, read_json
+from jaxretr.models.formats.t5_params import t5_shape
+from jaxretr.models.t5 import T5Config
+
+# What their config.json on the hub says: so much is public, and nothing need be fetched to plan a run.
+_BERT_BASE = BertConfig()
+_BERTS = {
+    "bert-base-uncased": _BERT_BASE,
+    "bert-base-cased": dataclasses.replace(_BERT_BASE, vocab_size=28996),
+    "bert-base-chinese": dataclasses.replace(_BERT_BASE, vocab_size=21128),
+    "bert-large-uncased": BertConfig(
+        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
+    ),
+}
+KNOWN_BERTS = _BERTS | {f"google-bert/{name}": bert for name, bert in _BERTS.items()}
+
+_T5_BASE = T5Config(d_model=768, d_ff=2048, num_heads=12, num_layers=12, num_decoder_layers=12)
+_T5_LARGE = T5Config(d_model=1024, d_ff=2816, num_heads=16, num_layers=24, num_decoder_layers=24)
+_T5_XL = T5Config(d_model=2048, d_ff=5120, num_heads=32, num_layers=24, num_decoder_layers=24)
+_T5_XXL = T5Config(d_model=4096, d_ff=10240, num_heads=64, num_layers=24, num_decoder_layers=24)
+KNOWN_T5S = {
+    "bigscience/T0_3B": _T5_XL,
+    "bigscience/T0": _T5_XXL,
+    **{
+        template.format(size): shape
+        for template in ("google/t5-v1_1-{}", "google/t5-{}-lm-adapt", "google/flan-t5-{}")
+        for size, shape in (("base", _T5_BASE), ("large", _T5_LARGE), ("xl", _T5_XL), ("xxl", _T5_XXL))
+    },
+}
+
+
+def encoder_shape(
+    path: str,
+    *,
+    passage_path: str | None = None,
+    shared: bool | None = None,
+    pooling: Literal["cls", "mean"] | None = None,
+) -> DualEncoderConfig:
+    """The configuration of what `DualEncoder.from_pretrained` loads, without reading weights where config.json tells.
+
+    Args:
+      path: as there, or one of KNOWN_BERTS.
+      passage_path: as there; of the second tower nothing is read, for both have one shape.
+      shared: as there.
+      pooling: as there.
+
+    Raises:
+      UserError: neither a folder, nor a model in the hub's cache or on the hub, nor a known one.
+    """
+    file = Path(path).expanduser()
+    folder = model_folder(file) if file.is_dir() else None
+    if folder is not None and is_ours(folder):
+        config = DualEncoderConfig.from_json(read_json(folder, NOTE)["config"], str(folder / NOTE))
+    elif file.is_file() or (folder is not None and _is_composed(folder)):
+        # On the host alone, and small: what such a folder consists of shows when it is read.
+        return load(path, passage_path=passage_path, shared=shared, pooling=pooling).config
+    else:
+        bert, projection = _bert(path)
+        config = DualEncoderConfig(
+            bert, shared=passage_path is None, pooling=pooling or "cls", projection_size=projection or None
+        )
+    if shared and not config.shared:
+        raise UserError(f"{path}: has two towers of different weights; leave shared out or set it to False")
+    return config if shared is None else dataclasses.replace(config, shared=shared)
+
+
+def vocabulary_of(path: str) -> int:
+    """Entries of the vocabulary of a model's tokenizer; those of the model where the tokenizer is not at hand."""
+    return vocabulary_size(load_tokenizer(path)) if Path(path).expanduser().is_dir() else _bert(path)[0].vocab_size
+
+
+def scorer_shape(path: str) -> T5Config:
+    """The shape of a T5.
+
+    Args:
+      path: a Hugging Face folder, a hub name, or one of KNOWN_T5S.
+
+    Raises:
+      UserError: as `encoder_shape`; or no T5.
+    """
+    found = _config_json(path, KNOWN_T5S)
+    return found if isinstance(found, T5Config) else t5_shape(found, path)
+
+
+def _bert(path: str) -> tuple[BertConfig, int]:
+    found = _config_json(path, KNOWN_BERTS)
+    return (found, 0) if isinstance(found, BertConfig) else bert_shape(found, path)
+
+
+def _is_composed(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (NOTE, sentence_transformers.MODULES))
+
+
+def _config_json(path: str, known: Mapping[str, Any]) -> Any:
+    """The parsed config.json of a folder or of a hub's model; a known model's shape."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return read_json(model_folder(folder), "config.json")
+    unknown = UserError(
+        f"{path}: no such model folder, and none of the known models ({', '.join(known)}); to plan without it, name one "
+        "of the same shape"
+    )
+    if not is_hub_name(path):
+        raise unknown
+    import huggingface_hub as hub
+
+    if isinstance(cached := hub.try_to_load_from_cache(path, "config.json"), str):
+        return read_json(Path(cached).parent, "config.json")
+    if path in known:
+        return known[path]
+    try:
+        return read_json(Path(hub.hf_hub_download(path, "config.json", etag_timeout=10)).parent, "config.json")
+    except UserError:
+        raise
+    except Exception as error:  # Of the hub's client's dozen kinds each means that the shape cannot be had.
+        raise unknown from error

@@ -1,0 +1,109 @@
+"""Tables that pair our parameters with the tensors of a Hugging Face checkpoint.
+
+Every checkpoint is read and written through one table of `Row`s (bert_params.py, t5_params.py), so that an import and
+an export cannot disagree.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from jaxretr.errors import UserError
+from jaxretr.models.formats.hf_files import TensorFiles, some_names
+from jaxretr.models.layers import Params
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table of names.
+
+    Attributes:
+      ours: path of our parameter, such as "layers/query/kernel".
+      theirs: name of their tensor; "{}" stands for the layer's number where ours has a leading [layers] axis.
+      transposed: whether their matrix is [out, in], as torch keeps it, and ours [in, out].
+    """
+
+    ours: str
+    theirs: str
+    transposed: bool = False
+
+    def names(self, layers: int) -> list[str]:
+        """Their names: one a layer, or one."""
+        return [self.theirs.format(layer) for layer in range(layers)] if "{}" in self.theirs else [self.theirs]
+
+
+def read_rows(
+    rows: Iterable[Row], shapes: Params, tensors: TensorFiles, *, ignored: re.Pattern[str], dtype: Any
+) -> Params:
+    """Reads a checkpoint into our parameters, tensor by tensor, so that little more than the result is in memory.
+
+    Args:
+      rows: the table; together the rows fill every parameter of `shapes`.
+      shapes: our parameters as ShapeDtypeStructs (only their shapes count), a nested dict.
+      tensors: the checkpoint.
+      ignored: matches the names of tensors that may be there and are not needed.
+      dtype: numpy dtype of the result.
+
+    Returns:
+      A nested dict of numpy arrays.
+
+    Raises:
+      UserError: tensors are missing, left over, or of another shape.
+    """
+    table = {row.ours: row for row in rows}
+    flat: dict[str, Any] = dict(flatten_dict(shapes, sep="/"))
+    wanted = {path: tuple(leaf.shape) for path, leaf in flat.items()}
+    if table.keys() != wanted.keys():
+        raise ValueError(f"the table and the model disagree on {sorted(table.keys() ^ wanted.keys())}")
+    sources = {path: row.names(wanted[path][0]) for path, row in table.items()}
+    _check_names({name for names in sources.values() for name in names}, tensors, ignored)
+    for path, names in sources.items():
+        row = table[path]
+        ours = wanted[path][1:] if "{}" in row.theirs else wanted[path]
+        theirs = ours[::-1] if row.transposed else ours
+        for name in names:
+            if tensors.shape(name) != theirs:
+                raise UserError(
+                    f"{tensors.where}: {name} has shape {list(tensors.shape(name))}, but by config.json it must have "
+                    f"{list(theirs)}; config.json and the weights are not of the same model"
+                )
+    params = {}
+    for path, names in sources.items():
+        row = table[path]
+        array = np.empty(wanted[path], dtype)
+        parts = array if "{}" in row.theirs else array[None]
+        for part, name in zip(parts, names, strict=True):
+            tensor = tensors.read(name)
+            part[...] = tensor.T if row.transposed else tensor
+        params[path] = array
+    return unflatten_dict(params, sep="/")
+
+
+def _check_names(needed: set[str], tensors: TensorFiles, ignored: re.Pattern[str]) -> None:
+    there = set(tensors.names)
+    if missing := sorted(needed - there):
+        raise UserError(
+            f"{tensors.where}: {len(missing)} of {len(needed)} tensors are missing: {some_names(missing)}; "
+            "is config.json this checkpoint's own, and its architecture a supported one?"
+        )
+    if unused := [name for name in sorted(there - needed) if not ignored.fullmatch(name)]:
+        raise UserError(
+            f"{tensors.where}: {len(unused)} tensors have no place in this architecture: {some_names(unused)}; "
+            "is config.json this checkpoint's own, and its architecture a supported one?"
+        )
+
+
+def write_rows(rows: Iterable[Row], params: Params) -> dict[str, np.ndarray]:
+    """The reverse of `read_rows`: our parameters as contiguous arrays under their names."""
+    flat = flatten_dict(params, sep="/")
+    tensors = {}
+    for row in rows:
+        array = np.asarray(flat[row.ours])
+        parts = array if "{}" in row.theirs else array[None]
+        for name, part in zip(row.names(len(array)), parts, strict=True):
+            tensors[name] = np.ascontiguousarray(part.T if row.transposed else part)
+    return tensors

@@ -1,0 +1,200 @@
+"""Reading a sentence-transformers folder: which modules it is made of, and what they ask for."""
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxretr.errors import UserError, did_you_mean
+from jaxretr.models.formats.hf_files import TensorFiles, read_json, some_names
+from jaxretr.models.layers import Params
+
+MODULES = "modules.json"
+SETTINGS = "config_sentence_transformers.json"
+
+# The order that is supported; the last two may be absent.
+_ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
+
+POOLING_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Modules:
+    """What a sentence-transformers folder consists of.
+
+    Attributes:
+      transformer: folder of the encoder and its tokenizer.
+      pooling: how token states become one vector.
+      projection: of the Dense module, {"kernel": [D, P], "bias": [P]} float32, or None.
+      normalise: whether vectors are divided by their length.
+      truncate_dim: how many dimensions of the result are kept; None: all.
+      cut_by_module: a Dense module that does nothing else makes this cut, before the division by the length.
+      max_length: tokens, special ones included; None: the tokenizer's own limit.
+      lower_case: whether texts are lower-cased before the tokenizer reads them.
+    """
+
+    transformer: Path
+    pooling: Literal["cls", "mean"]
+    projection: Params | None
+    normalise: bool
+    truncate_dim: int | None
+    cut_by_module: bool
+    max_length: int | None
+    lower_case: bool
+
+
+def read(folder: Path) -> Modules:
+    """Reads modules.json and what it names.
+
+    Raises:
+      UserError: a file is missing or broken, or a module, or a setting of one, is not supported.
+    """
+    modules = _modules(folder)
+    _check_prompts(folder)
+    projection = _dense(modules["Dense"]) if "Dense" in modules else None
+    truncate_dim = _truncate_dim(folder)
+    cut_by_module = projection is not None and truncate_dim is not None and _only_cuts(projection, truncate_dim)
+    transformer = modules["Transformer"]
+    settings = (
+        read_json(transformer, "sentence_bert_config.json")
+        if (transformer / "sentence_bert_config.json").exists()
+        else {}
+    )
+    max_length = settings.get("max_seq_length")
+    if max_length is not None and (not isinstance(max_length, int) or max_length < 4):
+        raise UserError(
+            f"{transformer / 'sentence_bert_config.json'}: 'max_seq_length' is {max_length!r}; it must be a number "
+            "of tokens, at least 4"
+        )
+    return Modules(
+        transformer=transformer,
+        pooling=_pooling(modules["Pooling"]),
+        projection=None if cut_by_module else projection,
+        normalise="Normalize" in modules,
+        truncate_dim=truncate_dim,
+        cut_by_module=cut_by_module,
+        max_length=max_length,
+        lower_case=bool(settings.get("do_lower_case", False)),
+    )
+
+
+def _modules(folder: Path) -> dict[str, Path]:
+    path = folder / MODULES
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        # The type is a dotted path that differs between releases; its last part does not.
+        found = {str(entry["type"]).rsplit(".", 1)[-1]: _place(folder, str(entry["path"])) for entry in entries}
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg}); copy it again") from error
+    except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
+        raise UserError(f"{path}: no list of modules with 'type' and 'path'; copy it again") from error
+    for name in found:
+        if name not in _ORDER:
+            raise UserError(
+                f"{path}: the module {name} is not supported{did_you_mean(name, _ORDER)}; "
+                f"supported: {', '.join(_ORDER)}, in this order"
+            )
+    if len(found) != len(entries) or list(found) != [name for name in _ORDER if name in found]:
+        names = ", ".join(str(entry["type"]).rsplit(".", 1)[-1] for entry in entries)
+        raise UserError(f"{path}: the modules {names} are not supported together; supported: {', '.join(_ORDER)}")
+    if not {"Transformer", "Pooling"} <= found.keys():
+        raise UserError(f"{path}: a Transformer and a Pooling are needed, but it lists only {', '.join(found)}")
+    return found
+
+
+def _place(folder: Path, path: str) -> Path:
+    """A module's folder. Nothing outside of the model is read because a file says so."""
+    parts = PurePath(path).parts
+    if "\0" in path or PurePath(path).is_absolute() or ".." in parts:
+        raise UserError(f"{folder / MODULES}: the path {path!r} leads out of the folder; correct it")
+    return folder / path
+
+
+def _pooling(folder: Path) -> Literal["cls", "mean"]:
+    config = read_json(folder, "config.json")
+    modes: Any = config.get("pooling_mode")
+    if modes is None:
+        # sentence-transformers before 6.0; there, too, nothing chosen means the mean.
+        modes = [mode for key, mode in POOLING_MODES.items() if config.get(key)] or ["mean"]
+    modes = [modes] if isinstance(modes, str) else list(modes)
+    if modes not in (["cls"], ["mean"]):
+        raise UserError(
+            f"{folder / 'config.json'}: pooling {' + '.join(map(str, modes))} is not supported; supported: cls or mean"
+        )
+    return modes[0]
+
+
+def _dense(folder: Path) -> Params:
+    config = read_json(folder, "config.json")
+    where = folder / "config.json"
+    # sentence-transformers falls back to tanh where the file is silent.
+    activation = str(config.get("activation_function", "Tanh"))
+    if activation.rsplit(".", 1)[-1] != "Identity":
+        raise UserError(f"{where}: the Dense module has activation {activation}; only Identity is supported")
+    if config.get("use_residual") or config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
+        raise UserError(f"{where}: only a plain Dense module of the sentence embedding is supported")
+    tensors = TensorFiles.open(folder)
+    known = ["linear.bias", "linear.weight"]
+    if "linear.weight" not in tensors.names or (strange := [name for name in tensors.names if name not in known]):
+        found = tensors.names if "linear.weight" not in tensors.names else strange
+        raise UserError(f"{folder}: a Dense module has linear.weight and linear.bias, but here is {some_names(found)}")
+    kernel = np.ascontiguousarray(tensors.read("linear.weight").T, np.float32)
+    has_bias = "linear.bias" in tensors.names
+    bias = tensors.read("linear.bias").astype(np.float32) if has_bias else np.zeros(kernel.shape[1], np.float32)
+    return {"kernel": kernel, "bias": bias}
+
+
+def _truncate_dim(folder: Path) -> int | None:
+    size = _settings(folder).get("truncate_dim")
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise UserError(
+            f"{folder / SETTINGS}: 'truncate_dim' is {size!r}; it must be a number of dimensions, at least 1, or null"
+        )
+    return size
+
+
+def cutting_projection(inputs: int, size: int) -> Params:
+    """The linear layer that keeps the first `size` of `inputs` dimensions: a cut that every reader of Dense makes."""
+    return {"kernel": np.eye(inputs, size, dtype=np.float32), "bias": np.zeros(size, np.float32)}
+
+
+def _only_cuts(projection: Params, size: int) -> bool:
+    kernel, bias = projection["kernel"], projection["bias"]
+    return kernel.shape[1] == size < len(kernel) and not bias.any() and np.array_equal(kernel, np.eye(*kernel.shape))
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    return read_json(folder, SETTINGS) if (folder / SETTINGS).exists() else {}
+
+
+def read_prompts(folder: Path) -> dict[str, str]:
+    """The prompts that a sentence-transformers folder states, empty ones left out."""
+    prompts = _settings(folder).get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(prompt, str | None) for prompt in prompts.values()):
+        raise UserError(f"{folder / SETTINGS}: 'prompts' is no object of texts; correct it")
+    return {key: prompt for key, prompt in prompts.items() if prompt}
+
+
+def _check_prompts(folder: Path) -> None:
+    prompts, name = read_prompts(folder), SETTINGS
+    config = _settings(folder)
+    default = config.get("default_prompt_name")
+    if default is not None and not isinstance(default, str):
+        raise UserError(f"{folder / name}: 'default_prompt_name' is {default!r}, which is no name; set it to null")
+    if default in prompts:
+        raise UserError(f"{folder / name}: a default prompt ({default!r}) is not supported; set it to null")
+    if prompts:
+        listed = ", ".join(f"{key}: {prompt!r}" for key, prompt in prompts.items())
+        _log.warning("%s: its prompts are not applied (%s); put them before your texts", folder, listed)

@@ -1,0 +1,152 @@
+"""What a compiled program says of itself, memory and communication, and a file of what earlier ones said.
+
+Compiling one step for a slice of TPUs takes minutes, and lowering it seconds: a program whose lowered text was compiled before,
+by the same compiler with the same options, need not be compiled again to be known.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxretr.plan.compiled_text import Program
+from jaxretr.storage.files import atomic_write
+
+# "Used 20.1G of 15.75G hbm", or "required for HLO temporaries (300.00G)".
+_EXHAUSTED = re.compile(r"(?:Used |required for [\w ]+\()([\d.]+)([KMGT]?)")
+
+
+@dataclass(frozen=True)
+class CollectivePlan:
+    """The collectives of one kind in a program."""
+
+    kind: str
+    count: int
+    bytes: int
+    """Of the whole arrays that are reduced or gathered, on one device."""
+    in_loop: bool
+    """Then each is counted once, however often the loop runs."""
+
+
+@dataclass(frozen=True)
+class CompiledFacts:
+    """Bytes are those of one device. Where the compiler gave up for want of memory only `peak` is known."""
+
+    peak: int
+    """Arguments, results and temporaries at most."""
+    arguments: int | None = None
+    """Those that the program reads."""
+    temporaries: int | None = None
+    """Not all at the same time."""
+    aliased: int | None = None
+    """Of arguments that are overwritten by results."""
+    collectives: tuple[CollectivePlan, ...] = ()
+    reduced_floats: int | None = None
+    """Elements of float32 in all-reduces: gradients, and little else."""
+    loops: int | None = None
+    largest_array: int | None = None
+    """Elements."""
+
+
+class KnownPrograms:
+    """Facts of programs by their fingerprints; with a file, those of earlier processes as well.
+
+    Args:
+      file: JSON, read if it is there; None keeps nothing.
+    """
+
+    def __init__(self, file: Path | None = None):
+        self._file = file
+        self._facts: dict[str, CompiledFacts] = {}
+        self._lock = threading.Lock()
+        self.compiled: list[str] = []
+        """What the file did not have, in this process."""
+        if file is not None and file.is_file():
+            self._facts = {
+                key: CompiledFacts(
+                    **{**facts, "collectives": tuple(CollectivePlan(**each) for each in facts["collectives"])}
+                )
+                for key, facts in json.loads(file.read_text()).items()
+            }
+
+    def facts(self, lowered: Any, options: dict[str, Any] | None, target: str) -> CompiledFacts:
+        """Facts of a program, compiled now if it has not been before.
+
+        Args:
+          lowered: of jax.stages.
+          options: the compiler's.
+          target: what it is compiled for; a program's text does not tell.
+        """
+        if self._file is None:
+            return compile_facts(lowered, options)
+        key = fingerprint(lowered, options, target)
+        if key not in self._facts:
+            facts = compile_facts(lowered, options)
+            with self._lock, atomic_write(self._file) as out:
+                self._facts[key] = facts
+                self.compiled.append(f"{target} {key}")
+                json.dump(
+                    {name: dataclasses.asdict(known) for name, known in sorted(self._facts.items())}, out, indent=1
+                )
+                out.write("\n")
+        return self._facts[key]
+
+
+def fingerprint(lowered: Any, options: dict[str, Any] | None, target: str) -> str:
+    """Of a program's text without places in source files, of its target, and of the compiler and its options."""
+    try:
+        compiler = f"libtpu {metadata.version('libtpu')}"
+    except metadata.PackageNotFoundError:
+        compiler = ""
+    words = json.dumps([target, f"jaxlib {metadata.version('jaxlib')}", compiler, options], sort_keys=True)
+    return hashlib.sha256(f"{words}\n{lowered.as_text()}".encode()).hexdigest()
+
+
+def compile_facts(lowered: Any, options: dict[str, Any] | None) -> CompiledFacts:
+    """Compiles a program and reads it.
+
+    Args:
+      lowered: of jax.stages.
+      options: the compiler's.
+    """
+    try:
+        compiled = lowered.compile(options)
+    except jax.errors.JaxRuntimeError as error:
+        used = _EXHAUSTED.search(str(error))
+        if "RESOURCE_EXHAUSTED" not in str(error) or used is None:
+            raise
+        return CompiledFacts(_bytes(used[1], used[2]))
+    memory, text = compiled.memory_analysis(), Program(compiled.as_text())
+    return CompiledFacts(
+        peak=memory.peak_memory_in_bytes,
+        arguments=memory.argument_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        aliased=memory.alias_size_in_bytes,
+        collectives=_collectives(text),
+        reduced_floats=sum(
+            array.elements for op in text.of_kind("all-reduce") for array in op.results if array.dtype == "f32"
+        ),
+        loops=text.loops,
+        largest_array=max(array.elements for array in text.arrays),
+    )
+
+
+def _bytes(number: str, unit: str) -> int:
+    return int(float(number) * 1024 ** " KMGT".index(unit or " "))
+
+
+def _collectives(text: Program) -> tuple[CollectivePlan, ...]:
+    counts, sizes = Counter(), Counter()
+    for collective in text.collectives:
+        key = collective.kind, collective.in_loop
+        counts[key] += 1
+        sizes[key] += collective.bytes
+    return tuple(CollectivePlan(kind, counts[kind, loop], sizes[kind, loop], loop) for kind, loop in sorted(counts))

@@ -1,0 +1,239 @@
+"""What a run needs before it runs: its programs compiled ahead of time, and read off them memory, communication, work.
+
+No weights, no data and no corpus come near a device: all arguments are shapes (jaxretr/plan/outline.py).
+"""
+
+import logging
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxretr.config import ArtConfig, Config, ContrastiveConfig, MlmConfig
+from jaxretr.errors import UsageError
+from jaxretr.parallel.mesh import DATA, make_mesh
+from jaxretr.plan.compiled_facts import CollectivePlan, KnownPrograms
+from jaxretr.plan.corpus_sizes import CorpusSize
+from jaxretr.plan.matmul_flops import matmul_flops
+from jaxretr.plan.outline import Outline, Planned, outline
+from jaxretr.plan.topologies import CHIPS, Devices
+
+log = logging.getLogger(__name__)
+
+GIB = 2**30
+
+# For TPUs the compiler then takes a fraction of the time, and finds the same use of memory to within some percent.
+TPU_OPTIONS = {"exec_time_optimization_effort": -1.0}
+# LLVM's optimisations come after all that is read here.
+CPU_OPTIONS = {"xla_backend_optimization_level": 0}
+
+
+@dataclass(frozen=True)
+class ProgramPlan:
+    """One program; bytes are those of one device."""
+
+    name: str
+    when: str
+    groups: dict[str, int]
+    """Its arguments, by what they are."""
+    beside: dict[str, int]
+    """What the run holds on the device meanwhile, though this program does not read it."""
+    temporaries: int | None
+    """Beside the arguments, not all at the same time; None where the compiler gave up."""
+    peak: int
+    """Arguments, results and temporaries at most, and what is beside them."""
+    fits: bool | None
+    """Into a device's memory; None where that is not known."""
+    collectives: tuple[CollectivePlan, ...]
+    reduced_floats: int | None
+    """Elements of float32 in all-reduces: gradients, and little else."""
+    loops: int | None
+    largest_array: int | None
+    """Elements."""
+    aliased: int | None
+    """Bytes of arguments that are overwritten by results."""
+    flops: int
+    """Of all matrix products of one call, over all devices."""
+    seconds: float | None
+    """The least that these take at the chip's peak; None where that is not known."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All programs of a run."""
+
+    config: str
+    passages: int
+    passages_source: str
+    topology: str
+    devices: int
+    chips: int
+    data: int
+    """Devices that share the batch and the corpus's rows."""
+    model: int
+    """Devices that share one copy of the large matrices."""
+    capacity: int | None
+    """Bytes that a program can use of a device's memory."""
+    tflops: float | None
+    """Of a device, bfloat16."""
+    parameters: int
+    """Elements, trained and frozen, the scorer's not among them."""
+    programs: tuple[ProgramPlan, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether no program is known not to fit."""
+        return all(program.fits is not False for program in self.programs)
+
+
+def plan(
+    config: Config,
+    devices: Devices,
+    size: CorpusSize,
+    *,
+    topology: str = "",
+    programs: Collection[str] = (),
+    known: KnownPrograms | None = None,
+) -> Plan:
+    """Compiles the programs of a run and measures them.
+
+    Args:
+      config: of the run.
+      devices: to compile for.
+      size: of the corpus.
+      topology: the devices' name.
+      programs: names of those to compile; all by default.
+      known: programs that need not be compiled again.
+
+    Raises:
+      UsageError: a batch or a `mesh.model` that does not divide over the devices.
+      UserError: a model whose shape is not known.
+    """
+    mesh = make_mesh(devices.devices, model=config.mesh.model)
+    if config.train.batch_size % mesh.shape[DATA]:
+        raise UsageError(
+            f"train.batch_size={config.train.batch_size} does not divide over {mesh.shape[DATA]} devices; "
+            f"set --train.batch-size to a multiple of {mesh.shape[DATA]}"
+        )
+    run = outline(config, mesh, size)
+    chosen = [program for program in run.programs if not programs or program.name in programs]
+    chip = None if devices.chip is None else CHIPS[devices.chip]
+    capacity = _limit(devices) if chip is None else int(chip.usable_gib * GIB) // devices.per_chip
+    tflops = None if chip is None else chip.tflops / devices.per_chip
+    name = topology or f"{len(devices.devices)} x {devices.devices[0].device_kind}"
+    known = known or KnownPrograms()
+    compiled = tuple(_program(program, run, devices, name, capacity, tflops, known) for program in chosen)
+    return Plan(
+        config=config.name,
+        passages=size.passages,
+        passages_source=size.source,
+        topology=name,
+        devices=len(devices.devices),
+        chips=devices.chips,
+        data=mesh.shape[DATA],
+        model=config.mesh.model,
+        capacity=capacity,
+        tflops=tflops,
+        parameters=sum(
+            leaf.size for name in ("parameters", "frozen parameters") for leaf in jax.tree.leaves(run.resident[name])
+        ),
+        programs=compiled,
+    )
+
+
+def _limit(devices: Devices) -> int | None:
+    """Bytes that a device at hand gives to programs; None for CPUs, which share the host's memory."""
+    device = devices.devices[0]
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    return None if not stats else stats.get("bytes_limit")
+
+
+def _program(
+    program: Planned,
+    run: Outline,
+    devices: Devices,
+    target: str,
+    capacity: int | None,
+    tflops: float | None,
+    known: KnownPrograms,
+) -> ProgramPlan:
+    groups = _sizes(program.groups)
+    # Of a group a program may read a part: a refresh, of the corpus, what the encoder reads and not the scorer's tokens.
+    rest = {name: size - groups.get(name, 0) for name, size in _sizes(run.resident).items()}
+    beside = {name: size for name, size in rest.items() if size > 0}
+    traced: Any = program.program.trace(*program.arguments)  # pyright: ignore[reportFunctionMemberAccess]
+    flops = matmul_flops(traced)
+    seconds = None if tflops is None else flops / (len(devices.devices) * tflops * 1e12)
+    log.info("compiling %s for %d devices", program.name, len(devices.devices))
+    on_cpu = devices.devices[0].platform == "cpu"
+    options = TPU_OPTIONS if devices.chip is not None else CPU_OPTIONS if on_cpu else None
+    facts = known.facts(traced.lower(), options, target)
+    # An argument that a program does not read (a refresh, the questions' tower) is none of the compiled one; it is held
+    # all the same.
+    unread = 0 if facts.arguments is None else max(0, sum(groups.values()) - facts.arguments)
+    peak = facts.peak + unread + sum(beside.values())
+    gave_up = facts.temporaries is None
+    return ProgramPlan(
+        name=program.name,
+        when=program.when,
+        groups=groups,
+        beside=beside,
+        temporaries=facts.temporaries,
+        peak=peak,
+        fits=False if gave_up else None if capacity is None else peak <= capacity,
+        collectives=facts.collectives,
+        reduced_floats=facts.reduced_floats,
+        loops=facts.loops,
+        largest_array=facts.largest_array,
+        aliased=facts.aliased,
+        flops=flops,
+        seconds=seconds,
+    )
+
+
+def _sizes(groups: dict[str, Any]) -> dict[str, int]:
+    """Bytes of each group on one device; groups of nothing are left out."""
+    sizes = {name: sum(map(shard_bytes, jax.tree.leaves(tree))) for name, tree in groups.items()}
+    return {name: size for name, size in sizes.items() if size}
+
+
+def shard_bytes(array: Any) -> int:
+    """Bytes of an array, or of its shape with a sharding, on one device."""
+    return math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+
+
+def remedy(config: Config, planned: Plan) -> str:
+    """What to do about a run that does not fit, in one line."""
+    worst = max((program for program in planned.programs if program.fits is False), key=lambda program: program.peak)
+    ways = []
+    held = {**worst.groups, **worst.beside}
+    other = worst.peak - sum(held.values())
+    if worst.name in ("step", "evaluation"):
+        if isinstance(config, ArtConfig):
+            ways += [
+                f"--art.chunk {max(1, config.art.chunk // 2)}",
+                f"--scorer.chunk {max(1, config.scorer.chunk // 2)}",
+            ]
+        elif isinstance(config, ContrastiveConfig):
+            ways.append(f"--contrastive.chunk {max(1, config.contrastive.chunk // 2)}")
+        elif isinstance(config, MlmConfig):
+            rows = config.train.batch_size // planned.data
+            ways.append(f"--chunk {max(1, min(config.chunk or rows, rows) // 2)}")
+        else:
+            ways.append("a smaller --train.batch-size")
+    elif isinstance(config, ArtConfig):
+        ways.append(f"--art.encode-rows {max(1, config.art.encode_rows // 2)}")
+    elif isinstance(config, ContrastiveConfig):
+        ways.append(f"--index.encode-rows {max(1, config.index.encode_rows // 2)}")
+    replicated = sum(
+        size for name, size in held.items() if name in ("parameters", "optimizer state", "scorer", "frozen parameters")
+    )
+    more = ["more chips"]
+    if replicated > max(other, sum(held.values()) - replicated):
+        more.insert(0, f"--mesh.model {2 * planned.model}")
+    order = ways + more if other > sum(held.values()) / 2 else more + ways
+    gib = worst.peak / GIB
+    have = (planned.capacity or 0) / GIB
+    return f"{worst.name} needs {gib:.2f} GiB a device and {have:.2f} can be used; try {', '.join([*order[:-2], ' or '.join(order[-2:])])}"

@@ -1,0 +1,506 @@
+"""The loops of BM25 over words, postings and passages, compiled by Numba.
+
+Everything compiled is in this file: Numba compiles anew what has changed by the time stamp of the file alone.
+
+A passage's score is the float32 sum of what the question's words add to it, from the rarest word to the most common
+one, repeated words repeated. `search` leaves out passages that cannot be among the best, and never changes that sum.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from jaxretr.parallel.numba_loops import compiled
+
+# Passages that are scored to the end, besides k, to guess the k-th best score early: the more, the closer the guess.
+_MORE_LEADERS = 50
+
+# Passages, for each of those, among which they are looked for.
+_LOOKED_AT = 20
+
+
+class Lists(NamedTuple):
+    """The postings of V words, numbered from the rarest to the most common one, in a shard of N passages.
+
+    Attributes:
+      starts: where each word's postings begin, int64 [V + 1].
+      rows: the passages that hold it, int32 [P], ascending within a word.
+      scores: what it adds to their scores, float32 [P], all above 0.
+      best: the largest of its scores, float32 [V].
+      first_common: the words from here on are common: a passage's posting is found at once, and bounds are closer.
+      blocks: of every common word and 32 passages, uint64 [V - first_common, ceil(N / 32)]: which of them hold it
+        (the lower bits), and how many passages before them do.
+      best_of_block: the largest of a common word's scores in 64 passages, float32 [V - first_common, ceil(N / 64)].
+    """
+
+    starts: NDArray[np.int64]
+    rows: NDArray[np.int32]
+    scores: NDArray[np.float32]
+    best: NDArray[np.float32]
+    first_common: int
+    blocks: NDArray[np.uint64]
+    best_of_block: NDArray[np.float32]
+
+
+class Scratch(NamedTuple):
+    """What a search of N passages needs room for; every thread has its own.
+
+    Attributes:
+      sums: float32 [N], zeros before and after.
+      rows, candidates: int32 [N + 1].
+      found: int32 [2, N + 1].
+      totals: float32 [N + 1].
+      rest_of_block: float32 [V - first_common + 1, ceil(N / 64)].
+    """
+
+    sums: NDArray[np.float32]
+    rows: NDArray[np.int32]
+    candidates: NDArray[np.int32]
+    found: NDArray[np.int32]
+    totals: NDArray[np.float32]
+    rest_of_block: NDArray[np.float32]
+
+
+# ---- building --------------------------------------------------------------------------------------------------------
+
+
+@compiled()
+def count_holders(words, lengths, first_row, last_row_of, holders):
+    """Adds to `holders` the passages of a slab that hold each word, and to each its total.
+
+    Args:
+      words: the words of all passages of the slab, one behind the other, uint32.
+      lengths: words of each passage, int32.
+      first_row: the slab's first row.
+      last_row_of: the last row that held each word, int32 [V]; -1 at the beginning.
+      holders: int64 [V].
+    """
+    at = 0
+    for i in range(len(lengths)):
+        row = first_row + i
+        for _ in range(lengths[i]):
+            word = words[at]
+            at += 1
+            if last_row_of[word] != row:
+                last_row_of[word] = row
+                holders[word] += 1
+
+
+@compiled()
+def add_postings(words, lengths, first_row, order, last_row_of, ends, rows, counts):
+    """Appends the postings of a slab, with how often each word stands there; see `count_holders`."""
+    at = 0
+    for i in range(len(lengths)):
+        row = first_row + i
+        for _ in range(lengths[i]):
+            word = order[words[at]]
+            at += 1
+            end = ends[word]
+            if last_row_of[word] != row:
+                last_row_of[word] = row
+                rows[end] = row
+                counts[end] = 1
+                ends[word] = end + 1
+            else:
+                counts[end - 1] += 1
+
+
+@compiled()
+def counts_to_scores(starts, rows, counts, idf, absent, norms, k1, method):
+    """Replaces, in place, the counts of the words by what they add to the scores.
+
+    In float64, rounded at the end, in the order of operations of bm25s: the same numbers to the bit.
+
+    Args:
+      starts, rows: as of `Lists`.
+      counts: float32 [P].
+      idf: of every word, float32 [V].
+      absent: what a word adds where it is not, float32 [V].
+      norms: 1 - b + b length / average of every passage, float64 [N].
+      k1: the parameter.
+      method: 0 for Lucene and Robertson, 1 for ATIRE, 2 for BM25L, 3 for BM25+.
+    """
+    delta = 0.5
+    for word in range(len(starts) - 1):
+        for at in range(starts[word], starts[word + 1]):
+            count, norm = counts[at], norms[rows[at]]
+            if method == 0:
+                part = count / (k1 * norm + count)
+            elif method == 2:
+                ratio = count / norm
+                part = ((k1 + 1) * (ratio + delta)) / (k1 + ratio + delta)
+            else:
+                part = np.float64(count * np.float32(k1 + 1)) / (count + k1 * norm)
+                if method == 3:
+                    part += delta
+            # Far below the smallest float32, or the rounding of `absent`, might leave nothing or less.
+            counts[at] = np.float32(np.float64(idf[word]) * part - np.float64(absent[word]))
+
+
+@compiled()
+def fill_blocks(starts, rows, scores, first_common, blocks, best_of_block):
+    """Fills what `Lists` has of common words; both are zeros before."""
+    for column in range(len(blocks)):
+        word = first_common + column
+        for at in range(starts[word], starts[word + 1]):
+            row = rows[at]
+            blocks[column, row >> 5] |= np.uint64(1) << np.uint64(row & 31)
+            best_of_block[column, row >> 6] = max(best_of_block[column, row >> 6], scores[at])
+        before = 0
+        for block in range(blocks.shape[1]):
+            here = _bit_count(blocks[column, block])  # pyright: ignore[reportCallIssue]
+            blocks[column, block] |= np.uint64(before) << np.uint64(32)
+            before += here
+
+
+@intrinsic
+def _bit_count(typingctx, value):
+    def code(context, builder, signature, arguments):
+        return builder.trunc(builder.ctpop(arguments[0]), context.get_value_type(types.int32))
+
+    return types.int32(types.uint64), code
+
+
+# ---- searching -------------------------------------------------------------------------------------------------------
+
+
+@compiled()
+def _rare_posting(rows, row):
+    """Returns which of a rare word's postings is the passage's, or -1."""
+    start, length = 0, len(rows)
+    while length > 1:  # without branches: a wrong guess would cost more than a step
+        half = length >> 1
+        start += half if rows[start + half] <= row else 0
+        length -= half
+    return start if length and rows[start] == row else -1
+
+
+@compiled()
+def _add(lists, word, times, candidates, totals, found):
+    """Adds a word, so many times, to the totals of candidates.
+
+    Args:
+      lists: the postings.
+      word, times: what to add.
+      candidates: rows, int32.
+      totals: their scores so far, float32.
+      found: scratch, int32 [2, at least as many].
+    """
+    start, end = lists.starts[word], lists.starts[word + 1]
+    which, where = found[0], found[1]
+    held = 0
+    # Two loops, without branches: the first waits for the memory of many candidates at once.
+    if word >= lists.first_common:
+        blocks = lists.blocks[word - lists.first_common]
+        for i in range(len(candidates)):
+            row = candidates[i]
+            block, bit = blocks[row >> 5], np.uint64(1) << np.uint64(row & 31)
+            which[held] = i
+            below = _bit_count(block & (bit - np.uint64(1)))  # pyright: ignore[reportCallIssue]
+            where[held] = np.int64(block >> np.uint64(32)) + below
+            held += (block & bit) != 0
+    else:
+        rows = lists.rows[start:end]
+        for i in range(len(candidates)):
+            at = _rare_posting(rows, candidates[i])
+            which[held] = i
+            where[held] = at
+            held += at >= 0
+    scores = lists.scores[start:end]
+    for _ in range(times):
+        for i in range(held):
+            totals[which[i]] += scores[where[i]]
+
+
+@compiled()
+def _largest_first(values, k):
+    """Moves the k largest to the front, the k-th to the end of those (Hoare's selection; any order besides)."""
+    left, right, wanted = 0, len(values) - 1, k - 1
+    while left < right:
+        pivot = values[(left + right) >> 1]
+        i, j = left, right
+        while i <= j:
+            while values[i] > pivot:
+                i += 1
+            while values[j] < pivot:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i += 1
+                j -= 1
+        if wanted <= j:
+            right = j
+        elif wanted >= i:
+            left = i
+        else:
+            return
+
+
+@compiled()
+def _kth_best(totals, k, least, room):
+    """Returns a lower bound of the k-th largest of `totals`: exactly that, where it is above `least`.
+
+    Args:
+      totals: float32 [any number].
+      k: at least 1.
+      least: a bound that is known already.
+      room: scratch, float32, longer than k.
+    """
+    held = 0
+    for total in totals:
+        if total > least:
+            room[held] = total
+            held += 1
+            if held == len(room):
+                # Only what is above the k-th best so far can lift it: few of those to come.
+                _largest_first(room, k)
+                least = room[k - 1]
+                held = k
+    if held < k:
+        return least
+    _largest_first(room[:held], k)
+    return room[k - 1]
+
+
+@compiled()
+def _completed_kth_best(lists, distinct, times, rows, totals, k, least, room, found):
+    """Returns a lower bound of the k-th best score, from the passages that are the best so far, scored to the end.
+
+    Args:
+      lists: the postings.
+      distinct, times: the words that are not in the totals yet.
+      rows, totals: passages and their scores so far, any number.
+      k: at least 1.
+      least: a bound that is known already.
+      room: scratch, float32, longer than k + _MORE_LEADERS.
+      found: scratch, int32 [2, any number more than that].
+    """
+    if len(rows) < k:
+        return least
+    number = min(k + _MORE_LEADERS, len(rows))
+    so_far = _kth_best(totals, number, np.float32(0), room)
+    leaders, scores = np.empty(number, np.int32), np.empty(number, np.float32)
+    held = 0
+    for i in range(len(rows)):
+        if totals[i] >= so_far and held < number:
+            leaders[held] = rows[i]
+            scores[held] = totals[i]
+            held += 1
+    for i in range(len(distinct)):
+        _add(lists, distinct[i], times[i], leaders, scores, found)
+    return _kth_best(scores, k, least, room)
+
+
+@compiled()
+def _key(score, row):
+    """One integer that is larger for a higher score, and with equal scores for a lower row."""
+    return (np.uint64(np.float32(score).view(np.uint32)) << np.uint64(32)) | np.uint64(0xFFFFFFFF - row)
+
+
+@compiled()
+def _add_to_all(rows, scores, times, sums, seen_rows, seen):
+    """Adds a word's postings, so many times, to the sums; returns how many rows have been seen with it."""
+    for at in range(len(rows)):
+        row, score = rows[at], scores[at]
+        before = sums[row]
+        seen_rows[seen] = row
+        seen += before == 0
+        sums[row] = before + score
+    for _ in range(1, times):
+        for at in range(len(rows)):
+            sums[rows[at]] += scores[at]
+    return seen
+
+
+@compiled()
+def _collect(scratch, seen, least):
+    """Takes the sums of the rows seen, of those that reach `least`, as candidates; leaves zeros; returns how many."""
+    sums, rows, candidates, totals = scratch.sums, scratch.rows, scratch.candidates, scratch.totals
+    held = 0
+    for i in range(seen):
+        row = rows[i]
+        candidates[held] = row
+        totals[held] = sums[row]
+        held += sums[row] >= least
+        sums[row] = 0
+    return held
+
+
+@compiled()
+def _keep(candidates, totals, least, rest, rest_of_block):
+    """Keeps the candidates that can reach `least` with the words that are left; returns how many."""
+    kept = 0
+    for i in range(len(candidates)):
+        row, total = candidates[i], totals[i]
+        candidates[kept] = row
+        totals[kept] = total
+        kept += total + (rest + rest_of_block[row >> 6]) >= least
+    return kept
+
+
+@compiled()
+def _bound_rest(lists, distinct, times, number, rest, rest_of_block):
+    """Bounds what the words from each on can add to a passage.
+
+    Args:
+      lists: the postings.
+      distinct, times: the different words, int32, ascending, and how often each stands in the question.
+      number: of them.
+      rest: the bounds for any passage, float32 [number + 1].
+      rest_of_block: the bounds of the common words for each block, float32 [common words + 1, blocks]. Hardly a
+        passage has the best score of several words, so they are much closer.
+
+    Returns:
+      The number of words that are not common, which come first.
+    """
+    common = number
+    rest[number] = 0
+    rest_of_block[0] = 0
+    while common and distinct[common - 1] >= lists.first_common:
+        common -= 1
+        best_of_block = lists.best_of_block[distinct[common] - lists.first_common]
+        before, bounds = rest_of_block[number - common - 1], rest_of_block[number - common]
+        factor = np.float32(times[common])
+        for block in range(len(bounds)):
+            bounds[block] = before[block] + factor * best_of_block[block]
+        rest[common] = _largest(bounds.view(np.int32))
+    for i in range(common - 1, -1, -1):
+        rest[i] = rest[i + 1] + np.float32(times[i]) * lists.best[distinct[i]]
+    return common
+
+
+@compiled()
+def _largest(bits):
+    """Returns the largest of float32 numbers that are not negative, given as integers: those take many at a time."""
+    largest = np.int32(0)
+    for number in bits:
+        largest = max(largest, number)
+    found = np.int32(largest)  # Numba takes a view of a name only where it has one definition
+    return found.view(np.float32)
+
+
+@compiled()
+def search(lists, scratch, base, words, ends, first, last, least, k, keys):
+    """Finds the k best passages of the questions from `first` to `last`, of those that hold one of their words.
+
+    The rare words are added to every passage that holds them, until the words that are left cannot lift a passage
+    without any of those to the k best. From there on they are only looked up, in the passages that have a chance.
+
+    Args:
+      lists: the postings.
+      scratch: room.
+      base: what is added to every passage's score in the end, float32 [B].
+      words: of all questions, int32, ascending within a question.
+      ends: where each question's words begin, int64 [B + 1].
+      first, last: which questions.
+      least: of every question, a score below which no passage is wanted, float32 [B].
+      k: hits a question.
+      keys: the result, uint64 [B, k], descending: see `_key`; 0 behind the last hit.
+    """
+    sums, rows, candidates, totals = scratch.sums, scratch.rows, scratch.candidates, scratch.totals
+    room = np.empty(2 * (k + _MORE_LEADERS), np.float32)
+    most = 1
+    for question in range(first, last):
+        most = max(most, ends[question + 1] - ends[question])
+    distinct, times = np.empty(most, np.int32), np.empty(most, np.int32)
+    rest = np.empty(most + 1, np.float32)
+    for question in range(first, last):
+        number = 0
+        for i in range(ends[question], ends[question + 1]):
+            if number and distinct[number - 1] == words[i]:
+                times[number - 1] += 1
+            else:
+                distinct[number] = words[i]
+                times[number] = 1
+                number += 1
+        common = _bound_rest(lists, distinct, times, number, rest, scratch.rest_of_block)
+        # Float32 sums of so many numbers, of the scores and of the rest, are off by less than this factor.
+        slack = 1 + (ends[question + 1] - ends[question] + 2) * 2.4e-7
+        exhaustive = base[question] != 0
+
+        threshold = least[question]
+        seen, i = 0, 0
+        while i < number and (exhaustive or threshold / slack <= rest[i]):
+            start, end = lists.starts[distinct[i]], lists.starts[distinct[i] + 1]
+            seen = _add_to_all(lists.rows[start:end], lists.scores[start:end], times[i], sums, rows, seen)
+            i += 1
+            # Is a closer threshold worth its while? Where the next word is rare, or much can still come, it is not.
+            leaders = k + _MORE_LEADERS
+            if exhaustive or i == number or threshold / slack > rest[i]:
+                continue
+            if lists.starts[distinct[i] + 1] - lists.starts[distinct[i]] < _LOOKED_AT * leaders:
+                continue
+            if rest[i] < 2 * threshold or (threshold == least[question] and rest[i] < rest[0] - rest[i]):
+                # Those with the rarest words, which came first, are likely to be the best ones.
+                some = min(seen, _LOOKED_AT * leaders)
+                for j in range(some):
+                    totals[j] = sums[rows[j]]
+                left = slice(i, number)
+                threshold = _completed_kth_best(
+                    lists, distinct[left], times[left], rows[:some], totals[:some], k, threshold, room, scratch.found
+                )
+
+        if exhaustive:
+            # The base may swallow small sums, so that ties must be looked for everywhere.
+            held = 0
+            for row in range(len(sums)):
+                candidates[held] = row
+                totals[held] = sums[row] + base[question]
+                held += sums[row] > 0
+                sums[row] = 0
+        else:
+            held = _collect(scratch, seen, threshold / slack - rest[i])
+            if i < number:
+                left = slice(i, number)
+                threshold = _completed_kth_best(
+                    lists,
+                    distinct[left],
+                    times[left],
+                    candidates[:held],
+                    totals[:held],
+                    k,
+                    threshold,
+                    room,
+                    scratch.found,
+                )
+            while i < number:
+                rare_rest = rest[i] - rest[common] if i < common else np.float32(0)
+                of_block = scratch.rest_of_block[number - max(i, common)]
+                held = _keep(candidates[:held], totals[:held], threshold / slack, rare_rest, of_block)
+                _add(lists, distinct[i], times[i], candidates[:held], totals[:held], scratch.found)
+                threshold = _kth_best(totals[:held], k, threshold, room)
+                i += 1
+
+        found = np.empty(held, np.uint64)
+        for i in range(held):
+            found[i] = _key(totals[i], candidates[i])
+        hits = min(k, held)
+        _largest_first(found, hits)
+        found = found[:hits]
+        found.sort()
+        keys[question, :hits] = found[::-1]
+        keys[question, hits:] = 0
+
+
+@compiled()
+def score(lists, base, words, wanted, scores):
+    """Scores passages for one question.
+
+    Args:
+      lists: the postings.
+      base: what is added in the end.
+      words: of the question, int32, ascending.
+      wanted: rows, int64.
+      scores: the result, float32, as many.
+    """
+    for i in range(len(wanted)):
+        total = np.float32(0)
+        for word in words:
+            start, end = lists.starts[word], lists.starts[word + 1]
+            at = _rare_posting(lists.rows[start:end], wanted[i])
+            if at >= 0:
+                total += lists.scores[start + at]
+        scores[i] = total + base

@@ -1,0 +1,127 @@
+"""What a ScaNN index of a corpus shall be, what making it takes, and the file of its vectors."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from jaxretr.errors import UserError
+from jaxretr.search.exact import unique_ids
+from jaxretr.search.exact.host_rows import read_rows
+from jaxretr.search.scann import process as scann_process
+
+# Fewer passages than these are scored all (a search of 1,000 takes no longer than ScaNN's own steps), or have no tree.
+_NO_CODES_BELOW = 1_000
+_NO_TREE_BELOW = 20_000
+
+# ScaNN makes codes of pairs of dimensions.
+_LEAST_DIMENSIONS = 4
+
+# The sample is a share of the passages: what training holds, five times the sample, is then no more than the vectors.
+_TRAIN_SHARE = 5
+_LEAST_TRAIN_ROWS = 20_000
+_MOST_TRAIN_ROWS = 250_000
+
+# Bytes a dimension of a code, in ScaNN's memory (measured: .24) and on disk (a byte for two dimensions).
+_CODE_IN_MEMORY = 0.25
+_CODE_ON_DISK = 0.5
+
+# What exact search of the questions, one block of vectors after the other, and the candidates of tuning hold.
+_MEASURING_BYTES = 320 << 20
+
+_CHECK_ROWS = 16_384
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of an index.
+
+    Attributes:
+      rows, dim: N and D.
+      kind: see `scann_folder.Facts`.
+      leaves: of the tree; 1 without one.
+      train_rows: passages that are learnt from.
+    """
+
+    rows: int
+    dim: int
+    kind: Literal["tree", "flat", "exact"]
+    leaves: int
+    train_rows: int
+
+    def memory(self) -> int:
+        """The most memory that making it takes, in bytes: this process's, and the worker's while there is one.
+
+        The vectors stay on disk, but the pages of them that a process has read count as its memory.
+        """
+        vectors = 4 * self.rows * self.dim
+        if self.kind == "exact":
+            return vectors + _MEASURING_BYTES
+        training = scann_process.worker_bytes(self.train_rows, self.dim, self.leaves)
+        measuring = vectors + int(_CODE_IN_MEMORY * self.rows * self.dim) + _MEASURING_BYTES
+        return max(training, measuring)
+
+    def disk(self) -> int:
+        """What its files take, in bytes."""
+        return int(self.rows * (self.dim * (4 + _CODE_ON_DISK) + 4 + 16))
+
+
+def plan_of(rows: int, dim: int, leaves: int | None, train_rows: int | None) -> Plan:
+    """Decides what an index shall be.
+
+    Args:
+      rows, dim: N and D.
+      leaves: of the tree, if it is decided; 1 for none.
+      train_rows: that are learnt from, if it is decided.
+
+    Raises:
+      UserError: a number that does not fit.
+    """
+    if not rows:
+        raise UserError("passages: there are none to index; encode at least one")
+    for name, value in (("num_leaves", leaves), ("train_size", train_rows)):
+        if value is not None and not 1 <= value <= rows:
+            raise UserError(f"{name}={value} must be from 1 to the {rows} passages")
+    if rows < _NO_CODES_BELOW or dim < _LEAST_DIMENSIONS:
+        return Plan(rows, dim, "exact", 1, 0)
+    share = min(max(rows // _TRAIN_SHARE, _LEAST_TRAIN_ROWS), _MOST_TRAIN_ROWS, rows)
+    sample = share if train_rows is None else train_rows
+    if leaves is None:
+        leaves = round(math.sqrt(rows)) if rows >= _NO_TREE_BELOW else 1
+    if sample < max(256, 4 * leaves):
+        raise UserError(
+            f"train_size={sample} is too few to learn {leaves} leaves from; give {max(256, 4 * leaves)} or more"
+        )
+    return Plan(rows, dim, "tree" if leaves > 1 else "flat", leaves, sample)
+
+
+def check_ids(ids: Sequence[str] | None, n: int) -> list[str]:
+    """Returns n ids, "0", "1", ... by default; raises UserError where they repeat, are too many or no strings."""
+    return [str(row) for row in range(n)] if ids is None else unique_ids(ids, n)
+
+
+def write_vectors(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, int], source: str) -> None:
+    """Writes embeddings as one .npy file of float32, a block at a time.
+
+    Args:
+      path: of the file.
+      blocks: [n, D], in the order of rows, in any dtype.
+      shape: N and D.
+      source: named in errors.
+
+    Raises:
+      UserError: NaN or infinity.
+    """
+    first = 0
+    with open(path, "wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for block in blocks:
+            for start in range(0, len(block), _CHECK_ROWS):
+                piece = block[start : start + _CHECK_ROWS]
+                values = read_rows(piece, 0, len(piece), dtype=np.dtype(np.float32), source=source, first=first)
+                file.write(values.data)
+                first += len(values)

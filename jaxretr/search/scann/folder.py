@@ -1,0 +1,229 @@
+"""The folder of a ScaNN index.
+
+  manifest.json                what it is (`Facts`), and the sha256 of every file
+  vectors.npy                  float32 [N, D]: candidates are scored with them, exactly
+  ids.jsonl                    one JSON string a row
+  hashed_dataset.npy, ...      ScaNN's own files, with relative paths: the folder can be moved
+  questions.npy, .jsonl        the questions of tuning and of the certificate, and their exact neighbours' ids
+  certificate.json, .md        the recall certificate
+
+There is no pickle in it, and none is read.
+"""
+
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from jaxretr.errors import UsageError, UserError
+from jaxretr.json_dataclass import dataclass_from
+from jaxretr.search.scann import certificate as certificates
+from jaxretr.search.scann import questions as scann_questions
+from jaxretr.search.scann import worker as scann_worker
+from jaxretr.search.scann.certificate import Certificate
+from jaxretr.search.scann.questions import Questions
+from jaxretr.search.scann.rows import IDS, VECTORS, Rows
+from jaxretr.search.scann.tuning import Setting
+from jaxretr.storage.files import atomic_folder
+from jaxretr.stores import manifest
+
+if TYPE_CHECKING:
+    from jaxretr.search.scann.index import ScannIndex
+
+KIND = "scann"
+MANIFEST = manifest.MANIFEST
+
+# Processors differ in the last bits of ScaNN's approximate scores, so a candidate at the edge may change.
+_RECALL_TOLERANCE = 0.002
+
+# Certification questions whose neighbours `verify` computes again, and how near their scores must be: some roundings.
+_GOLDEN = 16
+_SCORE_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the manifest says of the index.
+
+    Attributes:
+      rows, dim: N and D.
+      kind: "tree" (leaves and codes), "flat" (codes alone) or "exact" (too few rows for either).
+      leaves: of the tree; 1 without one.
+      train_rows: that the tree and the codes were learnt from; 0 for "exact".
+      code_size: bytes a row in hashed_dataset.npy; 0 for "exact".
+      changed: rows added or deleted since the training.
+      k, seed: of the build.
+      settings: one for each target.
+      model, model_fingerprint: whose embeddings these are, where it is known.
+    """
+
+    rows: int
+    dim: int
+    kind: Literal["tree", "flat", "exact"]
+    leaves: int
+    train_rows: int
+    code_size: int
+    changed: int
+    k: int
+    seed: int
+    settings: tuple[Setting, ...]
+    model: str | None = None
+    model_fingerprint: str | None = None
+
+    def scann_files(self) -> list[str]:
+        """ScaNN's files, without those that hold rows."""
+        tree = self.kind == "tree"
+        return [] if self.kind == "exact" else [scann_worker.CONFIG, *scann_worker.model_files(tree)]
+
+    def row_files(self) -> list[str]:
+        """The files of rows, without their ids."""
+        codes = {"tree": [scann_worker.TOKENS, scann_worker.CODES], "flat": [scann_worker.CODES], "exact": []}
+        return [VECTORS, *codes[self.kind]]
+
+
+def check_target(directory: str | os.PathLike) -> Path:
+    """Refuses a folder that holds something else than a ScaNN index, which would be replaced.
+
+    Raises:
+      UserError: it does.
+    """
+    target = Path(directory).expanduser()
+    if target.is_dir():
+        known = manifest.is_export(target) and manifest.read(target).kind == KIND
+        if not known and any(target.iterdir()):
+            raise UserError(f"{target}: is not a ScaNN index and would be replaced; choose another folder")
+    elif target.exists():
+        raise UserError(f"{target}: is a file; choose another folder")
+    return target
+
+
+def write(
+    directory: str | os.PathLike,
+    facts: Facts,
+    source: Path,
+    rows: Rows,
+    questions: Questions | None,
+    certificate: Certificate | None,
+) -> None:
+    """Writes the folder, which appears complete or not at all and replaces an older index.
+
+    Args:
+      directory: the folder.
+      facts: of the index as it is now.
+      source: where ScaNN's files are, and those of the rows if they have not changed.
+      rows: the rows as they are now.
+      questions, certificate: where there are any.
+    """
+    with atomic_folder(check_target(directory)) as folder:
+        linked = facts.scann_files() + ([] if rows.changed else facts.row_files())
+        for name in linked:
+            _link(source / name, folder / name)
+        rows.write(folder, [IDS, *(facts.row_files() if rows.changed else [])])
+        if facts.kind != "exact":
+            text = scann_worker.assets(scann_worker.index_files(facts.kind == "tree"))
+            (folder / scann_worker.ASSETS).write_text(text, encoding="utf-8")
+        if questions is not None:
+            scann_questions.write(folder, questions)
+        if certificate is not None:
+            certificates.write(folder, certificate)
+        manifest.write(folder, KIND, asdict(facts))
+
+
+def read(directory: str | os.PathLike) -> tuple[Facts, Rows, Questions | None, Certificate | None]:
+    """Reads a folder; vectors and codes stay on disk.
+
+    Raises:
+      UserError: it is missing, incomplete, damaged or of another kind.
+    """
+    folder = Path(directory).expanduser()
+    content = manifest.read(folder)
+    if content.kind != KIND:
+        raise UserError(f"{folder}: holds a {content.kind} export and no ScaNN index; give another folder")
+    try:
+        facts: Facts = dataclass_from(Facts, content.facts, str(folder / manifest.MANIFEST))
+    except UsageError as error:
+        raise UserError(f"{error}; build the index again") from error
+    for name in facts.scann_files():
+        if not (folder / name).is_file():
+            raise UserError(f"{folder / name}: is missing; build the index again")
+    rows = Rows.read(folder, facts.rows, facts.dim, facts.code_size or None, facts.kind == "tree")
+    there = content.files.keys()
+    questions = scann_questions.read(folder, facts.dim) if scann_questions.VECTORS in there else None
+    certificate = certificates.read(folder) if certificates.CERTIFICATE in there else None
+    return facts, rows, questions, certificate
+
+
+def _link(source: Path, target: Path) -> None:
+    """A hard link, or a copy where there can be none; none of these files is ever written to again."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def verify(folder: str | Path) -> str:
+    """Compares every file with its sha256, and measures the certificate's recall again.
+
+    Args:
+      folder: what `ScannIndex.save` wrote.
+
+    Returns:
+      What agrees, in one line.
+
+    Raises:
+      UserError: something differs, or ScaNN does not work here, so that the recall cannot be measured.
+    """
+    from jaxretr.search.scann import measure as scann_measure
+    from jaxretr.search.scann.index import ScannIndex
+    from jaxretr.search.scann.process import require_scann
+
+    folder = Path(folder).expanduser()
+    content = manifest.read(folder)
+    if problems := manifest.changed_files(folder, content):
+        raise UserError(f"{folder}: not what was built: {'; '.join(problems)}; build the index again")
+    intact = f"{content.facts.get('rows')} passages, {len(content.files)} files unchanged"
+    if content.facts.get("kind") != "exact":
+        require_scann()
+    index = ScannIndex.load(folder)
+    certificate, questions = index.certificate, index.questions
+    if certificate is None or questions is None:
+        return f"{intact}; there is no certificate"
+    if certificate.stale:
+        return f"{intact}; the certificate is stale: run `jaxretr update {folder}` to measure again"
+    problems = _changed_neighbours(index, questions)
+    found = scann_measure.recalls_again(index, questions)
+    for line, recalls in zip(certificate.lines, found, strict=True):
+        for old, new in zip(line.recalls, recalls, strict=True):
+            if not abs(old.recall - new.recall) <= _RECALL_TOLERANCE:
+                problems.append(
+                    f"target {line.target:g}: recall@{old.k} is {new.recall:.4f} instead of {old.recall:.4f}"
+                )
+    if problems:
+        raise UserError(f"{folder}: not what was certified: {'; '.join(problems)}; build the index again")
+    said = ", ".join(
+        f"{recalls[0].recall:.4f} @{recalls[0].k} for {line.target:g}"
+        for line, recalls in zip(certificate.lines, found, strict=True)
+    )
+    return f"{intact}; recall on {certificate.questions} questions as certified ({said})"
+
+
+def _changed_neighbours(index: "ScannIndex", questions: Questions) -> list[str]:
+    """Whether exact search over the folder's vectors gives the neighbours that were noted."""
+    golden = slice(questions.tuning, questions.tuning + _GOLDEN)
+    vectors = questions.vectors[golden]
+    own = questions.own_rows(index.rows.row_of(), golden)
+    blocks = index.rows.vector_blocks()
+    exact = scann_questions.exact_rows(vectors, own, blocks, certificates.DEPTHS[0], len(index))
+    row_of = index.rows.row_of()
+    for vector, found, names in zip(vectors, exact, questions.neighbours, strict=False):
+        if any(name not in row_of for name in names):
+            return ["a noted neighbour is not among the ids"]
+        noted = [row_of[name] for name in names[: len(found)]]
+        # Scores and not ids: equal scores, up to rounding, have no order.
+        old, new = ([float(index.rows.vector(row) @ vector) for row in some] for some in (noted, found))
+        if not np.allclose(old, new, rtol=_SCORE_TOLERANCE, atol=_SCORE_TOLERANCE * np.abs(new).max()):
+            return ["the exact neighbours of a question are not those that were noted"]
+    return []

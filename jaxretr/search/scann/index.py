@@ -1,0 +1,377 @@
+"""Approximate search for serving: ScaNN proposes candidates, their exact scores choose among them."""
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxretr.errors import UserError
+from jaxretr.parallel import memory
+from jaxretr.parallel.machine import cpu_threads
+from jaxretr.search.exact.host_rows import checked_matrix, embedding_matrix
+from jaxretr.search.scann import (
+    folder as scann_folder,
+)
+from jaxretr.search.scann import (
+    measure as scann_measure,
+)
+from jaxretr.search.scann import (
+    process as scann_process,
+)
+from jaxretr.search.scann import (
+    questions as scann_questions,
+)
+from jaxretr.search.scann import (
+    worker as scann_worker,
+)
+from jaxretr.search.scann.build import Plan, check_ids, plan_of, write_vectors
+from jaxretr.search.scann.certificate import Certificate
+from jaxretr.search.scann.folder import Facts
+from jaxretr.search.scann.questions import Questions
+from jaxretr.search.scann.rows import VECTORS, Rows
+from jaxretr.search.scann.searcher import Searcher
+from jaxretr.search.scann.tuning import Setting
+from jaxretr.stores.embedding_store import EmbeddingStore
+
+log = logging.getLogger(__name__)
+
+Advance = Callable[[int], None]
+
+
+class ScannIndex:
+    """Approximate maximum inner product search, with recall that was measured.
+
+    ScaNN (a tree over the corpus, and codes of half a byte a dimension pair) proposes candidates; they are scored with
+    the vectors themselves, which stay on disk behind a memory map. Scores are exact fp32 inner products.
+
+    Attributes:
+      facts: of the index, as it was built or loaded.
+      rows: vectors and ids.
+      questions: those of tuning and certificate, if there are any.
+      certificate: what was measured, if it was.
+      searcher: ScaNN over the rows, to be asked with numbers in place of a target.
+    """
+
+    def __init__(
+        self,
+        facts: Facts,
+        rows: Rows,
+        questions: Questions | None,
+        certificate: Certificate | None,
+        folder: Path,
+        keeper: tempfile.TemporaryDirectory | None = None,
+    ):
+        """Use `build` or `load`.
+
+        Args:
+          facts, rows, questions, certificate: see above.
+          folder: where the files are.
+          keeper: removes that folder when the index is gone.
+        """
+        self.facts, self.rows, self.questions, self.certificate = facts, rows, questions, certificate
+        self.searcher = Searcher(folder, facts, rows)
+        self._keeper = keeper
+        self._exact: Any = None  # an ExactIndex, where ScaNN does not work
+        if facts.kind != "exact" and (problem := scann_process.scann_problem()):
+            from jaxretr.search.exact import ExactIndex
+
+            log.warning("%s: searched exactly, since ScaNN cannot be used here: %s", folder, problem)
+            self._exact = ExactIndex(rows.base.vectors, rows.ids)
+
+    def __repr__(self) -> str:
+        facts = self.facts
+        kind = {"tree": f"{facts.leaves} leaves", "flat": "no tree", "exact": "exact"}[facts.kind]
+        targets = ", ".join(f"{setting.target:g}" for setting in facts.settings)
+        recall = f", recall {targets} at {facts.k}" if targets else ""
+        return f"ScannIndex({len(self)} passages, {facts.dim} dimensions, {kind}{recall})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            "a ScannIndex cannot be pickled or copied: it lives in ScaNN's memory and in files; write it with "
+            "index.save(folder), and read it with ScannIndex.load(folder)"
+        )
+
+    @classmethod
+    def build(
+        cls,
+        passages: np.ndarray | EmbeddingStore,
+        ids: Sequence[str] | None = None,
+        *,
+        target_recall: float | Sequence[float] = 0.95,
+        k: int = 10,
+        questions: np.ndarray | None = None,
+        num_leaves: int | None = None,
+        train_size: int | None = None,
+        seed: int = 0,
+        workdir: str | os.PathLike | None = None,
+        advance: Advance = lambda rows: None,
+    ) -> "ScannIndex":
+        """Trains ScaNN in another process, finds settings for the targets, and certifies them.
+
+        Args:
+          passages: embeddings [N, D] or a store of them. They are copied into a file of float32, block by block, and
+            not held in memory.
+          ids: N different strings; those of the store, or "0", "1", ... by default.
+          target_recall: recall@k to reach, one or several.
+          k: depth of the targets.
+          questions: question embeddings [Q, D]; one half, drawn by `seed`, tunes and the other certifies (at most
+            2000 each). Without them passages of the index stand in for questions, which are easier to find neighbours
+            of: the certificate says so.
+          num_leaves: of the tree; by default the square root of N, and none below 20,000 passages. 1 for no tree.
+          train_size: passages that tree and codes are learnt from; by default a fifth of them, at least 20,000.
+          seed: of that sample and of the split.
+          workdir: where the files are made; by default the system's folder for temporary files.
+          advance: told how many more passages are done.
+
+        Raises:
+          UserError: ScaNN does not work here; wrong shapes, NaN or infinity, ids that repeat or do not match; a target
+            outside (0, 1].
+        """
+        targets = (target_recall,) if isinstance(target_recall, int | float) else tuple(target_recall)
+        if not targets or not all(0 < target <= 1 for target in targets):
+            raise UserError(f"target_recall={target_recall}: give a share above 0 and at most 1, for instance 0.95")
+        store = passages if isinstance(passages, EmbeddingStore) else None
+        if isinstance(passages, EmbeddingStore):
+            source, blocks = str(passages.folder), passages.blocks()
+            n, dim = passages.meta.rows, passages.meta.dim
+        else:
+            source, blocks = "passages", iter([passages])
+            n, dim = embedding_matrix(passages, source).shape
+        plan = plan_of(n, dim, num_leaves, train_size)
+        if k < 1:
+            raise UserError(f"k={k} must be at least 1")
+        if plan.kind != "exact":
+            scann_process.require_scann()
+        names = check_ids(store.read_ids() if ids is None and store is not None else ids, n)
+        asked = None if questions is None else scann_questions.split(checked_matrix(questions, dim, "questions"), seed)
+        keeper = tempfile.TemporaryDirectory(prefix="jaxretr-scann-", dir=workdir)
+        folder = Path(keeper.name)
+        what = f"{source}: a ScaNN index of {n:,} x {dim}"
+        memory.announce(what, plan.memory(), disk=plan.disk(), folder=folder)
+        write_vectors(folder / VECTORS, blocks, (n, dim), source)
+        _train(folder, plan, seed, advance)
+        facts = Facts(
+            rows=n,
+            dim=dim,
+            kind=plan.kind,
+            leaves=plan.leaves,
+            train_rows=plan.train_rows,
+            code_size=0 if plan.kind == "exact" else np.load(folder / scann_worker.CODES, mmap_mode="r").shape[1],
+            changed=0,
+            k=min(k, n),
+            seed=seed,
+            settings=(),
+            model=None if store is None else store.meta.model,
+            model_fingerprint=None if store is None else store.meta.model_fingerprint,
+        )
+        rows = Rows.read(folder, n, dim, facts.code_size or None, facts.kind == "tree", names)
+        if asked is None and n > 1:
+            asked = scann_questions.stand_ins(rows, seed)
+        index = cls(facts, rows, asked, None, folder, keeper)
+        index.facts = replace(facts, settings=scann_measure.tuned(index, asked, targets))
+        index.certify()
+        return index
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike) -> "ScannIndex":
+        """Reads an index that `save` wrote; vectors stay on disk. Where ScaNN does not work it is searched exactly.
+
+        Raises:
+          UserError: the folder is missing, incomplete, damaged or of another kind.
+        """
+        return cls(*scann_folder.read(directory), Path(directory).expanduser())
+
+    def save(self, directory: str | os.PathLike) -> None:
+        """Writes the index to a folder, which appears complete or not at all and replaces an older ScaNN index.
+
+        Raises:
+          UserError: the folder holds something else, or cannot be written.
+        """
+        facts = replace(self.facts, rows=len(self))
+        self.searcher.check_not_replaced()
+        scann_folder.write(directory, facts, self.searcher.folder, self.rows, self.questions, self.certificate)
+        if self.searcher.was_replaced():  # It was this index's own folder: the files hold its changes now.
+            self.facts, self.rows, self.questions, self.certificate = scann_folder.read(self.searcher.folder)
+            self.searcher = Searcher(self.searcher.folder, self.facts, self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    # ---- searching ---------------------------------------------------------------------------------------------------
+
+    def search(
+        self, queries: np.ndarray, k: int = 10, *, target_recall: float | None = None, threads: int | None = None
+    ) -> tuple[np.ndarray, list[list[str]]]:
+        """Finds about the k passages with the highest inner product for each question.
+
+        Args:
+          queries: question embeddings [B, D], cast to float32.
+          k: results a question; at most N are returned.
+          target_recall: one of the targets of the build; the first one by default.
+          threads: to divide the questions among; all of the machine by default.
+
+        Returns:
+          scores float32 [B, min(k, N)], descending and exact, and for each question the ids in the same order.
+
+        Raises:
+          UserError: wrong shape, NaN or infinity in the questions, k < 1, or a target that was not built for.
+        """
+        scores, rows = self.search_rows(queries, k, target_recall=target_recall, threads=threads)
+        return scores, [[self.rows.ids[row] for row in found] for found in rows.tolist()]
+
+    def search_rows(
+        self, queries: np.ndarray, k: int = 10, *, target_recall: float | None = None, threads: int | None = None
+    ) -> tuple[np.ndarray, NDArray[np.int64]]:
+        """Like `search`, but returns row numbers, int64 [B, min(k, N)], in place of ids."""
+        queries = checked_matrix(queries, self.facts.dim)
+        if k < 1:
+            raise UserError(f"k={k} must be at least 1")
+        if self._exact is not None:
+            return self._exact.search_rows(queries, k)
+        setting = self._setting(target_recall)
+        k = min(k, len(self))
+        return self.searcher.search(queries, k, setting.leaves, setting.candidates, threads or cpu_threads())
+
+    def _setting(self, target: float | None) -> Setting:
+        settings = self.facts.settings
+        found = settings[0] if target is None else next((each for each in settings if each.target == target), None)
+        if found is None:
+            there = ", ".join(f"{each.target:g}" for each in settings)
+            raise UserError(
+                f"target_recall={target}: the index was built for {there}; choose one of these, or build again"
+            )
+        return found
+
+    # ---- changing ----------------------------------------------------------------------------------------------------
+
+    def add(self, passages: np.ndarray | EmbeddingStore, ids: Sequence[str] | None = None) -> int:
+        """Adds passages; one whose id is there takes that one's place. The certificate becomes stale.
+
+        Args:
+          passages: embeddings [M, D], or a store of the same model.
+          ids: M different strings; those of the store by default.
+
+        Returns:
+          How many took the place of another.
+
+        Raises:
+          UserError: wrong shape, NaN or infinity, ids that repeat or do not match, another model's store.
+        """
+        self._can_change()
+        if isinstance(passages, EmbeddingStore):
+            self._check_store(passages)
+            ids = passages.read_ids() if ids is None else ids
+            passages = passages.rows(0, passages.meta.rows)
+        if ids is None:
+            raise UserError("ids: give one for each passage that is added")
+        passages = checked_matrix(passages, self.facts.dim, "passages")
+        names = check_ids(ids, len(passages))
+        if not names:
+            return 0
+        replaced = self.rows.put(self.searcher.encoded(passages), names)
+        self._now_changed(len(names))
+        return replaced
+
+    def update(self, passages: np.ndarray, ids: Sequence[str]) -> None:
+        """Replaces the embeddings of passages that are there; see `add`.
+
+        Raises:
+          UserError: as for `add`, or an id is not there.
+        """
+        self._check_known(ids)
+        self.add(passages, ids)
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """Removes passages by id. The certificate becomes stale.
+
+        Raises:
+          UserError: an id is not there or stands twice, or none would be left.
+        """
+        self._can_change()
+        names = check_ids(ids, len(ids))
+        self._check_known(names)
+        if len(names) == len(self):
+            raise UserError("delete: no passage would be left; remove the folder instead")
+        if names:
+            self.rows.remove(names)
+            self._now_changed(len(names))
+
+    def rebalance(self, *, num_leaves: int | None = None, workdir: str | os.PathLike | None = None) -> None:
+        """Learns tree and codes from the passages as they are now, tunes again, and certifies.
+
+        Args:
+          num_leaves: of the new tree; as for `build` by default.
+          workdir: as for `build`.
+        """
+        self._can_change()
+        facts, n = self.facts, len(self)
+        plan = plan_of(n, facts.dim, num_leaves, None)
+        keeper = tempfile.TemporaryDirectory(prefix="jaxretr-scann-", dir=workdir)
+        folder = Path(keeper.name)
+        what = f"a ScaNN index of {n:,} x {facts.dim}"
+        memory.announce(what, plan.memory(), disk=plan.disk(), folder=folder)
+        self.rows.write(folder, [VECTORS])
+        _train(folder, plan, facts.seed, lambda rows: None)
+        size = 0 if plan.kind == "exact" else np.load(folder / scann_worker.CODES, mmap_mode="r").shape[1]
+        self.rows = Rows.read(folder, n, facts.dim, size or None, plan.kind == "tree", self.rows.ids)
+        changes = {"kind": plan.kind, "leaves": plan.leaves, "train_rows": plan.train_rows, "code_size": size}
+        self.facts = replace(facts, rows=n, changed=0, k=min(facts.k, n), **changes)
+        self.searcher, self._keeper = Searcher(folder, self.facts, self.rows), keeper
+        targets = [setting.target for setting in facts.settings]
+        self.facts = replace(self.facts, settings=scann_measure.tuned(self, self.questions, targets))
+        self.certify()
+
+    @property
+    def changed_share(self) -> float:
+        """Rows added or deleted since the training, as a share of the rows that there are."""
+        return self.facts.changed / len(self)
+
+    def _can_change(self) -> None:
+        self.searcher.check_not_replaced()
+        if self.facts.kind != "exact":
+            scann_process.require_scann()
+
+    def _now_changed(self, count: int) -> None:
+        self.facts = replace(self.facts, rows=len(self), changed=self.facts.changed + count)
+        if self.certificate is not None:
+            self.certificate = replace(self.certificate, stale=True)
+
+    def _check_known(self, ids: Sequence[str]) -> None:
+        unknown = [name for name in ids if name not in self.rows.row_of()]
+        if unknown:
+            raise UserError(f"{unknown[0]!r} is not in the index ({len(unknown)} such ids); leave it out")
+
+    def _check_store(self, store: EmbeddingStore) -> None:
+        known, meta = self.facts.model_fingerprint, store.meta
+        if meta.side != "passage":
+            raise UserError(f"{store.folder}: holds embeddings of questions; encode the passages with --side passage")
+        if known is not None and meta.model_fingerprint != known:
+            raise UserError(
+                f"{store.folder}: was encoded with another model ({meta.model}) than the index ({self.facts.model}); "
+                "encode the passages with that one"
+            )
+
+    # ---- measuring ---------------------------------------------------------------------------------------------------
+
+    def certify(self) -> None:
+        """Finds the exact neighbours of the certification questions, and measures the certificate anew.
+
+        Raises:
+          UserError: ScaNN does not work here.
+        """
+        self._can_change()
+        if self.questions is not None:
+            self.questions, self.certificate = scann_measure.certify(self, self.questions)
+
+
+def _train(folder: Path, plan: Plan, seed: int, advance: Advance) -> None:
+    if plan.kind == "exact":
+        return
+    scann_process.train(folder / VECTORS, folder, leaves=plan.leaves, sample=plan.train_rows, seed=seed)
+    scann_process.encode(folder / VECTORS, folder, folder, tree=plan.kind == "tree", advance=advance)

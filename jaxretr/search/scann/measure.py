@@ -1,0 +1,104 @@
+"""Tuning and certifying a ScaNN index with its questions."""
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxretr.parallel.machine import cpu_threads
+from jaxretr.search.scann import certificate as certificates
+from jaxretr.search.scann import questions as scann_questions
+from jaxretr.search.scann.certificate import Certificate, Line, Recall
+from jaxretr.search.scann.questions import Questions
+from jaxretr.search.scann.tuning import Setting, tune
+
+if TYPE_CHECKING:
+    from jaxretr.search.scann.index import ScannIndex
+
+log = logging.getLogger(__name__)
+
+
+def tuned(index: "ScannIndex", questions: Questions | None, targets: Sequence[float]) -> tuple[Setting, ...]:
+    """A setting for each target; a warning for one that is not reached for certain."""
+    n, k = len(index), index.facts.k
+    if index.facts.kind == "exact" or questions is None:
+        everything = {"leaves": 0, "candidates": n, "tuning_recall": 1.0, "certain": 1.0, "reached": True}
+        return tuple(Setting(target=target, **everything) for target in targets)
+    vectors = questions.vectors[questions.tune]
+    own = questions.own_rows(index.rows.row_of(), questions.tune)
+    exact = scann_questions.exact_rows(vectors, own, index.rows.vector_blocks(), k, n)
+
+    def candidates(leaves: int, count: int) -> NDArray[np.int64]:
+        found, approximate = index.searcher.candidates(vectors, leaves, count, cpu_threads())
+        return np.where(np.isnan(approximate), -1, found.astype(np.int64))
+
+    def search(leaves: int, count: int, some: int) -> object:
+        return index.searcher.search(vectors[:some], k, leaves, count, 1)
+
+    settings = tune(candidates, search, exact, own, targets=targets, leaves=index.facts.leaves, rows=n)
+    for setting in settings:
+        if not setting.reached:
+            log.warning(
+                "recall@%d of %g is not reached for certain: the best setting (%s leaves, %d candidates) has %.4f on %d "
+                "tuning questions, of which %.4f is certain; give more questions, or a lower target",
+                *(k, setting.target, setting.leaves or "no", setting.candidates, setting.tuning_recall),
+                *(len(vectors), setting.certain),
+            )
+    return tuple(settings)
+
+
+def certify(index: "ScannIndex", questions: Questions) -> tuple[Questions, Certificate]:
+    """Returns the questions with their exact neighbours, and the certificate."""
+    part, n, facts = questions.certify, len(index), index.facts
+    vectors = questions.vectors[part]
+    own = questions.own_rows(index.rows.row_of(), part)
+    index.rows.release()
+    depth = min(max(scann_questions.DEPTH, facts.k), n)
+    exact = scann_questions.exact_rows(vectors, own, index.rows.vector_blocks(), depth, n)
+    lines = [
+        Line(
+            target=setting.target,
+            tuned_k=facts.k,
+            reached=setting.reached,
+            leaves=setting.leaves,
+            candidates=setting.candidates,
+            recalls=recalls,
+            **certificates.measure_speed(_searcher(index, setting), vectors, facts.k),
+        )
+        for setting, recalls in zip(facts.settings, _recalls(index, vectors, exact, own), strict=True)
+    ]
+    certificate = Certificate(
+        questions=len(vectors),
+        of="passages" if questions.stand_ins else "questions",
+        rows=n,
+        lines=tuple(lines),
+        **{name: getattr(facts, name) for name in ("dim", "leaves", "train_rows", "seed", "model")},
+        **certificates.machine_facts(),
+    )
+    return scann_questions.with_neighbours(questions, exact, index.rows.ids), certificate
+
+
+def recalls_again(index: "ScannIndex", questions: Questions) -> list[tuple[Recall, ...]]:
+    """The recalls of a certificate that is not stale, against the neighbours that the questions note."""
+    row_of = index.rows.row_of()
+    exact = np.array([[row_of.get(name, -2) for name in names] for names in questions.neighbours], np.int64)
+    own = questions.own_rows(row_of, questions.certify)
+    return _recalls(index, questions.vectors[questions.certify], exact, own)
+
+
+def _recalls(
+    index: "ScannIndex", vectors: NDArray[np.float32], exact: NDArray[np.int64], own: NDArray[np.int64]
+) -> list[tuple[Recall, ...]]:
+    depths = (index.facts.k, *certificates.DEPTHS)
+    return [
+        certificates.measure_recalls(_searcher(index, setting), vectors, exact, own, depths)
+        for setting in index.facts.settings
+    ]
+
+
+def _searcher(index: "ScannIndex", setting: Setting) -> certificates.Search:
+    return lambda queries, k, threads: index.searcher.search(
+        queries, min(k, len(index)), setting.leaves, setting.candidates, threads
+    )

@@ -1,0 +1,196 @@
+"""ScaNN from this process: whether it works here, its training in a process of its own, and its searcher."""
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jaxretr.errors import UserError, import_extra
+from jaxretr.parallel.machine import cpu_name, cpu_threads
+from jaxretr.search.scann import worker as scann_worker
+from jaxretr.storage.files import atomic_write
+from jaxretr.storage.paths import cache_root
+
+log = logging.getLogger(__name__)
+
+# Rows that are hashed at a time.
+BLOCK_ROWS = 16_384
+
+# What the worker holds besides arrays: Python, NumPy and ScaNN.
+_WORKER_BYTES = 42 << 20
+
+# Of every centre of the codebook (16 for two dimensions), which ScaNN writes out once for each leaf before it saves one.
+_CENTRE_BYTES = 310
+
+
+class ScannFailed(Exception):
+    """The worker ended without an answer; the message is its last line."""
+
+
+@functools.cache
+def scann_problem() -> str | None:
+    """Says why ScaNN cannot be used here, or None where it can.
+
+    A tiny index is built and searched in another process, because a wheel for another processor ends the process. That
+    it works is noted in $JAXRETR_CACHE or ~/.cache/jaxretr, for this installation and processor; a failure is not.
+    """
+    spec = importlib.util.find_spec("scann")
+    if spec is None or spec.origin is None:
+        return "it is not installed (it has wheels for Linux alone)"
+    known = _verdict(Path(spec.origin))
+    if known.exists():
+        return None
+    try:
+        run_worker("self_test")
+    except ScannFailed as error:
+        return f"it fails its self-test ({error})"
+    try:
+        with atomic_write(known) as file:
+            file.write("works\n")
+    except UserError as error:
+        log.debug("%s", error)
+    return None
+
+
+def require_scann() -> None:
+    """Raises UserError, naming the extra, where ScaNN does not work here."""
+    if problem := scann_problem():
+        raise UserError(f"ScaNN cannot be used here: {problem}; run: pip install 'jaxretr[scann]'")
+
+
+def _verdict(origin: Path) -> Path:
+    """The file that notes that this installation works on this processor."""
+    try:
+        version = importlib.metadata.version("scann")
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    facts = (version, str(origin), origin.stat().st_mtime_ns, sys.version, platform.machine(), cpu_name())
+    return cache_root() / f"scann-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
+
+
+def worker_bytes(train_rows: int, dim: int, leaves: int) -> int:
+    """The most memory that the worker holds while it trains on and then hashes rows of D dimensions.
+
+    Measured with ScaNN 1.4.2: while it learns, five times the sample (the sample, ScaNN's copy, what it clusters, the
+    residuals and their hashes); when it saves, the codebook once for each leaf.
+    """
+    sample, block = 4 * dim * train_rows, 4 * dim * BLOCK_ROWS
+    saving = leaves * dim * 8 * _CENTRE_BYTES
+    return _WORKER_BYTES + max(5 * sample, 2 * sample + saving, 3 * block // 2 + saving)
+
+
+def train(vectors: Path, out: Path, *, leaves: int, sample: int, seed: int) -> int:
+    """Trains on a sample of vectors.npy and puts the tree and the codebook into `out`; returns the worker's peak."""
+    job: dict[str, Any] = {"leaves": leaves, "sample": sample, "seed": seed, "threads": cpu_threads()}
+    return _or_user_error("train", vectors=str(vectors), out=str(out), **job)
+
+
+def encode(
+    vectors: Path,
+    model: Path,
+    out: Path,
+    *,
+    tree: bool,
+    advance: Callable[[int], None] = lambda rows: None,
+    codes: str = scann_worker.CODES,
+    tokens: str = scann_worker.TOKENS,
+) -> int:
+    """Writes the codes and leaves of vectors.npy's rows, by the tree and the codebook in `model`, into `out`.
+
+    Returns:
+      The most memory that the worker held, in bytes.
+    """
+    job = {"tree": tree, "block": BLOCK_ROWS, "codes": codes, "tokens": tokens}
+    return _or_user_error(
+        "encode", advance, vectors=str(vectors), model=str(model.absolute()), out=str(out.absolute()), **job
+    )
+
+
+def open_searcher(folder: Path, tree: bool) -> Any:
+    """ScaNN's searcher over a folder; not through ScaNN's own loader, which would unpickle what lies there."""
+    module = import_extra(scann_worker.MODULE, "scann")
+    try:
+        return module.scann_pybind.ScannNumpy(str(folder), scann_worker.assets(scann_worker.index_files(tree)))
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"{folder}: ScaNN cannot read it ({error}); build the index again") from error
+
+
+def _or_user_error(job: str, advance: Callable[[int], None] = lambda rows: None, **facts: Any) -> int:
+    try:
+        return run_worker(job, advance, **facts)["peak"]
+    except ScannFailed as error:
+        raise UserError(
+            f"ScaNN failed ({error}); try other settings (leaves, training rows), or search exactly"
+        ) from error
+
+
+def run_worker(job: str, advance: Callable[[int], None] = lambda rows: None, **facts: Any) -> dict[str, Any]:
+    """Runs a job of scann_worker.py.
+
+    Args:
+      job: its name.
+      advance: told how many more rows are done.
+      facts: the job's arguments.
+
+    Returns:
+      The worker's answer.
+
+    Raises:
+      ScannFailed: it ended without one.
+    """
+    # -P: without the current folder, where a file may be called like a module.
+    command = [sys.executable, "-P", "-m", scann_worker.__name__]
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, text=True, env=_environment(), **pipes) as process:
+        assert process.stdin and process.stdout and process.stderr
+        try:
+            return _converse(process, {"job": job, **facts}, advance)
+        except BaseException:
+            process.kill()
+            raise
+
+
+def _converse(process: subprocess.Popen[str], job: dict[str, Any], advance: Callable[[int], None]) -> dict[str, Any]:
+    import threading
+
+    assert process.stdin and process.stdout and process.stderr
+    said: list[str] = []
+    # ScaNN writes much to its standard error: read beside the answers, or it would wait for us.
+    reader = threading.Thread(target=said.extend, args=(process.stderr,), daemon=True)
+    reader.start()
+    try:
+        json.dump(job, process.stdin)
+        process.stdin.close()
+    except BrokenPipeError:
+        pass  # it ended before it read; what it said tells why
+    answer, done = None, 0
+    for line in process.stdout:
+        try:
+            content = json.loads(line)
+        except ValueError:
+            continue  # something that ScaNN printed
+        if isinstance(content, dict) and "done" in content:
+            advance(content["done"] - done)
+            done = content["done"]
+        elif isinstance(content, dict):
+            answer = content
+    code = process.wait()
+    reader.join()
+    if answer is None or code:
+        last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
+        raise ScannFailed(f"signal {-code}: {last}" if code < 0 else last)
+    return answer
+
+
+def _environment() -> dict[str, str]:
+    """With the folders that this process imports from: they may not be in its environment."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folder or os.getcwd() for folder in sys.path)}

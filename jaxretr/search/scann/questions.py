@@ -1,0 +1,130 @@
+"""The questions that a ScaNN index is tuned on, the others that certify it, and their exact neighbours."""
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxretr.errors import UserError
+from jaxretr.search.scann.rows import Rows
+
+log = logging.getLogger(__name__)
+
+VECTORS = "questions.npy"
+QUESTIONS = "questions.jsonl"
+
+# Neighbours that are noted of each certification question.
+DEPTH = 100
+
+# Questions of each half: the folder holds their vectors.
+MOST = 2000
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Q questions.
+
+    Attributes:
+      vectors: float32 [Q, D].
+      tuning: how many of them, from the first, are for tuning; the others certify.
+      stand_ins: they are passages of the index.
+      own: for each the id of the passage that it is, or None.
+      neighbours: for each certification question the ids of its exact neighbours, the best first; empty before
+        `with_neighbours`.
+    """
+
+    vectors: NDArray[np.float32]
+    tuning: int
+    stand_ins: bool
+    own: tuple[str | None, ...]
+    neighbours: tuple[tuple[str, ...], ...] = ()
+
+    def own_rows(self, row_of: Mapping[str, int], part: slice) -> NDArray[np.int64]:
+        """The rows that some of the questions are themselves, -1 for none."""
+        return np.array([-1 if name is None else row_of.get(name, -1) for name in self.own[part]], np.int64)
+
+    @property
+    def tune(self) -> slice:
+        """The tuning questions."""
+        return slice(0, self.tuning)
+
+    @property
+    def certify(self) -> slice:
+        """The certification questions."""
+        return slice(self.tuning, len(self.vectors))
+
+
+def split(questions: np.ndarray, seed: int) -> Questions:
+    """Draws who tunes and who certifies: half each, at most MOST."""
+    if len(questions) < 2:
+        raise UserError(f"questions: {len(questions)} is too few; one half is tuned on and the other certifies")
+    order = np.random.default_rng(seed).permutation(len(questions))
+    half = min(len(order) // 2, MOST)
+    kept = order[: 2 * half]
+    return Questions(np.ascontiguousarray(questions[kept]), half, False, (None,) * len(kept))
+
+
+def stand_ins(rows: Rows, seed: int) -> Questions:
+    """Passages of the index as questions, which do not count as their own neighbours."""
+    count = min(len(rows) // 2, MOST // 2) * 2
+    kept = np.random.default_rng(seed).choice(len(rows), count, replace=False)
+    vectors = np.stack([rows.vector(row) for row in kept])
+    log.warning("no questions are given: tuned and certified on passages, which are easier; real questions find less")
+    return Questions(vectors, count // 2, True, tuple(rows.ids[row] for row in kept))
+
+
+def exact_rows(
+    questions: NDArray[np.float32], own: NDArray[np.int64], blocks: Iterable[np.ndarray], k: int, n: int
+) -> NDArray[np.int64]:
+    """The rows of the exact neighbours [B, k or fewer], found in one pass over the vectors."""
+    from jaxretr.search.exact import search_blocks
+
+    extra = int((own >= 0).any())
+    _, rows = search_blocks(blocks, questions, min(k + extra, n))
+    if not extra:
+        return rows
+    kept = rows.shape[1] - 1
+    return np.array([[row for row in found if row != itself][:kept] for found, itself in zip(rows, own, strict=True)])
+
+
+def with_neighbours(questions: Questions, exact: NDArray[np.int64], ids: list[str]) -> Questions:
+    """Notes the exact neighbours of the certification questions by their ids."""
+    return replace(questions, neighbours=tuple(tuple(ids[row] for row in found) for found in exact.tolist()))
+
+
+def write(folder: Path, questions: Questions) -> None:
+    """Writes questions.npy and questions.jsonl."""
+    np.save(folder / VECTORS, questions.vectors)
+    with open(folder / QUESTIONS, "w", encoding="utf-8") as file:
+        for number, own in enumerate(questions.own):
+            line: dict[str, object] = {"use": "tune" if number < questions.tuning else "certify"}
+            if own is not None:
+                line["own"] = own
+            if number >= questions.tuning and questions.neighbours:
+                line["neighbours"] = questions.neighbours[number - questions.tuning]
+            file.write(json.dumps(line) + "\n")
+
+
+def read(folder: Path, dim: int) -> Questions:
+    """Reads them.
+
+    Raises:
+      UserError: a file is missing or broken.
+    """
+    path = folder / QUESTIONS
+    try:
+        vectors = np.load(folder / VECTORS, allow_pickle=False)
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        tuning = sum(line["use"] == "tune" for line in lines)
+        own = tuple(line.get("own") for line in lines)
+        neighbours = tuple(tuple(line["neighbours"]) for line in lines[tuning:] if "neighbours" in line)
+        fits = vectors.shape == (len(lines), dim) and vectors.dtype == np.float32
+        if not fits or len(neighbours) not in (0, len(lines) - tuning):
+            raise ValueError(f"{len(lines)} lines for vectors {list(vectors.shape)}")
+    except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); build the index again") from error
+    return Questions(vectors, tuning, any(name is not None for name in own), own, neighbours)

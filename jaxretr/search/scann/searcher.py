@@ -1,0 +1,138 @@
+"""ScaNN over the rows of an index as they are now: candidates, their exact scores, codes of new rows."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxretr.errors import UserError
+from jaxretr.search.scann import process as scann_process
+from jaxretr.search.scann import worker as scann_worker
+from jaxretr.search.scann.folder import MANIFEST, Facts
+from jaxretr.search.scann.rescore import rescore
+from jaxretr.search.scann.rows import VECTORS, Columns, Rows
+
+# Candidates for each result, where more results are asked for than the settings were tuned for.
+_CANDIDATES_A_RESULT = 3
+
+# Questions that a thread hands to ScaNN at a time: with more or fewer it is slower.
+_QUESTIONS = 256
+
+
+class Searcher:
+    """Searches rows that may change; ScaNN reads its files when it is first asked, and again after a change.
+
+    Attributes:
+      folder: where the files are.
+    """
+
+    def __init__(self, folder: Path, facts: Facts, rows: Rows):
+        """Of an index of these facts; `rows` may be changed later."""
+        self.folder = folder
+        self._facts, self._rows = facts, rows
+        self._stamp = _stamp(folder)
+        self._scratch: tempfile.TemporaryDirectory | None = None
+        self._scann: Any = None
+        self._searched: object = None  # the slots of the rows that it was made of
+
+    def search(
+        self, queries: NDArray[np.float32], k: int, leaves: int, candidates: int, threads: int
+    ) -> tuple[np.ndarray, NDArray[np.int64]]:
+        """Finds about the k best rows of each question.
+
+        Args:
+          queries: [B, D], finite.
+          k: at most N.
+          leaves: of the tree that are searched, 0 where there is none.
+          candidates: that are scored exactly; three for each result where k is more than the index was tuned for.
+          threads: to divide the questions among.
+
+        Returns:
+          scores float32 [B, k], descending, and rows int64 [B, k].
+        """
+        if k > self._facts.k:
+            candidates = max(candidates, _CANDIDATES_A_RESULT * k)
+        candidates = min(max(candidates, k), len(self._rows))
+        size = _QUESTIONS * threads
+        parts = [
+            self._search_part(queries[start : start + size], k, leaves, candidates, threads)
+            for start in range(0, max(len(queries), 1), size)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+    def _search_part(self, queries: np.ndarray, k: int, leaves: int, candidates: int, threads: int):
+        found, approximate = self.candidates(queries, leaves, candidates, threads)
+        # A plain array: Numba does not know memory maps.
+        columns = (np.asarray(self._rows.base.vectors), self._rows.added.vectors, self._rows.slots)
+        scores, rows, counts = rescore(queries, found, approximate, *columns, k, threads)
+        # The leaves that were searched may hold fewer than k passages: then all leaves are.
+        short = np.flatnonzero(counts < k)
+        if len(short):
+            found, approximate = self.candidates(queries[short], self._facts.leaves, candidates, threads)
+            scores[short], rows[short], _ = rescore(queries[short], found, approximate, *columns, k, threads)
+        return scores, rows
+
+    def candidates(self, queries: np.ndarray, leaves: int, count: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
+        """What ScaNN proposes: rows uint32 [B, at most count] and its scores float32, NaN where there is none."""
+        if self._facts.kind == "exact" or not len(queries):
+            shape = len(queries), len(self._rows)
+            return np.broadcast_to(np.arange(shape[1], dtype=np.uint32), shape).copy(), np.zeros(shape, np.float32)
+        scann = self._current()
+        leaves = leaves or -1
+        if len(queries) == 1:
+            found, approximate = scann.search(queries[0], count, -1, leaves)
+            return found[None], approximate[None]
+        size = max(1, -(-len(queries) // threads))
+        return scann.search_batched(queries, count, -1, leaves, threads > 1, min(size, _QUESTIONS))
+
+    def _current(self) -> Any:
+        """ScaNN over the rows as they are now."""
+        if self._searched is not self._rows.slots:
+            self.check_not_replaced()
+            self._scann = None  # before the next one: not two in memory
+            folder = self.folder
+            if self._rows.changed:
+                self._scratch = tempfile.TemporaryDirectory(prefix="jaxretr-scann-")
+                folder = Path(self._scratch.name)
+                for name in self._facts.scann_files():
+                    os.symlink((self.folder / name).absolute(), folder / name)
+                self._rows.write(folder, [scann_worker.CODES, scann_worker.TOKENS])
+            self._scann = scann_process.open_searcher(folder, self._facts.kind == "tree")
+            self._searched = self._rows.slots
+        return self._scann
+
+    def encoded(self, passages: NDArray[np.float32]) -> Columns:
+        """New rows [M, D] with ScaNN's codes and leaves, by the tree and the codebook that there are."""
+        if self._facts.kind == "exact":
+            return Columns(passages, None, None)
+        self.check_not_replaced()
+        tree = self._facts.kind == "tree"
+        with tempfile.TemporaryDirectory(prefix="jaxretr-scann-") as made:
+            folder = Path(made)
+            np.save(folder / VECTORS, passages)
+            scann_process.encode(folder / VECTORS, self.folder, folder, tree=tree)
+            tokens = np.load(folder / scann_worker.TOKENS) if tree else None
+            return Columns(passages, np.load(folder / scann_worker.CODES), tokens)
+
+    def was_replaced(self) -> bool:
+        """Whether another index was saved under the folder's name."""
+        return _stamp(self.folder) != self._stamp
+
+    def check_not_replaced(self) -> None:
+        """Raises UserError if so: ScaNN's files, opened when they are needed, would not be those of the rows."""
+        if self.was_replaced():
+            raise UserError(f"{self.folder}: was replaced since it was loaded; load it again")
+
+
+def _stamp(folder: Path) -> tuple[int, int] | None:
+    """Tells a saved folder from its successor; None for one that is still being made."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns

@@ -1,0 +1,149 @@
+"""Which leaves and how many candidates reach a recall: measured against exact search, the fastest choice that does."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxretr.search.scann.certificate import recall_bounds
+
+# One-sided 99%, times the root of 2: as many other questions, whose mean recall varies as much, shall show the target as
+# well. Of many settings the fastest that seems good enough is one that was lucky, so a small share of misses remains.
+_Z = 2.326 * 2**0.5
+
+# Rungs of the ladders of leaves and of candidates, each this many times the one before.
+_STEP = 1.35
+
+# How far the candidates go: this many, or this many times k.
+_MOST_CANDIDATES = 500
+_MOST_PER_K = 10
+
+# Questions and rounds of the timing.
+_TIMED_QUESTIONS = 512
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What reaches a target.
+
+    Attributes:
+      target: recall@k asked for.
+      leaves: of the tree that are searched; 0 where there is none.
+      candidates: that are scored exactly, where k results are asked for.
+      tuning_recall: the recall on the tuning questions.
+      certain: what it is on as many other questions, with 99% certainty.
+      reached: whether that is the target or more; if not, this is the setting of which most is certain.
+    """
+
+    target: float
+    leaves: int
+    candidates: int
+    tuning_recall: float
+    certain: float
+    reached: bool
+
+
+# (leaves, candidates) -> candidate rows of the tuning questions, best first, -1 for none, [T, candidates].
+Candidates = Callable[[int, int], NDArray[np.int64]]
+# (leaves, candidates, questions) -> searches so many of the tuning questions to the end.
+Search = Callable[[int, int, int], object]
+
+
+def tune(
+    candidates: Candidates,
+    search: Search,
+    exact: NDArray[np.int64],
+    own: NDArray[np.int64],
+    *,
+    targets: Sequence[float],
+    leaves: int,
+    rows: int,
+) -> list[Setting]:
+    """Finds the fastest setting for each target.
+
+    Args:
+      candidates, search: the index, see above.
+      exact: the exact neighbours of the tuning questions [T, k].
+      own: for each question the row that it is itself, which does not count, or -1, [T].
+      targets: recalls@k.
+      leaves: of the tree; 1 where there is none.
+      rows: N.
+
+    Returns:
+      A setting for each target. It is chosen for the bound of its recall and not for the recall, so that questions
+      that were not tuned on reach the target as well.
+    """
+    k = exact.shape[1]
+    most = min(rows, max(_MOST_CANDIDATES, _MOST_PER_K * k))
+    counts = ladder(min(k + int((own >= 0).any()), rows), most)
+    # (leaves, candidates) -> recall and its bound.
+    measured: dict[tuple[int, int], tuple[float, float]] = {}
+    beyond = 0
+    for some in ladder(1, leaves) if leaves > 1 else [0]:
+        places = _places(candidates(some, most), exact, own)
+        for count in counts:
+            # As though one more question had missed a neighbour: that few questions found all of them proves little.
+            recalls = (places < count).mean(axis=1)
+            bound = recall_bounds(np.append(recalls, 1 - 1 / k), _Z)[0]
+            measured[some, count] = float(recalls.mean()), bound
+        # With more leaves fewer candidates may do, and that may be faster: go on a little.
+        beyond += measured[some, counts[-1]][1] >= max(targets)
+        if beyond > 3:
+            break
+    return [_fastest(measured, search, target, len(exact)) for target in targets]
+
+
+def ladder(first: int, last: int) -> list[int]:
+    """Whole numbers from first to last, each about a third more than the one before."""
+    rungs = [first]
+    while rungs[-1] < last:
+        rungs.append(min(last, max(rungs[-1] + 1, round(rungs[-1] * _STEP))))
+    return rungs
+
+
+def _places(found: NDArray[np.int64], exact: NDArray[np.int64], own: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each exact neighbour stands among the candidates, [T, k]; beyond all of them where it does not."""
+    never = np.iinfo(np.int64).max
+    places = np.full(exact.shape, never)
+    for question, (row, wanted) in enumerate(zip(found, exact, strict=True)):
+        order = np.argsort(row, kind="stable")
+        at = np.minimum(np.searchsorted(row, wanted, sorter=order), len(row) - 1)
+        there = row[order[at]] == wanted
+        places[question, there] = order[at[there]]
+    return places
+
+
+def _fastest(measured: dict[tuple[int, int], tuple[float, float]], search: Search, target: float, questions: int):
+    enough = sorted(setting for setting, (_, bound) in measured.items() if bound >= target)
+    if not enough:
+        best = max(measured, key=lambda setting: (measured[setting][1], -setting[0], -setting[1]))
+        return _setting(target, best, measured[best], reached=False)
+    # One with as many leaves and as many candidates as another is no faster.
+    front: list[tuple[int, int]] = []
+    for leaves, count in enough:
+        if not front or count < front[-1][1]:
+            front.append((leaves, count))
+    timed = min(questions, _TIMED_QUESTIONS)
+    seconds: dict[tuple[int, int], list[float]] = {setting: [] for setting in front}
+    for _ in range(_ROUNDS):
+        for setting in front:
+            began = time.perf_counter()
+            search(*setting, timed)
+            seconds[setting].append(time.perf_counter() - began)
+    # The shortest of the rounds: what else runs on the machine only adds.
+    best = min(front, key=lambda setting: min(seconds[setting]))
+    return _setting(target, best, measured[best], reached=True)
+
+
+def _setting(target: float, setting: tuple[int, int], found: tuple[float, float], *, reached: bool) -> Setting:
+    return Setting(
+        target=target,
+        leaves=setting[0],
+        candidates=setting[1],
+        tuning_recall=found[0],
+        certain=found[1],
+        reached=reached,
+    )

@@ -1,0 +1,187 @@
+"""The folder of an exact index: embeddings.npy (bfloat16 as its uint16 bits), ids.jsonl, metadata.jsonl and meta.json."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxretr.errors import UserError
+from jaxretr.storage.files import atomic_folder, reserve, restore
+
+DTYPES = ("float32", "bfloat16")
+EMBEDDINGS = "embeddings.npy"
+IDS = "ids.jsonl"
+METADATA = "metadata.jsonl"
+META = "meta.json"
+
+_FORMAT = "jaxretr-exact-index"
+_VERSION = 1
+
+
+def write(
+    directory: str | os.PathLike,
+    shape: tuple[int, int],
+    dtype: np.dtype,
+    ids: list[str] | None,
+    metadata: Mapping[str, Sequence[Any]],
+    pieces: Iterable[tuple[int, np.ndarray]],
+) -> None:
+    """Writes an index beside the folder and then renames it into place, replacing an older index.
+
+    Args:
+      directory: the folder; its parents are made.
+      shape: (N, D) of the embeddings.
+      dtype: float32 or bfloat16.
+      ids: N ids, or None when the rows have none.
+      metadata: field -> N values.
+      pieces: (first row, rows [n, D]) that cover the embeddings; rows beyond N are padding and left out.
+
+    Raises:
+      UserError: the folder holds something else, or cannot be written.
+    """
+    target = Path(directory)
+    restore(target)
+    if target.exists() and not (target.is_dir() and ((target / META).is_file() or not os.listdir(target))):
+        raise UserError(f"{target}: is not an index and would be replaced; choose another folder")
+    with atomic_folder(target) as folder:
+        _write_files(folder, shape, dtype, ids, metadata, pieces)
+
+
+def _write_files(
+    folder: Path,
+    shape: tuple[int, int],
+    dtype: np.dtype,
+    ids: list[str] | None,
+    metadata: Mapping[str, Sequence[Any]],
+    pieces: Iterable[tuple[int, np.ndarray]],
+) -> None:
+    bits = _bits(dtype)
+    n, dim = shape
+    out = np.lib.format.open_memmap(folder / EMBEDDINGS, mode="w+", dtype=bits, shape=shape)
+    reserve(folder / EMBEDDINGS)
+    for start, piece in pieces:
+        count = max(0, min(len(piece), n - start))
+        out[start : start + count] = piece[:count].view(bits)
+    out.flush()
+    if ids is not None:
+        with open(folder / IDS, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(name) + "\n" for name in ids)
+    if metadata:
+        with open(folder / METADATA, "w", encoding="utf-8") as file:
+            for row in zip(*metadata.values(), strict=True):
+                file.write(json.dumps(dict(zip(metadata, row, strict=True))) + "\n")
+    meta = {"format": _FORMAT, "version": _VERSION, "rows": n, "dim": dim, "dtype": dtype.name, "ids": ids is not None}
+    if metadata:
+        meta["metadata"] = list(metadata)
+    (folder / META).write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+
+
+def read(directory: str | os.PathLike) -> tuple[np.ndarray, list[str] | None, dict[str, list[Any]]]:
+    """Returns the embeddings [N, D] as a memory map in their dtype, the ids if the index has them, and its metadata.
+
+    Raises:
+      UserError: the folder is missing, incomplete, damaged or of another format.
+    """
+    folder = Path(directory)
+    meta = _read_meta(folder / META)
+    path = folder / EMBEDDINGS
+    dtype = np.dtype(jnp.dtype(meta["dtype"]))
+    try:
+        stored = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read ({_first_line(error)}); save the index again") from error
+    shape = (meta["rows"], meta["dim"])
+    if stored.shape != shape or stored.dtype != _bits(dtype):
+        raise UserError(
+            f"{path}: holds {stored.dtype} {list(stored.shape)}, but {META} says {dtype.name} {list(shape)};"
+            " save the index again"
+        )
+    ids = read_ids(folder / IDS, meta["rows"]) if meta["ids"] else None
+    return stored.view(dtype), ids, _read_metadata(folder / METADATA, meta["rows"], meta.get("metadata", []))
+
+
+def describe(directory: str | os.PathLike) -> dict[str, Any]:
+    """What the folder says of itself: rows, dim, dtype, ids (whether it has them), metadata (its fields, if it has any).
+
+    Raises:
+      UserError: it is no index.
+    """
+    return _read_meta(Path(directory) / META)
+
+
+def _bits(dtype: np.dtype) -> np.dtype:
+    """Returns the dtype that stands for `dtype` in a .npy file, whose format has no bfloat16."""
+    return np.dtype(np.uint16) if dtype.itemsize == 2 else dtype
+
+
+def _read_meta(path: Path) -> dict:
+    restore(path.parent)
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: no readable index ({_first_line(error)}); give the folder that save wrote") from error
+    types = {"rows": int, "dim": int, "dtype": str, "ids": bool}
+    if (
+        not isinstance(meta, dict)
+        or meta.get("format") != _FORMAT
+        or meta.get("version") != _VERSION
+        or any(type(meta.get(key)) is not expected for key, expected in types.items())
+        or meta["dtype"] not in DTYPES
+        or not isinstance(fields := meta.get("metadata", []), list)
+        or not all(isinstance(field, str) for field in fields)
+    ):
+        raise UserError(f"{path}: not the description of a {_FORMAT} version {_VERSION}; save the index again")
+    return meta
+
+
+def _read_metadata(path: Path, n: int, fields: list[str]) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {field: [] for field in fields}
+    if not fields:
+        return columns
+    remedy = "save the index again"
+    for number, row in _json_lines(path, remedy):
+        if not isinstance(row, dict) or list(row) != fields:
+            raise UserError(f"{path}:{number}: not an object with the fields {', '.join(fields)}; {remedy}")
+        for field, column in columns.items():
+            column.append(row[field])
+    if len(columns[fields[0]]) != n:
+        raise UserError(f"{path}: {len(columns[fields[0]])} rows for {n} embeddings; {remedy}")
+    return columns
+
+
+def read_ids(path: Path, n: int, remedy: str = "save the index again", wanted: np.ndarray | None = None) -> list[str]:
+    """Reads n ids, one JSON string a line; raises UserError with `remedy` where the file is not that.
+
+    Those of the rows that `wanted` (bool [n]) names, if it is given, are returned.
+    """
+    ids, number = [], 0
+    for number, name in _json_lines(path, remedy):
+        if not isinstance(name, str):
+            raise UserError(f"{path}:{number}: not a JSON string; {remedy}")
+        if wanted is None or (number <= n and wanted[number - 1]):
+            ids.append(name)
+    if number != n:
+        raise UserError(f"{path}: {number} ids for {n} embeddings; {remedy}")
+    return ids
+
+
+def _json_lines(path: Path, remedy: str) -> Iterator[tuple[int, Any]]:
+    """Yields (line number, what it holds); None for a line that is no JSON."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    content = json.loads(line)
+                except (ValueError, RecursionError):
+                    content = None
+                yield number, content
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({_first_line(error)}); {remedy}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,81 @@
+"""manifest.json of an exported index or encoder: what it is, and the sha256 of every file, so that a changed byte is
+found, also one of its own."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxretr.errors import UserError
+from jaxretr.storage.files import restore, sha256
+from jaxretr.stores import sealed_json
+from jaxretr.version import __version__
+
+MANIFEST = "manifest.json"
+
+_FORMAT = "jaxretr-export"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What manifest.json says.
+
+    Attributes:
+      kind: of the export, for instance "scann" or "vertex".
+      facts: what that kind notes of itself, as JSON holds it.
+      files: sha256 (hexadecimal) of each file, by its path in the folder.
+      jaxretr: the version that wrote it.
+    """
+
+    kind: str
+    facts: dict[str, Any]
+    files: dict[str, str]
+    jaxretr: str
+
+
+def write(folder: Path, kind: str, facts: dict[str, Any]) -> Manifest:
+    """Writes manifest.json over all files that are in the folder and below."""
+    manifest = Manifest(kind, facts, {name: sha256(folder / name) for name in _names(folder)}, __version__)
+    sealed_json.write(folder / MANIFEST, {"format": _FORMAT, "version": _VERSION, **asdict(manifest)})
+    return manifest
+
+
+def is_export(folder: Path) -> bool:
+    """Whether a folder holds the manifest of an exported index."""
+    restore(folder)
+    return (folder / MANIFEST).is_file()
+
+
+def read(folder: Path) -> Manifest:
+    """Reads manifest.json.
+
+    Raises:
+      UserError: it is missing or broken, or a byte of it was changed.
+    """
+    restore(folder)
+    path = folder / MANIFEST
+    content, intact = sealed_json.read(path, "give a folder of `jaxretr export`")
+    names = {"format": str, "version": int, "kind": str, "facts": dict, "files": dict, "jaxretr": str}
+    if {name: type(value) for name, value in content.items()} != names or (
+        content.pop("format"),
+        content.pop("version"),
+    ) != (_FORMAT, _VERSION):
+        raise UserError(f"{path}: not the manifest of a {_FORMAT} version {_VERSION}; export again")
+    if not intact:
+        raise UserError(f"{path}: was changed; export again")
+    return Manifest(**content)
+
+
+def changed_files(folder: Path, manifest: Manifest) -> list[str]:
+    """One line for each file that was changed, is missing, or was not there."""
+    there = set(_names(folder))
+    problems = [f"{name} is missing" for name in manifest.files if name not in there]
+    problems += [f"{name} was added" for name in sorted(there - manifest.files.keys())]
+    known = sorted(there & manifest.files.keys())
+    return problems + [f"{name} was changed" for name in known if sha256(folder / name) != manifest.files[name]]
+
+
+def _names(folder: Path) -> Iterable[str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return sorted(path.relative_to(folder).as_posix() for path in files)
