@@ -439,7 +439,7 @@ def test_an_installation_that_cannot_be_written_to_searches(tmp_path: Path):
     )
     cache = package / "jaxretr" / "search" / "__pycache__"
     cache.write_text("a file where the folder would be")
-    program = "from jaxretr.search import compiled as c; print(c.__file__, c.compiled()(lambda x: x + 1)(1))"
+    program = "from jaxretr.parallel import numba_loops as c; print(c.__file__, c.compiled()(lambda x: x + 1)(1))"
     environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1"}
     environment |= {"HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null", "NUMBA_CACHE_DIR": ""}
     done = subprocess.run(

@@ -167,7 +167,7 @@ def test_sigterm_ends_all_and_they_go_on(words: list[str], undisturbed: tuple[di
 @pytest.mark.slow
 def test_a_corpus_larger_than_memory_is_read_along_the_way(words: list[str], tmp_path: Path):
     """Nine times as many passages need no more memory; held as texts alone they would take 100 MB more."""
-    program = "import sys\nfrom jaxretr import cli, memory\nassert cli.main(sys.argv[1:]) == 0\nprint(memory.peak())"
+    program = "import sys\nfrom jaxretr import cli\nfrom jaxretr.parallel import memory\nassert cli.main(sys.argv[1:]) == 0\nprint(memory.peak())"
     peaks = []
     for count in (3_000, 27_000):
         corpus = tmp_path / f"{count}.jsonl"
