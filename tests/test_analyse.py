@@ -64,7 +64,7 @@ def test_help_has_examples_that_parse(action, capsys):
         ("shuffle --bm25 --beir d --pooling mean", "--pooling is MODEL's, but --bm25 stands in its place"),
         ("shuffle --bm25 --beir d --compute bfloat16", "--compute is MODEL's, but --bm25 stands in its place"),
         ("shuffle --bm25 --beir d --split ,", "argument --split: no split is named"),
-        ("shuffle --bm25 --beir d --seeds 0", "argument --seeds: '0' is no whole number from 1"),
+        ("shuffle --bm25 --beir d --seeds 0", "argument --seeds: '0' is not a whole number from 1"),
         ("shuffle --bm25 --metrics ndgc@10 --beir " + str(tiny.DATA) + " --split train", "unknown measure 'ndgc@10'"),
     ],
 )

@@ -104,7 +104,9 @@ def test_every_command_has_help_with_an_example_that_parses(command: str, capsys
     for example in examples:
         words = example.split()
         assert words[:2] == ["jaxretr", command]
-        assert cli.parse(words[1:]).command == ("train plan" if "--plan" in words else command)
+        args = cli.parse(words[1:])
+        assert args.command == command
+        assert (args.module == "train_plan") == ("--plan" in words)
     for name in cli.build_parser()[1][command]._option_string_actions:
         assert name in printed
 
@@ -159,7 +161,7 @@ def test_version(capsys: pytest.CaptureFixture[str]):
         ("encode m --corpsu c --out o", "--corpsu: no such option of encode; did you mean '--corpus'?"),
         ("encode m --corpus c --out o --dytpe=float16", "--dytpe: no such option of encode; did you mean '--dtype'?"),
         ("encode m --corpus c --out o --dtype int4", "argument --dtype: invalid choice: 'int4'"),
-        ("encode m --corpus c --out o --shard-rows 0", "argument --shard-rows: '0' is no whole number from 1"),
+        ("encode m --corpus c --out o --shard-rows 0", "argument --shard-rows: '0' is not a whole number from 1"),
         ("encode m --corpus c --out o more", "more: not expected here; see: jaxretr encode --help"),
         ("encode m", "the following arguments are required: --corpus, --out; see: jaxretr encode --help"),
         (
@@ -169,19 +171,19 @@ def test_version(capsys: pytest.CaptureFixture[str]):
         ("init", "init: no such command (there are quickstart, train"),
         ("train c.py --workdri w", "--workdri: no such option of train; did you mean '--workdir'?"),
         ("train c.py --optimzer w", "--optimzer: no such option of train; did you mean '--optimizer'?"),
-        ("search m --index i --queries q --out o -k many", "argument -k: 'many' is no whole number from 1"),
+        ("search m --index i --queries q --out o -k many", "argument -k: 'many' is not a whole number from 1"),
         (
             f"search m --index i --queries q --out o -k {10**20}",
-            f"argument -k: '{10**20}' is no whole number from 1 to 2147483647",
+            f"argument -k: '{10**20}' is not a whole number from 1 to 2147483647",
         ),
-        ("search m --index i --queries q --out o -k ²", "argument -k: '²' is no whole number from 1"),
+        ("search m --index i --queries q --out o -k ²", "argument -k: '²' is not a whole number from 1"),
         (
             f"mine lexical --corpus c --out o --shard-passages {10**20}",
-            f"argument --shard-passages: '{10**20}' is no whole number",
+            f"argument --shard-passages: '{10**20}' is not a whole number",
         ),
         (
             "export m --to scann --index i --out o --seed -1",
-            "argument --seed: '-1' is no whole number from 0 to 2147483647",
+            "argument --seed: '-1' is not a whole number from 0 to 2147483647",
         ),
         ("search m --index i --queries q --out o --format dpr", "--format dpr writes the passages' titles: give --cor"),
         ("evaluate --run r", "--run needs either --qrels FILE or --answers FILE"),

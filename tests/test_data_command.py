@@ -47,9 +47,9 @@ def test_help_has_examples_that_parse(action, capsys):
         ("convert a b --too dpr", "--too: no such option of data convert; did you mean '--to'?"),
         ("convert a b", "the following arguments are required: --to; see: jaxretr data convert --help"),
         ("convert a b --to tevatorn", "argument --to: invalid choice: 'tevatorn'"),
-        ("convert a b --to dpr --negatives -1", "argument --negatives: '-1' is no whole number from 0"),
-        ("validate a --max-problems 0", "argument --max-problems: '0' is no whole number from 1"),
-        ("inspect a b", "b: not expected here; see: jaxretr data --help"),
+        ("convert a b --to dpr --negatives -1", "argument --negatives: '-1' is not a whole number from 0"),
+        ("validate a --max-problems 0", "argument --max-problems: '0' is not a whole number from 1"),
+        ("inspect a b", "b: not expected here; see: jaxretr data inspect --help"),
     ],
 )
 def test_wrong_use_is_one_line(words, message, capsys):

@@ -96,7 +96,7 @@ def test_what_does_not_change_is_exactly_equal():
         ("m --beir d --no-bm25", "--no-bm25 is for the figures with typos"),
         ("m --beir d --split a,b", "--split a,b: name one split; several, by commas, go with typos or --suite only"),
         ("m --beir d --typos --plot a.gif", "--plot a.gif: give a name that ends in .png, .pdf, .svg"),
-        ("m --beir d --typos --draws 0", "argument --draws: '0' is no whole number from 1"),
+        ("m --beir d --typos --draws 0", "argument --draws: '0' is not a whole number from 1"),
         ("m --beir d --typos --keyboard dvorak", "argument --keyboard: invalid choice: 'dvorak'"),
         ("m --beir d --typos spacing --keyboard qwertz", "--keyboard is for the typos of dictionary and single_word"),
         ("m --beir d --typos spacing --misspellings f", "--misspellings is for the typos of dictionary"),

@@ -407,9 +407,9 @@ def test_positives_outside_the_corpus(tmp_path: Path, capsys):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ("--ranks 0:5", 2, "'0:5' is no window of ranks"),
-        ("--ranks 5", 2, "'5' is no window of ranks"),
-        ("--ranks 6:5", 2, "'6:5' is no window of ranks"),
+        ("--ranks 0:5", 2, "'0:5' is not a window of ranks"),
+        ("--ranks 5", 2, "'5' is not a window of ranks"),
+        ("--ranks 6:5", 2, "'6:5' is not a window of ranks"),
         ("--ranks 1:10 --depth 9", 2, "--depth 9 ends before the ranks 1:10"),
         ("--relative-margin 5", 2, "relative margin is a share between 0 and 1"),
         ("--margin nan", 2, "margin must be a finite number"),

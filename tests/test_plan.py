@@ -277,7 +277,7 @@ def test_a_compiler_that_gives_up_is_a_plan_that_does_not_fit(
         ("--workdir w --passages 3", "--passages belongs to a plan; add --plan, or leave it out"),
         ("", "--workdir"),
         ("--plan --train.batch-size 9", "train.batch_size=9 does not divide over 8 devices"),
-        ("--plan --passages 0", "'0' is no whole number from 1"),
+        ("--plan --passages 0", "'0' is not a whole number from 1"),
     ],
 )
 def test_wrong_words(tiny_config: Path, words: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:

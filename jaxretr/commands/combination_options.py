@@ -1,31 +1,23 @@
-"""What can be typed behind `jaxretr combine`, `jaxretr tune` and `jaxretr fuse`."""
+"""Command-line options of `combine`, `tune` and `fuse`."""
 
 import argparse
 import math
 from collections.abc import Callable
-from typing import get_args
 
-from jaxretr.config import EncodeDtype
+from jaxretr.commands.parsing import Commands, add_compute, at_least_one
 
 _MODEL = "a run directory, or any folder or hub name of a model with both towers"
 
-Command = Callable[[str, str, str], argparse.ArgumentParser]
+
+def add_commands(commands: Commands) -> None:
+    """Adds the three commands."""
+    _add_combine(commands)
+    _add_tune(commands)
+    _add_fuse(commands)
 
 
-def add_commands(command: Command, number: Callable[[str], int]) -> None:
-    """Adds the three commands.
-
-    Args:
-      command: (name, what it does, example) -> its parser.
-      number: reads a whole number from 1.
-    """
-    _add_combine(command)
-    _add_tune(command, number)
-    _add_fuse(command, number)
-
-
-def _add_combine(command: Command) -> None:
-    add = command(
+def _add_combine(commands: Commands) -> None:
+    add = commands.command(
         "combine",
         "Write several models as one, SPAR's way: their vectors concatenated (or added), with weights on the questions'\n"
         "side; or give a combined model other weights, which needs no new encoding of the corpus.",
@@ -52,8 +44,8 @@ def _add_combine(command: Command) -> None:
     add("--out", metavar="DIR", required=True, help="new, empty, or an older combined model")
 
 
-def _add_tune(command: Command, number: Callable[[str], int]) -> None:
-    add = command(
+def _add_tune(commands: Commands) -> None:
+    add = commands.command(
         "tune",
         "Find the weight of two models' combination on dev questions: a whole grid of weights by full search, in one\n"
         "pass over the corpus. The gain is tested on questions that did not choose the weight: each half of them with\n"
@@ -77,17 +69,11 @@ def _add_tune(command: Command, number: Callable[[str], int]) -> None:
     add("--out", metavar="DIR", help="write the combined model there, with the best weight and the curve")
     add("--curve", metavar="PNG", help="draw the curve there, and write its numbers beside as .json")
     add("--json", action="store_true", help="print JSON instead of a table")
-    add(
-        "--compute",
-        choices=get_args(EncodeDtype),
-        default="auto",
-        help="of the encoders' matmuls; auto: bfloat16 where this machine is faster at it (default: %(default)s)",
-    )
-    add("--batch-size", type=number, metavar="N", help="texts a batch (default: what suits the device)")
+    add_compute(add)
 
 
-def _add_fuse(command: Command, number: Callable[[str], int]) -> None:
-    add = command(
+def _add_fuse(commands: Commands) -> None:
+    add = commands.command(
         "fuse",
         "Make one run of several, by a weighted sum of scores or by reciprocal ranks; tune the weight on a dev run.",
         "jaxretr fuse dense.trec bm25.trec --weight 0.3 --out hybrid.trec\n"
@@ -122,7 +108,7 @@ def _add_fuse(command: Command, number: Callable[[str], int]) -> None:
         "where its list is shorter than its others, as BM25's is where few passages share a word with the question. "
         "Once for each run (default: lowest for all)",
     )
-    add("-k", type=number, default=100, help="passages a question (default: %(default)s)")
+    add("-k", type=at_least_one, default=100, help="passages a question (default: %(default)s)")
     add("--out", metavar="FUSED", help="the TREC run to write")
     add("--tune", metavar="QRELS", help="judgements by which the weight of two runs is chosen")
     add("--metric", metavar="NAME", help="to choose it by (default: recall@100)")

@@ -1,25 +1,19 @@
-"""What can be typed behind `jaxretr assemble` and `jaxretr adapt`."""
+"""Command-line options of `assemble` and `adapt`."""
 
-from collections.abc import Callable
 from typing import get_args
 
-from jaxretr.commands.combination_options import Command
+from jaxretr.commands.parsing import Commands, at_least_one
 from jaxretr.config import EncodeDtype
 
 
-def add_commands(command: Command, number: Callable[[str], int]) -> None:
-    """Adds the two commands.
-
-    Args:
-      command: (name, what it does, example) -> its parser.
-      number: reads a whole number from 1.
-    """
-    _add_assemble(command)
-    _add_adapt(command, number)
+def add_commands(commands: Commands) -> None:
+    """Adds the two commands."""
+    _add_assemble(commands)
+    _add_adapt(commands)
 
 
-def _add_assemble(command: Command) -> None:
-    add = command(
+def _add_assemble(commands: Commands) -> None:
+    add = commands.command(
         "assemble",
         "Put a relevance module into the encoder of a domain (DDR): the result is a model like any other.",
         "jaxretr assemble --rem runs/rem --dam runs/medical_dam --out models/medical\n"
@@ -51,8 +45,8 @@ def _add_assemble(command: Command) -> None:
     )
 
 
-def _add_adapt(command: Command, number: Callable[[str], int]) -> None:
-    parser = command(
+def _add_adapt(commands: Commands) -> None:
+    parser = commands.command(
         "adapt",
         "Adapt a model to a corpus without any judgements (DDR): its encoder goes on with masked language modelling on\n"
         "the corpus, the relevance module stays, and the corpus is encoded; with a report of before and after. An\n"
@@ -67,20 +61,31 @@ def _add_adapt(command: Command, number: Callable[[str], int]) -> None:
     )
     add("--corpus", metavar="FILE", required=True, help="passages, as for encode; of a BEIR folder also its questions")
     add("--out", metavar="DIR", required=True, help="dam/ (the encoder), model/, embeddings/ and report.json go there")
-    add("--steps", type=number, default=2000, metavar="N", help="the paper has 20000 (default: %(default)s)")
-    add("--batch-size", type=number, default=64, metavar="N", help="the paper has 512 (default: %(default)s)")
-    add("--max-length", type=number, default=190, metavar="N", help="tokens of a window (default: %(default)s)")
+    add("--steps", type=at_least_one, default=2000, metavar="N", help="the paper has 20000 (default: %(default)s)")
+    add("--batch-size", type=at_least_one, default=64, metavar="N", help="the paper has 512 (default: %(default)s)")
+    add("--max-length", type=at_least_one, default=190, metavar="N", help="tokens of a window (default: %(default)s)")
     add("--learning-rate", type=float, default=2e-5, metavar="R", help="(default: %(default)s)")
     add("--dropout", type=float, default=0.1, metavar="P", help="(default: %(default)s)")
-    add("--chunk", type=number, default=16, metavar="N", help="rows that a device takes at once (default: %(default)s)")
+    add(
+        "--chunk",
+        type=at_least_one,
+        default=16,
+        metavar="N",
+        help="rows that a device takes at once (default: %(default)s)",
+    )
     add(
         "--head-steps",
-        type=number,
+        type=at_least_one,
         default=1000,
         metavar="N",
         help="for a model without a head of masked language modelling: train one first (default: %(default)s)",
     )
-    add("--held-out", type=number, metavar="N", help="passages for the perplexity (default: 1000, at most a tenth)")
+    add(
+        "--held-out",
+        type=at_least_one,
+        metavar="N",
+        help="passages for the perplexity (default: 1000, at most a tenth)",
+    )
     add("--seed", type=int, default=0, help="(default: %(default)s)")
     add("--queries", metavar="FILE", help="questions for the report (default: the BEIR folder's)")
     add("--qrels", metavar="FILE", help="their judgements (default: the BEIR folder's of --split)")

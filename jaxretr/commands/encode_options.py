@@ -1,11 +1,17 @@
-"""What can be typed behind `jaxretr encode`."""
+"""Command-line options of `encode`."""
 
-import argparse
-from collections.abc import Callable
+from jaxretr.commands.parsing import Commands, add_model, add_processes, at_least_one
 
 
-def add_options(parser: argparse.ArgumentParser, number: Callable[[str], int]) -> None:
-    """Adds all options but MODEL's; `number` reads a whole number from 1."""
+def add_commands(commands: Commands) -> None:
+    """Adds the command."""
+    parser = commands.command(
+        "encode",
+        "Encode a corpus into a folder of shards; resumes automatically if interrupted. With several processes, each\n"
+        "encodes its share.",
+        "jaxretr encode runs/art --corpus corpus.jsonl --out runs/art/embeddings",
+    )
+    add_model(parser)
     add = parser.add_argument
     add(
         "--corpus",
@@ -30,8 +36,9 @@ def add_options(parser: argparse.ArgumentParser, number: Callable[[str], int]) -
     )
     add(
         "--shard-rows",
-        type=number,
+        type=at_least_one,
         metavar="N",
         help="rows a file, which an interruption loses (default: a thousandth of the corpus, but at least 256 on a CPU "
         "and 16384 for each accelerator, and at most 50000 or 128 MiB; of a store that was begun, its own)",
     )
+    add_processes(parser)

@@ -1,8 +1,9 @@
-"""What can be typed behind `jaxretr evaluate`."""
+"""Command-line options of `evaluate`, and which of them go together."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from jaxretr.commands.parsing import Commands, add_model, at_least_one, metric_names, names, splits
 from jaxretr.commands.pictures import check_ending
 from jaxretr.errors import UsageError
 from jaxretr.tables import FORMATS
@@ -14,16 +15,20 @@ _OF_TYPOS = ("and_model", "no_bm25")
 _NOT_OF_TYPOS = ("suite", "index", "keep", "out")
 
 
-def add_options(
-    parser: argparse.ArgumentParser, number: Callable[[str], int], names: Callable[[str], tuple[str, ...]]
-) -> None:
-    """Adds all options but MODEL's.
-
-    Args:
-      parser: of `jaxretr evaluate`.
-      number: reads a whole number from 1.
-      names: reads names of metrics.
-    """
+def add_commands(commands: Commands) -> None:
+    """Adds the command."""
+    parser = commands.command(
+        "evaluate",
+        "Measure a run (recall, MRR, nDCG or Acc@k), or a model on a BEIR folder or a suite of them; paired tests with\n"
+        "--baseline. With --typos, measure what typos in the questions cost a model, next to BM25 and other models.",
+        "jaxretr evaluate --run run.trec --qrels qrels/test.tsv --baseline bm25.trec --plot curves.pdf\n"
+        "  jaxretr evaluate --run run.trec --answers questions.tsv --corpus corpus.tsv\n"
+        "  jaxretr evaluate runs/art --beir scifact --split test\n"
+        "  jaxretr evaluate runs/art --suite beir --out runs/art/beir --format latex\n"
+        "  jaxretr evaluate runs/dpr --beir nq --split dev,test --typos --and-model runs/robust --plot typos.png\n"
+        "  jaxretr evaluate runs/dpr --beir nq --typos dictionary --typo-queries people=typed.jsonl",
+    )
+    add_model(parser, optional=True)
     add = parser.add_argument
     add("--run", metavar="RUN", help="as search and bm25 write it; also MS MARCO's and DPR's results")
     add("--qrels", metavar="FILE", help="judgements, BEIR's or TREC's")
@@ -62,14 +67,14 @@ def add_options(
     )
     add(
         "--metrics",
-        type=names,
+        type=metric_names,
         metavar="NAMES",
         help="by commas: ndcg, mrr, map, recall, precision, success, recall_cap, holes with @k, rprec, bpref (default: "
         "ndcg@10,mrr@10,recall@100, or acc@1,acc@5,acc@20,acc@100 with --answers)",
     )
     add(
         "--relevance-level",
-        type=number,
+        type=at_least_one,
         default=1,
         metavar="N",
         help="the lowest grade that counts as relevant, except for ndcg (default: %(default)s)",
@@ -88,13 +93,13 @@ def add_options(
     add = parser.add_argument_group("typos: MODEL with the questions as they are and with typos in them").add_argument
     add(
         "--typos",
-        type=_profiles,
+        type=names("profile", "dictionary,spacing, or nothing for all"),
         nargs="?",
         const=(),
         metavar="PROFILES",
         help="make typos by these profiles, by commas: dictionary, single_word, spacing (default: all)",
     )
-    add("--draws", type=number, metavar="N", help="typos of every question and profile (default: 10)")
+    add("--draws", type=at_least_one, metavar="N", help="typos of every question and profile (default: 10)")
     add("--seed", type=int, metavar="N", help="of the typos (default: 0)")
     add(
         "--keyboard",
@@ -167,28 +172,6 @@ def _refuse(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
     for name in names:
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} {why}")
-
-
-def splits(text: str) -> tuple[str, ...]:
-    """Reads names of splits, by commas."""
-    # Each once: the same figures twice would be no news.
-    names = _words(text)
-    if not names:
-        raise argparse.ArgumentTypeError("no split is named; give for instance dev,test")
-    return names
-
-
-def _profiles(text: str) -> tuple[str, ...]:
-    names = _words(text)
-    if not names:
-        raise argparse.ArgumentTypeError(
-            "no profile is named; give for instance dictionary,spacing, or nothing for all"
-        )
-    return names
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def _named_file(text: str) -> tuple[str, str]:

@@ -1,9 +1,8 @@
-"""What can be typed behind `jaxretr export`, and which target takes which of it."""
+"""Command-line options of `export`, and which target takes which of them."""
 
 import argparse
-from collections.abc import Callable
 
-from jaxretr.commands.combination_options import Command
+from jaxretr.commands.parsing import Commands, add_model, at_least_one, from_zero
 from jaxretr.errors import UsageError
 
 MODELS = ("huggingface", "sentence-transformers", "jaxretr")
@@ -29,17 +28,9 @@ _HEEDED = {
 }
 
 
-def add_command(
-    command: Command, add_model: Callable[[argparse.ArgumentParser], None], number: Callable[[str], int]
-) -> None:
-    """Adds the command.
-
-    Args:
-      command: (name, what it does, example) -> its parser.
-      add_model: adds MODEL and what belongs to it.
-      number: reads a whole number from 1.
-    """
-    parser = command(
+def add_commands(commands: Commands) -> None:
+    """Adds the command."""
+    parser = commands.command(
         "export",
         "Write a model in the layout of another library, its encoder as ONNX or StableHLO, or a corpus's embeddings as\n"
         "an index of another library; each with golden vectors or hits that jaxretr verify checks.",
@@ -48,7 +39,7 @@ def add_command(
         "  jaxretr export runs/dpr --to onnx --out exports/dpr_onnx\n"
         "  jaxretr export runs/dpr --to vertex --index embeddings --out exports/new --since exports/old",
     )
-    add_model(parser)
+    add_model(parser, encodes=False)
     add = parser.add_argument
     add(
         "--to",
@@ -92,21 +83,15 @@ def add_command(
         metavar="FILE",
         help="scann, faiss: questions to measure the recall with (default: passages of the store)",
     )
-    add("-k", type=number, help="scann, faiss: of recall@k (default: 10)")
-    add("--seed", type=_seed, help="scann, faiss: of samples (default: 0)")
+    add("-k", type=at_least_one, help="scann, faiss: of recall@k (default: 10)")
+    add("--seed", type=from_zero, help="scann, faiss: of samples (default: 0)")
     add(
         "--target-recall",
         type=_recalls,
         metavar="R,...",
         help="scann: settings are tuned for each of these recalls (default: 0.95)",
     )
-    add("--train-size", type=number, metavar="N", help="scann: passages to train on (default: scann decides)")
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 2**31:
-        raise argparse.ArgumentTypeError(f"'{text}' is no whole number from 0 to {2**31 - 1}")
-    return int(text)
+    add("--train-size", type=at_least_one, metavar="N", help="scann: passages to train on (default: scann decides)")
 
 
 def settle(args: argparse.Namespace) -> None:

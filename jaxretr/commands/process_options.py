@@ -1,23 +1,10 @@
-"""The options by which a command learns that it is one of several processes, where the environment does not say so."""
+"""How a command learns that it is one of several processes, if the environment does not say so."""
 
 import argparse
 import json
 import os
 
 from jaxretr.errors import UsageError
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds --coordinator, --processes and --process-id."""
-    group = parser.add_argument_group(
-        "several processes",
-        "the same command on every host, or for every GPU. On TPU pods, with Slurm and with Open MPI set "
-        "JAXRETR_DISTRIBUTED=1 instead: JAX finds the rest",
-    )
-    add = group.add_argument
-    add("--coordinator", metavar="HOST:PORT", help="of process 0, which listens there")
-    add("--processes", type=int, metavar="N", help="how many there are")
-    add("--process-id", type=int, metavar="I", help="which of them this is, from 0")
 
 
 def apply(args: argparse.Namespace) -> None:

@@ -1,10 +1,25 @@
-"""What can be typed behind `jaxretr search`, but MODEL's options and those of every run."""
+"""Command-line options of `search` and `bm25`."""
 
 import argparse
 
+from jaxretr.commands.parsing import Commands, add_model, add_processes, add_run
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the index, the corpus and the filters."""
+
+def add_commands(commands: Commands) -> None:
+    """Adds the two commands."""
+    _add_search(commands)
+    _add_bm25(commands)
+
+
+def _add_search(commands: Commands) -> None:
+    parser = commands.command(
+        "search",
+        "Exact search of an embedding store or a saved exact index; approximate search of a ScaNN folder. With\n"
+        "several processes, each searches its share of the store.",
+        "jaxretr search runs/art --index runs/art/embeddings --queries queries.jsonl -k 100 --out run.trec\n"
+        "  jaxretr search runs/art --index emb --queries q.jsonl --out run.trec --corpus c.jsonl --where language=en",
+    )
+    add_model(parser)
     add = parser.add_argument
     add(
         "--index",
@@ -29,6 +44,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a field of the index's metadata, or of the rows of --corpus or of their object metadata, and the value "
         "that it must have, as text; again with the same field for another value that will do",
     )
+    add_run(parser)
+    add_processes(parser)
+
+
+def _add_bm25(commands: Commands) -> None:
+    parser = commands.command(
+        "bm25",
+        "Search a corpus with BM25, the lexical baseline.",
+        "jaxretr bm25 --corpus corpus.jsonl --queries queries.jsonl -k 100 --out bm25.trec",
+    )
+    parser.add_argument("--corpus", metavar="FILE", required=True, help="passages, as for encode")
+    add_run(parser)
+    add = parser.add_argument
+    add("--k1", type=float, default=0.9, help="saturation of repeated words (default: %(default)s)")
+    add("--b", type=float, default=0.4, help="length normalisation (default: %(default)s)")
+    add("--stemmer", choices=("english", "none"), default="english", help="(default: %(default)s)")
 
 
 def _equality(text: str) -> tuple[str, str]:

@@ -1,19 +1,54 @@
-"""What can be typed behind `jaxretr train`, beside the settings of the config."""
+"""Command-line options of `quickstart`, `train`, `configs` and `debug`, except the settings of the config."""
 
 import argparse
-from collections.abc import Callable
 
-from jaxretr.commands import process_options
+from jaxretr.commands.parsing import Commands, add_processes, at_least_one
 from jaxretr.errors import UsageError
 
 
-def add_options(parser: argparse.ArgumentParser, number: Callable[[str], int]) -> None:
-    """Adds the arguments.
+def add_commands(commands: Commands) -> None:
+    """Adds the four commands."""
+    _add_quickstart(commands)
+    _add_train(commands)
+    commands.command(
+        "configs", "List the configs that come with the library; jaxretr train takes their names.", "jaxretr configs"
+    )
+    _add_debug(commands)
 
-    Args:
-      parser: of the command.
-      number: reads a whole number from 1.
-    """
+
+def _add_quickstart(commands: Commands) -> None:
+    add = commands.command(
+        "quickstart",
+        "ART from questions alone on the embedded data: before, after, control, an index, three searches.",
+        "jaxretr quickstart --workdir runs/quickstart",
+    ).add_argument
+    add("--workdir", metavar="DIR", default="runs/quickstart", help="where everything goes (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of the questions' order and of the control (default: %(default)s)")
+    add("--steps", type=at_least_one, help="training steps of each run (default: the config's)")
+
+
+def _add_debug(commands: Commands) -> None:
+    commands.command("debug", "A training run that went wrong.", "jaxretr debug replay runs/dpr")
+    parser = commands.command(
+        "debug replay",
+        "Repeat a step from the checkpoint before it; by default the last step that failed, because its loss was NaN\n"
+        "or infinite or had jumped. Prints every step's metrics, and which parameters were not finite before and after.",
+        "jaxretr debug replay runs/dpr --step 1200",
+    )
+    parser.add_argument("workdir", metavar="WORKDIR", help="of the training run")
+    parser.add_argument("--step", type=at_least_one, metavar="N", help="the step, counted from 1")
+    add_processes(parser)
+
+
+def _add_train(commands: Commands) -> None:
+    parser = commands.command(
+        "train",
+        "Train by a config; resumes automatically if DIR contains a checkpoint. Any setting of the config can be\n"
+        "overridden as --section.key VALUE; jaxretr train CONFIG --help lists them with their meaning and value.",
+        "jaxretr train dpr_small --data scifact --workdir runs/scifact\n"
+        "  jaxretr train configs/art_small.py --workdir runs/art --optimizer.learning-rate 1e-4 --train.steps 400\n"
+        "  jaxretr train configs/art_nq_t0_3b.py --plan --topology v5e:4x4",
+    )
     parser.usage = (
         "%(prog)s CONFIG [--data PATH] --workdir DIR [--section.key VALUE ...]\n"
         "       %(prog)s CONFIG --help\n"
@@ -49,13 +84,13 @@ def add_options(parser: argparse.ArgumentParser, number: Callable[[str], int]) -
         help="compile for the devices at hand, or for --topology, and stop; 1: does not fit",
     )
     add("--topology", metavar="NAME", help="kind and shape of TPUs, for instance v5e:4x4; none need be here")
-    add("--passages", type=number, metavar="N", help="of the corpus, where its file is not here")
+    add("--passages", type=at_least_one, metavar="N", help="of the corpus, where its file is not here")
     add("--format", choices=("text", "json"), help="of what is printed (default: text)")
-    process_options.add_options(parser)
+    add_processes(parser)
 
 
-def command_of(args: argparse.Namespace) -> str:
-    """The command that the arguments mean: "train" or "train plan".
+def module_of(args: argparse.Namespace) -> str:
+    """The module that does what the arguments ask for: "train" or "train_plan".
 
     Raises:
       UsageError: arguments that do not go together.
@@ -63,7 +98,7 @@ def command_of(args: argparse.Namespace) -> str:
     if args.plan:
         if args.profile_steps is not None:
             raise UsageError("--profile-steps is about a run, and --plan runs nothing; leave one of them out")
-        return "train plan"
+        return "train_plan"
     for name in ("topology", "passages", "format"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name} belongs to a plan; add --plan, or leave it out")

@@ -1,18 +1,11 @@
-"""What can be typed behind `jaxretr typos`."""
+"""Command-line options of `typos`."""
 
-from collections.abc import Callable
-
-from jaxretr.commands.combination_options import Command
+from jaxretr.commands.parsing import Commands, at_least_one
 
 
-def add_commands(command: Command, number: Callable[[str], int]) -> None:
-    """Adds the command.
-
-    Args:
-      command: (name, what it does, example) -> its parser.
-      number: reads a whole number from 1.
-    """
-    add = command(
+def add_commands(commands: Commands) -> None:
+    """Adds the command."""
+    add = commands.command(
         "typos",
         "Write versions of a file of queries with typos: several fixed draws, each a file that every command reads.",
         "jaxretr typos wiki_qa/queries.jsonl --out wiki_qa_typos\n"
@@ -38,5 +31,5 @@ def add_commands(command: Command, number: Callable[[str], int]) -> None:
         metavar="FILE",
         help="for dictionary: JSON {word: [misspellings]} or lines misspelling->word, also .gz (default: English)",
     )
-    add("--draws", type=number, default=10, metavar="N", help="versions of each query (default: %(default)s)")
+    add("--draws", type=at_least_one, default=10, metavar="N", help="versions of each query (default: %(default)s)")
     add("--seed", type=int, default=0, help="another seed gives other typos (default: %(default)s)")

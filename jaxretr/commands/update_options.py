@@ -1,15 +1,16 @@
-"""What can be typed behind `jaxretr update`."""
+"""Command-line options of `update` and `verify`."""
 
-from jaxretr.commands.combination_options import Command
+from jaxretr.commands.parsing import Commands
 
 
-def add_commands(command: Command) -> None:
-    """Adds the command.
+def add_commands(commands: Commands) -> None:
+    """Adds the two commands."""
+    _add_update(commands)
+    _add_verify(commands)
 
-    Args:
-      command: (name, what it does, example) -> its parser.
-    """
-    add = command(
+
+def _add_update(commands: Commands) -> None:
+    add = commands.command(
         "update",
         "Add and delete passages of a ScaNN index by id, and measure its recall certificate again; without options it\n"
         "only measures. The folder stays as it was until the new one is complete.",
@@ -27,4 +28,19 @@ def add_commands(command: Command) -> None:
         "--rebalance",
         action="store_true",
         help="learn tree and codes anew, and tune again; done anyhow once 30%% of the passages have changed",
+    )
+
+
+def _add_verify(commands: Commands) -> None:
+    add = commands.command(
+        "verify",
+        "Check an exported folder: recompute its golden vectors from its files, and compare hashes and settings.",
+        "jaxretr verify exports/dpr\n  jaxretr verify exports/dpr --with sentence-transformers",
+    ).add_argument
+    add("folder", metavar="DIR", help="an export, an index or an embedding store")
+    add(
+        "--with",
+        dest="library",
+        choices=("sentence-transformers", "transformers"),
+        help="also compute the vectors with that library",
     )
