@@ -521,7 +521,7 @@ def test_corpora_that_are_not_the_stores(encoded: Path, tmp_path: Path, capsys: 
         (["--to", "vertex", "--index", "s", "--restricts", "x"], "name fields of --corpus FILE; give both, or neither"),
         (["--to", "vertex", "--index", "s", "--corpus", "x"], "name fields of --corpus FILE; give both, or neither"),
         (["--to", "vertex", "--index", "s", "--license", "mit"], "--license belongs to --to huggingface or sentence"),
-        (["--to", "scann", "--index", "s", "--target-recall", "x"], "'x' is no list of recalls; give for instance"),
+        (["--to", "scann", "--index", "s", "--target-recall", "x"], "'x' is not a list of recalls; give for instance"),
         (["--to", "verteks"], "invalid choice"),
     ],
 )

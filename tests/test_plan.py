@@ -273,8 +273,8 @@ def test_a_compiler_that_gives_up_is_a_plan_that_does_not_fit(
 @pytest.mark.parametrize(
     "words, expected",
     [
-        ("--workdir w --topology v5e:4x4", "--topology belongs to a plan; add --plan, or leave it out"),
-        ("--workdir w --passages 3", "--passages belongs to a plan; add --plan, or leave it out"),
+        ("--workdir w --topology v5e:4x4", "--topology is for --plan; add --plan, or leave it out"),
+        ("--workdir w --passages 3", "--passages is for --plan; add --plan, or leave it out"),
         ("", "--workdir"),
         ("--plan --train.batch-size 9", "train.batch_size=9 does not divide over 8 devices"),
         ("--plan --passages 0", "'0' is not a whole number from 1"),

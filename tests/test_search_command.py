@@ -121,7 +121,7 @@ def test_what_a_search_needs_is_said_before(trained, store, tmp_path, caplog):
         (["--where", "language=en"], "--where language: the index has no such field; give --corpus FILE"),
         (["--where", "langage=en", "--corpus", "{fields}"], "has such a field; did you mean 'language'?"),
         (["--where", "language=eng", "--corpus", "{fields}"], "no passage has this value; did you mean 'en'?"),
-        (["--where", "language", "--corpus", "{fields}"], "'language' is no FIELD=VALUE"),
+        (["--where", "language", "--corpus", "{fields}"], "'language' is not FIELD=VALUE"),
         (["--where", "year=2000", "--deny", "{all}", "--corpus", "{fields}"], "no passage passes the filters"),
     ],
 )

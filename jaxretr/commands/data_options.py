@@ -14,7 +14,7 @@ def add_commands(commands: Commands) -> None:
     )
     add = commands.command(
         "data convert",
-        "Write a training set in another format; what that cannot hold is counted.",
+        "Convert a training set to another format; reports what that format cannot hold.",
         "jaxretr data convert biencoder-nq-train.json train.jsonl --to tevatron\n"
         "  jaxretr data convert scifact train.jsonl --to sentence-transformers --negatives 0\n"
         "  jaxretr data convert triples.tsv msmarco --to beir --queries queries.tsv --corpus collection.tsv",
@@ -23,38 +23,38 @@ def add_commands(commands: Commands) -> None:
     add("input", metavar="IN", help="a training set, gzipped or not, or a BEIR folder")
     add("out", metavar="OUT", help="the file to write; a folder for beir")
     add("--to", choices=FORMATS, required=True, help="the format to write")
-    add("--from", dest="source", choices=FORMATS, help="the format of IN (default: told from its content)")
+    add("--from", dest="source", choices=FORMATS, help="the format of IN (default: detected from its content)")
     add("--corpus", metavar="FILE", help="the passages of formats with ids (default: a BEIR folder's own)")
     add("--queries", metavar="FILE", help="the questions of triples-ids, qrels and distillation")
-    add("--split", metavar="NAME", help="the judgements to read or write in a BEIR folder (default: train)")
+    add("--split", metavar="NAME", help="split of a BEIR folder to read or write (default: train)")
     add(
         "--negatives",
         type=from_zero,
         metavar="N",
-        help="for sentence-transformers: so many a row, without the questions that have fewer (default: as many as "
-        "all have)",
+        help="for sentence-transformers: negatives per row; questions with fewer are left out (default: the most that "
+        "every question has)",
     )
-    add("--skip-bad", action="store_true", help="leave out bad rows, and count them (default: stop at the first)")
+    add("--skip-bad", action="store_true", help="skip and count bad rows (default: stop at the first)")
 
     add = commands.command(
         "data inspect",
-        "Say what a file or folder is, how much is in it, and show its first row; also corpora, questions, judgements,\n"
-        "runs, token stores, embedding stores and indexes.",
+        "Show what a file or folder contains: its format, size and first row; for training sets, corpora, questions,\n"
+        "judgements, runs, token stores, embedding stores and indexes.",
         "jaxretr data inspect train.jsonl",
     ).add_argument
     add("input", metavar="FILE", help="any data file or folder")
-    add("--as", dest="source", choices=tuple(KINDS), help="what it is (default: told from its content)")
+    add("--as", dest="source", choices=tuple(KINDS), help="its format (default: detected from its content)")
     add("--queries", metavar="FILE", help="the questions of triples-ids and distillation")
 
     add = commands.command(
         "data validate",
-        "Find every problem of a training set, corpus, file of questions or BEIR folder: bad rows, duplicates, missing\n"
-        "positives, ids that the corpus lacks, empty texts, negatives that are positives. Fails if there is one.",
+        "Find every problem in a training set, corpus, question file or BEIR folder: bad rows, duplicates, missing\n"
+        "positives, ids that the corpus lacks, empty texts, negatives that are positives. Exits with 1 if there are any.",
         "jaxretr data validate train.jsonl --corpus corpus.jsonl",
     ).add_argument
     add("input", metavar="FILE", help="the file or BEIR folder")
-    add("--as", dest="source", choices=tuple(KINDS), help="what it is (default: told from its content)")
+    add("--as", dest="source", choices=tuple(KINDS), help="its format (default: detected from its content)")
     add("--corpus", metavar="FILE", help="the passages, to look up ids (default: a BEIR folder's own)")
     add("--queries", metavar="FILE", help="the questions of triples-ids, qrels and distillation, to look up ids")
-    add("--split", metavar="NAME", help="the judgements to check in a BEIR folder (default: train)")
-    add("--max-problems", type=at_least_one, default=100, metavar="N", help="show so many (default: %(default)s)")
+    add("--split", metavar="NAME", help="split of a BEIR folder to check (default: train)")
+    add("--max-problems", type=at_least_one, default=100, metavar="N", help="problems to show (default: %(default)s)")

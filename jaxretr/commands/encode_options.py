@@ -18,27 +18,32 @@ def add_commands(commands: Commands) -> None:
         metavar="FILE",
         required=True,
         action="append",
-        help="BEIR jsonl or folder, DPR tsv, MS MARCO tsv; also .gz; again for another file of the same corpus. Read "
-        "along the way, never held in memory",
+        help="BEIR jsonl or folder, DPR tsv, MS MARCO tsv; also .gz; repeat for further files of the corpus. "
+        "Streamed, never held in memory",
     )
-    add("--out", metavar="DIR", required=True, help="new, empty, or of an interrupted run; also gs:// or s3://")
+    add(
+        "--out",
+        metavar="DIR",
+        required=True,
+        help="a new or empty folder, or that of an interrupted run; also gs:// or s3://",
+    )
     add(
         "--side",
         choices=("passage", "question"),
         default="passage",
-        help="which tower; with question FILE holds questions (default: %(default)s)",
+        help="which tower; with question, FILE contains questions (default: %(default)s)",
     )
     add(
         "--dtype",
         choices=("float32", "float16", "bfloat16", "int8"),
         default="float32",
-        help="of the stored numbers; int8 has a scale for each row (default: %(default)s)",
+        help="type of the stored embeddings; int8 has one scale per row (default: %(default)s)",
     )
     add(
         "--shard-rows",
         type=at_least_one,
         metavar="N",
-        help="rows a file, which an interruption loses (default: a thousandth of the corpus, but at least 256 on a CPU "
-        "and 16384 for each accelerator, and at most 50000 or 128 MiB; of a store that was begun, its own)",
+        help="rows per shard, which an interruption loses (default: a thousandth of the corpus, but at least 256 on "
+        "CPUs and 16384 per accelerator, and at most 50000 or 128 MiB; that of the store when resuming)",
     )
     add_processes(parser)

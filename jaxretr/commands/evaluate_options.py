@@ -30,8 +30,8 @@ def add_commands(commands: Commands) -> None:
     )
     add_model(parser, optional=True)
     add = parser.add_argument
-    add("--run", metavar="RUN", help="as search and bm25 write it; also MS MARCO's and DPR's results")
-    add("--qrels", metavar="FILE", help="judgements, BEIR's or TREC's")
+    add("--run", metavar="RUN", help="a run of search or bm25, or results in MS MARCO's or DPR's format")
+    add("--qrels", metavar="FILE", help="judgements in BEIR's or TREC's format")
     add("--answers", metavar="FILE", help="questions with answers: Acc@k by DPR's matching, in the texts of --corpus")
     add("--corpus", metavar="FILE", help="the passages of the run, for --answers and for --baseline bm25")
     add("--queries", metavar="FILE", help="the questions of the run, for --qrels with --baseline bm25")
@@ -42,34 +42,34 @@ def add_commands(commands: Commands) -> None:
         type=splits,
         default=("test",),
         metavar="NAME",
-        help="of the BEIR folder's qrels; with typos several by commas, with --suite the first that a folder has "
-        "(default: test)",
+        help="split of the BEIR folder's qrels; several, separated by commas, with typos; with --suite the first that a "
+        "folder has (default: test)",
     )
     add("--suite", metavar="DIR", help="for MODEL: every BEIR folder below DIR, and the average")
     add(
         "--out",
         metavar="DIR",
-        help="of --suite: each data set's result is written there when it is done, and a killed suite goes on",
+        help="with --suite: folder for the results of each data set; an interrupted suite resumes there",
     )
-    add("--index", metavar="STORE", help="with --beir: what jaxretr encode made of its corpus with MODEL")
+    add("--index", metavar="STORE", help="with --beir: the embedding store of its corpus, encoded with MODEL")
     add(
         "--keep",
         metavar="DIR",
-        help="with --beir: keep the embeddings of its corpus there as jaxretr encode does, and use them again; an "
-        "interrupted evaluation goes on with them",
+        help="with --beir: keep the embeddings of its corpus there and reuse them; an interrupted evaluation resumes "
+        "with them",
     )
     add(
         "--baseline",
         metavar="RUN2",
         action="append",
-        help="a run to compare with, question by question; bm25 is BM25 over the same corpus (a file of that name is "
-        "./bm25); again for more, all tests Holm-corrected together",
+        help="a run to compare with, question by question; bm25 is BM25 over the same corpus (write ./bm25 for a file "
+        "of that name); repeat for more; all tests are Holm-corrected together",
     )
     add(
         "--metrics",
         type=metric_names,
         metavar="NAMES",
-        help="by commas: ndcg, mrr, map, recall, precision, success, recall_cap, holes with @k, rprec, bpref (default: "
+        help="separated by commas: ndcg, mrr, map, recall, precision, success, recall_cap, holes with @k, rprec, bpref (default: "
         "ndcg@10,mrr@10,recall@100, or acc@1,acc@5,acc@20,acc@100 with --answers)",
     )
     add(
@@ -79,32 +79,32 @@ def add_commands(commands: Commands) -> None:
         metavar="N",
         help="the lowest grade that counts as relevant, except for ndcg (default: %(default)s)",
     )
-    add("--per-query", metavar="FILE", help="write the values of every question there, separated by tabs")
+    add("--per-query", metavar="FILE", help="write the values of every question to this tab-separated file")
     add(
         "--plot",
         metavar="FILE",
-        help="draw the metrics against k for the run and the baselines; with typos bars, clean against each kind of "
-        "typos: a .png, .pdf or .svg",
+        help="plot the metrics against k for the run and the baselines; with typos, bars of clean queries and of each "
+        "kind of typos: a .png, .pdf or .svg",
     )
     forms = parser.add_mutually_exclusive_group()
-    forms.add_argument("--format", choices=FORMATS, help="of what is printed (default: table)")
+    forms.add_argument("--format", choices=FORMATS, help="output format (default: table)")
     forms.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
 
-    add = parser.add_argument_group("typos: MODEL with the questions as they are and with typos in them").add_argument
+    add = parser.add_argument_group("typos: MODEL with the original questions and with typos in them").add_argument
     add(
         "--typos",
         type=names("profile", "dictionary,spacing, or nothing for all"),
         nargs="?",
         const=(),
         metavar="PROFILES",
-        help="make typos by these profiles, by commas: dictionary, single_word, spacing (default: all)",
+        help="make typos with these profiles, separated by commas: dictionary, single_word, spacing (default: all)",
     )
-    add("--draws", type=at_least_one, metavar="N", help="typos of every question and profile (default: 10)")
+    add("--draws", type=at_least_one, metavar="N", help="query variants per question and profile (default: 10)")
     add("--seed", type=int, metavar="N", help="of the typos (default: 0)")
     add(
         "--keyboard",
         choices=("qwerty", "qwertz", "azerty"),
-        help="for dictionary and single_word: whose keys are neighbours (default: qwerty)",
+        help="for dictionary and single_word: keyboard layout (default: qwerty)",
     )
     add("--misspellings", metavar="FILE", help="for dictionary, as jaxretr typos reads it (default: English)")
     add(
@@ -112,17 +112,17 @@ def add_commands(commands: Commands) -> None:
         type=_named_file,
         action="append",
         metavar="NAME=FILE",
-        help="questions with typos from elsewhere, with the same ids, as one more kind; again for another kind, or with "
-        "the same NAME for another draw",
+        help="other questions with typos and the same ids, as one more kind; repeat for another kind, or with the same "
+        "NAME for another draw",
     )
     add(
         "--and-model",
         action="append",
         metavar="MODEL2",
-        help="a further model for the same table, compared with MODEL; again for more. Of MODEL's options it shares "
-        "--compute and --batch-size",
+        help="another model for the same table, compared with MODEL; repeat for more. It shares MODEL's --compute and "
+        "--batch-size",
     )
-    add("--no-bm25", action="store_true", default=None, help="leave out BM25, which stands beside MODEL otherwise")
+    add("--no-bm25", action="store_true", default=None, help="leave out BM25, which is measured by default")
 
 
 def check_baselines(args: argparse.Namespace) -> None:

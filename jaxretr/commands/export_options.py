@@ -32,8 +32,8 @@ def add_commands(commands: Commands) -> None:
     """Adds the command."""
     parser = commands.command(
         "export",
-        "Write a model in the layout of another library, its encoder as ONNX or StableHLO, or a corpus's embeddings as\n"
-        "an index of another library; each with golden vectors or hits that jaxretr verify checks.",
+        "Export a model to the layout of another library, its encoder to ONNX or StableHLO, or the embeddings of a\n"
+        "corpus to an index of another library; each with golden vectors or hits that jaxretr verify checks.",
         "jaxretr export runs/dpr --to sentence-transformers --out exports/dpr\n"
         "  jaxretr export runs/dpr --to huggingface --layout dpr --out exports/dpr_hf --license apache-2.0\n"
         "  jaxretr export runs/dpr --to onnx --out exports/dpr_onnx\n"
@@ -45,25 +45,25 @@ def add_commands(commands: Commands) -> None:
         "--to",
         choices=(*MODELS, *ENCODERS, *INDEXES),
         required=True,
-        help="whose layout; sentence-transformers' is also text-embeddings-inference's and vLLM's",
+        help="target; sentence-transformers also serves text-embeddings-inference and vLLM",
     )
     add("--out", metavar="DIR", required=True, help="a new or empty folder")
     add = parser.add_argument_group("of a model").add_argument
     add(
         "--layout",
         choices=("bert", "dpr"),
-        help="of huggingface: BertModel, or DPRQuestionEncoder and DPRContextEncoder (default: dpr for a model with a "
-        "projection, which BertModel has not, else bert)",
+        help="for huggingface: BertModel, or DPRQuestionEncoder and DPRContextEncoder (default: dpr for a model with a "
+        "projection, which BertModel lacks, otherwise bert)",
     )
-    add("--license", metavar="NAME", help="for the model card, as the hub writes it (default: unknown)")
+    add("--license", metavar="NAME", help="for the model card, in the hub's spelling (default: unknown)")
     add = parser.add_argument_group("of an encoder (onnx, stablehlo)").add_argument
-    add("--side", choices=("question", "passage", "both"), help="which towers (default: question)")
+    add("--side", choices=("question", "passage", "both"), help="towers to export (default: question)")
     add = parser.add_argument_group("of an index (scann, vertex, pyserini, faiss)").add_argument
-    add("--index", metavar="STORE", help="the folder of jaxretr encode")
+    add("--index", metavar="STORE", help="an embedding store, made by jaxretr encode")
     add(
         "--corpus",
         metavar="FILE",
-        help="what was encoded: for vertex the JSON lines that have the fields, for pyserini the contents",
+        help="the encoded passages: for vertex the JSON lines with the fields, for pyserini the contents",
     )
     add(
         "--restricts",
@@ -72,26 +72,30 @@ def add_commands(commands: Commands) -> None:
         help='vertex: fields of the corpus\'s rows or of their "metadata" to filter by, texts or numbers',
     )
     add("--crowding", metavar="FIELD", help="vertex: the field of the crowding tag")
-    add("--since", metavar="EXPORT", help="vertex: only what changed since that export, with a list of deleted ids")
+    add(
+        "--since",
+        metavar="EXPORT",
+        help="vertex: export only the changes since that export, with a list of deleted ids",
+    )
     add(
         "--faiss-kind",
         metavar="KIND",
-        help="faiss: flat, hnsw, ivfpq, int8, binary, or a string of faiss.index_factory (default: flat)",
+        help="faiss: flat, hnsw, ivfpq, int8, binary, or an index_factory string (default: flat)",
     )
     add(
         "--queries",
         metavar="FILE",
-        help="scann, faiss: questions to measure the recall with (default: passages of the store)",
+        help="scann, faiss: questions for measuring the recall (default: passages of the store)",
     )
-    add("-k", type=at_least_one, help="scann, faiss: of recall@k (default: 10)")
-    add("--seed", type=from_zero, help="scann, faiss: of samples (default: 0)")
+    add("-k", type=at_least_one, help="scann, faiss: k of recall@k (default: 10)")
+    add("--seed", type=from_zero, help="scann, faiss: seed of the samples (default: 0)")
     add(
         "--target-recall",
         type=_recalls,
         metavar="R,...",
-        help="scann: settings are tuned for each of these recalls (default: 0.95)",
+        help="scann: recalls to tune settings for (default: 0.95)",
     )
-    add("--train-size", type=at_least_one, metavar="N", help="scann: passages to train on (default: scann decides)")
+    add("--train-size", type=at_least_one, metavar="N", help="scann: passages to train on (default: chosen by ScaNN)")
 
 
 def settle(args: argparse.Namespace) -> None:
@@ -119,5 +123,5 @@ def _recalls(text: str) -> tuple[float, ...]:
     except ValueError:
         values = ()
     if not values or not all(0 < value <= 1 for value in values):
-        raise argparse.ArgumentTypeError(f"'{text}' is no list of recalls; give for instance 0.9,0.95")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of recalls; give for instance 0.9,0.95")
     return values

@@ -17,8 +17,8 @@ def _add_negatives(commands: Commands) -> None:
     parser = commands.command(
         "mine",
         "Hard negatives for training questions: passages that BM25 (or a run) ranks high, filtered, with a report.\n"
-        "Writes Tevatron jsonl with ids of the corpus, one row per question; training sets of ids for a\n"
-        "model that imitates BM25 (SPAR) are made by jaxretr mine lexical.",
+        "Writes Tevatron jsonl with ids of the corpus, one row per question. For training sets of a model that\n"
+        "imitates BM25 (SPAR), see jaxretr mine lexical.",
         "jaxretr mine --corpus corpus.jsonl --train nq --out mined.jsonl --report mined.json\n"
         "  jaxretr mine --corpus corpus.jsonl --train train.jsonl --run dense.trec --relative-margin 0.05 --out mined.jsonl",
     )
@@ -27,28 +27,32 @@ def _add_negatives(commands: Commands) -> None:
     add("--train", metavar="FILE", required=True, help="questions with positives: any training file, or a BEIR folder")
     add("--split", default="train", help="of a BEIR folder's qrels (default: %(default)s)")
     add("--out", metavar="FILE", required=True, help="the training file to write")
-    add("--report", metavar="FILE", help="write what was kept and filtered there, as JSON")
+    add("--report", metavar="FILE", help="write a JSON report of what was kept and filtered")
     add("--run", metavar="RUN", help="a TREC run to mine from instead of BM25")
     add(
         "--negatives",
         type=at_least_one,
         default=30,
         metavar="N",
-        help="a question, at most: where fewer hits pass the filters it gets those, or none (default: %(default)s)",
+        help="negatives per question, at most; fewer if fewer hits pass the filters (default: %(default)s)",
     )
-    add("--ranks", type=_ranks, default="1:100", metavar="A:B", help="the window to look in (default: %(default)s)")
-    add("--depth", type=at_least_one, metavar="K", help="passages ranked, for the report (default: B of --ranks)")
+    add(
+        "--ranks",
+        type=_ranks,
+        default="1:100",
+        metavar="A:B",
+        help="window of ranks to draw from (default: %(default)s)",
+    )
+    add("--depth", type=at_least_one, metavar="K", help="passages to rank, for the report (default: B of --ranks)")
     add("--margin", type=float, metavar="X", help="negatives score at most the best positive's score - X")
-    add("--relative-margin", type=float, metavar="R", help="and at most its score less the share R of it")
+    add("--relative-margin", type=float, metavar="R", help="and at most (1 - R) times that score")
     add(
         "--answers",
         choices=("string", "regex", "none"),
         default="string",
-        help="how passages with an answer in their text are recognised and dropped; none: not (default: %(default)s)",
+        help="how passages that contain an answer are recognised, and dropped; none: keep them (default: %(default)s)",
     )
-    add(
-        "--skip-bad", action="store_true", help="leave out bad rows and positives that the corpus lacks, and count them"
-    )
+    add("--skip-bad", action="store_true", help="skip and count bad rows, and positives that the corpus lacks")
     _add_bm25(parser)
 
 
@@ -66,15 +70,15 @@ def _add_lexical(commands: Commands) -> None:
         metavar="FILE",
         required=True,
         action="append",
-        help="passages, as for encode; given several times, the rows of the files follow each other",
+        help="passages, as for encode; repeat for further files of the corpus",
     )
-    add("--out", metavar="DIR", required=True, help="new, empty, or the folder of an interrupted run")
+    add("--out", metavar="DIR", required=True, help="a new or empty folder, or that of an interrupted run")
     add(
         "--teacher",
         metavar="TEACHER",
         action="append",
-        help="what ranks: bm25, run:FILE (a run of the --queries) or model:MODEL (a dense model, by exact search); "
-        "may be given several times, and training draws one for each query (default: bm25)",
+        help="ranks the passages: bm25, run:FILE (a run of the --queries) or model:MODEL (a dense model, by exact "
+        "search); repeat for several, of which training draws one for each query (default: bm25)",
     )
     add("--positives", type=at_least_one, default=10, metavar="N", help="ranks 1 to N (default: %(default)s)")
     add(
@@ -84,21 +88,21 @@ def _add_lexical(commands: Commands) -> None:
         metavar="A:B",
         help="the ranks of the negatives (default: %(default)s)",
     )
-    add("--limit", type=at_least_one, metavar="N", help="at most so many queries, drawn evenly from all")
-    add("--dev", type=at_least_one, metavar="N", help="hold out so many queries, drawn evenly, as a set in DIR/dev")
-    add("--seed", type=from_zero, default=0, metavar="N", help="of all that is drawn (default: %(default)s)")
-    add("--skip-bad", action="store_true", help="leave out bad rows, and count them (default: stop at the first)")
+    add("--limit", type=at_least_one, metavar="N", help="draw at most this many queries, evenly")
+    add("--dev", type=at_least_one, metavar="N", help="hold out this many queries, drawn evenly, as a set in DIR/dev")
+    add("--seed", type=from_zero, default=0, metavar="N", help="of all draws (default: %(default)s)")
+    add("--skip-bad", action="store_true", help="skip and count bad rows (default: stop at the first)")
 
     add = parser.add_argument_group("of the queries").add_argument
-    add("--queries", metavar="FILE", help="these questions in place of sentences of the corpus")
+    add("--queries", metavar="FILE", help="these questions instead of sentences of the corpus")
     add(
         "--sampling",
         choices=("position", "uniform", "all"),
-        help="which sentences of a passage: position: max(1, round(sentences / (base (i + 1)))) of the passage at "
-        "position i of its document, from 0; uniform: as many of each; all (default: position)",
+        help="sentences per passage; position: max(1, round(sentences / (base (i + 1)))) of the passage at position i of "
+        "its document, from 0; uniform: the same number of each; all (default: position)",
     )
-    add("--base", type=float, metavar="X", help="of --sampling position (default: 1.2)")
-    add("--per-passage", type=at_least_one, metavar="N", help="of --sampling uniform (default: 1)")
+    add("--base", type=float, metavar="X", help="base for --sampling position (default: 1.2)")
+    add("--per-passage", type=at_least_one, metavar="N", help="number for --sampling uniform (default: 1)")
     add(
         "--documents",
         metavar="RULE",
@@ -107,23 +111,25 @@ def _add_lexical(commands: Commands) -> None:
         "(default: title)",
     )
     add = _add_bm25(parser).add_argument
-    add("--quantise-lengths", action="store_true", help="round the passages' lengths to one byte, as Lucene does")
+    add("--quantise-lengths", action="store_true", help="round passage lengths to one byte, like Lucene")
     add(
-        "--threads", type=at_least_one, metavar="N", help="queries ranked at a time (default: the number of processors)"
+        "--threads",
+        type=at_least_one,
+        metavar="N",
+        help="queries ranked in parallel (default: the number of processors)",
     )
     add(
         "--shard-passages",
         type=at_least_one,
         default=1_000_000,
         metavar="N",
-        help="passages whose words are in memory at a time, about 1 GB a million; the result is the same "
-        "(default: %(default)s)",
+        help="passages in memory at a time, about 1 GB per million; does not change the result (default: %(default)s)",
     )
 
 
 def _add_bm25(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("of BM25")
-    group.add_argument("--k1", type=float, help="how fast repeated words saturate (default: 0.9)")
-    group.add_argument("--b", type=float, help="how much long passages are held back (default: 0.4)")
+    group.add_argument("--k1", type=float, help="saturation of repeated words (default: 0.9)")
+    group.add_argument("--b", type=float, help="length normalisation (default: 0.4)")
     group.add_argument("--stemmer", choices=("english", "none"), help="(default: english)")
     return group

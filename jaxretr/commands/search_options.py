@@ -25,24 +25,24 @@ def _add_search(commands: Commands) -> None:
         "--index",
         metavar="DIR",
         required=True,
-        help="the folder of encode, of ExactIndex.save, or of export --to scann (which is searched approximately)",
+        help="an embedding store (encode), an exact index (ExactIndex.save), or a ScaNN index (export --to scann)",
     )
     add(
         "--corpus",
         metavar="FILE",
-        help="for --format dpr and jsonl: the passages' titles and texts; for --where: the JSON lines with the fields",
+        help="passages: titles and texts for --format dpr and jsonl, JSON lines with the fields for --where",
     )
-    add = parser.add_argument_group("filters", "of exact search; a passage must pass all that are given").add_argument
-    add("--allow", metavar="FILE", help="ids of the passages that may be found, one a line")
-    add("--deny", metavar="FILE", help="ids of passages that may not be found, one a line")
+    add = parser.add_argument_group("filters", "for exact search; a passage must pass every filter").add_argument
+    add("--allow", metavar="FILE", help="ids of the only passages to search, one per line")
+    add("--deny", metavar="FILE", help="ids of passages to exclude, one per line")
     add(
         "--where",
         metavar="FIELD=VALUE",
         action="append",
         type=_equality,
         default=[],
-        help="a field of the index's metadata, or of the rows of --corpus or of their object metadata, and the value "
-        "that it must have, as text; again with the same field for another value that will do",
+        help='a field of the index\'s metadata, or of the rows of --corpus or their "metadata" object, and its '
+        "required value, as text; repeat with the same field to accept several values",
     )
     add_run(parser)
     add_processes(parser)
@@ -65,5 +65,5 @@ def _add_bm25(commands: Commands) -> None:
 def _equality(text: str) -> tuple[str, str]:
     field, equals, value = text.partition("=")
     if not equals or not field:
-        raise argparse.ArgumentTypeError(f"'{text}' is no FIELD=VALUE; give for instance language=en")
+        raise argparse.ArgumentTypeError(f"'{text}' is not FIELD=VALUE; give for instance language=en")
     return field, value

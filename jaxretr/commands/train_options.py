@@ -22,13 +22,13 @@ def _add_quickstart(commands: Commands) -> None:
         "ART from questions alone on the embedded data: before, after, control, an index, three searches.",
         "jaxretr quickstart --workdir runs/quickstart",
     ).add_argument
-    add("--workdir", metavar="DIR", default="runs/quickstart", help="where everything goes (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of the questions' order and of the control (default: %(default)s)")
+    add("--workdir", metavar="DIR", default="runs/quickstart", help="output folder (default: %(default)s)")
+    add("--seed", type=int, default=0, help="seed of the question order and of the control (default: %(default)s)")
     add("--steps", type=at_least_one, help="training steps of each run (default: the config's)")
 
 
 def _add_debug(commands: Commands) -> None:
-    commands.command("debug", "A training run that went wrong.", "jaxretr debug replay runs/dpr")
+    commands.command("debug", "Investigate a training run that failed.", "jaxretr debug replay runs/dpr")
     parser = commands.command(
         "debug replay",
         "Repeat a step from the checkpoint before it; by default the last step that failed, because its loss was NaN\n"
@@ -64,28 +64,28 @@ def _add_train(commands: Commands) -> None:
         "--data",
         "--beir",
         metavar="PATH",
-        help="your own data, in place of all that the config names: a BEIR folder (corpus, queries, qrels) or one "
-        "training file (Tevatron, DPR, sentence-transformers ...); a test split is used only where nothing else is judged",
+        help="your own data, instead of what the config names: a BEIR folder (corpus, queries, qrels) or one training "
+        "file (Tevatron, DPR, sentence-transformers, ...); a test split is used only if no other has judgements",
     )
-    add("--workdir", metavar="DIR", help="the run's folder: checkpoints, metrics, the best model")
+    add("--workdir", metavar="DIR", help="folder of the run: checkpoints, metrics, the best model")
     add(
         "--profile-steps",
         metavar="A:B",
         type=_steps,
-        help="trace the steps A to B, counted from 1, into DIR/profile, for XProf, TensorBoard or Perfetto",
+        help="trace steps A to B, counted from 1, into DIR/profile, for XProf, TensorBoard or Perfetto",
     )
     group = parser.add_argument_group(
-        "before anything runs", "memory, communication and least time of the run's compiled programs"
+        "before anything runs", "memory, communication and minimum time of the compiled programs"
     )
     add = group.add_argument
     add(
         "--plan",
         action="store_true",
-        help="compile for the devices at hand, or for --topology, and stop; 1: does not fit",
+        help="compile for the local devices, or for --topology, and stop; exits with 1 if the run does not fit",
     )
-    add("--topology", metavar="NAME", help="kind and shape of TPUs, for instance v5e:4x4; none need be here")
-    add("--passages", type=at_least_one, metavar="N", help="of the corpus, where its file is not here")
-    add("--format", choices=("text", "json"), help="of what is printed (default: text)")
+    add("--topology", metavar="NAME", help="TPU type and shape, for instance v5e:4x4; no TPU is needed")
+    add("--passages", type=at_least_one, metavar="N", help="size of the corpus, if its file is not available")
+    add("--format", choices=("text", "json"), help="output format (default: text)")
     add_processes(parser)
 
 
@@ -97,11 +97,11 @@ def module_of(args: argparse.Namespace) -> str:
     """
     if args.plan:
         if args.profile_steps is not None:
-            raise UsageError("--profile-steps is about a run, and --plan runs nothing; leave one of them out")
+            raise UsageError("--profile-steps traces a run, but --plan runs nothing; leave one of them out")
         return "train_plan"
     for name in ("topology", "passages", "format"):
         if getattr(args, name) is not None:
-            raise UsageError(f"--{name} belongs to a plan; add --plan, or leave it out")
+            raise UsageError(f"--{name} is for --plan; add --plan, or leave it out")
     if args.workdir is None:
         raise UsageError("the following arguments are required: --workdir; see: jaxretr train --help")
     return "train"
@@ -110,5 +110,7 @@ def module_of(args: argparse.Namespace) -> str:
 def _steps(text: str) -> tuple[int, int]:
     first, _, last = text.partition(":")
     if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-        raise argparse.ArgumentTypeError(f"'{text}' names no steps; give FIRST:LAST, from 1, for instance 11:15")
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is not a range of steps; give FIRST:LAST, from 1, for instance 11:15"
+        )
     return int(first), int(last)

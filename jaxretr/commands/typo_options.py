@@ -7,12 +7,12 @@ def add_commands(commands: Commands) -> None:
     """Adds the command."""
     add = commands.command(
         "typos",
-        "Write versions of a file of queries with typos: several fixed draws, each a file that every command reads.",
+        "Write query variants with typos; each draw is a file that every command reads.",
         "jaxretr typos wiki_qa/queries.jsonl --out wiki_qa_typos\n"
         "  jaxretr typos queries.tsv --profile single_word --keyboard azerty --draws 3 --out typos",
     ).add_argument
     add("queries", metavar="QUERIES", help="BEIR jsonl or folder, DPR tsv, id<TAB>text, or .txt lines; also .gz")
-    add("--out", metavar="DIR", required=True, help="PROFILE-00.jsonl, PROFILE-01.jsonl ... and typos.json go there")
+    add("--out", metavar="DIR", required=True, help="folder for PROFILE-00.jsonl, PROFILE-01.jsonl, ... and typos.json")
     add(
         "--profile",
         choices=("dictionary", "single_word", "spacing"),
@@ -24,12 +24,12 @@ def add_commands(commands: Commands) -> None:
     add(
         "--keyboard",
         choices=("qwerty", "qwertz", "azerty"),
-        help="for dictionary and single_word: whose keys are neighbours (default: qwerty)",
+        help="for dictionary and single_word: keyboard layout (default: qwerty)",
     )
     add(
         "--misspellings",
         metavar="FILE",
         help="for dictionary: JSON {word: [misspellings]} or lines misspelling->word, also .gz (default: English)",
     )
-    add("--draws", type=at_least_one, default=10, metavar="N", help="versions of each query (default: %(default)s)")
-    add("--seed", type=int, default=0, help="another seed gives other typos (default: %(default)s)")
+    add("--draws", type=at_least_one, default=10, metavar="N", help="variants of each query (default: %(default)s)")
+    add("--seed", type=int, default=0, help="seed of the typos (default: %(default)s)")

@@ -12,22 +12,22 @@ def add_commands(commands: Commands) -> None:
 def _add_update(commands: Commands) -> None:
     add = commands.command(
         "update",
-        "Add and delete passages of a ScaNN index by id, and measure its recall certificate again; without options it\n"
-        "only measures. The folder stays as it was until the new one is complete.",
+        "Add and delete passages of a ScaNN index by id, and measure its recall certificate again; without options,\n"
+        "only measure. The folder is replaced once the new one is complete.",
         "jaxretr update indexes/wiki --add runs/new_passages --delete gone.txt\n"
         "  jaxretr update indexes/wiki --rebalance",
     ).add_argument
-    add("folder", metavar="DIR", help="what jaxretr export --to scann wrote")
+    add("folder", metavar="DIR", help="a ScaNN index, made by jaxretr export --to scann")
     add(
         "--add",
         metavar="STORE",
-        help="passages that jaxretr encode has encoded; one whose id is there takes that one's place",
+        help="embedding store of the passages to add; a passage whose id exists replaces the old one",
     )
-    add("--delete", metavar="FILE", help="ids of passages that shall go, one a line; they go before others are added")
+    add("--delete", metavar="FILE", help="ids of passages to delete, one per line; deleted before others are added")
     add(
         "--rebalance",
         action="store_true",
-        help="learn tree and codes anew, and tune again; done anyhow once 30%% of the passages have changed",
+        help="retrain tree and codes, and tune again; automatic once 30%% of the passages have changed",
     )
 
 
