@@ -1,31 +1,35 @@
 """jaxretr: train, evaluate and serve dense passage retrievers in JAX."""
 
 import importlib
+import inspect
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from jaxretr.version import __version__ as __version__
 
 # Imported on first use, so that `import jaxretr` and `jaxretr --help` are instant.
-_HOME = {
+_CLASSES = {
+    "Adapter": "jaxretr.models.adapter",
+    "Bm25Index": "jaxretr.search.bm25",
+    "CombinedEncoder": "jaxretr.models.combined_encoder",
     "DualEncoder": "jaxretr.models.dual_encoder",
     "EmbeddingStore": "jaxretr.stores.embedding_store",
-    "CombinedEncoder": "jaxretr.models.combined_encoder",
-    "load_config": "jaxretr.experiment",
-    "load_encoder": "jaxretr.models.formats.combined_folder",
-    "Adapter": "jaxretr.models.adapter",
-    "QuestionScorer": "jaxretr.models.question_scorer",
     "ExactIndex": "jaxretr.search.exact",
+    "QuestionScorer": "jaxretr.models.question_scorer",
     "ScannIndex": "jaxretr.search.scann.index",
-    "Bm25Index": "jaxretr.search.bm25",
     "TypoGenerator": "jaxretr.data.typos",
     "UserError": "jaxretr.errors",
+}
+_FUNCTIONS = {
     "encode": "jaxretr.stores.encoding",
     "evaluate_model": "jaxretr.evaluate.beir",
+    "load_config": "jaxretr.experiment",
+    "load_encoder": "jaxretr.models.formats.combined_folder",
     "mteb_model": "jaxretr.evaluate.mteb_adapter",
+    "search": "jaxretr.searching",
+    "train": "jaxretr.train",
 }
-
-# Functions that have a module's name: importing that module puts it in the function's place, so it can be called itself.
-_CALLABLE = ("search", "train")
 
 __all__ = [
     "Adapter",
@@ -68,12 +72,44 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _CALLABLE:
-        return importlib.import_module(f"jaxretr.{name}")
-    if name not in _HOME:
+    home = _CLASSES.get(name) or _FUNCTIONS.get(name)
+    if home is None:
         raise AttributeError(f"module 'jaxretr' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    found = importlib.import_module(home)
+    # Importing may have bound a module of that name, which can be called then.
+    return globals().get(name) or getattr(found, name)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+# ---- names that are both a module and a function ---------------------------------------------------------------------
+
+
+class _CallableModule(ModuleType):
+    """A module with the name of a public function: `jaxretr.search(...)`, and `jaxretr.search.exact` within it."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return _function_of(self)(*arguments, **options)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(_function_of(self))
+
+
+def _function_of(module: ModuleType) -> Any:
+    name = module.__name__.removeprefix("jaxretr.")
+    return vars(importlib.import_module(_FUNCTIONS[name]))[name]
+
+
+class _Package(ModuleType):
+    """Makes its modules callable when the import system binds them."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FUNCTIONS and type(value) is ModuleType:
+            value.__class__ = _CallableModule
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

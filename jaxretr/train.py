@@ -5,17 +5,15 @@ in jaxretr/recipes/; what one step does is in jaxretr/objectives/.
 """
 
 import contextlib
-import inspect
 import json
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, Protocol
 
 import jax
@@ -396,13 +394,3 @@ class Interruption:
     def __exit__(self, *_: object) -> None:
         for number, handler in self.earlier.items():
             signal.signal(number, handler)
-
-
-class _Callable(ModuleType):
-    """`jaxretr.train(...)` is `train`, although importing this file puts the module in the place of that name."""
-
-    __call__ = staticmethod(train)
-    __signature__ = inspect.signature(train)
-
-
-sys.modules[__name__].__class__ = _Callable

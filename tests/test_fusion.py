@@ -188,7 +188,7 @@ def test_command_tunes_on_a_dev_run(files: Path, capsys: pytest.CaptureFixture[s
         ("dense.trec lexical.trec --weight 1 --grid log --out out.trec", "--grid belongs to --tune QRELS"),
         ("dense.trec lexical.trec --tune qrels.tsv --weight 1", "--tune finds the weight; leave --weight out"),
         ("dense.trec lexical.trec dense.trec --tune qrels.tsv", "--tune finds the one weight of two runs, not 3"),
-        ("dense.trec lexical.trec --tune qrels.tsv --grid 0,1", "a weight of 0 is the first one alone"),
+        ("dense.trec lexical.trec --tune qrels.tsv --grid 0,1", "a weight of 0 is the first model alone"),
     ],
 )
 def test_wrong_use_is_one_line(files: Path, capsys: pytest.CaptureFixture[str], words: str, message: str) -> None:
