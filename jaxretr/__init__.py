@@ -25,9 +25,9 @@ _FUNCTIONS = {
     "encode": "jaxretr.stores.encoding",
     "evaluate_model": "jaxretr.evaluate.beir",
     "load_config": "jaxretr.experiment",
-    "load_encoder": "jaxretr.models.formats.combined_folder",
+    "load_encoder": "jaxretr.models.combined_encoder",
     "mteb_model": "jaxretr.evaluate.mteb_adapter",
-    "search": "jaxretr.searching",
+    "search": "jaxretr.search.searching",
     "train": "jaxretr.train",
 }
 
@@ -58,14 +58,13 @@ if TYPE_CHECKING:
     from jaxretr.evaluate.mteb_adapter import mteb_model
     from jaxretr.experiment import load_config
     from jaxretr.models.adapter import Adapter
-    from jaxretr.models.combined_encoder import CombinedEncoder
+    from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder
     from jaxretr.models.dual_encoder import DualEncoder
-    from jaxretr.models.formats.combined_folder import load_encoder
     from jaxretr.models.question_scorer import QuestionScorer
     from jaxretr.search.bm25 import Bm25Index
     from jaxretr.search.exact import ExactIndex
     from jaxretr.search.scann.index import ScannIndex
-    from jaxretr.searching import search
+    from jaxretr.search.searching import search
     from jaxretr.stores.embedding_store import EmbeddingStore
     from jaxretr.stores.encoding import encode
     from jaxretr.train import train

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from jaxretr.models.bert import BertConfig
-from jaxretr.models.dual_encoder import DualEncoderConfig, abstract_params, embed, init_params
+from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, init_params
 from jaxretr.models.layers import define
 from jaxretr.models.scorer import Prompt, score_pairs
 from jaxretr.models.t5 import T5Config, T5Model

@@ -29,7 +29,8 @@ from jaxretr import train as training
 from jaxretr.config import AdapterShape, ContrastiveConfig, Optimizer
 from jaxretr.models.adapter_layers import count
 from jaxretr.models.bert import BertConfig
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params, embed, tower
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, tower
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import join, partition
 from jaxretr.objectives.contrastive import NO_PASSAGE, ContrastiveBatch, make_step

@@ -19,7 +19,8 @@ from jaxretr.config import AdapterShape
 from jaxretr.errors import UserError
 from jaxretr.models.adapter_layers import abstract_adapter, count, init_adapter, merge_lora
 from jaxretr.models.bert import BertConfig, BertEncoder
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, embed, init_params
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig, embed, init_params
 from jaxretr.models.layers import define, unstack
 
 SEED = 5

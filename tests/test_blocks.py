@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import Mesh
 from tiny import BERT, contrastive_program
 
-from jaxretr.models.dual_encoder import DualEncoderConfig, init_params
+from jaxretr.models.embed import DualEncoderConfig, init_params
 from jaxretr.objectives.art import QuestionBatch, teach
 from jaxretr.objectives.blocks import block_size, block_start, num_blocks
 from jaxretr.objectives.live_index import make_refresh

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny import BERT, lively
 
-from jaxretr.models.dual_encoder import DualEncoderConfig, embed, init_params
+from jaxretr.models.embed import DualEncoderConfig, embed, init_params
 from jaxretr.models.partition import partition
 from jaxretr.objectives.chunks import bucket_widths, embed_in_chunks
 

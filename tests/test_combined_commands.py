@@ -307,7 +307,7 @@ def test_scale_is_sampled_from_the_whole_corpus(monkeypatch: pytest.MonkeyPatch)
         ("base lexical --corpus {c} --queries {a} --answers --metric mrr@10", 2, "by --answers the metric is acc@20"),
         ("base lexical --corpus {c} --queries {a} --qrels {r}", 1, "judges 6 questions that"),
         ("base lexical --beir {d} --split train --curve mu.jpg", 2, "give a name that ends in .png"),
-        ("base lexical --beir {d} --split train --grid 1,x", 2, "'x' is no weight"),
+        ("base lexical --beir {d} --split train --grid 1,x", 2, "'x' is not a weight"),
         ("base lexical --beir {d} --split train --out base", 1, "holds something else than a combined model"),
     ],
 )

@@ -16,9 +16,9 @@ from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UserError
 from jaxretr.export.folder import export
 from jaxretr.export.verify_model import verify
-from jaxretr.models.combined_encoder import CombinedEncoder
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params
-from jaxretr.models.formats.combined_folder import load_encoder
+from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig, abstract_params
 from jaxretr.stores.fingerprints import model_fingerprint
 
 PASSAGES = [{"title": p.title, "text": p.text} for p in read_corpus(DATA)][:7]

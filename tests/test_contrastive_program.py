@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from tiny import contrastive_config, contrastive_program, few_padding_rows, write_supervised
 
 from jaxretr.models.bert import BertConfig
-from jaxretr.models.dual_encoder import DualEncoderConfig, abstract_params
+from jaxretr.models.embed import DualEncoderConfig, abstract_params
 from jaxretr.objectives.contrastive import ContrastiveBatch, make_step
 from jaxretr.parallel import sharding
 from jaxretr.plan.compiled_text import Program

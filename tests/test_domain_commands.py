@@ -182,7 +182,7 @@ def test_parts_that_do_not_fit_are_refused(
     from tiny import BERT, write_tokenizer
 
     from jaxretr.data.tokens import load_tokenizer
-    from jaxretr.models.dual_encoder import DualEncoderConfig, init_params
+    from jaxretr.models.embed import DualEncoderConfig, init_params
 
     tokenizer = load_tokenizer(runs / "encoder_tokenizer")
     narrow = DualEncoderConfig(

@@ -14,7 +14,8 @@ import pytest
 import tiny
 
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig, init_params
 from jaxretr.parallel.hosts import EXIT_AGAIN
 from jaxretr.stores.embedding_store import EmbeddingStore
 

@@ -18,7 +18,8 @@ from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models import dual_encoder
 from jaxretr.models.combined_encoder import CombinedEncoder
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig, init_params
 from jaxretr.stores import embedding_store as encoding_store
 from jaxretr.stores import encoding
 from jaxretr.stores.embedding_store import EmbeddingStore, default_shard_rows

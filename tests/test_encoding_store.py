@@ -12,7 +12,8 @@ import tiny
 from jaxretr.cli import main
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UserError
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig, init_params
 from jaxretr.stores import embedding_store as encoding_store
 from jaxretr.stores import sealed_json
 from jaxretr.stores.embedding_store import EmbeddingStore, StoreMeta, is_store

@@ -18,7 +18,8 @@ from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UsageError, UserError
 from jaxretr.export.folder import export
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params, truncated
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig, abstract_params, truncated
 from jaxretr.stores.fingerprints import model_fingerprint
 
 # What verify allows: roundings of float32 in another order, as a share of a vector's length.

@@ -12,7 +12,7 @@ from tiny import BERT
 
 from jaxretr.config import AdapterShape
 from jaxretr.models import dual_encoder, encode, host_bert
-from jaxretr.models.dual_encoder import DualEncoderConfig, abstract_params, embed, tower
+from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, tower
 from jaxretr.models.encode import Engine, HostEngine, fastest_dtype
 from jaxretr.parallel import machine
 

@@ -15,7 +15,8 @@ from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokens import Template, load_tokenizer
 from jaxretr.errors import UsageError
 from jaxretr.models.bert import BertConfig
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.lexical_start import lexical_start
 from jaxretr.parallel.mesh import make_mesh
 from jaxretr.recipes.contrastive import ContrastiveRun
@@ -26,7 +27,7 @@ FREQUENCIES = np.array([0, 100, 100, 5, 5, 10, 99, 1, 30, 1])
 
 @pytest.mark.parametrize("layers", [0, 2])
 def test_cosines_estimate_those_of_weighted_bags_of_stems(layers: int) -> None:
-    from jaxretr.models.dual_encoder import embed
+    from jaxretr.models.embed import embed
 
     bert = BertConfig(
         vocab_size=12, hidden_size=1536, num_hidden_layers=layers, num_attention_heads=8, intermediate_size=8,

@@ -10,7 +10,7 @@ import pytest
 
 from jaxretr.config import Optimizer
 from jaxretr.models.bert import BertConfig
-from jaxretr.models.dual_encoder import DualEncoderConfig, abstract_params
+from jaxretr.models.embed import DualEncoderConfig, abstract_params
 from jaxretr.optim import build, decays, schedule
 
 torch = pytest.importorskip("torch", reason="parity is measured against PyTorch: pip install torch")

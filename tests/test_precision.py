@@ -9,7 +9,7 @@ import pytest
 from tiny import BERT, T5
 
 from jaxretr.config import MlmConfig, PretrainData
-from jaxretr.models.dual_encoder import DualEncoderConfig, abstract_params, embed, tower
+from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, tower
 from jaxretr.models.layers import define
 from jaxretr.models.mlm import BertMaskedLm
 from jaxretr.models.scorer import Prompt, score_pairs

@@ -22,7 +22,8 @@ from jaxretr.evaluate import metrics
 from jaxretr.evaluate.runs import read_trec
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.combined_encoder import CombinedEncoder
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig, init_params
 from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.search.exact import ExactIndex
 from jaxretr.search.scann.index import ScannIndex
@@ -49,7 +50,7 @@ def test_search_and_train_can_be_called_whatever_was_imported_before():
     """Importing the module of a name puts it in the function's place."""
     program = """
 import importlib, sys
-orders = [[], ["jaxretr.search.bm25.words"], ["jaxretr.search"], ["jaxretr.train"], ["jaxretr.searching", "jaxretr.train"]]
+orders = [[], ["jaxretr.search.bm25.words"], ["jaxretr.search"], ["jaxretr.train"], ["jaxretr.search.searching", "jaxretr.train"]]
 for order in orders:
     for name in [name for name in sys.modules if name.split(".")[0] == "jaxretr"]:
         del sys.modules[name]

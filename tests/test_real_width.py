@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from jaxretr.config import AdapterShape, Config, Joint, MlmConfig, PretrainData, Train
 from jaxretr.errors import UsageError
-from jaxretr.models.dual_encoder import DualEncoderConfig
+from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.formats import bert_params
 from jaxretr.objectives.chunks import embed_in_chunks
 from jaxretr.objectives.live_index import row_encoder

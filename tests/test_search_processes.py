@@ -12,7 +12,8 @@ import tiny
 from jaxretr import cli
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.evaluate.runs import read_trec
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig, init_params
 from jaxretr.search.exact import ExactIndex
 from jaxretr.stores.embedding_store import EmbeddingStore
 

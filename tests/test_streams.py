@@ -16,7 +16,8 @@ from test_lexical_draws import draws as lexical_draws
 from tiny import BERT, DATA, contrastive_program
 
 from jaxretr.config import MlmConfig, PretrainData, Train, Typos
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.objectives.text_keys import TextKeys
 from jaxretr.recipes.mlm import MlmRun
 from jaxretr.recipes.step_questions import StepQuestions

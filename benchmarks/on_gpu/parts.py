@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jaxretr import optim
 from jaxretr.config import Optimizer
 from jaxretr.models.bert import BertConfig
-from jaxretr.models.dual_encoder import DualEncoderConfig, abstract_params, embed
+from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed
 from jaxretr.models.encode import Engine
 from jaxretr.models.layers import Params, define
 from jaxretr.models.mlm import BertMaskedLm

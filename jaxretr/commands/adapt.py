@@ -24,7 +24,7 @@ from jaxretr.models.encode import fastest_dtype
 from jaxretr.models.formats import adapter_folder
 from jaxretr.models.formats.hf_files import resolve
 from jaxretr.search.exact import ExactIndex
-from jaxretr.searching import search_store
+from jaxretr.search.searching import search_store
 from jaxretr.storage.files import atomic_write
 from jaxretr.stores.embedding_store import EmbeddingStore
 from jaxretr.stores.encoding import encode, encode_texts

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from jaxretr.commands.model import check_finished
 from jaxretr.config import EncodeDtype
 from jaxretr.errors import UsageError, UserError
-from jaxretr.models.combined_encoder import CombinedEncoder
+from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.formats.combined_folder import check_replaceable, load_encoder
+from jaxretr.models.formats.combined_folder import check_replaceable
 
 
 def run(args: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ from jaxretr.commands.model import load_model
 from jaxretr.data.readers import read_questions
 from jaxretr.export.index_source import IndexSource
 from jaxretr.progress import Progress
-from jaxretr.searching import check_store
+from jaxretr.search.searching import check_store
 from jaxretr.stores.encoding import encode_texts
 from jaxretr.stores.opening import open_store
 

@@ -9,7 +9,7 @@ from jaxretr.progress import Progress
 from jaxretr.search.scann.folder import check_target
 from jaxretr.search.scann.index import ScannIndex
 from jaxretr.search.scann.process import require_scann
-from jaxretr.searching import check_store
+from jaxretr.search.searching import check_store
 from jaxretr.stores.encoding import encode_texts
 from jaxretr.stores.opening import open_store
 

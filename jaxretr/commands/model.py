@@ -4,9 +4,8 @@ import argparse
 from pathlib import Path
 
 from jaxretr.errors import UserError
-from jaxretr.models.combined_encoder import CombinedEncoder
+from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.formats.combined_folder import load_encoder
 from jaxretr.storage.files import restore
 
 

@@ -25,7 +25,7 @@ from jaxretr.parallel.hosts import agree, program_facts, stops_when_asked, toget
 from jaxretr.parallel.mesh import make_mesh
 from jaxretr.search.exact import ExactIndex, unique_ids
 from jaxretr.search.exact.footprint import estimate
-from jaxretr.searching import check_dim, check_scann, check_store, is_scann, search_store
+from jaxretr.search.searching import check_dim, check_scann, check_store, is_scann, search_store
 from jaxretr.storage.copies import local_copy
 from jaxretr.stores import index_folder
 from jaxretr.stores.embedding_store import is_store

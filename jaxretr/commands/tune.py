@@ -24,7 +24,7 @@ from jaxretr.models.formats.combined_folder import check_replaceable
 from jaxretr.progress import Progress
 from jaxretr.search.hybrid.weight_choice import balancing_weight
 from jaxretr.search.hybrid.weight_grid import pieces, search_weights
-from jaxretr.searching import check_store
+from jaxretr.search.searching import check_store
 from jaxretr.stores.embedding_store import EmbeddingStore
 from jaxretr.stores.encoding import encode_texts
 from jaxretr.stores.opening import open_store

@@ -112,7 +112,7 @@ def model_run(
         store = encode(encoder, corpus=data.corpus, out=keep, batch_size=batch_size, model=name, option=keep_option)
         search = stored_search(encoder, store, data.corpus.ids, batch_size)
     elif index is not None:
-        from jaxretr.searching import check_store
+        from jaxretr.search.searching import check_store
         from jaxretr.stores.opening import open_store
 
         store = open_store(index) if isinstance(index, str | Path) else index

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from typing import Literal, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from jaxretr.errors import UsageError, UserError, did_you_mean
+from jaxretr.search.runs import single_precision
 
 Qrels = Mapping[str, Mapping[str, int]]
 Run = Mapping[str, Mapping[str, float]]
@@ -96,12 +96,6 @@ def evaluate(
 def mean(of_questions: Mapping[str, float]) -> float:
     """The mean of {question id: value}, at least one question, summed in double precision."""
     return math.fsum(of_questions.values()) / len(of_questions)
-
-
-def single_precision(scores: Mapping[str, float]) -> NDArray[np.float32]:
-    """Returns the scores, in their order, as trec_eval reads them: float32 [K], infinite where that overflows."""
-    with np.errstate(over="ignore"):
-        return np.fromiter(scores.values(), np.float32, len(scores))
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,8 @@ from flax.traverse_util import flatten_dict
 
 from jaxretr.config import EncodeDtype
 from jaxretr.errors import UsageError, UserError, import_extra
-from jaxretr.models.combined_encoder import CombinedEncoder, parts_of
+from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder, parts_of
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.formats.combined_folder import load_encoder
 from jaxretr.search.exact import ExactIndex
 from jaxretr.stores.fingerprints import model_fingerprint
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.errors import UserError
-from jaxretr.evaluate.metrics import single_precision
+from jaxretr.search.runs import single_precision
 
 
 @dataclass(frozen=True)

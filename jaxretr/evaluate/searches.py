@@ -34,7 +34,7 @@ def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | Non
 
 def stored_search(encoder: "Encoder", store: "EmbeddingStore", ids: Sequence[str], batch_size: int | None) -> Search:
     """The same with what `jaxretr.encode` made of a corpus with these ids."""
-    from jaxretr.searching import search_store
+    from jaxretr.search.searching import search_store
     from jaxretr.stores.encoding import encode_texts
 
     return lambda questions, k: search_store(store, ids, encode_texts(encoder, questions, batch_size), k)

@@ -20,7 +20,8 @@ from jaxretr.export.golden import Vectors
 from jaxretr.export.huggingface import tokenizer_for
 from jaxretr.export.verify_model import TOLERANCE, compare
 from jaxretr.models.combined_encoder import CombinedEncoder, parts_of
-from jaxretr.models.dual_encoder import DualEncoder, Side, tower
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import Side, tower
 from jaxretr.models.layers import Params
 from jaxretr.parallel import memory
 from jaxretr.storage.files import atomic_folder, atomic_write

@@ -16,7 +16,8 @@ import numpy as np
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows
 from jaxretr.errors import UserError
 from jaxretr.models.combined_encoder import CombinedConfig, CombinedEncoder, mapped, parts_of
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.encode import without_truncation_warnings
 from jaxretr.storage.files import atomic_write, sha256
 from jaxretr.stores import sealed_json

@@ -8,7 +8,8 @@ import jax
 
 from jaxretr.errors import UserError
 from jaxretr.models.bert import BertConfig
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, Side, tower
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig, Side, tower
 from jaxretr.models.formats.bert_params import export_bert
 from jaxretr.models.formats.export_note import ExportNote
 from jaxretr.models.formats.hf_folder import write_folder

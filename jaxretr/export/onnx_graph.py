@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxretr.errors import UserError, import_extra
 from jaxretr.models.bert import BertConfig
-from jaxretr.models.dual_encoder import DualEncoderConfig
+from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.layers import Params
 
 # The oldest that has LayerNormalization, so that older runtimes read it too.

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 
 from jaxretr.export.huggingface import tokenizer_for, tower_checkpoint
-from jaxretr.models.dual_encoder import DualEncoder, Side, tower
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import Side, tower
 from jaxretr.models.formats.export_note import ExportNote
 from jaxretr.models.formats.hf_files import write_safetensors
 from jaxretr.models.formats.hf_folder import write_folder

@@ -17,7 +17,8 @@ from jaxretr.errors import UserError, import_extra
 from jaxretr.export import encoder_folders
 from jaxretr.export.encoder_folders import Tower
 from jaxretr.models.combined_encoder import CombinedEncoder, mapped
-from jaxretr.models.dual_encoder import DualEncoder, embed
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import embed
 from jaxretr.models.formats.hf_files import write_safetensors
 from jaxretr.models.layers import Params, unstack
 from jaxretr.parallel.mesh import to_host

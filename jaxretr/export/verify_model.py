@@ -10,9 +10,8 @@ import numpy as np
 from jaxretr.errors import UserError
 from jaxretr.export import golden, peers
 from jaxretr.export.golden import Golden, Vectors
-from jaxretr.models.combined_encoder import CombinedEncoder
+from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.formats.combined_folder import load_encoder
 from jaxretr.storage.files import sha256
 
 # Of the vectors' length: some hundred roundings of float32, which another order of summation gives.

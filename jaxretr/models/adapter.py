@@ -3,16 +3,23 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from jaxretr.config import AdapterShape
+from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.errors import UserError
 from jaxretr.models.adapter_layers import count
 from jaxretr.models.bert import BertConfig
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, Side
+from jaxretr.models.embed import DualEncoderConfig, Side
+from jaxretr.models.formats import adapter_folder, adapter_formats
+from jaxretr.models.formats.adapter_folder import AdapterParts
 from jaxretr.models.layers import Params
+
+if TYPE_CHECKING:  # dual_encoder.py imports this file.
+    from jaxretr.models.dual_encoder import DualEncoder
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,15 +50,18 @@ class Adapter:
         """The number of parameters."""
         return count(self.params)
 
+    @property
+    def parts(self) -> AdapterParts:
+        """What its folder contains."""
+        return AdapterParts(self.shape, self.params, self.encoder, self.tokenizer)
+
     @staticmethod
-    def of(model: DualEncoder) -> "Adapter":
+    def of(model: "DualEncoder") -> "Adapter":
         """The adapters of a model.
 
         Raises:
           UserError: it has none.
         """
-        from jaxretr.data.tokens import tokenizer_fingerprint
-
         if model.config.adapter is None:
             raise UserError("this model has no adapters; train it with encoder.adapter set")
         params = {name: tower["adapter"] for name, tower in model.params.items()}
@@ -70,9 +80,7 @@ class Adapter:
         Raises:
           UserError: there are no adapters, or such as cannot be represented.
         """
-        from jaxretr.models.formats import adapter_folder
-
-        return adapter_folder.load(path, bert)
+        return Adapter(*adapter_folder.load(path, bert))
 
     def save(self, folder: str | Path) -> None:
         """Writes adapter.json and adapter.safetensors (float32); both appear at once.
@@ -83,9 +91,7 @@ class Adapter:
         Raises:
           UserError: the folder holds something else, or cannot be written.
         """
-        from jaxretr.models.formats import adapter_folder
-
-        adapter_folder.save(Path(folder), self)
+        adapter_folder.save(Path(folder), self.parts)
 
     def save_peft(self, folder: str | Path, base_model: str, *, side: Side = "passage") -> None:
         """Writes LoRA in the layout of PEFT, for `peft.PeftModel.from_pretrained(encoder, folder)`.
@@ -98,14 +104,12 @@ class Adapter:
         Raises:
           UserError: there is a parallel adapter, no LoRA, or the folder holds something else.
         """
-        from jaxretr.models.formats import adapter_formats
-
         if self.encoder is None:
             raise UserError("these adapters were read from another library's folder; use that one")
         modules = self.params["shared"] if "shared" in self.params else self.params[side]
         adapter_formats.write_peft(folder, self.shape, modules, self.encoder.bert, base_model)
 
-    def put_into(self, model: DualEncoder) -> DualEncoder:
+    def put_into(self, model: "DualEncoder") -> "DualEncoder":
         """The model with these adapters in the place of those that it has.
 
         Args:
@@ -115,8 +119,6 @@ class Adapter:
         Raises:
           UserError: the encoder has another shape, or reads another vocabulary than they were trained with.
         """
-        from jaxretr.data.tokens import tokenizer_fingerprint
-
         model = model.without_adapters()
         bert = model.config.bert
         if self.encoder is not None:
@@ -131,10 +133,10 @@ class Adapter:
         backbones = model.params if model.config.shared == config.shared else _with_towers(model, config.shared)
         modules = self.params if set(self.params) == set(backbones) else dict.fromkeys(backbones, self.params["shared"])
         params = {name: {**backbones[name], "adapter": modules[name]} for name in backbones}
-        return DualEncoder(config, params, model.tokenizer, dtype=model.dtype, mlm_head=model.mlm_head)
+        return model.replaced(config, params)
 
 
-def _with_towers(model: DualEncoder, shared: bool) -> Params:
+def _with_towers(model: "DualEncoder", shared: bool) -> Params:
     if not shared:
         return {side: jax.tree.map(np.array, model.params["shared"]) for side in ("question", "passage")}
     if not same_towers(model.params):

@@ -15,7 +15,11 @@ import numpy as np
 
 from jaxretr.config import EncodeDtype
 from jaxretr.errors import UserError, did_you_mean
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, Side
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig, Side
+from jaxretr.models.formats import combined_folder
+from jaxretr.models.formats.export_note import NOTE
+from jaxretr.models.formats.hf_files import resolve
 
 How = Literal["concatenate", "sum"]
 
@@ -174,9 +178,14 @@ class CombinedEncoder:
         Raises:
           UserError: no such folder, a single model's folder, or a file that is missing or broken.
         """
-        from jaxretr.models.formats import combined_folder
-
-        return combined_folder.load(path_or_name, dtype)
+        found = combined_folder.read(path_or_name)
+        parts = [DualEncoder.from_pretrained(folder, dtype=dtype) for folder in found.folders]
+        try:
+            encoder = cls(parts, found.weights, found.how, names=found.names)  # pyright: ignore[reportArgumentType]
+        except UserError as error:
+            raise UserError(f"{combined_folder.model_folder(resolve(path_or_name)) / NOTE}: {error}") from None
+        encoder.source = str(path_or_name)
+        return encoder
 
     def save(self, folder: str | Path) -> None:
         """Writes jaxretr.json and each part's own folder, part-0, part-1, ...; all of it appears at once.
@@ -187,9 +196,9 @@ class CombinedEncoder:
         Raises:
           UserError: the folder holds something else, or cannot be written.
         """
-        from jaxretr.models.formats import combined_folder
-
-        combined_folder.save(Path(folder), self)
+        config = self.config
+        saves = [part.save for part in self.parts]
+        combined_folder.write(Path(folder), config.how, config.weights, self.names, saves)
 
     def with_weights(self, weights: Sequence[float]) -> "CombinedEncoder":
         """The same parts (not copies of them) with other weights, one a part."""
@@ -278,3 +287,52 @@ def parts_of(encoder: DualEncoder | CombinedEncoder) -> tuple[DualEncoder, ...]:
 def _kept(texts: Any) -> Any:
     """What can be read once for each part."""
     return list(texts) if isinstance(texts, Iterator) else texts
+
+
+def load_encoder(
+    path_or_name: str | Path,
+    *,
+    dtype: EncodeDtype = "float32",
+    passage_path: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+    pooling: Literal["cls", "mean"] | None = None,
+    truncate_dim: int | None = None,
+) -> DualEncoder | CombinedEncoder:
+    """Loads any encoder: a `DualEncoder`, or a `CombinedEncoder` where the folder holds one.
+
+    Args:
+      path_or_name: as for `DualEncoder.from_pretrained` and `CombinedEncoder.from_pretrained`.
+      dtype: of the matmuls' operands when encoding, "float32", "bfloat16" or "auto".
+      passage_path, tokenizer, pooling, truncate_dim: of a dual encoder, see `DualEncoder.from_pretrained`.
+
+    Raises:
+      UserError: as those two do; or one of the settings of a dual encoder is given for a combined one.
+    """
+    if Path(path_or_name).expanduser().is_file():  # A .cp file of the original DPR.
+        path: str | Path = path_or_name
+    else:
+        path = resolve(path_or_name)
+        if combined_folder.is_combined(combined_folder.model_folder(path)):
+            if truncate_dim is not None:
+                raise UserError(
+                    f"{path_or_name}: a combined model is not cut, its parts are; combine them again with "
+                    f"`jaxretr combine ... --truncate-dim`, one number a part"
+                )
+            given = {"passage_path": passage_path, "tokenizer": tokenizer, "pooling": pooling}
+            if superfluous := next((name for name, value in given.items() if value is not None), None):
+                raise UserError(
+                    f"{path_or_name}: a combined model has all that its parts need; leave {superfluous} out"
+                )
+            encoder = CombinedEncoder.from_pretrained(path, dtype=dtype)
+            encoder.source = str(path_or_name)
+            return encoder
+    encoder = DualEncoder.from_pretrained(
+        path,
+        dtype=dtype,
+        passage_path=passage_path,
+        tokenizer=tokenizer,
+        pooling=pooling,
+        truncate_dim=truncate_dim,
+    )
+    encoder.source = str(path_or_name)
+    return encoder

@@ -1,250 +1,25 @@
-"""The dual encoder: its configuration, its mathematics as pure functions, and `DualEncoder` for users."""
+"""`DualEncoder`: questions and passages as vectors; what it computes is in models/embed.py."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, singledispatch
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-from jaxretr.config import AdapterShape, Dtype, EncodeDtype
+from jaxretr.config import Dtype, EncodeDtype
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows, vocabulary_size
 from jaxretr.errors import UserError, did_you_mean
-from jaxretr.json_dataclass import dataclass_from
-from jaxretr.models.adapter_layers import (
-    abstract_adapter,
-    check_shape,
-    count,
-    dense_sizes,
-    init_adapter,
-    kinds_of,
-    merge_lora,
-)
-from jaxretr.models.bert import BertConfig, BertEncoder
+from jaxretr.models.adapter import Adapter
+from jaxretr.models.adapter_layers import count, merge_lora
+from jaxretr.models.embed import DualEncoderConfig, Side, embed
 from jaxretr.models.encode import Engine, HostEngine, Job, fastest_dtype
-from jaxretr.models.layers import Params, define, initialise
+from jaxretr.models.formats import dual_encoder_folder
+from jaxretr.models.layers import Params
 from jaxretr.models.partition import partition
-from jaxretr.models.precision import matmuls_in
 from jaxretr.parallel.machine import blas_beats_xla
-
-if TYPE_CHECKING:  # adapter.py imports this file.
-    from jaxretr.models.adapter import Adapter
-
-Side = Literal["question", "passage"]
-
-
-@dataclass(frozen=True)
-class DualEncoderConfig:
-    """What a dual encoder is, beside its weights and its tokenizer."""
-
-    bert: BertConfig
-    shared: bool = False
-    """One tower for questions and passages, or two of the same shape."""
-    pooling: Literal["cls", "mean"] = "cls"
-    projection_size: int | None = None
-    """D of a linear layer after the pooling; None: there is none, and D is the encoder's."""
-    normalise: bool = False
-    """Divide the embedding by its length."""
-    passage_template: Literal["pair", "joined"] = "pair"
-    """[CLS] title [SEP] text [SEP] (ART, DPR), or [CLS] title text [SEP] (sentence-transformers)."""
-    max_question_length: int = 256
-    max_passage_length: int = 256
-    """Tokens, special ones included."""
-    truncate_dim: int | None = None
-    """Only the first so many dimensions (Matryoshka), cut before the embedding is divided by its length."""
-    adapter: AdapterShape | None = None
-    """Modules beside the encoder's layers, in parameters of their own."""
-    lora_merged: bool = False
-    """The encoder's kernels contain LoRA's products, which are not computed apart then."""
-
-    @property
-    def embedding_size(self) -> int:
-        """D: of what comes out, after the projection and after `truncate_dim`."""
-        return self.truncate_dim or self.full_size
-
-    @property
-    def full_size(self) -> int:
-        """D before `truncate_dim`."""
-        return self.projection_size or self.bert.hidden_size
-
-    def __post_init__(self) -> None:
-        """Raises UserError for a `truncate_dim` that the embedding does not have."""
-        if self.truncate_dim is not None and not 1 <= self.truncate_dim <= self.full_size:
-            raise UserError(
-                f"truncate_dim is {self.truncate_dim}, but the embeddings have {self.full_size} dimensions; "
-                f"give 1 to {self.full_size}"
-            )
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any], where: str) -> "DualEncoderConfig":
-        """Reads what `dataclasses.asdict` gave.
-
-        Args:
-          values: the parsed JSON object.
-          where: the file it comes from, for errors.
-
-        Raises:
-          UserError: a key is unknown (with a suggestion) or missing, a choice is none of those above, or the adapter is
-            of nothing or beside a layer that BERT does not have.
-        """
-        config = dataclass_from(cls, dict(values), where)
-        for name, choices in (("pooling", ("cls", "mean")), ("passage_template", ("pair", "joined"))):
-            if (value := getattr(config, name)) not in choices:
-                raise UserError(f"{where}: '{name}' is {value!r}; it must be one of {', '.join(choices)}")
-        if config.adapter is not None:
-            try:
-                check_shape(config.adapter, dense_sizes(config.bert))
-            except ValueError as error:
-                raise UserError(f"{where}: {error}; copy the folder again") from None
-        return config
-
-
-# ---- pure functions --------------------------------------------------------------------------------------------------
-
-
-@cache
-def _graph(bert: BertConfig, adapter: AdapterShape | None, dtype: str, stacked: bool) -> Any:
-    def make(rngs: nnx.Rngs) -> BertEncoder:
-        return BertEncoder(bert, adapter=adapter, dtype=jnp.dtype(dtype), stacked=stacked, rngs=rngs)
-
-    return define(make)[0]
-
-
-def init_params(config: DualEncoderConfig, seed: int) -> Params:
-    """Draws fresh parameters.
-
-    Returns:
-      {"shared": tower} or {"question": tower, "passage": tower}, where a tower is {"bert": parameters of BertEncoder}
-      and, if there is a projection, {"projection": {"kernel": [D_bert, D], "bias": [D]}}; if there are adapters,
-      {"adapter": as by `init_adapter`}; float32. Two towers start equal, as they do from one pretrained encoder: a
-      text's embeddings on both sides are then near each other.
-    """
-
-    def draw() -> Params:
-        params: Params = {"bert": initialise(lambda rngs: BertEncoder(config.bert, rngs=rngs), seed)}
-        if config.projection_size:
-            shape = (config.bert.hidden_size, config.projection_size)
-            key = jax.random.fold_in(jax.random.key(seed), 1)
-            kernel = config.bert.initializer_range * jax.random.normal(key, shape, jnp.float32)
-            params["projection"] = {"kernel": kernel, "bias": jnp.zeros(shape[1:], jnp.float32)}
-        if config.adapter is not None:
-            params["adapter"] = init_adapter(config.adapter, config.bert, seed)
-        return params
-
-    return {name: draw() for name in _towers(config)}
-
-
-def abstract_params(config: DualEncoderConfig) -> Params:
-    """The shapes of the parameters (ShapeDtypeStructs), laid out as by `init_params`; allocates nothing."""
-    tower: Params = {"bert": define(lambda rngs: BertEncoder(config.bert, rngs=rngs))[1]}
-    if config.projection_size:
-        shape = (config.bert.hidden_size, config.projection_size)
-        tower["projection"] = {
-            "kernel": jax.ShapeDtypeStruct(shape, jnp.float32),
-            "bias": jax.ShapeDtypeStruct(shape[1:], jnp.float32),
-        }
-    if config.adapter is not None:
-        tower["adapter"] = abstract_adapter(config.adapter, config.bert)
-    return dict.fromkeys(_towers(config), tower)
-
-
-def _towers(config: DualEncoderConfig) -> tuple[str, ...]:
-    return ("shared",) if config.shared else ("question", "passage")
-
-
-def tower(params: Params, side: Side) -> Params:
-    """The parameters of the tower that reads questions or passages; also of a part of all parameters, see `partition`."""
-    if "base" in params or "lexical" in params:  # of a JointConfig
-        parts = {name: tower(params[name], side) for name in ("base", "lexical") if name in params}
-        # The weight of the lexical score sits on the question's side alone.
-        return {**parts, "weight": params["weight"]} if side == "question" and "weight" in params else parts
-    return params["shared"] if "shared" in params else params.get(side, {})
-
-
-def word_table(tower_params: Params) -> tuple[str, ...] | None:
-    """The path of the table of word embeddings in a tower's parameters; None if it is not among them (not trained)."""
-    for path in (("bert", "word_embedding", "table"), ("base", "bert", "word_embedding", "table")):
-        found: Any = tower_params
-        for name in path:
-            found = found.get(name, {}) if isinstance(found, dict) else {}
-        if not isinstance(found, dict):
-            return path
-    return None
-
-
-@singledispatch
-def embed(
-    config: DualEncoderConfig,
-    tower_params: Params,
-    tokens: jax.Array,
-    lengths: jax.Array,
-    *,
-    dtype: Any,
-    keys: jax.Array | None = None,
-    keep_matmuls: bool = False,
-    words: jax.Array | None = None,
-) -> jax.Array:
-    """Embeds rows of token ids; part of the compiled programs.
-
-    Args:
-      config: of the dual encoder, or another kind of encoder's that is registered here (`JointConfig`).
-      tower_params: as `tower` gives them; for a program without a backward pass also with unstacked layers.
-      tokens: token ids, any integer type [B, L], padded on the right.
-      lengths: number of real tokens of each row, int32 [B]; a row of length 0 gives some finite vector.
-      dtype: of the encoder's matmul operands, float32 or bfloat16.
-      keys: one PRNG key a row [B] switches dropout on.
-      keep_matmuls: as in `jaxretr.models.layers.scan_layers`.
-      words: the tokens' rows of the table at `word_table`, float32 [B, L, D'], where the caller looked them up.
-
-    Returns:
-      float32 [B, D], D being `config.embedding_size`.
-    """
-    stacked = 0 not in tower_params["bert"].get("layers", {})
-    shape, bert_params = config.adapter, tower_params["bert"]
-    if shape is not None and config.lora_merged:
-        shape = shape.without_lora() if shape.bottleneck else None
-    if shape is not None:
-        bert_params = {**bert_params, "adapter": kinds_of(shape, tower_params["adapter"])}
-    encoder = nnx.merge(_graph(config.bert, shape, jnp.dtype(dtype).name, stacked), bert_params)
-    with matmuls_in(dtype):
-        states = encoder(tokens, lengths, keys, keep_matmuls=keep_matmuls, words=words)
-        if config.pooling == "cls":
-            pooled = states[:, 0]
-        else:
-            real = (jnp.arange(states.shape[1]) < lengths[:, None]).astype(states.dtype)
-            # sentence-transformers' smallest divisor: what a row of length 0 is divided by.
-            pooled = jnp.einsum("bld,bl->bd", states, real) / jnp.maximum(lengths, 1e-9)[:, None]
-    if config.projection_size:
-        projection = tower_params["projection"]
-        # One small matmul: float32 costs nothing here, and accelerators would round its operands unasked.
-        pooled = jnp.matmul(pooled, projection["kernel"], precision=jax.lax.Precision.HIGHEST) + projection["bias"]
-    return truncated(pooled, config.embedding_size, normalise=config.normalise)
-
-
-def truncated(embeddings: jax.Array, size: int, *, normalise: bool) -> jax.Array:
-    """The prefix of embeddings that a Matryoshka model was trained for (https://arxiv.org/abs/2205.13147).
-
-    Args:
-      embeddings: float [..., D].
-      size: how many of the first dimensions to keep, at most D.
-      normalise: divide what is left by its length, at least 1e-12.
-
-    Returns:
-      [..., size], of the same type.
-    """
-    embeddings = embeddings[..., :size]
-    if not normalise:
-        return embeddings
-    # x / max(|x|, 1e-12) as torch has it, but with a gradient of 0 where x is 0, not NaN.
-    return embeddings * jax.lax.rsqrt(jnp.maximum(jnp.square(embeddings).sum(axis=-1, keepdims=True), 1e-24))
-
-
-# ---- for users -------------------------------------------------------------------------------------------------------
 
 
 class DualEncoder:
@@ -351,8 +126,6 @@ class DualEncoder:
           UserError: no such folder, an unsupported model, swapped towers, a file that is missing or broken, or more
             dimensions asked for than there are.
         """
-        from jaxretr.models.formats import dual_encoder_folder
-
         config, params, loaded, head = dual_encoder_folder.load(
             path_or_name, passage_path=passage_path, tokenizer=tokenizer, shared=shared, pooling=pooling
         )
@@ -376,13 +149,13 @@ class DualEncoder:
         Raises:
           UserError: the folder holds something else, or cannot be written.
         """
-        from jaxretr.models.formats import dual_encoder_folder
-
-        dual_encoder_folder.save(Path(folder), self)
+        adapters = None if self.config.adapter is None else Adapter.of(self)
+        parts = dual_encoder_folder.Loaded(self.config, self.params, self.tokenizer, self.mlm_head)
+        dual_encoder_folder.save(Path(folder), parts, None if adapters is None else adapters.parts)
 
     # ---- adapters ----------------------------------------------------------------------------------------------------
 
-    def load_adapter(self, path: "str | Path | Adapter", name: str) -> None:
+    def load_adapter(self, path: str | Path | Adapter, name: str) -> None:
         """Loads a relevance module under a name, beside others; `set_adapter` makes it the active one.
 
         Args:
@@ -392,8 +165,6 @@ class DualEncoder:
         Raises:
           UserError: there are no adapters, or they do not fit this encoder.
         """
-        from jaxretr.models.adapter import Adapter
-
         adapter = path if isinstance(path, Adapter) else Adapter.from_pretrained(path, bert=self.config.bert)
         adapter.put_into(self)  # raises for one that does not fit
         self.adapters[name] = adapter
@@ -424,7 +195,7 @@ class DualEncoder:
         if self.config.adapter is None:
             return self
         bare = self.unmerge_lora()
-        return self._changed(dataclasses.replace(bare.config, adapter=None), partition(bare.params, ("adapter",))[0])
+        return self.replaced(dataclasses.replace(bare.config, adapter=None), partition(bare.params, ("adapter",))[0])
 
     def as_plain(self) -> "DualEncoder":
         """The same vectors without adapters: LoRA's products become part of the kernels for good.
@@ -441,7 +212,7 @@ class DualEncoder:
             )
         merged = self.merge_lora()
         config = dataclasses.replace(merged.config, adapter=None, lora_merged=False)
-        return self._changed(config, partition(merged.params, ("adapter",))[0])
+        return self.replaced(config, partition(merged.params, ("adapter",))[0])
 
     def _with_lora(self, merged: bool) -> "DualEncoder":
         shape = self.config.adapter
@@ -451,9 +222,10 @@ class DualEncoder:
             name: {**tower, "bert": merge_lora(tower["bert"], tower["adapter"], shape, sign=1.0 if merged else -1.0)}
             for name, tower in self.params.items()
         }
-        return self._changed(dataclasses.replace(self.config, lora_merged=merged), params)
+        return self.replaced(dataclasses.replace(self.config, lora_merged=merged), params)
 
-    def _changed(self, config: DualEncoderConfig, params: Params) -> "DualEncoder":
+    def replaced(self, config: DualEncoderConfig, params: Params) -> "DualEncoder":
+        """A model of another configuration and other parameters with this one's tokenizer, dtype and head."""
         return DualEncoder(config, params, self.tokenizer, dtype=self.dtype, mlm_head=self.mlm_head)
 
     # ---- encoding ----------------------------------------------------------------------------------------------------

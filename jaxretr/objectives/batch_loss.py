@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxretr.models.dual_encoder import truncated
+from jaxretr.models.embed import truncated
 from jaxretr.objectives.contrastive_losses import NO_PASSAGE, Masks, among, contrastive_losses
 from jaxretr.objectives.contrastive_program import ContrastiveBatch, ContrastiveProgram
 from jaxretr.objectives.corpus_softmax import corpus_logsumexp

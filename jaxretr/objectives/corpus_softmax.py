@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxretr.models.dual_encoder import truncated
+from jaxretr.models.embed import truncated
 from jaxretr.parallel.mesh import DATA
 
 _NOTHING = -1e30

@@ -16,8 +16,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxretr.models.dual_encoder import DualEncoderConfig, embed, tower, word_table
-from jaxretr.models.joint_encoder import JointConfig
+from jaxretr.models.embed import DualEncoderConfig, JointConfig, embed, tower, word_table
 from jaxretr.models.layers import Params
 from jaxretr.objectives.blocks import block_size, block_start, num_blocks
 from jaxretr.objectives.chunks import EmbedRows, bucket_widths, embed_in_chunks

@@ -17,9 +17,8 @@ from jaxretr.config import ArtConfig, Config, ContrastiveConfig, Encoder, MlmCon
 from jaxretr.data.token_store import ids_dtype
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.models.bert import BertConfig
-from jaxretr.models.dual_encoder import DualEncoderConfig, abstract_params
+from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_joint_params, abstract_params
 from jaxretr.models.formats.model_shapes import encoder_shape, scorer_shape, vocabulary_of
-from jaxretr.models.joint_encoder import JointConfig, abstract_joint_params
 from jaxretr.models.layers import Params, define
 from jaxretr.models.mlm import BertMaskedLm
 from jaxretr.models.question_scorer import passage_length

@@ -14,7 +14,7 @@ from jaxretr.data.batches import MadeAhead, QuestionBatches
 from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokens import Template
 from jaxretr.errors import UsageError
-from jaxretr.models.dual_encoder import DualEncoderConfig
+from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.models.scorer import Prompt
 from jaxretr.models.t5 import T5Config

@@ -15,8 +15,8 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.token_statistics import document_frequencies
 from jaxretr.data.tokens import vocabulary_size
 from jaxretr.errors import UsageError
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig
-from jaxretr.models.joint_encoder import JointConfig
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig, JointConfig
 from jaxretr.models.lexical_start import lexical_start
 from jaxretr.objectives.contrastive import ContrastiveBatch, ContrastiveProgram, make_step
 from jaxretr.parallel.hosts import fingerprint

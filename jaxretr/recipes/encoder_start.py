@@ -9,7 +9,8 @@ from jaxretr.errors import UsageError, UserError
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.adapter_layers import check_shape, dense_sizes, init_adapter
 from jaxretr.models.bert import BertConfig
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, init_params
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig, init_params
 from jaxretr.models.formats.model_shapes import encoder_shape, vocabulary_of
 
 

@@ -10,9 +10,9 @@ from jaxretr.config import Encoder, Joint
 from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.errors import UserError
 from jaxretr.models.combined_encoder import CombinedEncoder
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig, JointConfig, joint_params
 from jaxretr.models.formats.model_shapes import encoder_shape
-from jaxretr.models.joint_encoder import JointConfig, joint_params
 from jaxretr.models.layers import Params
 from jaxretr.recipes.encoder_start import encoder_config, load_encoder
 

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxretr.config import Validation
 from jaxretr.data.training_set import TrainingSet
-from jaxretr.models.dual_encoder import embed, tower
+from jaxretr.models.embed import embed, tower
 from jaxretr.models.layers import Params
 from jaxretr.objectives.contrastive import NO_PASSAGE, ContrastiveProgram, Masks, contrastive_losses
 from jaxretr.objectives.live_index import fetch_rows

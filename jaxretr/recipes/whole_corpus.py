@@ -22,8 +22,8 @@ from jaxretr.data.tokens import Template
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.errors import UserError
 from jaxretr.evaluate.retrieval import retrieval_figures
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig
-from jaxretr.models.joint_encoder import JointConfig
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import DualEncoderConfig, JointConfig
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import partition
 from jaxretr.objectives.live_index import IndexProgram, make_refresh, make_search

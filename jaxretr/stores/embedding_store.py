@@ -32,7 +32,7 @@ import numpy as np
 
 from jaxretr.errors import UserError
 from jaxretr.json_dataclass import dataclass_from
-from jaxretr.models.dual_encoder import Side
+from jaxretr.models.embed import Side
 from jaxretr.parallel.hosts import wait_for_all
 from jaxretr.storage.files import atomic_write, sha256, write_whole
 from jaxretr.storage.paths import as_path, files_below, is_remote

@@ -14,7 +14,8 @@ from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.questions import Question
 from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.models.combined_encoder import CombinedEncoder
-from jaxretr.models.dual_encoder import DualEncoder, Side
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import Side
 
 
 def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "passage") -> str:

@@ -4,15 +4,16 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from jaxretr.config import AdapterShape
 from jaxretr.errors import UserError
-from jaxretr.models.adapter import Adapter
 from jaxretr.models.adapter_layers import abstract_adapter
 from jaxretr.models.bert import BertConfig
-from jaxretr.models.dual_encoder import DualEncoderConfig
+from jaxretr.models.embed import DualEncoderConfig
+from jaxretr.models.formats import adapter_formats
 from jaxretr.models.formats.bert_params import check_sizes
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, resolve, some_names, write_safetensors
 from jaxretr.models.layers import Params
@@ -28,6 +29,15 @@ _FORMAT = "jaxretr-adapter"
 _VERSION = 1
 
 
+class AdapterParts(NamedTuple):
+    """What the folder of an adapter contains; see `jaxretr.models.adapter.Adapter`."""
+
+    shape: AdapterShape
+    params: Params
+    encoder: DualEncoderConfig | None = None
+    tokenizer: str | None = None
+
+
 def find(path: str | Path) -> Path | None:
     """The folder of our own adapter that a path leads to: itself, or a model's or a run's; None if there is none."""
     folder = resolve(path)
@@ -35,13 +45,11 @@ def find(path: str | Path) -> Path | None:
     return next((place for place in places if (place / NOTE).is_file()), None)
 
 
-def load(path: str | Path, bert: BertConfig | None) -> Adapter:
+def load(path: str | Path, bert: BertConfig | None) -> AdapterParts:
     """Reads adapters; `Adapter.from_pretrained` documents it."""
     folder = find(path)
     if folder is not None:
         return _load_ours(folder)
-    from jaxretr.models.formats import adapter_formats
-
     folder = resolve(path)
     kind = adapter_formats.kind_of(folder)
     if kind is not None:
@@ -49,13 +57,13 @@ def load(path: str | Path, bert: BertConfig | None) -> Adapter:
             raise UserError(f"{folder}: is a folder of {kind}, which does not describe the encoder; name that as well")
         read = adapter_formats.read_peft if kind == "peft" else adapter_formats.read_adapter_transformers
         shape, params = read(folder, bert)
-        return Adapter(shape, {"shared": params})
+        return AdapterParts(shape, {"shared": params})
     raise UserError(
         f"{folder}: holds no adapters; give a run that was trained with encoder.adapter, or a folder of adapters"
     )
 
 
-def _load_ours(folder: Path) -> Adapter:
+def _load_ours(folder: Path) -> AdapterParts:
     where = str(folder / NOTE)
     content = read_json(folder, NOTE)
     if content.get("format") != _FORMAT or not isinstance(content.get("encoder"), dict):
@@ -65,7 +73,7 @@ def _load_ours(folder: Path) -> Adapter:
     encoder = DualEncoderConfig.from_json(content["encoder"], where)
     if encoder.adapter is None:
         raise UserError(f"{where}: names no adapter; copy the folder again")
-    return Adapter(encoder.adapter, read_modules(folder, encoder), encoder, content.get("tokenizer"))
+    return AdapterParts(encoder.adapter, read_modules(folder, encoder), encoder, content.get("tokenizer"))
 
 
 def read_modules(folder: Path, encoder: DualEncoderConfig) -> Params:
@@ -98,7 +106,7 @@ def read_modules(folder: Path, encoder: DualEncoderConfig) -> Params:
     return unflatten_dict({name: tensors.read(name) for name in wanted}, sep=".")
 
 
-def save(folder: Path, adapter: Adapter) -> None:
+def save(folder: Path, adapter: AdapterParts) -> None:
     """Writes the folder beside its place and renames it; `Adapter.save` documents it."""
     folder = Path(os.path.realpath(folder))
     if folder.is_file():
@@ -112,7 +120,7 @@ def save(folder: Path, adapter: Adapter) -> None:
         write(partial, adapter)
 
 
-def write(folder: Path, adapter: Adapter) -> None:
+def write(folder: Path, adapter: AdapterParts) -> None:
     """Writes an adapter's two files into a folder that is there."""
     if adapter.encoder is None:
         raise UserError("these adapters do not know their encoder; put them into one and save the model")

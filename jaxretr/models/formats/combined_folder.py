@@ -1,15 +1,13 @@
-"""The folder of a combined encoder, and `load_encoder`, which reads the folder of any encoder."""
+"""The folder of a combined encoder: jaxretr.json and the folder of each part."""
 
 import json
 import os
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, NamedTuple, cast
 
-from jaxretr.config import EncodeDtype
 from jaxretr.errors import UserError
-from jaxretr.models.combined_encoder import CombinedEncoder
-from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.formats.dual_encoder_folder import COMBINED_FORMAT
 from jaxretr.models.formats.export_note import NOTE
 from jaxretr.models.formats.hf_files import read_json, resolve, some_names
@@ -21,60 +19,27 @@ _VERSION = 1
 _OURS = (NOTE, "part-[0-9]*", "curve.json", "curve.png")
 
 
-def load_encoder(
-    path_or_name: str | Path,
-    *,
-    dtype: EncodeDtype = "float32",
-    passage_path: str | Path | None = None,
-    tokenizer: str | Path | None = None,
-    pooling: Literal["cls", "mean"] | None = None,
-    truncate_dim: int | None = None,
-) -> DualEncoder | CombinedEncoder:
-    """Loads any encoder: a `DualEncoder`, or a `CombinedEncoder` where the folder holds one.
+class CombinedParts(NamedTuple):
+    """What jaxretr.json says of a combined encoder.
 
-    Args:
-      path_or_name: as for `DualEncoder.from_pretrained` and `CombinedEncoder.from_pretrained`.
-      dtype: of the matmuls' operands when encoding, "float32", "bfloat16" or "auto".
-      passage_path, tokenizer, pooling, truncate_dim: of a dual encoder, see `DualEncoder.from_pretrained`.
-
-    Raises:
-      UserError: as those two do; or one of the settings of a dual encoder is given for a combined one.
+    Attributes:
+      how: as stated; `CombinedEncoder` checks it.
+      weights: of the parts.
+      names: of the parts.
+      folders: of the parts.
     """
-    if Path(path_or_name).expanduser().is_file():  # A .cp file of the original DPR.
-        path: str | Path = path_or_name
-    else:
-        path = resolve(path_or_name)
-        if _is_combined(_model_folder(path)):
-            if truncate_dim is not None:
-                raise UserError(
-                    f"{path_or_name}: a combined model is not cut, its parts are; combine them again with "
-                    f"`jaxretr combine ... --truncate-dim`, one number a part"
-                )
-            given = {"passage_path": passage_path, "tokenizer": tokenizer, "pooling": pooling}
-            if superfluous := next((name for name, value in given.items() if value is not None), None):
-                raise UserError(
-                    f"{path_or_name}: a combined model has all that its parts need; leave {superfluous} out"
-                )
-            encoder = load(path, dtype)
-            encoder.source = str(path_or_name)
-            return encoder
-    encoder = DualEncoder.from_pretrained(
-        path,
-        dtype=dtype,
-        passage_path=passage_path,
-        tokenizer=tokenizer,
-        pooling=pooling,
-        truncate_dim=truncate_dim,
-    )
-    encoder.source = str(path_or_name)
-    return encoder
+
+    how: str
+    weights: list[float]
+    names: list[str]
+    folders: list[Path]
 
 
-def load(path_or_name: str | Path, dtype: EncodeDtype) -> CombinedEncoder:
-    """Reads what `save` wrote; `CombinedEncoder.from_pretrained` documents it."""
-    folder = _model_folder(resolve(path_or_name))
+def read(path_or_name: str | Path) -> CombinedParts:
+    """Reads what `write` wrote; `CombinedEncoder.from_pretrained` documents it."""
+    folder = model_folder(resolve(path_or_name))
     where = folder / NOTE
-    if not _is_combined(folder):
+    if not is_combined(folder):
         raise UserError(f"{folder}: is no combined encoder's folder; load it with DualEncoder.from_pretrained")
     content = read_json(folder, NOTE)
     if content.get("version") != _VERSION:
@@ -90,33 +55,35 @@ def load(path_or_name: str | Path, dtype: EncodeDtype) -> CombinedEncoder:
         and all(fnmatch(place, "part-[0-9]*") and "/" not in place for place in places)
     ):
         raise UserError(f"{where}: was changed, and is no longer what CombinedEncoder.save writes; combine it again")
-    parts = [DualEncoder.from_pretrained(_part(folder, place), dtype=dtype) for place in places]
-    try:
-        encoder = CombinedEncoder(parts, weights, content["how"], names=names)  # pyright: ignore[reportArgumentType]
-        encoder.source = str(path_or_name)
-        return encoder
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+    return CombinedParts(content["how"], weights, names, [_part(folder, place) for place in places])
 
 
-def save(folder: Path, encoder: CombinedEncoder) -> None:
-    """Writes the folder beside its place and renames it; `CombinedEncoder.save` documents it."""
+def write(
+    folder: Path, how: str, weights: Sequence[float], names: Sequence[str], save_parts: Sequence[Callable[[Path], None]]
+) -> None:
+    """Writes the folder under another name and renames it; `CombinedEncoder.save` documents it.
+
+    Args:
+      folder: where it goes.
+      how, weights, names: as in `CombinedParts`.
+      save_parts: each writes its part into a folder.
+    """
     folder = Path(os.path.realpath(folder))
     check_replaceable(folder)
-    places = [f"part-{number}" for number in range(len(encoder.parts))]
+    places = [f"part-{number}" for number in range(len(save_parts))]
     content = {
         "format": COMBINED_FORMAT,
         "version": _VERSION,
-        "how": encoder.config.how,
-        "weights": encoder.config.weights,
+        "how": how,
+        "weights": list(weights),
         "parts": places,
-        "names": encoder.names,
+        "names": list(names),
     }
     with atomic_folder(folder) as partial:
         with atomic_write(partial / NOTE) as file:
             json.dump(content, file, indent=2)
-        for place, part in zip(places, encoder.parts, strict=True):
-            part.save(partial / place)
+        for place, save_part in zip(places, save_parts, strict=True):
+            save_part(partial / place)
 
 
 def check_replaceable(folder: str | Path) -> None:
@@ -128,18 +95,20 @@ def check_replaceable(folder: str | Path) -> None:
         raise UserError(f"{folder}: is a file; choose another name for the model's folder")
     names = sorted(entry.name for entry in folder.iterdir())
     foreign = [name for name in names if not any(fnmatch(name, pattern) for pattern in _OURS)]
-    if foreign or (names and not _is_combined(folder)):
+    if foreign or (names and not is_combined(folder)):
         raise UserError(
             f"{folder}: holds something else than a combined model ({some_names(foreign or names)}); "
             "choose another folder, or empty it"
         )
 
 
-def _model_folder(folder: Path) -> Path:
+def model_folder(folder: Path) -> Path:
+    """Where a run directory has its model; otherwise the folder."""
     return folder / "model" if (folder / "model" / NOTE).exists() else folder  # A run directory.
 
 
-def _is_combined(folder: Path) -> bool:
+def is_combined(folder: Path) -> bool:
+    """Whether `write` wrote the folder."""
     return (folder / NOTE).exists() and read_json(folder, NOTE).get("format") == COMBINED_FORMAT
 
 

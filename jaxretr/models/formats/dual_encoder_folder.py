@@ -14,9 +14,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint
 from jaxretr.errors import UserError
-from jaxretr.models.adapter import Adapter
 from jaxretr.models.bert import BertConfig
-from jaxretr.models.dual_encoder import DualEncoder, DualEncoderConfig, abstract_params
+from jaxretr.models.embed import DualEncoderConfig, abstract_params
 from jaxretr.models.formats import adapter_folder, sentence_transformers
 from jaxretr.models.formats.bert_params import BertCheckpoint, check_sizes, read_checkpoint, read_dpr_cp
 from jaxretr.models.formats.export_note import FORMAT as EXPORT_FORMAT
@@ -47,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class Loaded(NamedTuple):
-    """What is read from a folder.
+    """The parts of a dual encoder as a folder contains them.
 
     Attributes:
       config: of the dual encoder.
@@ -314,8 +313,13 @@ def _check_same_kind(question: DualEncoderConfig, passage: DualEncoderConfig, fo
             )
 
 
-def save(folder: Path, model: DualEncoder) -> None:
-    """Writes our own folder beside its place and renames it; `DualEncoder.save` documents it.
+def save(folder: Path, model: Loaded, adapter: adapter_folder.AdapterParts | None) -> None:
+    """Writes our own folder under another name and renames it; `DualEncoder.save` documents it.
+
+    Args:
+      folder: where it goes.
+      model: its parts.
+      adapter: its adapters, if it has any.
 
     Raises:
       UserError: the folder holds anything but an older model of this kind, or cannot be written.
@@ -329,9 +333,9 @@ def save(folder: Path, model: DualEncoder) -> None:
             json.dump(content, file, indent=2)
         _write_tensors(partial / _WEIGHTS, params)
         # Apart, so that the few megabytes of a relevance module can be taken to another encoder.
-        if model.config.adapter is not None:
+        if adapter is not None:
             (partial / adapter_folder.FOLDER).mkdir()
-            adapter_folder.write(partial / adapter_folder.FOLDER, Adapter.of(model))
+            adapter_folder.write(partial / adapter_folder.FOLDER, adapter)
         if model.mlm_head is not None:
             _write_tensors(partial / _HEAD, model.mlm_head)
         save_tokenizer(model.tokenizer, partial)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from jaxretr.data.tokens import load_tokenizer, vocabulary_size
 from jaxretr.errors import UserError
 from jaxretr.models.bert import BertConfig
-from jaxretr.models.dual_encoder import DualEncoderConfig
+from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.formats import sentence_transformers
 from jaxretr.models.formats.bert_params import bert_shape
 from jaxretr.models.formats.dual_encoder_folder import is_ours, load, model_folder

@@ -14,9 +14,7 @@ import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
+from typing import Literal
 
 from jaxretr.errors import UsageError, UserError
 from jaxretr.json_dataclass import dataclass_from
@@ -30,18 +28,8 @@ from jaxretr.search.scann.tuning import Setting
 from jaxretr.storage.files import atomic_folder
 from jaxretr.stores import manifest
 
-if TYPE_CHECKING:
-    from jaxretr.search.scann.index import ScannIndex
-
 KIND = "scann"
 MANIFEST = manifest.MANIFEST
-
-# Processors differ in the last bits of ScaNN's approximate scores, so a candidate at the edge may change.
-_RECALL_TOLERANCE = 0.002
-
-# Certification questions whose neighbours `verify` computes again, and how near their scores must be: some roundings.
-_GOLDEN = 16
-_SCORE_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,68 +150,3 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
-
-
-def verify(folder: str | Path) -> str:
-    """Compares every file with its sha256, and measures the certificate's recall again.
-
-    Args:
-      folder: what `ScannIndex.save` wrote.
-
-    Returns:
-      What agrees, in one line.
-
-    Raises:
-      UserError: something differs, or ScaNN does not work here, so that the recall cannot be measured.
-    """
-    from jaxretr.search.scann import measure as scann_measure
-    from jaxretr.search.scann.index import ScannIndex
-    from jaxretr.search.scann.process import require_scann
-
-    folder = Path(folder).expanduser()
-    content = manifest.read(folder)
-    if problems := manifest.changed_files(folder, content):
-        raise UserError(f"{folder}: not what was built: {'; '.join(problems)}; build the index again")
-    intact = f"{content.facts.get('rows')} passages, {len(content.files)} files unchanged"
-    if content.facts.get("kind") != "exact":
-        require_scann()
-    index = ScannIndex.load(folder)
-    certificate, questions = index.certificate, index.questions
-    if certificate is None or questions is None:
-        return f"{intact}; there is no certificate"
-    if certificate.stale:
-        return f"{intact}; the certificate is stale: run `jaxretr update {folder}` to measure again"
-    problems = _changed_neighbours(index, questions)
-    found = scann_measure.recalls_again(index, questions)
-    for line, recalls in zip(certificate.lines, found, strict=True):
-        for old, new in zip(line.recalls, recalls, strict=True):
-            if not abs(old.recall - new.recall) <= _RECALL_TOLERANCE:
-                problems.append(
-                    f"target {line.target:g}: recall@{old.k} is {new.recall:.4f} instead of {old.recall:.4f}"
-                )
-    if problems:
-        raise UserError(f"{folder}: not what was certified: {'; '.join(problems)}; build the index again")
-    said = ", ".join(
-        f"{recalls[0].recall:.4f} @{recalls[0].k} for {line.target:g}"
-        for line, recalls in zip(certificate.lines, found, strict=True)
-    )
-    return f"{intact}; recall on {certificate.questions} questions as certified ({said})"
-
-
-def _changed_neighbours(index: "ScannIndex", questions: Questions) -> list[str]:
-    """Whether exact search over the folder's vectors gives the neighbours that were noted."""
-    golden = slice(questions.tuning, questions.tuning + _GOLDEN)
-    vectors = questions.vectors[golden]
-    own = questions.own_rows(index.rows.row_of(), golden)
-    blocks = index.rows.vector_blocks()
-    exact = scann_questions.exact_rows(vectors, own, blocks, certificates.DEPTHS[0], len(index))
-    row_of = index.rows.row_of()
-    for vector, found, names in zip(vectors, exact, questions.neighbours, strict=False):
-        if any(name not in row_of for name in names):
-            return ["a noted neighbour is not among the ids"]
-        noted = [row_of[name] for name in names[: len(found)]]
-        # Scores and not ids: equal scores, up to rounding, have no order.
-        old, new = ([float(index.rows.vector(row) @ vector) for row in some] for some in (noted, found))
-        if not np.allclose(old, new, rtol=_SCORE_TOLERANCE, atol=_SCORE_TOLERANCE * np.abs(new).max()):
-            return ["the exact neighbours of a question are not those that were noted"]
-    return []

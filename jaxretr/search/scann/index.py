@@ -15,21 +15,11 @@ from jaxretr.errors import UserError
 from jaxretr.parallel import memory
 from jaxretr.parallel.machine import cpu_threads
 from jaxretr.search.exact.host_rows import checked_matrix, embedding_matrix
-from jaxretr.search.scann import (
-    folder as scann_folder,
-)
-from jaxretr.search.scann import (
-    measure as scann_measure,
-)
-from jaxretr.search.scann import (
-    process as scann_process,
-)
-from jaxretr.search.scann import (
-    questions as scann_questions,
-)
-from jaxretr.search.scann import (
-    worker as scann_worker,
-)
+from jaxretr.search.scann import folder as scann_folder
+from jaxretr.search.scann import measure as scann_measure
+from jaxretr.search.scann import process as scann_process
+from jaxretr.search.scann import questions as scann_questions
+from jaxretr.search.scann import worker as scann_worker
 from jaxretr.search.scann.build import Plan, check_ids, plan_of, write_vectors
 from jaxretr.search.scann.certificate import Certificate
 from jaxretr.search.scann.folder import Facts

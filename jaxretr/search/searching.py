@@ -13,12 +13,12 @@ import numpy as np
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_questions
 from jaxretr.errors import UsageError, UserError
-from jaxretr.evaluate.runs import Hits, write_trec
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.progress import Progress
 from jaxretr.search.exact import ExactIndex, search_blocks, unique_ids
 from jaxretr.search.exact.shares import merge_hits
 from jaxretr.search.filters import Filters
+from jaxretr.search.runs import Hits, write_trec
 from jaxretr.storage.copies import local_copy
 from jaxretr.stores import manifest
 from jaxretr.stores.embedding_store import EmbeddingStore, is_store

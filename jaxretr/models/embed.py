@@ -1,0 +1,291 @@
+"""What a dual encoder is, and its embeddings as pure functions of parameters and token ids."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxretr.config import AdapterShape
+from jaxretr.errors import UserError
+from jaxretr.json_dataclass import dataclass_from
+from jaxretr.models.adapter_layers import abstract_adapter, check_shape, dense_sizes, init_adapter, kinds_of
+from jaxretr.models.bert import BertConfig, BertEncoder
+from jaxretr.models.layers import Params, define, initialise
+from jaxretr.models.precision import matmuls_in
+
+Side = Literal["question", "passage"]
+
+
+@dataclass(frozen=True)
+class DualEncoderConfig:
+    """What a dual encoder is, beside its weights and its tokenizer."""
+
+    bert: BertConfig
+    shared: bool = False
+    """One tower for questions and passages, or two of the same shape."""
+    pooling: Literal["cls", "mean"] = "cls"
+    projection_size: int | None = None
+    """D of a linear layer after the pooling; None: there is none, and D is the encoder's."""
+    normalise: bool = False
+    """Divide the embedding by its length."""
+    passage_template: Literal["pair", "joined"] = "pair"
+    """[CLS] title [SEP] text [SEP] (ART, DPR), or [CLS] title text [SEP] (sentence-transformers)."""
+    max_question_length: int = 256
+    max_passage_length: int = 256
+    """Tokens, special ones included."""
+    truncate_dim: int | None = None
+    """Only the first so many dimensions (Matryoshka), cut before the embedding is divided by its length."""
+    adapter: AdapterShape | None = None
+    """Modules beside the encoder's layers, in parameters of their own."""
+    lora_merged: bool = False
+    """The encoder's kernels contain LoRA's products, which are not computed apart then."""
+
+    @property
+    def embedding_size(self) -> int:
+        """D: of what comes out, after the projection and after `truncate_dim`."""
+        return self.truncate_dim or self.full_size
+
+    @property
+    def full_size(self) -> int:
+        """D before `truncate_dim`."""
+        return self.projection_size or self.bert.hidden_size
+
+    def __post_init__(self) -> None:
+        """Raises UserError for a `truncate_dim` that the embedding does not have."""
+        if self.truncate_dim is not None and not 1 <= self.truncate_dim <= self.full_size:
+            raise UserError(
+                f"truncate_dim is {self.truncate_dim}, but the embeddings have {self.full_size} dimensions; "
+                f"give 1 to {self.full_size}"
+            )
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], where: str) -> "DualEncoderConfig":
+        """Reads what `dataclasses.asdict` gave.
+
+        Args:
+          values: the parsed JSON object.
+          where: the file it comes from, for errors.
+
+        Raises:
+          UserError: a key is unknown (with a suggestion) or missing, a choice is none of those above, or the adapter is
+            of nothing or beside a layer that BERT does not have.
+        """
+        config = dataclass_from(cls, dict(values), where)
+        for name, choices in (("pooling", ("cls", "mean")), ("passage_template", ("pair", "joined"))):
+            if (value := getattr(config, name)) not in choices:
+                raise UserError(f"{where}: '{name}' is {value!r}; it must be one of {', '.join(choices)}")
+        if config.adapter is not None:
+            try:
+                check_shape(config.adapter, dense_sizes(config.bert))
+            except ValueError as error:
+                raise UserError(f"{where}: {error}; copy the folder again") from None
+        return config
+
+
+@dataclass(frozen=True)
+class JointConfig:
+    """A base encoder trained jointly with a frozen lexical one (SPAR: Chen et al. 2022, section 3.3).
+
+    The query embedding is the concatenation [Q(q); w Q_L(q)], so that the score is sim + w sim_L; the scalar w is a
+    parameter like any other. Both encoders read the same token ids; encoders with different tokenizers can be combined
+    afterwards, see `jaxretr.models.combined_encoder`. The properties are those of `DualEncoderConfig` that compiled
+    programs read.
+    """
+
+    base: DualEncoderConfig
+    lexical: DualEncoderConfig
+    """Frozen; without dropout."""
+
+    @property
+    def embedding_size(self) -> int:
+        """Of the concatenation."""
+        return self.base.embedding_size + self.lexical.embedding_size
+
+    @property
+    def normalise(self) -> bool:
+        """Each part is normalised, or not, by itself."""
+        return False
+
+    @property
+    def bert(self) -> BertConfig:
+        """The trained one, whose dropout is drawn."""
+        return self.base.bert
+
+    @property
+    def passage_template(self) -> str:
+        """Of both."""
+        return self.base.passage_template
+
+    @property
+    def max_question_length(self) -> int:
+        """Of both."""
+        return self.base.max_question_length
+
+    @property
+    def max_passage_length(self) -> int:
+        """Of both."""
+        return self.base.max_passage_length
+
+
+# ---- parameters -----------------------------------------------------------------------------------------------------
+
+
+def init_params(config: DualEncoderConfig, seed: int) -> Params:
+    """Draws fresh parameters.
+
+    Returns:
+      {"shared": tower} or {"question": tower, "passage": tower}, where a tower is {"bert": parameters of BertEncoder}
+      and, if there is a projection, {"projection": {"kernel": [D_bert, D], "bias": [D]}}; if there are adapters,
+      {"adapter": as by `init_adapter`}; float32. Two towers start equal, as they do from one pretrained encoder: a
+      text's embeddings on both sides are then near each other.
+    """
+
+    def draw() -> Params:
+        params: Params = {"bert": initialise(lambda rngs: BertEncoder(config.bert, rngs=rngs), seed)}
+        if config.projection_size:
+            shape = (config.bert.hidden_size, config.projection_size)
+            key = jax.random.fold_in(jax.random.key(seed), 1)
+            kernel = config.bert.initializer_range * jax.random.normal(key, shape, jnp.float32)
+            params["projection"] = {"kernel": kernel, "bias": jnp.zeros(shape[1:], jnp.float32)}
+        if config.adapter is not None:
+            params["adapter"] = init_adapter(config.adapter, config.bert, seed)
+        return params
+
+    return {name: draw() for name in _towers(config)}
+
+
+def abstract_params(config: DualEncoderConfig) -> Params:
+    """The shapes of the parameters (ShapeDtypeStructs), laid out as by `init_params`; allocates nothing."""
+    tower: Params = {"bert": define(lambda rngs: BertEncoder(config.bert, rngs=rngs))[1]}
+    if config.projection_size:
+        shape = (config.bert.hidden_size, config.projection_size)
+        tower["projection"] = {
+            "kernel": jax.ShapeDtypeStruct(shape, jnp.float32),
+            "bias": jax.ShapeDtypeStruct(shape[1:], jnp.float32),
+        }
+    if config.adapter is not None:
+        tower["adapter"] = abstract_adapter(config.adapter, config.bert)
+    return dict.fromkeys(_towers(config), tower)
+
+
+def _towers(config: DualEncoderConfig) -> tuple[str, ...]:
+    return ("shared",) if config.shared else ("question", "passage")
+
+
+def joint_params(base: Params, lexical: Params, weight: float) -> Params:
+    """The parameters of both encoders and the weight of the lexical score, as `tower` and `embed` read them."""
+    return {"base": base, "lexical": lexical, "weight": jnp.asarray(weight, jnp.float32)}
+
+
+def abstract_joint_params(config: JointConfig) -> Params:
+    """The shapes of `joint_params`; allocates nothing."""
+    parts = {"base": abstract_params(config.base), "lexical": abstract_params(config.lexical)}
+    return {**parts, "weight": jax.ShapeDtypeStruct((), jnp.float32)}
+
+
+def tower(params: Params, side: Side) -> Params:
+    """The parameters of the tower that reads questions or passages; also of a part of all parameters, see `partition`."""
+    if "base" in params or "lexical" in params:  # of a JointConfig
+        parts = {name: tower(params[name], side) for name in ("base", "lexical") if name in params}
+        # The weight of the lexical score sits on the question's side alone.
+        return {**parts, "weight": params["weight"]} if side == "question" and "weight" in params else parts
+    return params["shared"] if "shared" in params else params.get(side, {})
+
+
+def word_table(tower_params: Params) -> tuple[str, ...] | None:
+    """The path of the table of word embeddings in a tower's parameters; None if it is not among them (not trained)."""
+    for path in (("bert", "word_embedding", "table"), ("base", "bert", "word_embedding", "table")):
+        found: Any = tower_params
+        for name in path:
+            found = found.get(name, {}) if isinstance(found, dict) else {}
+        if not isinstance(found, dict):
+            return path
+    return None
+
+
+# ---- embeddings -----------------------------------------------------------------------------------------------------
+
+
+def embed(
+    config: DualEncoderConfig | JointConfig,
+    tower_params: Params,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    *,
+    dtype: Any,
+    keys: jax.Array | None = None,
+    keep_matmuls: bool = False,
+    words: jax.Array | None = None,
+) -> jax.Array:
+    """Embeds rows of token ids; part of the compiled programs.
+
+    Args:
+      config: of the dual encoder, or of the two that are trained jointly.
+      tower_params: as `tower` gives them; for a program without a backward pass also with unstacked layers.
+      tokens: token ids, any integer type [B, L], padded on the right.
+      lengths: number of real tokens of each row, int32 [B]; a row of length 0 gives some finite vector.
+      dtype: of the encoder's matmul operands, float32 or bfloat16.
+      keys: one PRNG key a row [B] switches dropout on.
+      keep_matmuls: as in `jaxretr.models.layers.scan_layers`.
+      words: the tokens' rows of the table at `word_table`, float32 [B, L, D'], where the caller looked them up.
+
+    Returns:
+      float32 [B, D], D being `config.embedding_size`.
+    """
+    if isinstance(config, JointConfig):
+        settings = {"dtype": dtype, "keys": keys, "keep_matmuls": keep_matmuls, "words": words}
+        base = embed(config.base, tower_params["base"], tokens, lengths, **settings)
+        lexical = embed(config.lexical, tower_params["lexical"], tokens, lengths, dtype=dtype)
+        if "weight" in tower_params:  # the query side
+            lexical = tower_params["weight"] * lexical
+        return jnp.concatenate([base, lexical], axis=-1)
+    stacked = 0 not in tower_params["bert"].get("layers", {})
+    shape, bert_params = config.adapter, tower_params["bert"]
+    if shape is not None and config.lora_merged:
+        shape = shape.without_lora() if shape.bottleneck else None
+    if shape is not None:
+        bert_params = {**bert_params, "adapter": kinds_of(shape, tower_params["adapter"])}
+    encoder = nnx.merge(_graph(config.bert, shape, jnp.dtype(dtype).name, stacked), bert_params)
+    with matmuls_in(dtype):
+        states = encoder(tokens, lengths, keys, keep_matmuls=keep_matmuls, words=words)
+        if config.pooling == "cls":
+            pooled = states[:, 0]
+        else:
+            real = (jnp.arange(states.shape[1]) < lengths[:, None]).astype(states.dtype)
+            # sentence-transformers' smallest divisor: what a row of length 0 is divided by.
+            pooled = jnp.einsum("bld,bl->bd", states, real) / jnp.maximum(lengths, 1e-9)[:, None]
+    if config.projection_size:
+        projection = tower_params["projection"]
+        # One small matmul: float32 costs nothing here, and accelerators would round its operands unasked.
+        pooled = jnp.matmul(pooled, projection["kernel"], precision=jax.lax.Precision.HIGHEST) + projection["bias"]
+    return truncated(pooled, config.embedding_size, normalise=config.normalise)
+
+
+@cache
+def _graph(bert: BertConfig, adapter: AdapterShape | None, dtype: str, stacked: bool) -> Any:
+    def make(rngs: nnx.Rngs) -> BertEncoder:
+        return BertEncoder(bert, adapter=adapter, dtype=jnp.dtype(dtype), stacked=stacked, rngs=rngs)
+
+    return define(make)[0]
+
+
+def truncated(embeddings: jax.Array, size: int, *, normalise: bool) -> jax.Array:
+    """The prefix of embeddings that a Matryoshka model was trained for (https://arxiv.org/abs/2205.13147).
+
+    Args:
+      embeddings: float [..., D].
+      size: how many of the first dimensions to keep, at most D.
+      normalise: divide what is left by its length, at least 1e-12.
+
+    Returns:
+      [..., size], of the same type.
+    """
+    embeddings = embeddings[..., :size]
+    if not normalise:
+        return embeddings
+    # x / max(|x|, 1e-12) as torch has it, but with a gradient of 0 where x is 0, not NaN.
+    return embeddings * jax.lax.rsqrt(jnp.maximum(jnp.square(embeddings).sum(axis=-1, keepdims=True), 1e-24))
