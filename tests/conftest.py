@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Through the environment, so that the processes that tests start keep and read the same programs.
@@ -15,6 +16,25 @@ import pytest
 
 # Before anything asks for a device: the backend reads the number once.
 jax.config.update("jax_num_cpu_devices", 8)
+
+
+SLOW = Path(__file__).parent / "slow_tests.txt"
+
+
+@pytest.hookimpl(tryfirst=True)  # Before pytest leaves out what has the mark.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the tests that tests/slow_tests.txt names as slow."""
+    slow = {line for line in SLOW.read_text().splitlines() if line and not line.startswith("#")}
+    found = set()
+    for item in items:
+        name = item.nodeid.removeprefix("tests/")
+        names = {name, name.split("[")[0], name.split("::")[0]} & slow
+        if names:
+            item.add_marker("slow")
+            found |= names
+    whole_run = not config.args or [Path(argument).resolve() for argument in config.args] == [SLOW.parent]
+    if unknown := sorted(slow - found if whole_run else ()):
+        raise pytest.UsageError(f"{SLOW.name}: no such test: {', '.join(unknown[:3])}; correct or remove the line")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -64,8 +84,31 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# ---- what is printed at the end --------------------------------------------------------------------------------------
+
+_left_out = pytest.StashKey[int]()
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        slow[0].config.stash[_left_out] = len(slow)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist, which prints nothing itself
+        session.config.workeroutput["left_out"] = session.config.stash.get(_left_out, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[_left_out] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints what tests measured (`record_property`), also where other processes ran them."""
+    """Prints what tests measured (`record_property`), also where other processes ran them, and what was left out."""
     for report in terminalreporter.stats.get("passed", []):
         for name, value in report.user_properties:
             terminalreporter.write_line(f"{name}: {value}")
+    if count := terminalreporter.config.stash.get(_left_out, 0):
+        terminalreporter.write_line(f"{count} slow tests were left out; run them with: make test-slow")

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from peers import torch
 from safetensors.numpy import load_file, save_file
 from tiny import BERT, lively
 
@@ -27,8 +28,6 @@ from jaxretr.models.embed import DualEncoderConfig, embed
 from jaxretr.models.formats import bert_params
 from jaxretr.models.formats.adapter_formats import kind_of, read_adapter_transformers, read_peft, write_peft
 from jaxretr.models.layers import Params
-
-torch = pytest.importorskip("torch", reason="the formats are torch's: pip install torch")
 
 THEIRS = Path(__file__).parent / "data/adapter_transformers"
 ALL = ("query", "key", "value", "attention_out", "ffn_in", "ffn_out")

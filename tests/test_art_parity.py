@@ -14,13 +14,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from peers import torch, transformers
 from tiny import DATA, art_config, few_padding_rows, write_models
 
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.recipes.art import ArtRun
-
-torch = pytest.importorskip("torch", reason="parity is measured against PyTorch: pip install torch")
-transformers = pytest.importorskip("transformers", reason="parity is measured against transformers")
 
 STEPS, REFRESH_EVERY, TOP_K = 50, 20, 4
 SEED = 6  # Of the batches: one that keeps the ranks of all steps apart.

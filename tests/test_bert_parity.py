@@ -13,14 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from peers import torch, transformers
 
 from jaxretr.models.bert import BertConfig, BertEncoder
 from jaxretr.models.formats.bert_params import BertCheckpoint, export_bert, read_checkpoint
 from jaxretr.models.formats.hf_files import write_safetensors
 from jaxretr.models.layers import define
-
-torch = pytest.importorskip("torch", reason="parity is measured against PyTorch: pip install torch")
-transformers = pytest.importorskip("transformers", reason="parity is measured against transformers")
 
 SEED = 11
 LENGTHS = np.array([9, 4, 1], np.int32)  # Padded rows, down to a single token.

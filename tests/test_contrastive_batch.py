@@ -16,14 +16,13 @@ import pytest
 from contrastive_reference import Examples
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from peers import torch
 from tiny import contrastive_program
 
 from jaxretr.config import Typos
 from jaxretr.objectives.contrastive import NO_PASSAGE, ContrastiveBatch, ContrastiveProgram, batch_loss
 from jaxretr.parallel.mesh import DATA, make_mesh
 from jaxretr.state import CorpusState
-
-torch = pytest.importorskip("torch", reason="the definition is written in PyTorch: pip install torch")
 
 B, C, Q, D, N, CORPUS = 8, 4, 3, 16, 32, 27
 """27 passages of the corpus, and 3 that only the training file has, in 32 rows: 4 a device of 8."""

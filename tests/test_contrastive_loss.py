@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peers import torch
 
 from jaxretr.objectives.contrastive import NO_PASSAGE, Masks, contrastive_losses
-
-torch = pytest.importorskip("torch", reason="parity is measured against PyTorch: pip install torch")
 
 SEED = 11
 

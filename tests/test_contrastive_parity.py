@@ -14,13 +14,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from peers import torch, transformers
 from tiny import BERT, compiled_quickly, contrastive_config, few_padding_rows, write_models, write_supervised
 
 from jaxretr.models.formats.bert_params import export_bert
 from jaxretr.recipes.contrastive import ContrastiveRun
-
-torch = pytest.importorskip("torch", reason="parity is measured against PyTorch: pip install torch")
-transformers = pytest.importorskip("transformers", reason="parity is measured against transformers")
 
 STEPS, BATCH, MOST = 5, 8, 3
 RATE, WARMUP, DECAY, CLIP = 1e-3, 0.4, 0.1, 10.0

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from peers import torch
 
 from jaxretr.objectives.distillation import kl_divergence, margin_mse
-
-torch = pytest.importorskip("torch", reason="parity is measured against PyTorch: pip install torch")
 
 SEED = 5
 Loss = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from peers import sentence_transformers as peer
+from peers import torch
 from tiny import BERT, DATA
 
 from jaxretr import DualEncoder
@@ -13,8 +15,6 @@ from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # Everything is on disk; nothing here may wait for a network.
-torch = pytest.importorskip("torch", reason="parity is measured against PyTorch: pip install torch")
-peer = pytest.importorskip("sentence_transformers", reason="pip install sentence-transformers")
 
 TEXTS = [
     "",

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from peers import datasets, mteb
 
 import jaxretr
 from jaxretr.assets import ENCODER_SMALL, QUICKSTART
@@ -18,9 +19,6 @@ from jaxretr.evaluate.measuring import run_of
 from jaxretr.evaluate.mteb_adapter import MtebModel
 from jaxretr.evaluate.searches import encoder_search
 from jaxretr.models.dual_encoder import DualEncoder
-
-mteb = pytest.importorskip("mteb")
-datasets = pytest.importorskip("datasets")
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,12 @@ import jax
 import numpy as np
 import optax
 import pytest
+from peers import torch
 
 from jaxretr.config import Optimizer
 from jaxretr.models.bert import BertConfig
 from jaxretr.models.embed import DualEncoderConfig, abstract_params
 from jaxretr.optim import build, decays, schedule
-
-torch = pytest.importorskip("torch", reason="parity is measured against PyTorch: pip install torch")
 
 SEED = 3
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from peers import torch, transformers
 from tiny import DATA, T5, lively
 
 from jaxretr.data.readers import read_corpus
@@ -20,9 +21,6 @@ from jaxretr.models.layers import initialise
 from jaxretr.models.question_scorer import QuestionScorer, rectangle
 from jaxretr.models.scorer import Prompt, encoder_input, score_pairs
 from jaxretr.models.t5 import T5Model
-
-torch = pytest.importorskip("torch", reason="parity is measured against PyTorch: pip install torch")
-transformers = pytest.importorskip("transformers", reason="parity is measured against transformers")
 
 MAX_LENGTH, MAX_QUESTION_LENGTH = 64, 24
 PASSAGES = [

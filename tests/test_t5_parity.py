@@ -10,15 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
+from peers import torch, transformers
 
 from jaxretr.errors import UserError
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, write_safetensors
 from jaxretr.models.formats.t5_params import export_t5, import_t5, read
 from jaxretr.models.layers import define
 from jaxretr.models.t5 import T5Config, T5Model, relative_bucket
-
-torch = pytest.importorskip("torch", reason="parity is measured against PyTorch: pip install torch")
-transformers = pytest.importorskip("transformers", reason="parity is measured against transformers")
 
 SEED = 7
 LENGTHS = np.array([11, 5, 1], np.int32)
