@@ -22,13 +22,21 @@ _CLASSES = {
     "UserError": "jaxretr.errors",
 }
 _FUNCTIONS = {
+    "adapt": "jaxretr.adaptation",
+    "assemble": "jaxretr.models.assembling",
+    "combine": "jaxretr.models.combining",
     "encode": "jaxretr.stores.encoding",
     "evaluate_model": "jaxretr.evaluate.beir",
+    "export": "jaxretr.export.exporting",
+    "fuse": "jaxretr.evaluate.run_fusion",
     "load_config": "jaxretr.experiment",
     "load_encoder": "jaxretr.models.combined_encoder",
     "mteb_model": "jaxretr.evaluate.mteb_adapter",
     "search": "jaxretr.search.searching",
     "train": "jaxretr.train",
+    "tune": "jaxretr.evaluate.weight_tuning",
+    "update": "jaxretr.search.scann.update",
+    "verify": "jaxretr.export.exporting",
 }
 
 __all__ = [
@@ -42,28 +50,43 @@ __all__ = [
     "ScannIndex",
     "TypoGenerator",
     "UserError",
+    "adapt",
+    "assemble",
+    "combine",
     "encode",
     "evaluate_model",
+    "export",
+    "fuse",
     "load_config",
     "load_encoder",
     "mteb_model",
     "search",
     "train",
+    "tune",
+    "update",
+    "verify",
 ]
 
 if TYPE_CHECKING:
+    from jaxretr.adaptation import adapt
     from jaxretr.data.typos import TypoGenerator
     from jaxretr.errors import UserError
     from jaxretr.evaluate.beir import evaluate_model
     from jaxretr.evaluate.mteb_adapter import mteb_model
+    from jaxretr.evaluate.run_fusion import fuse
+    from jaxretr.evaluate.weight_tuning import tune
     from jaxretr.experiment import load_config
+    from jaxretr.export.exporting import export, verify
     from jaxretr.models.adapter import Adapter
+    from jaxretr.models.assembling import assemble
     from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder
+    from jaxretr.models.combining import combine
     from jaxretr.models.dual_encoder import DualEncoder
     from jaxretr.models.question_scorer import QuestionScorer
     from jaxretr.search.bm25 import Bm25Index
     from jaxretr.search.exact import ExactIndex
     from jaxretr.search.scann.index import ScannIndex
+    from jaxretr.search.scann.update import update
     from jaxretr.search.searching import search
     from jaxretr.stores.embedding_store import EmbeddingStore
     from jaxretr.stores.encoding import encode

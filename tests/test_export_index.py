@@ -532,20 +532,16 @@ def test_options_of_other_targets(capsys: pytest.CaptureFixture[str], given: lis
 
 
 def test_scann_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `jaxretr export --to scann` finds in its arguments, given or not."""
+    """What `jaxretr export --to scann` passes on, given or not."""
     seen: list[Any] = []
-    fake = type(sys)("jaxretr.commands.export_scann")
-    fake.run = seen.append  # pyright: ignore[reportAttributeAccessIssue]
-    monkeypatch.setitem(sys.modules, "jaxretr.commands.export_scann", fake)
-    monkeypatch.setattr("jaxretr.commands.export_scann", fake, raising=False)
+    monkeypatch.setattr("jaxretr.export.exporting._scann", lambda model, *given: seen.append(given))
     assert cli.main(["export", "model", "--out", "out", "--to", "scann", "--index", "store"]) == 0
     assert cli.main(
         ["export", "m", "--out", "o", "--to", "scann", "--index", "s", "--target-recall", "0.9,.95", "-k", "100"]
     ) == 0  # fmt: skip
-    names = ("index", "out", "target_recall", "queries", "k", "seed", "train_size")
-    assert [[getattr(args, name) for name in names] for args in seen] == [
-        ["store", "out", (0.95,), None, 10, 0, None],
-        ["s", "o", (0.9, 0.95), None, 100, 0, None],
+    assert seen == [
+        (Path("out"), "store", None, 10, 0, 0.95, None),
+        (Path("o"), "s", None, 100, 0, (0.9, 0.95), None),
     ]
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from jaxretr.commands.weight_curve import Curve, halves, trace
 from jaxretr.evaluate.metrics import mean
 from jaxretr.evaluate.significance import compare, paired_t_test
+from jaxretr.evaluate.weight_curve import Curve, halves, trace
 
 IDS = [f"q{number}" for number in range(40)]
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.commands.hits import check_output
 from jaxretr.errors import UserError
 from jaxretr.evaluate.rank_overlap import find_shared, overlap_at, rank_biased_overlap, ranked_ids
 from jaxretr.evaluate.runs import read_run
 from jaxretr.evaluate.significance import bootstrap_interval
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import atomic_write, check_output
 
 log = logging.getLogger(__name__)
 

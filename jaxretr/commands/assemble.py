@@ -1,29 +1,51 @@
-"""`jaxretr assemble`: a relevance module and a domain's encoder as one model."""
+"""`jaxretr assemble`: a relevance module in the encoder of a domain."""
 
 import argparse
-import dataclasses
 
-from jaxretr.commands.model import check_finished
-from jaxretr.errors import UsageError
-from jaxretr.models.adapter import Adapter
-from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.commands.parsing import Commands
+
+
+def add_commands(commands: Commands) -> None:
+    """Adds the command."""
+    add = commands.command(
+        "assemble",
+        "Insert a relevance module into the encoder of a domain (DDR); the result is an ordinary model.",
+        "jaxretr assemble --rem runs/rem --dam runs/medical_dam --out models/medical\n"
+        "  jaxretr assemble --rem peft_folder --dam bert-base-uncased --pooling mean --out models/m",
+    ).add_argument
+    add(
+        "--rem",
+        metavar="R",
+        required=True,
+        help="adapters: a run that trained them, a model that contains them, or a folder of adapters in our layout, "
+        "PEFT's or that of adapter-transformers",
+    )
+    add(
+        "--dam",
+        metavar="D",
+        required=True,
+        help="the domain's encoder: a masked language modelling run, or a folder or hub name of a BERT",
+    )
+    add("--out", metavar="DIR", required=True, help="a new or empty folder, or an older model")
+    add(
+        "--pooling",
+        choices=("cls", "mean"),
+        help="for adapters in other layouts, which do not state it (default: mean, as in DDR)",
+    )
+    add(
+        "--normalise",
+        action="store_true",
+        help="likewise: normalise embeddings to unit length, as DDR does for Chinese",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
-    """Loads both parts and writes the model."""
-    for part in (args.rem, args.dam):
-        check_finished(part)
-    domain = DualEncoder.from_pretrained(args.dam)
-    adapter = Adapter.from_pretrained(args.rem, bert=domain.config.bert)
-    if adapter.encoder is None:
-        settings = dataclasses.replace(domain.config, pooling=args.pooling or "mean", normalise=args.normalise)
-        adapter = dataclasses.replace(adapter, encoder=dataclasses.replace(settings, adapter=adapter.shape))
-    elif args.pooling is not None or args.normalise:
-        raise UsageError(f"{args.rem}: says how it pools and normalises; leave --pooling and --normalise out")
-    model = adapter.put_into(domain)
-    model.save(args.out)
+    """Assembles, and prints what the model is."""
+    from jaxretr.models.assembling import assemble
+
+    model = assemble(args.rem, args.dam, out=args.out, pooling=args.pooling, normalise=args.normalise)
     config = model.config
     print(
-        f"{args.out}: {adapter.size:,} parameters of adapters in the encoder of {args.dam}, {config.pooling} pooling, "
-        f"{config.embedding_size} dimensions"
+        f"{args.out}: {model.adapter_size:,} parameters of adapters in the encoder of {args.dam}, {config.pooling} "
+        f"pooling, {config.embedding_size} dimensions"
     )

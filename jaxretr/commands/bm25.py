@@ -3,10 +3,11 @@
 import argparse
 import logging
 
-from jaxretr.commands.hits import check_output, write_hits
+from jaxretr.commands.outputs import write_hits
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.evaluate.runs import Hits
 from jaxretr.evaluate.searches import bm25_search
+from jaxretr.storage.files import check_output
 
 log = logging.getLogger(__name__)
 

@@ -1,66 +1,50 @@
 """`jaxretr combine`: several models as one, or other weights for a combined one."""
 
 import argparse
-from collections.abc import Sequence
 
-from jaxretr.commands.model import check_finished
-from jaxretr.config import EncodeDtype
-from jaxretr.errors import UsageError, UserError
-from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder
-from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.formats.combined_folder import check_replaceable
+from jaxretr.commands import weights
+from jaxretr.commands.parsing import Commands
+
+
+def add_commands(commands: Commands) -> None:
+    """Adds the command."""
+    add = commands.command(
+        "combine",
+        "Combine several models into one, as SPAR does: their vectors are concatenated (or added), with weights on the\n"
+        "query side; or give a combined model new weights, for which the corpus need not be encoded again.",
+        "jaxretr combine runs/dpr runs/lexical --weight 0.7 --out models/spar\n"
+        "  jaxretr combine models/spar --weight 1.4 --out models/spar_1.4",
+    ).add_argument
+    add(
+        "models",
+        metavar="MODEL",
+        nargs="+",
+        help=f"the base and further models, each {weights.MODEL}; or one combined model",
+    )
+    add(
+        *("--weight", "-w"),
+        type=weights.weight,
+        action="append",
+        required=True,
+        dest="weights",
+        metavar="W",
+        help="query-side weight of the second model; repeat for each further model (the first has weight 1)",
+    )
+    weights.add_how(add)
+    add(
+        "--truncate-dim",
+        type=weights.sizes,
+        metavar="N,N",
+        help="keep the first N dimensions of each model, for models trained with Matryoshka losses; 'all' keeps all",
+    )
+    add("--out", metavar="DIR", required=True, help="a new or empty folder, or an older combined model")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Loads the models and writes them as one."""
-    check_replaceable(args.out)
-    encoder = load_models(args.models, args.how, args.truncate_dim)
-    further = len(encoder.parts) - 1
-    if len(args.weights) != further:
-        raise UsageError(
-            f"{len(args.weights)} weights for {further} models besides the first; give --weight once for each of them"
-        )
-    encoder = encoder.with_weights([1.0, *args.weights])
-    encoder.save(args.out)
-    weighted = " + ".join(
-        f"{weight:g} {name}" for weight, name in zip(encoder.config.weights, encoder.names, strict=True)
-    )
-    print(f"{args.out}: {weighted}, {encoder.config.how}, {encoder.config.embedding_size} dimensions")
+    """Combines, and prints the formula."""
+    from jaxretr.models.combining import combine
 
-
-def load_models(
-    models: Sequence[str],
-    how: str | None,
-    sizes: Sequence[int | None] | None = None,
-    compute: EncodeDtype = "float32",
-) -> CombinedEncoder:
-    """Loads several dual encoders as one with the weights 1, or one combined encoder with its own.
-
-    Args:
-      models: as the user named them.
-      how: None: as the combined model says, else "concatenate".
-      sizes: how many dimensions to keep of each model; None: all of them.
-      compute: of the matmuls, as `DualEncoder` takes it.
-    """
-    for model in models:
-        check_finished(model)
-    if len(models) == 1:
-        encoder = load_encoder(models[0], dtype=compute)
-        if not isinstance(encoder, CombinedEncoder):
-            raise UsageError(f"{models[0]}: is a single model; name the one to combine it with as well")
-        if sizes is not None:
-            raise UsageError("--truncate-dim cuts models that are being combined; name them, not the combined one")
-        if how in (None, encoder.config.how):
-            return encoder
-        return CombinedEncoder(encoder.parts, encoder.config.weights, how, names=encoder.names)  # pyright: ignore[reportArgumentType]
-    if sizes is not None and len(sizes) != len(models):
-        raise UsageError(
-            f"--truncate-dim gives {len(sizes)} sizes for {len(models)} models; give one for each, or 'all'"
-        )
-    parts = []
-    for model, size in zip(models, sizes or [None] * len(models), strict=True):
-        part = load_encoder(model, truncate_dim=size, dtype=compute)
-        if not isinstance(part, DualEncoder):
-            raise UserError(f"{model}: is a combined model already; name its parts, {model}/part-0 and so on")
-        parts.append(part)
-    return CombinedEncoder(parts, [1.0] * len(parts), how or "concatenate", names=models)  # pyright: ignore[reportArgumentType]
+    encoder = combine(args.models, args.weights, out=args.out, how=args.how, truncate_dims=args.truncate_dim)
+    parts = zip(encoder.config.weights, encoder.names, strict=True)
+    formula = " + ".join(f"{weight:g} {name}" for weight, name in parts)
+    print(f"{args.out}: {formula}, {encoder.config.how}, {encoder.config.embedding_size} dimensions")

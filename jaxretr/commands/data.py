@@ -4,7 +4,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-from jaxretr.commands.hits import check_output, say_written
+from jaxretr.commands.outputs import say_written
 from jaxretr.data.formats.examples import joined
 from jaxretr.data.formats.training_formats import (
     ROW_FORMATS,
@@ -16,6 +16,7 @@ from jaxretr.data.formats.training_formats import (
 from jaxretr.data.readers import read_corpus
 from jaxretr.errors import UsageError, UserError
 from jaxretr.progress import counted
+from jaxretr.storage.files import check_output
 
 
 def run(args: argparse.Namespace) -> None:

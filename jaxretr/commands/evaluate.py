@@ -8,7 +8,6 @@ from pathlib import Path
 
 from jaxretr.commands import metric_curves
 from jaxretr.commands.evaluate_options import check_baselines, check_typos
-from jaxretr.commands.hits import check_output
 from jaxretr.commands.pictures import check_ending
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
@@ -18,6 +17,7 @@ from jaxretr.evaluate import metrics
 from jaxretr.evaluate.beir import BM25, Measure, by_qrels, model_run, read_baselines, report_of, with_bm25
 from jaxretr.evaluate.measuring import OF_ANSWERS, OF_QRELS, Run, cut_of_answers, depth, of_answers
 from jaxretr.evaluate.runs import read_run
+from jaxretr.storage.files import check_output
 
 log = logging.getLogger(__name__)
 

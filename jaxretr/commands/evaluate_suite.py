@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxretr.commands.hits import check_output
-from jaxretr.commands.model import check_finished, load_model
+from jaxretr.commands.model import load_model
 from jaxretr.data.readers import read_beir
 from jaxretr.data.text_rows import find_input
 from jaxretr.errors import UserError
@@ -19,7 +18,8 @@ from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import OF_QRELS, Values, depth, of_qrels, run_of, warn_of_missing
 from jaxretr.evaluate.searches import encoder_search
 from jaxretr.models.combined_encoder import parts_of
-from jaxretr.storage.files import atomic_write, sha256
+from jaxretr.models.formats.dual_encoder_folder import check_finished
+from jaxretr.storage.files import atomic_write, check_output, sha256
 from jaxretr.stores.fingerprints import model_fingerprint
 from jaxretr.tables import Cell, Grid, Row, render
 

@@ -14,8 +14,7 @@ from jaxretr.commands.altered_questions import (
     read_splits,
     share_changed,
 )
-from jaxretr.commands.hits import check_output
-from jaxretr.commands.model import check_finished, load_model
+from jaxretr.commands.model import load_model
 from jaxretr.commands.typo_report import CLEAN, Figures, Kind, Report, figures_of
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
@@ -24,6 +23,8 @@ from jaxretr.data.typos import PROFILES, TypoGenerator
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.measuring import OF_QRELS, Search
 from jaxretr.evaluate.searches import bm25_search, encoder_search
+from jaxretr.models.formats.dual_encoder_folder import check_finished
+from jaxretr.storage.files import check_output
 
 log = logging.getLogger(__name__)
 

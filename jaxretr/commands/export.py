@@ -1,40 +1,107 @@
-"""`jaxretr export`: a model, its encoder, or a corpus's embeddings in another library's layout."""
+"""`jaxretr export`: a model, its encoder or an index for another library."""
 
 import argparse
 
-from jaxretr.commands import export_options
-from jaxretr.commands.model import load_model
-from jaxretr.export.folder import check_arguments, check_free, export
+from jaxretr.commands.parsing import Commands, add_model, at_least_one, from_zero
+
+_OPTIONS = (
+    *("layout", "license", "side", "index", "corpus", "restricts", "crowding", "since"),
+    *("faiss_kind", "queries", "k", "seed", "target_recall", "train_size"),
+)
+
+# As in jaxretr/export/exporting.py, which imports numpy.
+_TARGETS = (
+    *("huggingface", "sentence-transformers", "jaxretr"),
+    *("onnx", "stablehlo"),
+    *("scann", "vertex", "pyserini", "faiss"),
+)
+
+
+def add_commands(commands: Commands) -> None:
+    """Adds the command."""
+    parser = commands.command(
+        "export",
+        "Export a model to the layout of another library, its encoder to ONNX or StableHLO, or the embeddings of a\n"
+        "corpus to an index of another library; each with golden vectors or hits that jaxretr verify checks.",
+        "jaxretr export runs/dpr --to sentence-transformers --out exports/dpr\n"
+        "  jaxretr export runs/dpr --to huggingface --layout dpr --out exports/dpr_hf --license apache-2.0\n"
+        "  jaxretr export runs/dpr --to onnx --out exports/dpr_onnx\n"
+        "  jaxretr export runs/dpr --to vertex --index embeddings --out exports/new --since exports/old",
+    )
+    add_model(parser, encodes=False)
+    add = parser.add_argument
+    add(
+        "--to",
+        choices=_TARGETS,
+        required=True,
+        help="target; sentence-transformers also serves text-embeddings-inference and vLLM",
+    )
+    add("--out", metavar="DIR", required=True, help="a new or empty folder")
+    add = parser.add_argument_group("of a model").add_argument
+    add(
+        "--layout",
+        choices=("bert", "dpr"),
+        help="for huggingface: BertModel, or DPRQuestionEncoder and DPRContextEncoder (default: dpr for a model with a "
+        "projection, which BertModel lacks, otherwise bert)",
+    )
+    add("--license", metavar="NAME", help="for the model card, in the hub's spelling (default: unknown)")
+    add = parser.add_argument_group("of an encoder (onnx, stablehlo)").add_argument
+    add("--side", choices=("question", "passage", "both"), help="towers to export (default: question)")
+    add = parser.add_argument_group("of an index (scann, vertex, pyserini, faiss)").add_argument
+    add("--index", metavar="STORE", help="an embedding store, made by jaxretr encode")
+    add(
+        "--corpus",
+        metavar="FILE",
+        help="the encoded passages: for vertex the JSON lines with the fields, for pyserini the contents",
+    )
+    add(
+        "--restricts",
+        metavar="FIELD",
+        nargs="+",
+        help='vertex: fields of the corpus\'s rows or of their "metadata" to filter by, texts or numbers',
+    )
+    add("--crowding", metavar="FIELD", help="vertex: the field of the crowding tag")
+    add(
+        "--since",
+        metavar="EXPORT",
+        help="vertex: export only the changes since that export, with a list of deleted ids",
+    )
+    add(
+        "--faiss-kind",
+        metavar="KIND",
+        help="faiss: flat, hnsw, ivfpq, int8, binary, or an index_factory string (default: flat)",
+    )
+    add(
+        "--queries",
+        metavar="FILE",
+        help="scann, faiss: questions for measuring the recall (default: passages of the store)",
+    )
+    add("-k", type=at_least_one, help="scann, faiss: k of recall@k (default: 10)")
+    add("--seed", type=from_zero, help="scann, faiss: seed of the samples (default: 0)")
+    add(
+        "--target-recall",
+        type=_recalls,
+        metavar="R,...",
+        help="scann: recalls to tune settings for (default: 0.95)",
+    )
+    add("--train-size", type=at_least_one, metavar="N", help="scann: passages to train on (default: chosen by ScaNN)")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Looks at the options and lets the target's module do it."""
-    export_options.settle(args)
-    if args.to == "scann":
-        from jaxretr.commands import export_scann
+    """Exports, and prints what was written and verified."""
+    from jaxretr.commands.model import load_model
+    from jaxretr.export.exporting import export
 
-        export_scann.run(args)
-        return
-    check_free(args.out)
-    if args.to in export_options.INDEXES:
-        from jaxretr.commands import export_index
-
-        export_index.run(args)
-    elif args.to in export_options.ENCODERS:
-        from jaxretr.commands import export_encoder
-
-        export_encoder.run(args)
-    else:
-        _export_model(args)
+    options = vars(args)
+    given = {name: options[name] for name in _OPTIONS}
+    print(export(lambda: load_model(args), to=args.to, out=args.out, **given))
 
 
-def _export_model(args: argparse.Namespace) -> None:
-    check_arguments(args.out, args.to, args.layout)
-    encoder = load_model(args)
-    report = export(encoder, args.out, args.to, layout=args.layout, source=args.model, license=args.license)
-    config = encoder.config
-    print(
-        f"{args.out}: {config.embedding_size} dimensions, questions of {config.max_question_length} and passages of "
-        f"{config.max_passage_length} tokens; {report.texts} golden vectors recomputed, largest difference "
-        f"{report.difference:.1g}"
-    )
+def _recalls(text: str) -> tuple[float, ...]:
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or not all(0 < value <= 1 for value in values):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of recalls; give for instance 0.9,0.95")
+    return values

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jaxretr.commands.hits import check_output, say_written
+from jaxretr.commands.outputs import say_written
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.training_set import TrainingSet, load_training_set
@@ -18,7 +18,7 @@ from jaxretr.evaluate.runs import read_trec
 from jaxretr.mine.negatives import REASONS, Filters, Mined, MiningReport, Ranking, mine, rankings_of_run
 from jaxretr.progress import Progress
 from jaxretr.search.bm25 import Bm25Index
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import atomic_write, check_output
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxretr.commands.hits import check_output, write_hits
 from jaxretr.commands.model import load_model
+from jaxretr.commands.outputs import write_hits
 from jaxretr.commands.process_options import typed
 from jaxretr.commands.search_filters import allowed_rows, check_trec_ids
 from jaxretr.data.readers import read_corpus, read_questions
@@ -27,6 +27,7 @@ from jaxretr.search.exact import ExactIndex, unique_ids
 from jaxretr.search.exact.footprint import estimate
 from jaxretr.search.searching import check_dim, check_scann, check_store, is_scann, search_store
 from jaxretr.storage.copies import local_copy
+from jaxretr.storage.files import check_output
 from jaxretr.stores import index_folder
 from jaxretr.stores.embedding_store import is_store
 from jaxretr.stores.encoding import encode_texts

@@ -18,6 +18,7 @@ from jaxretr.errors import UserError, did_you_mean
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, Side
 from jaxretr.models.formats import combined_folder
+from jaxretr.models.formats.dual_encoder_folder import check_finished
 from jaxretr.models.formats.export_note import NOTE
 from jaxretr.models.formats.hf_files import resolve
 
@@ -308,6 +309,7 @@ def load_encoder(
     Raises:
       UserError: as those two do; or one of the settings of a dual encoder is given for a combined one.
     """
+    check_finished(path_or_name)
     if Path(path_or_name).expanduser().is_file():  # A .cp file of the original DPR.
         path: str | Path = path_or_name
     else:

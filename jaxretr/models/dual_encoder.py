@@ -153,6 +153,11 @@ class DualEncoder:
         parts = dual_encoder_folder.Loaded(self.config, self.params, self.tokenizer, self.mlm_head)
         dual_encoder_folder.save(Path(folder), parts, None if adapters is None else adapters.parts)
 
+    @property
+    def adapter_size(self) -> int:
+        """Parameters of the adapters; 0 without them."""
+        return sum(count(tower["adapter"]) for tower in self.params.values() if "adapter" in tower)
+
     # ---- adapters ----------------------------------------------------------------------------------------------------
 
     def load_adapter(self, path: str | Path | Adapter, name: str) -> None:

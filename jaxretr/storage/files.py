@@ -285,3 +285,13 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def check_output(path: str | Path) -> None:
+    """Raises UserError for a file that cannot be written, before the work of an hour is lost to it."""
+    place = Path(path).expanduser()
+    if place.is_dir():
+        raise UserError(f"{path}: is a folder; name a file")
+    parent = next(folder for folder in place.absolute().parents if folder.exists())
+    if not parent.is_dir():
+        raise UserError(f"{path}: {parent} is a file, not a folder; choose another path")

@@ -24,7 +24,7 @@ from jaxretr.models.formats.hf_files import TensorFiles, read_json, resolve, som
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import join, partition
 from jaxretr.parallel.mesh import to_host
-from jaxretr.storage.files import atomic_folder, atomic_write
+from jaxretr.storage.files import atomic_folder, atomic_write, restore
 
 _WEIGHTS = "model.safetensors"
 _HEAD = "mlm_head.safetensors"
@@ -95,6 +95,14 @@ def model_folder(folder: Path) -> Path:
     """Where a run directory holds its model, of masked language modelling a Hugging Face folder; else the folder."""
     holds = any((folder / "model" / name).exists() for name in (NOTE, "config.json"))
     return folder / "model" if holds else folder
+
+
+def check_finished(model: str | Path) -> None:
+    """Raises UserError for the folder of a run that has not written a model yet."""
+    folder = Path(model).expanduser()
+    restore(folder / "model")
+    if (folder / "checkpoints").is_dir() and not (folder / "model").is_dir():
+        raise UserError(f"{folder}: this run has written no model yet; finish it with `jaxretr train`")
 
 
 def is_ours(folder: Path) -> bool:

@@ -6,21 +6,10 @@ from pathlib import Path
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
-from jaxretr.errors import UserError
 from jaxretr.evaluate.runs import Hits, write_dpr_json, write_jsonl, write_trec
 from jaxretr.storage.files import open_descriptor
 
 log = logging.getLogger(__name__)
-
-
-def check_output(path: str) -> None:
-    """Refuses a run file that cannot be written, before the work of an hour is lost to it."""
-    place = Path(path).expanduser()
-    if place.is_dir():
-        raise UserError(f"{path}: is a folder; name a file")
-    parent = next(folder for folder in place.absolute().parents if folder.exists())
-    if not parent.is_dir():
-        raise UserError(f"{path}: {parent} is a file, not a folder; choose another path")
 
 
 def write_hits(path: str, form: str, hits: list[Hits], questions: Sequence[Question], corpus: Corpus | None) -> None:

@@ -1,0 +1,247 @@
+"""`jaxretr.adapt`: a model for one's own corpus, by masked language modelling of its encoder alone (DDR)."""
+
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxretr.config import EncodeDtype, MlmConfig, Optimizer, PretrainData, Train
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.questions import Question
+from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questions
+from jaxretr.errors import UsageError
+from jaxretr.evaluate.measuring import depth, of_qrels, run_of
+from jaxretr.evaluate.metrics import Qrels
+from jaxretr.evaluate.significance import compare
+from jaxretr.metrics_log import read_metrics
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.encode import fastest_dtype
+from jaxretr.models.formats import adapter_folder
+from jaxretr.models.formats.dual_encoder_folder import check_finished
+from jaxretr.models.formats.hf_files import resolve
+from jaxretr.search.exact import ExactIndex
+from jaxretr.search.searching import search_store
+from jaxretr.storage.files import atomic_write
+from jaxretr.stores.embedding_store import EmbeddingStore
+from jaxretr.stores.encoding import encode, encode_texts
+from jaxretr.train import train
+
+log = logging.getLogger(__name__)
+
+Path_ = str | Path
+
+METRICS = ("ndcg@10", "mrr@10", "recall@100")
+WARMUP_STEPS = 1000
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A model that was adapted to a corpus.
+
+    Attributes:
+      folder: contains dam/ (the run of masked language modelling), model/, embeddings/ and report.json.
+      model: the adapted model.
+      store: the corpus, encoded with it.
+      report: perplexity and, with judgements, retrieval metrics before and after; times and sizes.
+    """
+
+    folder: Path
+    model: DualEncoder
+    store: EmbeddingStore
+    report: Mapping[str, Any]
+
+    def table(self) -> str:
+        """The report for people."""
+        report, out = self.report, self.folder
+        lines = [f"{'':<16}{'before':>10}{'after':>10}{'p':>10}"]
+        if report["perplexity_before"] is not None:
+            lines.append(f"{'perplexity':<16}{report['perplexity_before']:>10.2f}{report['perplexity_after']:>10.2f}")
+        for name, values in report.get("retrieval", {}).items():
+            lines.append(f"{name:<16}{values['mean_b']:>10.4f}{values['mean_a']:>10.4f}{values['p_value']:>10.4f}")
+        lines.append(
+            f"{report['seconds_training']:.0f} s of training, {report['seconds_encoding']:.0f} s of encoding; "
+            f"the domain's encoder takes {report['bytes_of_the_domain'] / 1e6:.1f} MB, the adapters "
+            f"{report['bytes_of_the_adapters'] / 1e6:.1f} MB"
+        )
+        if report["best_step"] == 0:
+            lines.append(
+                "no step lowered the perplexity: the model is what it was; try --learning-rate or more --steps"
+            )
+        return "\n".join([*lines, f"model: {out / 'model'}, its corpus: {out / 'embeddings'}"])
+
+
+def adapt(
+    model: Path_,
+    *,
+    corpus: Path_,
+    out: Path_,
+    steps: int = 2000,
+    batch_size: int = 64,
+    max_length: int = 190,
+    learning_rate: float = 2e-5,
+    dropout: float = 0.1,
+    chunk: int = 16,
+    head_steps: int = 1000,
+    held_out: int | None = None,
+    seed: int = 0,
+    queries: Path_ | None = None,
+    qrels: Path_ | None = None,
+    split: str = "test",
+    dtype: EncodeDtype = "float32",
+) -> Adapted:
+    """Adapts a model to a corpus without judgements, and encodes the corpus; resumes if it was interrupted.
+
+    Args:
+      model: one whose adapters were trained separately (encoder.adapter); others with a warning.
+      corpus: passages, or a BEIR folder, whose questions are then used for the report.
+      out: where everything goes, see `Adapted`.
+      steps: of masked language modelling; 20000 in the paper.
+      batch_size: windows per step; 512 in the paper.
+      max_length: tokens per window.
+      learning_rate, dropout: of the training.
+      chunk: rows per device and pass.
+      head_steps: steps that train a head first, if the model has none.
+      held_out: passages for the perplexity; by default 1000, at most a tenth.
+      seed: of the training.
+      queries, qrels: for the report; by default those of a BEIR folder's `split`.
+      split: see above.
+      dtype: precision of the matmuls.
+
+    Raises:
+      UserError: the model or a file cannot be read.
+      UsageError: `queries` without `qrels`, or the reverse.
+    """
+    check_finished(model)
+    out = Path(out).expanduser()
+    passages, questions, judged = _read_input(corpus, queries, qrels, split)
+    _warn_if_not_apart(model)
+    config = MlmConfig(
+        name="adapt",
+        start=str(resolve(model).absolute()),
+        data=PretrainData(
+            corpora=(str(Path(corpus).expanduser().absolute()),),
+            max_length=max_length,
+            held_out=held_out or min(1000, len(passages) // 10),
+        ),
+        dropout=dropout,
+        head_warmup=head_steps,
+        chunk=chunk,
+        dtype=fastest_dtype() if dtype == "auto" else dtype,
+        # The paper's: a warm-up of 1,000 steps, then constant; in a short run the warm-up is at most a tenth.
+        optimizer=Optimizer(
+            learning_rate=learning_rate, weight_decay=0.01, warmup=min(0.1, WARMUP_STEPS / steps), final=1.0
+        ),
+        train=Train(
+            steps=steps,
+            batch_size=batch_size,
+            seed=seed,
+            log_every=max(1, steps // 40),
+            eval_every=max(1, steps // 10),
+            save_every=max(1, steps // 10),
+            best_metric="loss",
+        ),
+    )
+
+    # ---- the domain's encoder ----------------------------------------------------------------------------------------
+    started = time.monotonic()
+    train(config, out / "dam")
+    trained_s = time.monotonic() - started
+    report: dict[str, Any] = {"model": str(model), "corpus": str(corpus), "passages": len(passages)}
+    report |= _of_training(out / "dam")
+
+    # ---- the model ---------------------------------------------------------------------------------------------------
+    before = DualEncoder.from_pretrained(model, dtype=dtype)
+    after = _with_encoder_of(before, DualEncoder.from_pretrained(out / "dam"))
+    after.save(out / "model")
+
+    # ---- the corpus, encoded again -----------------------------------------------------------------------------------
+    started = time.monotonic()
+    store = encode(after, corpus=passages, out=out / "embeddings", model=str(out / "model"))
+    report |= {
+        "seconds_training": round(trained_s, 1),
+        "seconds_encoding": round(time.monotonic() - started, 1),
+        "bytes_of_the_domain": sum(path.stat().st_size for path in (out / "dam" / "model").glob("*.safetensors")),
+        "bytes_of_the_adapters": sum(path.stat().st_size for path in (out / "model").glob("adapter/*.safetensors")),
+    }
+
+    # ---- before and after --------------------------------------------------------------------------------------------
+    if questions:
+        report["retrieval"] = _compare_models(before, after, store, passages, questions, judged)
+    with atomic_write(out / "report.json") as file:
+        json.dump(report, file, indent=1)
+    return Adapted(out, after, store, report)
+
+
+def _read_input(
+    corpus_path: Path_, queries: Path_ | None, qrels_path: Path_ | None, split: str
+) -> tuple[Corpus, list[Question], Qrels]:
+    """The corpus, and the questions and judgements that the report needs, if there are any."""
+    if (queries is None) != (qrels_path is None):
+        raise UsageError("--queries and --qrels go together; give both, or neither")
+    corpus = read_corpus(corpus_path)
+    if qrels_path is not None and queries is not None:
+        qrels = read_qrels(qrels_path)
+        return corpus, [question for question in read_questions(queries) if question.id in qrels], qrels
+    folder = Path(corpus_path).expanduser()
+    if not (folder / "qrels" / f"{split}.tsv").is_file():
+        log.info("no judgements (%s/qrels/%s.tsv): the report will have no retrieval figures", folder, split)
+        return corpus, [], {}
+    beir = read_beir(folder, split)
+    return corpus, beir.questions, beir.qrels
+
+
+def _warn_if_not_apart(model: Path_) -> None:
+    """Says what is to be expected of a model whose relevance is not in modules of its own."""
+    if adapter_folder.find(model) is None:
+        log.warning(
+            "%s has no adapters: what it knows of relevance is in the weights that are trained now, and may get lost. "
+            "Compare the report's figures, or train adapters first (encoder.adapter)",
+            model,
+        )
+
+
+def _of_training(run: Path) -> dict[str, Any]:
+    """Perplexity of the held-out passages before and after, and after how many steps it was best."""
+    figures = [line for line in read_metrics(run) if "perplexity" in line]
+    best = min(figures, key=lambda line: line["loss"], default=None)
+    if best is None:
+        return {"perplexity_before": None, "perplexity_after": None, "best_step": None}
+    return {
+        "perplexity_before": figures[0]["perplexity"],
+        "perplexity_after": best["perplexity"],
+        "best_step": int(best["step"]),
+    }
+
+
+def _with_encoder_of(model: DualEncoder, domain: DualEncoder) -> DualEncoder:
+    """The model with the encoder of another one in each tower; adapters, projection and settings stay."""
+    model = model.unmerge_lora()
+    bert = next(iter(domain.params.values()))["bert"]
+    params = {name: {**tower, "bert": bert} for name, tower in model.params.items()}
+    return DualEncoder(model.config, params, model.tokenizer, dtype=model.dtype, mlm_head=domain.mlm_head)
+
+
+def _compare_models(
+    before: DualEncoder,
+    after: DualEncoder,
+    store: EmbeddingStore,
+    corpus: Corpus,
+    questions: list[Question],
+    qrels: Qrels,
+) -> dict[str, Mapping[str, Any]]:
+    """Retrieval figures of both models, with paired tests.
+
+    Returns:
+      {metric: the fields of a `Comparison`}, `mean_a` being the model after and `mean_b` before.
+    """
+    index = ExactIndex(encode_texts(before, corpus, None), corpus.ids)
+    searches = (
+        lambda asked, k: search_store(store, corpus.ids, encode_texts(after, asked, None), k),
+        lambda asked, k: index.search(encode_texts(before, asked, None), k),
+    )
+    a, b = (of_qrels(qrels, run_of(search, questions, depth(METRICS)), METRICS) for search in searches)
+    return {name: dataclasses.asdict(compare(a[name], b[name])) for name in METRICS}

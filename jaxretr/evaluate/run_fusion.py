@@ -1,0 +1,198 @@
+"""`jaxretr.fuse`: one run of several, with given weights or the weight that is best on judged questions."""
+
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from jaxretr.data.readers import read_qrels
+from jaxretr.errors import UsageError
+from jaxretr.evaluate.measuring import depth, of_qrels
+from jaxretr.evaluate.runs import read_run, write_trec
+from jaxretr.evaluate.weight_curve import Curve, trace
+from jaxretr.search.hybrid.fusion import Missing, Normalise, Run, interpolate, reciprocal_rank
+from jaxretr.search.hybrid.weight_choice import balancing_weight
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, repr=False)
+class Fused:
+    """What was fused.
+
+    Attributes:
+      run: {question id: {passage id: score}}, best first.
+      curve: the metric for each weight, if the weight was tuned.
+    """
+
+    run: Run
+    curve: Curve | None = None
+
+    @property
+    def hits(self) -> int:
+        """Passages of all questions."""
+        return sum(map(len, self.run.values()))
+
+    def __repr__(self) -> str:
+        weight = "" if self.curve is None else f", tuned weight {self.curve.choice.weight:.4g}"
+        return f"Fused({self.hits} hits of {len(self.run)} questions{weight})"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a TREC run."""
+        write_trec(path, self.run)
+
+
+def fuse(
+    runs: Sequence[str | Path | Run],
+    *,
+    method: Literal["interpolation", "rrf"] = "interpolation",
+    weights: Sequence[float] | None = None,
+    normalise: Normalise | None = None,
+    missing: Sequence[Missing] | None = None,
+    k: int = 100,
+    tune: str | Path | Mapping[str, Mapping[str, int]] | None = None,
+    metric: str | None = None,
+    grid: str | Sequence[float] | None = None,
+    trec_ids: bool = False,
+) -> Fused:
+    """Fuses runs by a weighted sum of scores, s_1 + w_2 s_2 + ..., or by reciprocal ranks, the sum of 1 / (60 + rank).
+
+    Args:
+      runs: at least two files, or {question id: {passage id: score}}.
+      method: "interpolation" or "rrf".
+      weights: of all runs but the first, whose weight is 1.
+      normalise: "none" or "minmax": of each run's scores of a question.
+      missing: for each run the score of passages that it lacks: "lowest" (default) or "zero".
+      k: passages per question.
+      tune: judgements, or their file: choose the weight of two runs by them instead.
+      metric: to maximise; "recall@100" by default.
+      grid: "log" (default), "paper", or the weights to try.
+      trec_ids: refuse ids that a TREC run cannot represent.
+
+    Raises:
+      UsageError: arguments that do not go together.
+      UserError: a file cannot be read.
+    """
+    _check_arguments(runs, method, weights, normalise, missing, tune, metric, grid)
+    qrels = read_qrels(tune) if isinstance(tune, str | Path) else tune
+    names = [str(run) if isinstance(run, str | Path) else f"run {number}" for number, run in enumerate(runs, start=1)]
+    found = [read_run(run, trec_ids=trec_ids) if isinstance(run, str | Path) else run for run in runs]
+    _warn_of_other_questions(found, names)
+    if method == "rrf":
+        return Fused(reciprocal_rank(found, k=k))
+    if missing is None:
+        _warn_of_short_lists(found, names)
+    how: Normalise = normalise or "none"
+    curve = None
+    if qrels is not None:
+        curve = _tuned(found, names, qrels, metric or "recall@100", grid or "log", how, missing)
+        weights = [curve.choice.weight]
+    return Fused(interpolate(found, [1.0, *(weights or ())], normalise=how, missing=missing, k=k), curve)
+
+
+def _check_arguments(
+    runs: Sequence[object],
+    method: str,
+    weights: Sequence[float] | None,
+    normalise: object,
+    missing: Sequence[Missing] | None,
+    tune: object,
+    metric: object,
+    grid: object,
+) -> None:
+    if len(runs) < 2:
+        raise UsageError("one run alone cannot be fused; give at least two")
+    if method == "rrf":
+        given = {"--weight": weights, "--normalise": normalise, "--missing": missing, "--tune": tune}
+        if superfluous := next((name for name, value in given.items() if value is not None), None):
+            raise UsageError(f"{superfluous} belongs to --method interpolation; leave it out: rrf looks at ranks alone")
+    elif tune is not None:
+        if weights is not None:
+            raise UsageError("--tune finds the weight; leave --weight out")
+        if len(runs) != 2:
+            raise UsageError(f"--tune finds the one weight of two runs, not {len(runs)}; fuse them step by step")
+    elif len(weights or ()) != len(runs) - 1:
+        raise UsageError(
+            f"{len(weights or ())} weights for {len(runs) - 1} runs besides the first; give --weight once for "
+            "each of them, or find it with --tune QRELS"
+        )
+    if missing is not None and len(missing) != len(runs):
+        raise UsageError(
+            f"--missing is given {len(missing)} times for {len(runs)} runs; give it once for each run, in their order"
+        )
+    if tune is None:
+        given = {"--metric": metric, "--grid": grid}
+        if superfluous := next((name for name, value in given.items() if value is not None), None):
+            raise UsageError(f"{superfluous} belongs to --tune QRELS; leave it out")
+
+
+def _warn_of_other_questions(runs: Sequence[Run], names: Sequence[str]) -> None:
+    """Says which run lacks questions that another one has."""
+    questions = dict.fromkeys(name for found in runs for name in found)
+    for found, name in zip(runs, names, strict=True):
+        if missing := [question_id for question_id in questions if question_id not in found]:
+            log.warning(
+                "%s lacks %d of %d questions (%s, ...): the other runs alone rank their passages",
+                *(name, len(missing), len(questions), missing[0]),
+            )
+
+
+def _warn_of_short_lists(runs: Sequence[Run], names: Sequence[str]) -> None:
+    """Says which run has lists of different lengths, as BM25 has where few passages share a word with the question."""
+    for number, (found, name) in enumerate(zip(runs, names, strict=True)):
+        longest = max(map(len, found.values()), default=0)
+        if short := sum(0 < len(hits) < longest for hits in found.values()):
+            of_each = " ".join(f"--missing {'zero' if run == number else 'lowest'}" for run in range(len(runs)))
+            log.warning(
+                "%s has fewer than %d hits for %d of %d questions; what it lacks there gets its lowest score. If it is "
+                "BM25's, whose score of all others is 0, add %s",
+                *(name, longest, short, len(found), of_each),
+            )
+
+
+def _tuned(
+    runs: Sequence[Run],
+    names: Sequence[str],
+    qrels: Mapping[str, Mapping[str, int]],
+    metric: str,
+    grid: str | Sequence[float],
+    normalise: Normalise,
+    missing: Sequence[Missing] | None,
+) -> Curve:
+
+    def evaluate(weights: Sequence[float]) -> dict[float, Mapping[str, float]]:
+        found = {}
+        for weight in weights:
+            if weight == 0:
+                fused: Run = runs[0]
+            elif math.isinf(weight):
+                fused = runs[1]
+            else:
+                fused = interpolate(runs, [1.0, weight], normalise=normalise, missing=missing, k=depth((metric,)))
+            found[weight] = of_qrels(qrels, fused, (metric,))[metric]
+        return found
+
+    return trace(
+        evaluate,
+        grid,
+        lambda: balancing_weight(_scores_of_both(runs, normalise, missing)),
+        metric=metric,
+        systems=(names[0], names[1]),
+    )
+
+
+def _scores_of_both(
+    runs: Sequence[Run], normalise: Normalise, missing: Sequence[Missing] | None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields each question's scores by both runs, of all passages that either has."""
+    first, second = (
+        interpolate(runs, weights, normalise=normalise, missing=missing) for weights in ((1.0, 0.0), (0.0, 1.0))
+    )
+    for question_id in (name for name in runs[0] if runs[0][name] and runs[1].get(name)):
+        names = list(first[question_id])
+        yield tuple(np.array([scores[question_id][name] for name in names]) for scores in (first, second))  # pyright: ignore[reportReturnType]

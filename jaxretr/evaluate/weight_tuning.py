@@ -1,0 +1,320 @@
+"""`jaxretr.tune`: the weight of two models' combination, by exact search with a whole grid of weights."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from jaxretr.config import EncodeDtype
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.questions import Question
+from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questions
+from jaxretr.errors import UsageError, UserError
+from jaxretr.evaluate import metrics
+from jaxretr.evaluate.answers import AnswerMatcher
+from jaxretr.evaluate.measuring import check_same_corpus, depth
+from jaxretr.evaluate.runs import strictly_decreasing
+from jaxretr.evaluate.weight_curve import Curve, trace
+from jaxretr.models.combined_encoder import CombinedEncoder, How
+from jaxretr.models.combining import load_models
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.formats.combined_folder import check_replaceable
+from jaxretr.progress import Progress
+from jaxretr.search.hybrid.weight_choice import balancing_weight
+from jaxretr.search.hybrid.weight_grid import pieces, search_weights
+from jaxretr.search.searching import check_store
+from jaxretr.stores.embedding_store import EmbeddingStore
+from jaxretr.stores.encoding import encode_texts
+from jaxretr.stores.opening import open_store
+
+# Of the estimate of both models' scales: its error of a few percent is far below the grid's steps.
+_SAMPLED_QUESTIONS = 64
+_SAMPLED_PASSAGES = 2048
+
+_BLOCK_ROWS = 32_768
+
+Blocks = Callable[[], Iterable[np.ndarray]]
+Path_ = str | Path
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A combination with the weight that is best on the dev questions.
+
+    Attributes:
+      encoder: with that weight.
+      curve: the metric for each weight, with a cross-fitted test; it has `as_table`, `as_json`, `draw` and `write`.
+    """
+
+    encoder: CombinedEncoder
+    curve: Curve
+
+    @property
+    def weight(self) -> float:
+        """Of the second model's questions."""
+        return self.curve.choice.weight
+
+    def table(self) -> str:
+        """The curve as a table."""
+        return self.curve.as_table()
+
+
+def tune(
+    models: Sequence[Path_],
+    *,
+    beir: Path_ | None = None,
+    split: str = "dev",
+    corpus: Path_ | None = None,
+    queries: Path_ | None = None,
+    qrels: Path_ | None = None,
+    answers: bool = False,
+    match: Literal["string", "regex"] = "string",
+    metric: str | None = None,
+    grid: str | Sequence[float] = "log",
+    how: How | None = None,
+    index_a: Path_ | None = None,
+    index_b: Path_ | None = None,
+    out: Path_ | None = None,
+    dtype: EncodeDtype = "auto",
+    batch_size: int | None = None,
+) -> Tuned:
+    """Chooses the query-side weight of a combination on dev questions (SPAR, Chen et al. 2022, section 4.2).
+
+    Args:
+      models: the base and the other model, as `load_encoder` takes them, or one combined model of two parts.
+      beir: a folder with corpus, queries and qrels, instead of the next three.
+      split: of its qrels.
+      corpus: passages; not needed if both indexes and qrels are given.
+      queries: the dev questions.
+      qrels: their judgements.
+      answers: use the answers in `queries` instead, with DPR's matching.
+      match: of answers.
+      metric: such as "recall@100" (default), or "acc@100" (default with answers).
+      grid: "log" (adaptive), "paper", or the weights to try.
+      how: "concatenate" or "sum"; by default that of a combined model, otherwise "concatenate".
+      index_a, index_b: embedding stores of the two models.
+      out: a folder to save the combined model to, with the best weight and the curve.
+      dtype: precision of the encoders' matmuls.
+      batch_size: texts per batch; None: chosen for the device.
+
+    Raises:
+      UsageError: arguments that do not go together.
+      UserError: a file cannot be read, or a store belongs to another model or corpus.
+    """
+    if len(models) > 2:
+        raise UsageError(f"tune finds one weight, of two models, not {len(models)}; combine more step by step")
+    if beir is not None:
+        if corpus or queries or qrels:
+            raise UsageError("the --beir folder has corpus, queries and qrels; leave --corpus, --queries, --qrels out")
+        if answers:
+            raise UsageError("--beir is measured with its qrels; leave --answers out")
+    elif queries is None or answers == (qrels is not None):
+        raise UsageError("give --queries FILE with either --qrels FILE or --answers, or give --beir DIR")
+    elif corpus is None and (answers or index_a is None or index_b is None):
+        raise UsageError("give --corpus FILE; only with --index-a, --index-b and --qrels it is not needed")
+    dev = _read_dev(beir, split, corpus, queries, qrels, metric, match)
+    if out is not None:
+        check_replaceable(out)
+    encoder = load_models(models, how, dtype=dtype)
+    if len(encoder.parts) != 2:
+        raise UsageError(f"tune finds one weight, of two models; {models[0]} has {len(encoder.parts)} parts")
+    stores = [None if path is None else open_store(path) for path in (index_a, index_b)]
+    for part, name, store in zip(encoder.parts, encoder.names, stores, strict=True):
+        if store is not None:
+            check_store(store, part, name)
+    ids = check_same_corpus(stores, dev.corpus)
+    questions = [encode_texts(part, dev.questions, batch_size) for part in encoder.parts]
+    passages = [
+        _blocks_of(part, store, dev.corpus, batch_size) for part, store in zip(encoder.parts, stores, strict=True)
+    ]
+    curve = trace(
+        lambda weights: _search_grid(weights, encoder.config.how, questions, passages, ids, dev),
+        grid,
+        lambda: balancing_weight(_sampled_scores(encoder.config.how, questions, passages, len(ids))),
+        metric=dev.metric,
+        systems=(encoder.names[0], encoder.names[1]),
+    )
+    best = encoder.with_weights([1.0, curve.choice.weight])
+    if out is not None:
+        best.save(out)
+        curve.write(Path(out).expanduser() / "curve.json")
+        curve.draw(Path(out).expanduser() / "curve.png")
+    return Tuned(best, curve)
+
+
+# ---- the dev set -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Dev:
+    """Questions, and how what is found for them is measured.
+
+    Attributes:
+      questions: those that are searched for.
+      corpus: None where neither texts to encode nor texts to look for answers in are needed.
+      metric: of the judgements or of the answers.
+      qrels: the judgements; None: by answers.
+      match: of answers.
+      without_itself: a passage that is the question (of the same id) is not counted as found, as BEIR has it.
+    """
+
+    questions: list[Question]
+    corpus: Corpus | None
+    metric: str
+    qrels: Mapping[str, Mapping[str, int]] | None
+    match: str = "string"
+    without_itself: bool = False
+    _matcher: AnswerMatcher = field(init=False)
+    _has_answer: list[dict[int, bool]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._matcher = AnswerMatcher(self.match)  # pyright: ignore[reportArgumentType]
+        self._has_answer = [{} for _ in self.questions]
+
+    def cut(self) -> int:
+        """K: the number of passages a question that the metric looks at."""
+        return depth((self.metric,)) if self.qrels is not None else int(self.metric.partition("@")[2])
+
+    def figures(self, scores: np.ndarray, rows: np.ndarray, ids: Sequence[str]) -> dict[str, float]:
+        """The metric of each question from scores float32 [B, k] and rows int [B, k], best first."""
+        if self.qrels is None:
+            hits = [self._hit(number, found) for number, found in enumerate(rows[:, : self.cut()].tolist())]
+            return {question.id: float(hit) for question, hit in zip(self.questions, hits, strict=True)}
+        run = {}
+        for question, values, found in zip(self.questions, scores, rows.tolist(), strict=True):
+            # Among equal scores the order of the search counts, as in the file that `jaxretr search` writes.
+            of_one = dict(zip((ids[row] for row in found), strictly_decreasing(values).tolist(), strict=True))
+            if self.without_itself:
+                of_one.pop(question.id, None)
+            run[question.id] = dict(list(of_one.items())[: self.cut()])
+        return metrics.evaluate(self.qrels, run, [self.metric], per_query=True)[1][self.metric]
+
+    def _hit(self, number: int, rows: list[int]) -> bool:
+        """Whether a passage has an answer; the same pairs come up with nearly every weight."""
+        assert self.corpus is not None
+        known = self._has_answer[number]
+        for row in rows:
+            if row not in known:
+                known[row] = self._matcher.has_answer(self.corpus.texts[row], self.questions[number].answers)
+            if known[row]:
+                return True
+        return False
+
+
+def _read_dev(
+    beir: Path_ | None,
+    split: str,
+    corpus: Path_ | None,
+    queries: Path_ | None,
+    qrels: Path_ | None,
+    metric: str | None,
+    match: str,
+) -> Dev:
+    """The questions of a BEIR folder, or of `queries` with their judgements or answers."""
+    metric = metric or ("recall@100" if beir is not None or qrels is not None else "acc@100")
+    if beir is not None:
+        found = read_beir(beir, split)
+        dev = Dev(found.questions, found.corpus, metric, found.qrels, without_itself=True)
+        metrics.evaluate(dev.qrels or {}, {}, [metric])  # An unknown metric is an error now, not after an hour.
+        return dev
+    assert queries is not None
+    questions = read_questions(queries)
+    judged = None
+    if qrels is not None:
+        judged = read_qrels(qrels)
+        metrics.evaluate(judged, {}, [metric])
+        known = {question.id for question in questions}
+        if missing := [question_id for question_id in judged if question_id not in known]:
+            raise UserError(
+                f"{qrels}: judges {len(missing)} questions that {queries} lacks (the first: '{missing[0]}'); "
+                "give the judgements of these questions"
+            )
+        questions = [question for question in questions if question.id in judged]
+    else:
+        name, _, cut = metric.lower().partition("@")
+        if name != "acc" or not cut.isdecimal() or not int(cut):
+            raise UsageError(f"--metric {metric}: by --answers the metric is acc@20, acc@100 and so on")
+        if not any(question.answers for question in questions):
+            raise UserError(f"{queries}: no question has answers; give a file with answers, or --qrels FILE")
+    passages = None if corpus is None else read_corpus(corpus)
+    return Dev(questions, passages, metric.lower() if judged is None else metric, judged, match)
+
+
+# ---- passages --------------------------------------------------------------------------------------------------------
+
+
+def _blocks_of(
+    part: DualEncoder, store: EmbeddingStore | None, corpus: Corpus | None, batch_size: int | None
+) -> Blocks:
+    """What gives a model's passages as blocks, again for every pass."""
+    if store is not None:
+        return store.blocks
+    assert corpus is not None
+    embeddings = encode_texts(part, corpus, batch_size)
+    return lambda: (embeddings[start : start + _BLOCK_ROWS] for start in range(0, len(embeddings), _BLOCK_ROWS))
+
+
+def _sums(passages: Sequence[Blocks], size: int) -> Iterator[np.ndarray]:
+    """The sums of both models' passages, as blocks; the same number of rows is checked elsewhere."""
+    streams = [pieces(blocks(), size, "passages") for blocks in passages]
+    yield from (one + other for one, other in zip(*streams, strict=True))
+
+
+# ---- the grid --------------------------------------------------------------------------------------------------------
+
+
+def _search_grid(
+    weights: Sequence[float],
+    how: str,
+    questions: Sequence[np.ndarray],
+    passages: Sequence[Blocks],
+    ids: Sequence[str],
+    dev: Dev,
+) -> dict[float, dict[str, float]]:
+    """{weight: {question id: value}} in one pass; for sums each model alone is another pass."""
+    if how == "sum":
+        alone = [weight for weight in weights if weight in (0, math.inf)]
+        between = [weight for weight in weights if weight not in alone]
+        size = questions[0].shape[1]
+        summed = [lambda: _sums(passages, size)] * 2
+        found = _search_grid(alone, "concatenate", questions, passages, ids, dev) if alone else {}
+        return found | _search_grid(between, "concatenate", questions, summed, ids, dev)
+    with Progress(len(ids), "passage", f"searched with {len(weights)} weights") as progress:
+
+        def counted() -> Iterator[np.ndarray]:
+            for block in passages[0]():
+                yield block
+                progress.advance(len(block))
+
+        k = dev.cut() + dev.without_itself
+        scores, rows = search_weights((questions[0], counted()), (questions[1], passages[1]()), weights, k)
+    return {
+        weight: dev.figures(*found, ids) for weight, found in zip(weights, zip(scores, rows, strict=True), strict=True)
+    }
+
+
+def _sampled_scores(
+    how: str, questions: Sequence[np.ndarray], passages: Sequence[Blocks], count: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields both models' scores of some passages for some questions."""
+    rng = np.random.default_rng(0)
+    rows = np.sort(rng.choice(count, min(count, _SAMPLED_PASSAGES), replace=False))
+    chosen = rng.choice(len(questions[0]), min(len(questions[0]), _SAMPLED_QUESTIONS), replace=False)
+    sampled = [_taken(blocks(), rows) for blocks in passages]
+    if how == "sum":
+        sampled = [sampled[0] + sampled[1]] * 2
+    for number in chosen:
+        yield sampled[0] @ questions[0][number], sampled[1] @ questions[1][number]
+
+
+def _taken(blocks: Iterable[np.ndarray], rows: np.ndarray) -> np.ndarray:
+    """Some rows of a corpus that comes as blocks, float32 [n, D]; `rows` are ascending."""
+    found, start = [], 0
+    for block in blocks:
+        inside = rows[(rows >= start) & (rows < start + len(block))]
+        found.append(np.asarray(block[inside - start], np.float32))
+        start += len(block)
+    return np.concatenate(found)

@@ -1,0 +1,268 @@
+"""`jaxretr.export` and `jaxretr.verify`: models, encoders and indexes for other libraries, and the check of each."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from jaxretr.data.readers import read_questions
+from jaxretr.errors import UsageError, did_you_mean
+from jaxretr.export import folder as model_folder
+from jaxretr.export.index_source import IndexSource
+from jaxretr.export.verify import verify as verify_export
+from jaxretr.export.verify_model import Library
+from jaxretr.progress import Progress
+from jaxretr.search.scann.certificate import Certificate
+from jaxretr.search.scann.certificate import table as certificate_table
+from jaxretr.search.searching import check_store
+from jaxretr.storage.copies import local_copy
+from jaxretr.stores.embedding_store import EmbeddingStore, is_store
+from jaxretr.stores.encoding import Encoder, Path_, encode_texts, loaded, name_of
+from jaxretr.stores.opening import open_store, verify_store
+
+ModelTarget = Literal["huggingface", "sentence-transformers", "jaxretr"]
+EncoderTarget = Literal["onnx", "stablehlo"]
+IndexTarget = Literal["scann", "vertex", "pyserini", "faiss"]
+Target = Literal[ModelTarget, EncoderTarget, IndexTarget]
+
+MODELS, ENCODERS, INDEXES = get_args(ModelTarget), get_args(EncoderTarget), get_args(IndexTarget)
+TARGETS = (*MODELS, *ENCODERS, *INDEXES)
+
+# The targets that each option belongs to.
+_TARGETS: dict[str, tuple[str, ...]] = {
+    "layout": ("huggingface",),
+    "license": MODELS,
+    "index": INDEXES,
+    "corpus": ("vertex", "pyserini"),
+    "restricts": ("vertex",),
+    "crowding": ("vertex",),
+    "since": ("vertex",),
+    "faiss_kind": ("faiss",),
+    "queries": ("scann", "faiss"),
+    "k": ("scann", "faiss"),
+    "seed": ("scann", "faiss"),
+    "target_recall": ("scann",),
+    "train_size": ("scann",),
+    "side": ENCODERS,
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A folder that was written and verified.
+
+    Attributes:
+      folder: the export.
+      to: its target.
+      summary: what it contains and what was verified, in one line.
+      certificate: the recall that was measured; of ScaNN indexes only.
+    """
+
+    folder: Path
+    to: Target
+    summary: str
+    certificate: Certificate | None = None
+
+    def __str__(self) -> str:
+        table = "" if self.certificate is None else f"{certificate_table(self.certificate)}\n"
+        return f"{table}{self.folder}: {self.summary}"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """A folder that is intact.
+
+    Attributes:
+      folder: what was verified.
+      summary: what agrees, in one line.
+    """
+
+    folder: Path
+    summary: str
+
+    def __str__(self) -> str:
+        return f"{self.folder}: intact; {self.summary}"
+
+
+def export(
+    model: Encoder | Path_ | Callable[[], Encoder],
+    *,
+    to: Target,
+    out: Path_,
+    layout: Literal["bert", "dpr"] | None = None,
+    license: str | None = None,
+    side: Literal["question", "passage", "both"] | None = None,
+    index: EmbeddingStore | Path_ | None = None,
+    corpus: Path_ | None = None,
+    restricts: Sequence[str] | None = None,
+    crowding: str | None = None,
+    since: Path_ | None = None,
+    faiss_kind: str | None = None,
+    queries: Path_ | None = None,
+    k: int | None = None,
+    seed: int | None = None,
+    target_recall: float | Sequence[float] | None = None,
+    train_size: int | None = None,
+) -> Exported:
+    """Writes a new folder for another library; it appears when it is complete and verified.
+
+    Args:
+      model: an encoder, what `load_encoder` takes, or a function that loads the encoder; it is called once all other
+        arguments have been checked.
+      to: a model ("huggingface", "sentence-transformers", "jaxretr"), its encoder as a program ("onnx", "stablehlo"),
+        or the embeddings of a corpus as an index ("scann", "vertex", "pyserini", "faiss").
+      out: a new or empty folder; for "scann" also an older index, which is replaced.
+      layout: for "huggingface": "bert" or "dpr"; by default whichever can represent the model.
+      license: for the model card, in the hub's spelling.
+      side: for programs: the towers to export; "question" by default.
+      index: for indexes: the store that `jaxretr.encode` wrote with this model.
+      corpus: for "vertex" the JSON lines with the fields, for "pyserini" the contents.
+      restricts, crowding: for "vertex": fields of `corpus`.
+      since: for "vertex": an earlier export; only the changes are written.
+      faiss_kind: "flat" (default), "hnsw", "ivfpq", "int8", "binary" or an index_factory string.
+      queries: for "scann" and "faiss": questions for measuring the recall; passages of the store by default.
+      k: for "scann" and "faiss": of recall@k; 10 by default.
+      seed: for "scann" and "faiss": of the samples; 0 by default.
+      target_recall: for "scann": one or several; 0.95 by default.
+      train_size: for "scann": passages to train on; chosen by default.
+
+    Raises:
+      UsageError: an option that the target does not take, or one that it needs is missing.
+      UserError: `out` is not free, another model encoded `index`, or the verification failed.
+    """
+    given = dict(locals())
+    if to not in TARGETS:
+        hint = did_you_mean(str(to), TARGETS) or f" (there are {', '.join(TARGETS)})"
+        raise UsageError(f"to={to!r}: no such target{hint}")
+    for name, targets in _TARGETS.items():
+        if given[name] is not None and to not in targets:
+            option = "-k" if name == "k" else f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} belongs to --to {' or '.join(targets)}, not to --to {to}; leave it out")
+    if to in INDEXES and index is None:
+        raise UsageError(f"--to {to} writes the vectors of a corpus: give --index STORE, made by `jaxretr encode`")
+    if to == "vertex" and (corpus is None) != (restricts is None and crowding is None):
+        raise UsageError("--restricts and --crowding name fields of --corpus FILE; give both, or neither")
+
+    out = Path(out).expanduser()
+    if to == "scann":
+        return _scann(model, out, index, queries, k or 10, seed or 0, target_recall or 0.95, train_size)
+    model_folder.check_free(out)
+    if to in MODELS:
+        model_folder.check_arguments(out, to, layout)  # pyright: ignore[reportArgumentType]
+        return _model(_loaded(model), out, to, layout, license)
+    if to in ENCODERS:
+        encoder = _loaded(model)
+        if to == "onnx":
+            from jaxretr.export.onnx_encoder import export as write
+        else:
+            from jaxretr.export.stablehlo import export as write
+        return Exported(out, to, write(encoder, out, side=side or "question", source=name_of(encoder)))
+
+    store = open_store(index) if isinstance(index, str | Path) else index
+    assert store is not None
+    questions = None if queries is None else read_questions(queries)
+    encoder = _loaded(model)
+    check_store(store, encoder, name_of(encoder))
+    source = IndexSource.open(store)
+    asked = None if questions is None else encode_texts(encoder, questions, None)
+    with Progress(store.meta.rows, "passage", "exported") as progress:
+        if to == "vertex":
+            from jaxretr.export import vertex
+            from jaxretr.export.passage_fields import VertexFields
+
+            fields = None if corpus is None else VertexFields(restricts or (), crowding)
+            written = vertex.export(
+                source, encoder, out, corpus=corpus, fields=fields, since=since, advance=progress.advance
+            )
+        elif to == "pyserini":
+            from jaxretr.export import pyserini
+
+            written = pyserini.export(source, encoder, out, corpus=corpus, advance=progress.advance)
+        else:
+            from jaxretr.export import faiss_index
+
+            settings: dict[str, Any] = {"questions": asked, "k": k or 10, "seed": seed or 0}
+            written = faiss_index.export(
+                source, encoder, out, faiss_kind or "flat", **settings, advance=progress.advance
+            )
+    return Exported(out, to, written)
+
+
+def _loaded(model: Encoder | Path_ | Callable[[], Encoder]) -> Encoder:
+    return model() if callable(model) else loaded(model)
+
+
+def _model(encoder: Encoder, out: Path, to: Any, layout: Any, license: str | None) -> Exported:
+    report = model_folder.export(encoder, out, to, layout=layout, source=encoder.source, license=license)
+    config = encoder.config
+    return Exported(
+        out,
+        to,
+        f"{config.embedding_size} dimensions, questions of {config.max_question_length} and passages of "
+        f"{config.max_passage_length} tokens; {report.texts} golden vectors recomputed, largest difference "
+        f"{report.difference:.1g}",
+    )
+
+
+def _scann(
+    model: Encoder | Path_ | Callable[[], Encoder],
+    out: Path,
+    index: EmbeddingStore | Path_ | None,
+    queries: Path_ | None,
+    k: int,
+    seed: int,
+    target_recall: float | Sequence[float],
+    train_size: int | None,
+) -> Exported:
+    from jaxretr.search.scann.folder import check_target
+    from jaxretr.search.scann.index import ScannIndex
+    from jaxretr.search.scann.process import require_scann
+
+    out = check_target(out)
+    require_scann()
+    store = open_store(index) if isinstance(index, str | Path) else index
+    assert store is not None
+    questions = None if queries is None else read_questions(queries)
+    encoder = _loaded(model)
+    check_store(store, encoder, name_of(encoder))
+    embeddings: np.ndarray | None = None if questions is None else encode_texts(encoder, questions, None)
+    workdir = out.absolute().parent  # On the file system of the result: the files are large.
+    workdir.mkdir(parents=True, exist_ok=True)
+    with Progress(store.meta.rows, "passage", "hashed") as progress:
+        built = ScannIndex.build(
+            store,
+            target_recall=target_recall,
+            k=k,
+            questions=embeddings,
+            train_size=train_size,
+            seed=seed,
+            workdir=workdir,
+            advance=progress.advance,
+        )
+    built.save(out)
+    return Exported(out, "scann", f"{len(built)} passages", built.certificate)
+
+
+def verify(folder: Path_, library: Library | None = None) -> Verification:
+    """Recomputes what an export or an embedding store promises from the files in its folder.
+
+    Args:
+      folder: what `jaxretr.export`, `ScannIndex.save` or `jaxretr.encode` wrote; also in a bucket.
+      library: "sentence-transformers" or "transformers": another reader that computes an exported model's vectors too.
+
+    Raises:
+      UserError: something differs (one line that names all of it), or the folder is none of these.
+      UsageError: a library is named for a folder that contains no model.
+    """
+    if not is_store(folder):
+        return Verification(Path(folder), str(verify_export(Path(local_copy(str(folder))), library)))
+    if library is not None:
+        raise UsageError(f"{folder}: is an embedding store, which {library} does not read; leave --with out")
+    store = EmbeddingStore.open(folder)
+    verify_store(store)
+    meta = store.meta
+    return Verification(
+        Path(folder), f"{meta.rows} {meta.side}s in {meta.shards} shards, of {meta.model}; all hashes agree"
+    )

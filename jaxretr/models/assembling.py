@@ -1,0 +1,47 @@
+"""`jaxretr.assemble`: a relevance module in the encoder of a domain, as one model (DDR)."""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+from jaxretr.errors import UsageError
+from jaxretr.models.adapter import Adapter
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.formats.dual_encoder_folder import check_finished
+
+
+def assemble(
+    rem: str | Path,
+    dam: str | Path,
+    *,
+    out: str | Path | None = None,
+    pooling: Literal["cls", "mean"] | None = None,
+    normalise: bool = False,
+) -> DualEncoder:
+    """Inserts a relevance module (REM) into the encoder of a domain (DAM); the result is an ordinary model.
+
+    Args:
+      rem: adapters: a run that trained them, a model that contains them, or a folder of adapters, also in PEFT's or
+        adapter-transformers' layout.
+      dam: a masked language modelling run, or a folder or hub name of a BERT.
+      out: a new or empty folder, or an older model, to save it to.
+      pooling: for adapters in other layouts, which do not state it; "mean" by default, as in DDR.
+      normalise: likewise: embeddings of unit length.
+
+    Raises:
+      UserError: one of the two cannot be read, or they do not fit together.
+      UsageError: `pooling` or `normalise` for adapters that state them.
+    """
+    for part in (rem, dam):
+        check_finished(part)
+    domain = DualEncoder.from_pretrained(dam)
+    adapter = Adapter.from_pretrained(rem, bert=domain.config.bert)
+    if adapter.encoder is None:
+        settings = dataclasses.replace(domain.config, pooling=pooling or "mean", normalise=normalise)
+        adapter = dataclasses.replace(adapter, encoder=dataclasses.replace(settings, adapter=adapter.shape))
+    elif pooling is not None or normalise:
+        raise UsageError(f"{rem}: says how it pools and normalises; leave --pooling and --normalise out")
+    model = adapter.put_into(domain)
+    if out is not None:
+        model.save(out)
+    return model

@@ -1,0 +1,82 @@
+"""`jaxretr.combine`: several models as one, or other weights for a combined one (SPAR)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jaxretr.config import EncodeDtype
+from jaxretr.errors import UsageError, UserError
+from jaxretr.models.combined_encoder import CombinedEncoder, How, load_encoder
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.formats.combined_folder import check_replaceable
+
+
+def combine(
+    models: Sequence[str | Path],
+    weights: Sequence[float],
+    *,
+    out: str | Path | None = None,
+    how: How | None = None,
+    truncate_dims: Sequence[int | None] | None = None,
+) -> CombinedEncoder:
+    """Combines dual encoders into one whose scores are s_1 + w_2 s_2 + ... (Chen et al. 2022, section 4.2).
+
+    Args:
+      models: the base and at least one other model, as `load_encoder` takes them; or one combined model, which gets
+        other weights: its corpus need not be encoded again.
+      weights: query-side weights of all models but the first, whose weight is 1.
+      out: a new or empty folder, or an older combined model, to save it to.
+      how: "concatenate" or "sum" of the vectors; by default that of a combined model, otherwise "concatenate".
+      truncate_dims: dimensions to keep of each model; None keeps all.
+
+    Raises:
+      UsageError: the numbers of models, weights and dimensions do not fit.
+      UserError: a model cannot be read or combined, or `out` cannot be replaced.
+    """
+    if out is not None:
+        check_replaceable(out)
+    encoder = load_models(models, how, truncate_dims)
+    further = len(encoder.parts) - 1
+    if len(weights) != further:
+        raise UsageError(
+            f"{len(weights)} weights for {further} models besides the first; give --weight once for each of them"
+        )
+    encoder = encoder.with_weights([1.0, *weights])
+    if out is not None:
+        encoder.save(out)
+    return encoder
+
+
+def load_models(
+    models: Sequence[str | Path],
+    how: str | None,
+    sizes: Sequence[int | None] | None = None,
+    dtype: EncodeDtype = "float32",
+) -> CombinedEncoder:
+    """Loads several dual encoders as one with the weights 1, or one combined encoder with its own.
+
+    Args:
+      models: as the user named them.
+      how: None: as the combined model says, else "concatenate".
+      sizes: how many dimensions to keep of each model; None: all of them.
+      dtype: of the matmuls, as `DualEncoder` takes it.
+    """
+    if len(models) == 1:
+        encoder = load_encoder(models[0], dtype=dtype)
+        if not isinstance(encoder, CombinedEncoder):
+            raise UsageError(f"{models[0]}: is a single model; name the one to combine it with as well")
+        if sizes is not None:
+            raise UsageError("--truncate-dim cuts models that are being combined; name them, not the combined one")
+        if how in (None, encoder.config.how):
+            return encoder
+        return CombinedEncoder(encoder.parts, encoder.config.weights, how, names=encoder.names)  # pyright: ignore[reportArgumentType]
+    if sizes is not None and len(sizes) != len(models):
+        raise UsageError(
+            f"--truncate-dim gives {len(sizes)} sizes for {len(models)} models; give one for each, or 'all'"
+        )
+    parts = []
+    for model, size in zip(models, sizes or [None] * len(models), strict=True):
+        part = load_encoder(model, truncate_dim=size, dtype=dtype)
+        if not isinstance(part, DualEncoder):
+            raise UserError(f"{model}: is a combined model already; name its parts, {model}/part-0 and so on")
+        parts.append(part)
+    return CombinedEncoder(parts, [1.0] * len(parts), how or "concatenate", names=[str(model) for model in models])  # pyright: ignore[reportArgumentType]
