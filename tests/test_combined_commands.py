@@ -11,10 +11,10 @@ from test_combined_encoder import make
 from tiny import DATA, write_tokenizer
 
 from jaxretr import cli
-from jaxretr.commands import tune
 from jaxretr.data.readers import read_corpus, read_qrels, read_questions
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.evaluate import metrics
+from jaxretr.evaluate import weight_tuning as tune
 from jaxretr.evaluate.answers import accuracy
 from jaxretr.evaluate.runs import read_trec
 from jaxretr.models.combined_encoder import CombinedEncoder
@@ -281,8 +281,8 @@ def test_scale_is_sampled_from_the_whole_corpus(monkeypatch: pytest.MonkeyPatch)
     p, q = rng.normal(size=(100, 3)), rng.normal(size=(5, 3))
     blocks = lambda: [p[:30], p[30:90], p[90:]]  # noqa: E731
     rows = np.array([0, 29, 30, 89, 90, 99])
-    np.testing.assert_array_equal(tune.taken(blocks(), rows), p[rows].astype(np.float32))
-    pairs = list(tune.sampled_scores("concatenate", [q, 2 * q], [blocks, blocks], 100))
+    np.testing.assert_array_equal(tune._taken(blocks(), rows), p[rows].astype(np.float32))
+    pairs = list(tune._sampled_scores("concatenate", [q, 2 * q], [blocks, blocks], 100))
     assert len(pairs) == 5 and all(len(one) == 40 for one, _ in pairs)
     for one, other in pairs:
         np.testing.assert_allclose(other, 2 * one, rtol=1e-5)

@@ -109,7 +109,7 @@ def test_processes_encode_what_one_encodes(
 SLOWLY = """
 import sys, time
 from jaxretr import cli
-from jaxretr.encoding_store import EmbeddingStore
+from jaxretr.stores.embedding_store import EmbeddingStore
 write, pause = EmbeddingStore.write, float(sys.argv[1])
 EmbeddingStore.write = lambda *shard: (time.sleep(pause), write(*shard))[1]
 sys.exit(cli.main(sys.argv[2:]))

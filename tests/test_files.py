@@ -23,7 +23,7 @@ from jaxretr.stores import index_folder, manifest
 _KILLED = """
 import os, sys
 from pathlib import Path
-from jaxretr import files
+from jaxretr.storage import files
 
 folder, exchange, nth, moment = sys.argv[1], sys.argv[2] == "True", int(sys.argv[3]), sys.argv[4]
 calls = 0

@@ -10,8 +10,8 @@ import pytest
 from tiny import DATA
 
 from jaxretr import ScannIndex, cli
-from jaxretr.commands import update
 from jaxretr.data.readers import read_corpus
+from jaxretr.search.scann import update
 from jaxretr.search.scann.process import scann_problem
 from jaxretr.stores.embedding_store import EmbeddingStore
 

@@ -14,10 +14,10 @@ ROWS, DIM, K = 150_000, 384, 100
 PROGRAM = """
 import json, sys
 import numpy as np
-from jaxretr import memory
+from jaxretr.parallel import memory
 from jaxretr.search.exact import ExactIndex, search_blocks
-from jaxretr.search.footprint import estimate
-from jaxretr.search.host_search import HostSearch
+from jaxretr.search.exact.footprint import estimate
+from jaxretr.search.exact.host_search import HostSearch
 
 path, questions, k, how = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 rows = np.load(path, mmap_mode="r")

@@ -88,7 +88,7 @@ def test_no_process_reads_shards_of_another(model: Path, store: Path, tmp_path: 
     program = """
 import os, sys
 from jaxretr import cli
-from jaxretr.encoding_store import EmbeddingStore
+from jaxretr.stores.embedding_store import EmbeddingStore
 arrays, process = EmbeddingStore._arrays, int(os.environ["JAX_PROCESS_ID"])
 opened = EmbeddingStore.open.__func__
 looked = set()

@@ -140,7 +140,7 @@ def test_a_list_of_ones_own_is_a_setting(queries: Path, tmp_path: Path, capsys: 
         (["--profile", "single_word", "--misspellings", "x"], 2, "--misspellings belongs to --profile dictionary"),
         (["--profile", "words"], 2, "invalid choice: 'words'"),
         (["--keybord", "qwertz"], 2, "did you mean '--keyboard'?"),
-        (["--draws", "0"], 2, "no whole number from 1"),
+        (["--draws", "0"], 2, "not a whole number from 1"),
         (["--misspellings", "missing.json"], 1, "missing.json: no such file"),
     ],
 )
