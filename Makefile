@@ -33,10 +33,11 @@ test-slow: .venv/.installed-dev ## the slow tests alone
 
 test-all: test test-slow ## both
 
-lint: .venv/.installed-dev ## format, lint, types, shell scripts
+lint: .venv/.installed-dev ## format, lint, types, import directions, shell scripts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
 	$(BIN)/shellcheck -x -P tpu tpu/*.sh tpu/slurm.sbatch .ci/run
 
 format: .venv/.installed-dev ## let ruff format the code and order the imports
