@@ -14,11 +14,10 @@ from jax.sharding import PartitionSpec as P
 
 from jaxretr import optim
 from jaxretr.config import Optimizer
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert import BertConfig, BertMaskedLm
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed
 from jaxretr.models.encode import Engine
 from jaxretr.models.layers import Params, define
-from jaxretr.models.mlm import BertMaskedLm
 from jaxretr.models.scorer import Prompt
 from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.objectives import art, contrastive

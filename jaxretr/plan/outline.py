@@ -16,11 +16,10 @@ from jax.sharding import Mesh
 from jaxretr.config import ArtConfig, Config, ContrastiveConfig, Encoder, MlmConfig, PassageLmConfig, Typos
 from jaxretr.data.token_store import ids_dtype
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert import BertConfig, BertMaskedLm
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_joint_params, abstract_params
 from jaxretr.models.formats.model_shapes import encoder_shape, scorer_shape, vocabulary_of
 from jaxretr.models.layers import Params, define
-from jaxretr.models.mlm import BertMaskedLm
 from jaxretr.models.question_scorer import passage_length
 from jaxretr.models.scorer import Prompt
 from jaxretr.models.t5 import T5Config, T5Model

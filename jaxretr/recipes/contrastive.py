@@ -17,7 +17,7 @@ from jaxretr.data.tokens import vocabulary_size
 from jaxretr.errors import UsageError
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, JointConfig
-from jaxretr.models.lexical_start import lexical_start
+from jaxretr.models.starts import lexical_start
 from jaxretr.objectives.contrastive import ContrastiveBatch, ContrastiveProgram, make_step
 from jaxretr.parallel.hosts import fingerprint
 from jaxretr.parallel.mesh import check_cpu_devices, put_rows

@@ -14,13 +14,12 @@ from jaxretr.data.tokens import Template
 from jaxretr.data.windows import random_windows
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models.adapter import same_towers
-from jaxretr.models.bert import BertConfig
-from jaxretr.models.context_start import context_start
+from jaxretr.models.bert import BertConfig, fresh_head
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.formats.bert_params import export_bert
 from jaxretr.models.formats.hf_folder import write_folder
 from jaxretr.models.layers import Params
-from jaxretr.models.mlm import fresh_head
+from jaxretr.models.starts import context_start
 from jaxretr.objectives.mlm import MaskedBatch, mask, masked_lm_loss
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import check_cpu_devices

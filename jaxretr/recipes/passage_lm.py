@@ -10,12 +10,11 @@ from jax.sharding import Mesh
 from jaxretr.config import PassageLmConfig
 from jaxretr.data.readers import read_beir
 from jaxretr.data.tokens import Template, scorer_target
-from jaxretr.models.copying_start import copying_start
 from jaxretr.models.formats.hf_folder import write_folder
 from jaxretr.models.formats.t5_params import export_t5
-from jaxretr.models.layers import Params, bind
-from jaxretr.models.precision import matmuls_in
+from jaxretr.models.layers import Params, bind, matmuls_in
 from jaxretr.models.scorer import Prompt, encoder_input, graph
+from jaxretr.models.starts import copying_start
 from jaxretr.models.t5 import T5Config
 from jaxretr.objectives.passage_lm import Example, thinned_windows
 from jaxretr.objectives.token_step import masked_sum
