@@ -13,7 +13,7 @@ from jaxretr.evaluate.measuring import Search
 from jaxretr.progress import Progress
 
 if TYPE_CHECKING:  # They bring JAX along, which BM25 does without.
-    from jaxretr.models.combined_encoder import TextEncoder
+    from jaxretr.models.text_encoder import TextEncoder
     from jaxretr.stores.embedding_store import EmbeddingStore
     from jaxretr.stores.encoding import Encoder
 

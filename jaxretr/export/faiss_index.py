@@ -17,7 +17,7 @@ from jaxretr.errors import UserError, import_extra
 from jaxretr.export import golden_hits
 from jaxretr.export.golden_hits import Hits
 from jaxretr.export.index_source import IndexSource, silent
-from jaxretr.models.combined_encoder import TextEncoder
+from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.parallel import memory
 from jaxretr.storage.files import atomic_folder, atomic_write
 from jaxretr.stores import manifest

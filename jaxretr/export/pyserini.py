@@ -18,7 +18,7 @@ from jaxretr.data.text_rows import find_input
 from jaxretr.errors import UserError
 from jaxretr.export import golden_hits
 from jaxretr.export.index_source import IndexSource, as_json, expected_bytes, silent
-from jaxretr.models.combined_encoder import TextEncoder
+from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.parallel import memory
 from jaxretr.storage.files import atomic_folder, atomic_write
 from jaxretr.stores import manifest

@@ -19,7 +19,7 @@ from jaxretr.export import golden_hits, passage_fields, row_digests
 from jaxretr.export.index_source import IndexSource, as_json, expected_bytes, silent
 from jaxretr.export.passage_fields import VertexFields
 from jaxretr.export.vertex_schema import DELETE, MOST_FILES, Checker
-from jaxretr.models.combined_encoder import TextEncoder
+from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.parallel import memory
 from jaxretr.storage.files import atomic_folder, atomic_write
 from jaxretr.stores import manifest
