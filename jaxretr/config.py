@@ -17,6 +17,7 @@ from jaxretr.json_dataclass import dataclass_from
 
 Dtype = Literal["float32", "bfloat16"]
 EncodeDtype = Literal["auto", "float32", "bfloat16"]
+Pooling = Literal["cls", "mean"]
 
 # Among the figures of evaluations; of all others more is better.
 LOWER_IS_BETTER = ("loss", "average_rank")
@@ -148,7 +149,7 @@ class Encoder:
     """Train adapters of this shape and nothing else. Where `path` has such adapters already, they are trained on."""
     shared: bool = False
     """One tower for questions and passages instead of two."""
-    pooling: Literal["cls", "mean"] = "cls"
+    pooling: Pooling = "cls"
     """What becomes of the last layer: the vector of [CLS], or the mean over the tokens."""
     normalise: bool = False
     """Scale the embeddings to length 1, so that scores are cosines."""

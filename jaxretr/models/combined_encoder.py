@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from jaxretr.config import EncodeDtype
+from jaxretr.config import EncodeDtype, Pooling
 from jaxretr.errors import UserError, did_you_mean
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, Side
@@ -225,7 +225,7 @@ def load_encoder(
     dtype: EncodeDtype = "float32",
     passage_path: str | Path | None = None,
     tokenizer: str | Path | None = None,
-    pooling: Literal["cls", "mean"] | None = None,
+    pooling: Pooling | None = None,
     truncate_dim: int | None = None,
 ) -> DualEncoder | CombinedEncoder:
     """Loads any encoder: a `DualEncoder`, or a `CombinedEncoder` where the folder holds one.

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import jax
 import numpy as np
 
-from jaxretr.config import Dtype, EncodeDtype
+from jaxretr.config import Dtype, EncodeDtype, Pooling
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows, vocabulary_size
 from jaxretr.errors import UserError, did_you_mean
 from jaxretr.models.adapter import Adapter
@@ -99,7 +99,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         tokenizer: str | Path | None = None,
         dtype: EncodeDtype = "float32",
         shared: bool | None = None,
-        pooling: Literal["cls", "mean"] | None = None,
+        pooling: Pooling | None = None,
         passage_template: Literal["pair", "joined"] | None = None,
         max_question_length: int | None = None,
         max_passage_length: int | None = None,
@@ -298,7 +298,8 @@ def _engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -> Engi
         from jaxretr.models import host_bert  # Numba, which takes half a second to import.
 
         bare = config.adapter is None or (config.lora_merged and not config.adapter.bottleneck)
-        if bare and host_bert.suits(config.bert):
+        # Another pooling goes through XLA until it is written below as well.
+        if bare and config.pooling in ("cls", "mean") and host_bert.suits(config.bert):
             return HostEngine(_embed_on_host(config, jax.device_get(tower_params)))
     return Engine(_embed_rows(config, dtype), tower_params, dtype)
 
