@@ -118,7 +118,7 @@ def test_what_a_search_needs_is_said_before(trained, store, tmp_path, caplog):
     [
         (["--allow", "{ids}"], "ids:2: {store} has no passage 'nobody'"),
         (["--deny", "{missing}"], "missing: no such file"),
-        (["--where", "language=en"], "--where language: the index has no such field; give --corpus FILE"),
+        (["--where", "language=en"], "where language: the index has no such field; give the corpus, JSON lines"),
         (["--where", "langage=en", "--corpus", "{fields}"], "has such a field; did you mean 'language'?"),
         (["--where", "language=eng", "--corpus", "{fields}"], "no passage has this value; did you mean 'en'?"),
         (["--where", "language", "--corpus", "{fields}"], "'language' is not FIELD=VALUE"),
