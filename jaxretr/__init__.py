@@ -36,7 +36,7 @@ _FUNCTIONS = {
     "search_bm25": "jaxretr.search.bm25.searching",
     "train": "jaxretr.train",
     "tune": "jaxretr.evaluate.weight_tuning",
-    "update": "jaxretr.search.scann.update",
+    "update": "jaxretr.search.scann.upkeep",
     "verify": "jaxretr.export.exporting",
 }
 
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from jaxretr.search.bm25.searching import search_bm25
     from jaxretr.search.exact import ExactIndex
     from jaxretr.search.scann.index import ScannIndex
-    from jaxretr.search.scann.update import update
+    from jaxretr.search.scann.upkeep import update
     from jaxretr.search.searching import search
     from jaxretr.stores.embedding_store import EmbeddingStore
     from jaxretr.stores.encoding import encode

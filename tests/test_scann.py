@@ -17,7 +17,7 @@ from jaxretr.search.scann import worker as scann_worker
 from jaxretr.search.scann.build import plan_of
 from jaxretr.search.scann.certificate import recall_bounds, table
 from jaxretr.search.scann.tuning import tune
-from jaxretr.search.scann.verify import verify
+from jaxretr.search.scann.upkeep import verify
 
 PROBLEM = scann_process.scann_problem()
 needs_scann = pytest.mark.skipif(PROBLEM is not None, reason=f"ScaNN: {PROBLEM}")

@@ -11,7 +11,7 @@ from tiny import DATA
 
 from jaxretr import ScannIndex, cli
 from jaxretr.data.readers import read_corpus
-from jaxretr.search.scann import update
+from jaxretr.search.scann import upkeep
 from jaxretr.search.scann.process import scann_problem
 from jaxretr.stores.embedding_store import EmbeddingStore
 
@@ -85,7 +85,7 @@ def test_update_rebalances_after_many_changes(
     made: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     index = ScannIndex.load(made / "index")
-    monkeypatch.setattr(update, "_REBALANCE_FROM", index.changed_share + 1e-6)
+    monkeypatch.setattr(upkeep, "_REBALANCE_FROM", index.changed_share + 1e-6)
     gone = made / "one.txt"
     gone.write_text(index.rows.ids[7])
     with caplog.at_level(logging.INFO, logger="jaxretr"):

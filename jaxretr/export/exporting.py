@@ -216,8 +216,8 @@ def _scann(
     target_recall: float | Sequence[float],
     train_size: int | None,
 ) -> Exported:
-    from jaxretr.search.scann.folder import check_target
     from jaxretr.search.scann.index import ScannIndex
+    from jaxretr.search.scann.layout import check_target
     from jaxretr.search.scann.process import require_scann
 
     out = check_target(out)

@@ -11,7 +11,7 @@ from jaxretr.stores import manifest
 
 # By the kind that manifest.json names: the module whose verify(folder) -> str recomputes what the folder promises.
 _MODULES = {
-    "scann": "jaxretr.search.scann.verify",
+    "scann": "jaxretr.search.scann.upkeep",
     "vertex": "jaxretr.export.vertex",
     "pyserini": "jaxretr.export.pyserini",
     "faiss": "jaxretr.export.faiss_index",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -17,6 +17,14 @@ from jaxretr.errors import UserError, did_you_mean
 Value = str | int | float | bool | None
 Metadata = Mapping[str, Sequence[Value]]
 Where = Mapping[str, Any]
+
+
+class FilterOptions(TypedDict, total=False):
+    """The filters of a search; see `ExactIndex.search`."""
+
+    allow: Iterable[str] | None
+    deny: Iterable[str] | None
+    where: Where | None
 
 
 class Filters:

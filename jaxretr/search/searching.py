@@ -33,8 +33,8 @@ from jaxretr.stores.fingerprints import model_fingerprint, texts_fingerprint
 from jaxretr.stores.opening import open_store
 
 if TYPE_CHECKING:
-    from jaxretr.search.scann.folder import Facts
     from jaxretr.search.scann.index import ScannIndex
+    from jaxretr.search.scann.layout import Facts
 
     Index = EmbeddingStore | ExactIndex | ScannIndex
 

@@ -28,8 +28,7 @@ from jaxretr.parallel.machine import cpu_threads, has_amx
 from jaxretr.search.exact import host_loops
 from jaxretr.search.exact.first_pass import RoundedQueries
 from jaxretr.search.exact.host_loops import WIDTH
-from jaxretr.search.exact.host_rows import aligned
-from jaxretr.search.exact.question_scale import scaled_questions, unscaled
+from jaxretr.search.exact.host_rows import aligned, scaled_questions, unscaled
 
 # Rows that are multiplied in bfloat16 or made float32 at a time, and questions from which on bfloat16 is faster.
 BLOCK_ROWS, BFLOAT16_BATCH = 2048, 128

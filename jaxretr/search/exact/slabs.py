@@ -11,9 +11,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxretr.errors import UserError
 from jaxretr.parallel.mesh import DATA, padded_rows, put_rows, replicate, to_host
-from jaxretr.search.exact.host_rows import embedding_matrix, put_matrix, read_rows
+from jaxretr.search.exact.host_rows import embedding_matrix, put_matrix, read_rows, scaled_questions, unscaled
 from jaxretr.search.exact.host_search import HostSearch
-from jaxretr.search.exact.question_scale import scaled_questions, unscaled
 from jaxretr.search.topk import NO_ROW, merge_topk, search_step
 
 # Batches of questions are padded to one of these sizes, so that few programs are compiled; longer ones are cut.
