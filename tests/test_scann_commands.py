@@ -104,13 +104,13 @@ def test_wrong_use_is_said_in_a_line(made: Path, tiny_models: Path, capsys: pyte
     assert run("encode", model, "--corpus", QUERIES, "--side", "question", "--out", made / "asked") == 0
     export = ["export", model, "--to", "scann", "--out"]
     for words, message in [
-        (["update", index, "--delete", made / "twice.txt"], "'a' stands in line 1 as well"),
+        (["update", index, "--delete", made / "twice.txt"], "'a' is on line 1 as well"),
         (["update", index, "--delete", made / "latin.txt"], "give a UTF-8 text file"),
         (["update", index, "--delete", made / "none.txt"], "cannot be read"),
-        (["update", index, "--add", made / "asked"], "holds embeddings of questions"),
+        (["update", index, "--add", made / "asked"], "contains embeddings of questions"),
         (["update", made / "store"], "cannot be read"),
         ([*export, made / "store", "--index", made / "store"], "is not a ScaNN index and would be replaced"),
-        ([*export, made / "out", "--index", made / "asked"], "holds embeddings of questions"),
+        ([*export, made / "out", "--index", made / "asked"], "contains embeddings of questions"),
         ([*export, made / "out", "--index", made / "store", "--train-size", 10**9], "train_size=1000000000 must be"),
     ]:
         capsys.readouterr()

@@ -31,7 +31,7 @@ class Filters:
     """The ids and fields of N rows, and masks made of them.
 
     A mask lets a row pass that is in `allow` (where that is given), is not in `deny`, and has for every field of
-    `where` the value, or one of the values, that stand there.
+    `where` the value, or one of the values, given there.
     """
 
     def __init__(self, rows: int, ids: Sequence[str] | None, metadata: Metadata | None = None):
@@ -135,9 +135,9 @@ def _values(field: str, values: Sequence[Value], rows: int) -> list[Value]:
     for row, value in enumerate(found):
         if value is not None and type(value) not in (str, int, float, bool):
             kind = type(value).__name__
-            raise UserError(f"metadata: field {field!r} holds a {kind} at row {row}; give strings, numbers or None")
+            raise UserError(f"metadata: field {field!r} contains a {kind} at row {row}; give strings, numbers or None")
         if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"metadata: field {field!r} holds {value} at row {row}; give None where there is none")
+            raise UserError(f"metadata: field {field!r} contains {value} at row {row}; give None for a missing value")
     return found
 
 

@@ -213,7 +213,7 @@ def _check_trec_ids(ids: Sequence[str], index: str) -> None:
 
 
 def check_scann(folder: Any, facts: "Facts", encoder: Encoder, model: Any) -> None:
-    """Refuses a ScaNN index that another model made, where it says which."""
+    """Refuses a ScaNN index that another model made, if it names one."""
     check_dim(folder, facts.dim, facts.model, encoder, model)
     if facts.model_fingerprint is None:
         log.info("%s does not say which model made it; make sure that it was %s", folder, model)
@@ -228,7 +228,7 @@ def check_store(store: EmbeddingStore, encoder: Encoder, model: Any) -> None:
     if meta.model_fingerprint != model_fingerprint(encoder, meta.side):
         raise another_model(store.folder, meta.model, model)
     if meta.side != "passage":
-        raise UserError(f"{store.folder}: holds embeddings of questions; encode the corpus with --side passage")
+        raise UserError(f"{store.folder}: contains embeddings of questions; encode the corpus with --side passage")
 
 
 def check_dim(folder: Any, dim: int, made_by: str | None, encoder: Encoder, model: Any) -> None:
@@ -237,11 +237,15 @@ def check_dim(folder: Any, dim: int, made_by: str | None, encoder: Encoder, mode
         return
     fits = isinstance(encoder, DualEncoder) and dim <= encoder.config.full_size
     remedy = (
-        f"search with --truncate-dim {dim}" if fits else "search with that one" if made_by else "search with its own"
+        f"search with --truncate-dim {dim}"
+        if fits
+        else "search with that model"
+        if made_by
+        else "search with its own model"
     )
     whose = f" ({made_by})" if made_by else ""
     raise UserError(
-        f"{folder}: holds embeddings of {dim} dimensions{whose}, but {model} gives {size}; "
+        f"{folder}: contains embeddings of {dim} dimensions{whose}, but {model} gives {size}; "
         f"{remedy}, or encode the corpus again"
     )
 
@@ -251,7 +255,7 @@ def another_model(folder: Any, made_by: str | None, model: Any) -> UserError:
     whose = f" ({made_by})" if made_by else ""
     return UserError(
         f"{folder}: was encoded with another model{whose} than {model}; "
-        "search with that one, or encode the corpus again"
+        "search with that model, or encode the corpus again"
     )
 
 
@@ -266,7 +270,7 @@ def search_store(
       store: N passages.
       ids: those of this process's share, which is all N where it is alone.
       queries: float32 [B, D].
-      k: hits a question.
+      k: hits per question.
       allowed: bool, as long as `ids`: the passages that may be found; None: all.
 
     Returns:

@@ -134,7 +134,7 @@ def streamed_topk(queries: jax.Array, shard: Shard, k: int, block_rows: int) -> 
             scores *= block.scales
         scores = jnp.where(block.valid, _unsigned_zero(scores), -jnp.inf)
         scores, row = block_candidates(scores, block.row, k)
-        # The best so far have lower rows and therefore stand first: top_k keeps the first of equal scores.
+        # The best so far have lower rows and therefore come first: top_k keeps the first of equal scores.
         return select_best(jnp.concatenate([best[0], scores], -1), jnp.concatenate([best[1], row], -1), k)
 
     none = _varying_like((queries, shard), (jnp.full((batch, k), -jnp.inf, jnp.float32), jnp.full((batch, k), NO_ROW)))

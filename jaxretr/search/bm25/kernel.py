@@ -1,6 +1,6 @@
 """The loops of BM25 over words, postings and passages, compiled by Numba.
 
-Everything compiled is in this file: Numba compiles anew what has changed by the time stamp of the file alone.
+Everything compiled is in this file: Numba decides by a file's time stamp alone what to compile again.
 
 A passage's score is the float32 sum of what the question's words add to it, from the rarest word to the most common
 one, repeated words repeated. `search` leaves out passages that cannot be among the best, and never changes that sum.
@@ -91,7 +91,7 @@ def count_holders(words, lengths, first_row, last_row_of, holders):
 
 @compiled()
 def add_postings(words, lengths, first_row, order, last_row_of, ends, rows, counts):
-    """Appends the postings of a slab, with how often each word stands there; see `count_holders`."""
+    """Appends the postings of a slab, with the count of each word; see `count_holders`."""
     at = 0
     for i in range(len(lengths)):
         row = first_row + i
@@ -347,7 +347,7 @@ def _bound_rest(lists, distinct, times, number, rest, rest_of_block):
 
     Args:
       lists: the postings.
-      distinct, times: the different words, int32, ascending, and how often each stands in the question.
+      distinct, times: the different words, int32, ascending, and how often each occurs in the question.
       number: of them.
       rest: the bounds for any passage, float32 [number + 1].
       rest_of_block: the bounds of the common words for each block, float32 [common words + 1, blocks]. Hardly a
@@ -397,7 +397,7 @@ def search(lists, scratch, base, words, ends, first, last, least, k, keys):
       ends: where each question's words begin, int64 [B + 1].
       first, last: which questions.
       least: of every question, a score below which no passage is wanted, float32 [B].
-      k: hits a question.
+      k: hits per question.
       keys: the result, uint64 [B, k], descending: see `_key`; 0 behind the last hit.
     """
     sums, rows, candidates, totals = scratch.sums, scratch.rows, scratch.candidates, scratch.totals

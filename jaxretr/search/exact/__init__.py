@@ -166,7 +166,7 @@ class ExactIndex:
 
         Args:
           queries: question embeddings [B, D], cast to float32; any number of them.
-          k: results a question; as many are returned as there are rows that may be found, if that is less.
+          k: results per question; as many are returned as there are rows that may be found, if that is less.
           allow: ids that may be found; all by default.
           deny: ids that may not be found.
           where: field -> the value that a row must have there, or several of which it must have one. Fields are those
@@ -241,7 +241,7 @@ class ExactIndex:
 
         Args:
           queries: question embeddings [B, D].
-          k: results a question.
+          k: results per question.
 
         Returns:
           From 0 to 1; 1 without a first pass. Results whose scores differ by the rounding of float32 count as equal.
@@ -266,7 +266,7 @@ class ExactIndex:
         its memory while it does.
 
         Raises:
-          UserError: the folder holds something else, or cannot be written.
+          UserError: the folder contains something else, or cannot be written.
         """
         pieces = self._pieces()
         if self._mesh.is_multi_process and jax.process_index():
@@ -333,7 +333,7 @@ def search_blocks(
       blocks: host arrays [n, D], in the order of rows; at most two are on the devices at a time. A block larger than
         the first one is cut.
       queries: question embeddings [B, D], cast to float32.
-      k: results a question; as many are returned as there are rows that may be found, if that is less.
+      k: results per question; as many are returned as there are rows that may be found, if that is less.
       allowed: bool [N], the rows that may be found, see `filters.Filters.mask`; all by default.
       dtype, mesh, block_rows: see `ExactIndex`.
       source: what errors call the blocks.
@@ -394,5 +394,5 @@ def unique_ids(ids: Sequence[str], n: int, source: str = "ids") -> list[str]:
         seen: dict[str, int] = {}
         for row, name in enumerate(ids):
             if seen.setdefault(name, row) != row:
-                raise UserError(f"{source}: {name!r} stands at row {seen[name]} and at row {row}; ids must differ")
+                raise UserError(f"{source}: {name!r} is at rows {seen[name]} and {row}; ids must differ")
     return ids

@@ -1,6 +1,6 @@
 """Rows of the host's arrays on their way to the devices: checked, converted and copied a piece at a time.
 
-Of an array of any size a few MB are held beside the copy: no mask of all its numbers, no second copy for padding or for
+An array of any size takes a few MB in addition to the copy: no mask of all its numbers, no second copy for padding or for
 the device (a CPU device takes an aligned array as it is), and no pages of a memory map that have been read.
 """
 
@@ -54,7 +54,7 @@ def read_rows(rows: np.ndarray, start: int, stop: int, *, dtype: np.dtype, sourc
         if not finite.all():
             row = first + start + at + int(np.argmin(finite))
             raise UserError(
-                f"{source}: row {row} holds NaN, infinity or a number too large for {dtype.name}; encode it again"
+                f"{source}: row {row} contains NaN, infinity or a number too large for {dtype.name}; encode it again"
             )
         at += len(piece)
     values[at:] = 0

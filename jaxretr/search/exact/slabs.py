@@ -66,7 +66,7 @@ def search_slabs(
       mesh: the slabs' devices.
       slabs: in the order of rows.
       queries: float32 [B, D].
-      k: results a question.
+      k: results per question.
       block_rows: rows scored at a time.
       query_dtype: what the questions are rounded to on the devices; None: they are not.
 

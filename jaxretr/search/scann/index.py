@@ -107,8 +107,8 @@ class ScannIndex:
           target_recall: recall@k to reach, one or several.
           k: depth of the targets.
           questions: question embeddings [Q, D]; one half, drawn by `seed`, tunes and the other certifies (at most
-            2000 each). Without them passages of the index stand in for questions, which are easier to find neighbours
-            of: the certificate says so.
+            2000 each). Without them passages of the index replace them, whose neighbours are easier to find:
+            the certificate states it.
           num_leaves: of the tree; by default the square root of N, and none below 20,000 passages. 1 for no tree.
           train_size: passages that tree and codes are learnt from; by default a fifth of them, at least 20,000.
           seed: of that sample and of the split.
@@ -177,7 +177,7 @@ class ScannIndex:
         """Writes the index to a folder, which appears complete or not at all and replaces an older ScaNN index.
 
         Raises:
-          UserError: the folder holds something else, or cannot be written.
+          UserError: the folder contains something else, or cannot be written.
         """
         facts = replace(self.facts, rows=len(self))
         self.searcher.check_not_replaced()
@@ -198,7 +198,7 @@ class ScannIndex:
 
         Args:
           queries: question embeddings [B, D], cast to float32.
-          k: results a question; at most N are returned.
+          k: results per question; at most N are returned.
           target_recall: one of the targets of the build; the first one by default.
           threads: to divide the questions among; all of the machine by default.
 
@@ -277,7 +277,7 @@ class ScannIndex:
         """Removes passages by id. The certificate becomes stale.
 
         Raises:
-          UserError: an id is not there or stands twice, or none would be left.
+          UserError: an id is unknown or given twice, or no passage would be left.
         """
         self._can_change()
         names = check_ids(ids, len(ids))
@@ -336,7 +336,9 @@ class ScannIndex:
     def _check_store(self, store: EmbeddingStore) -> None:
         known, meta = self.facts.model_fingerprint, store.meta
         if meta.side != "passage":
-            raise UserError(f"{store.folder}: holds embeddings of questions; encode the passages with --side passage")
+            raise UserError(
+                f"{store.folder}: contains embeddings of questions; encode the passages with --side passage"
+            )
         if known is not None and meta.model_fingerprint != known:
             raise UserError(
                 f"{store.folder}: was encoded with another model ({meta.model}) than the index ({self.facts.model}); "
@@ -346,7 +348,7 @@ class ScannIndex:
     # ---- measuring ---------------------------------------------------------------------------------------------------
 
     def certify(self) -> None:
-        """Finds the exact neighbours of the certification questions, and measures the certificate anew.
+        """Finds the exact neighbours of the certification questions, and measures the certificate again.
 
         Raises:
           UserError: ScaNN does not work here.

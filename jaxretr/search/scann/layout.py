@@ -33,7 +33,7 @@ MANIFEST = manifest.MANIFEST
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the manifest says of the index.
+    """The index as its manifest describes it.
 
     Attributes:
       rows, dim: N and D.
@@ -72,7 +72,7 @@ class Facts:
 
 
 def check_target(directory: str | os.PathLike) -> Path:
-    """Refuses a folder that holds something else than a ScaNN index, which would be replaced.
+    """Refuses a folder that contains anything but a ScaNN index, because it would be replaced.
 
     Raises:
       UserError: it does.
@@ -128,7 +128,7 @@ def read(directory: str | os.PathLike) -> tuple[Facts, Rows, Questions | None, C
     folder = Path(directory).expanduser()
     content = manifest.read(folder)
     if content.kind != KIND:
-        raise UserError(f"{folder}: holds a {content.kind} export and no ScaNN index; give another folder")
+        raise UserError(f"{folder}: contains a {content.kind} export, not a ScaNN index; give another folder")
     try:
         facts: Facts = dataclass_from(Facts, content.facts, str(folder / manifest.MANIFEST))
     except UsageError as error:

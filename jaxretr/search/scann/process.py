@@ -163,15 +163,15 @@ def _converse(process: subprocess.Popen[str], job: dict[str, Any], advance: Call
     import threading
 
     assert process.stdin and process.stdout and process.stderr
-    said: list[str] = []
-    # ScaNN writes much to its standard error: read beside the answers, or it would wait for us.
-    reader = threading.Thread(target=said.extend, args=(process.stderr,), daemon=True)
+    errors: list[str] = []
+    # ScaNN writes much to its standard error: read in parallel to the answers, or it would wait for us.
+    reader = threading.Thread(target=errors.extend, args=(process.stderr,), daemon=True)
     reader.start()
     try:
         json.dump(job, process.stdin)
         process.stdin.close()
     except BrokenPipeError:
-        pass  # it ended before it read; what it said tells why
+        pass  # it ended before it read; its output explains why
     answer, done = None, 0
     for line in process.stdout:
         try:
@@ -186,7 +186,7 @@ def _converse(process: subprocess.Popen[str], job: dict[str, Any], advance: Call
     code = process.wait()
     reader.join()
     if answer is None or code:
-        last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
+        last = next((line.strip() for line in reversed(errors) if line.strip()), "no output")
         raise ScannFailed(f"signal {-code}: {last}" if code < 0 else last)
     return answer
 

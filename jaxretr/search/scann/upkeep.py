@@ -110,7 +110,7 @@ def read_ids(path: Path) -> list[str]:
     for number, line in enumerate(lines, start=1):
         name = line.removesuffix("\r")
         if name and first.setdefault(name, number) != number:
-            raise UserError(f"{path}:{number}: {name!r} stands in line {first[name]} as well; leave one out")
+            raise UserError(f"{path}:{number}: {name!r} is on line {first[name]} as well; remove one")
     return list(first)
 
 
@@ -152,11 +152,11 @@ def verify(folder: str | Path) -> str:
                 )
     if problems:
         raise UserError(f"{folder}: not what was certified: {'; '.join(problems)}; build the index again")
-    said = ", ".join(
+    recalls = ", ".join(
         f"{recalls[0].recall:.4f} @{recalls[0].k} for {line.target:g}"
         for line, recalls in zip(certificate.lines, found, strict=True)
     )
-    return f"{intact}; recall on {certificate.questions} questions as certified ({said})"
+    return f"{intact}; recall on {certificate.questions} questions as certified ({recalls})"
 
 
 def _changed_neighbours(index: ScannIndex, questions: Questions) -> list[str]:
