@@ -435,7 +435,7 @@ def test_an_installation_that_cannot_be_written_to_searches(tmp_path: Path):
     # Numba looks for a folder for its cache beside the file, then in the user's home: here none can be made.
     package = tmp_path / "site"
     shutil.copytree(
-        Path(bm25_postings.__file__).parents[1], package / "jaxretr", ignore=shutil.ignore_patterns("__pyc*")
+        Path(bm25_postings.__file__).parents[2], package / "jaxretr", ignore=shutil.ignore_patterns("__pyc*")
     )
     cache = package / "jaxretr" / "parallel" / "__pycache__"
     cache.write_text("a file where the folder would be")
