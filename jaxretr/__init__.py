@@ -33,9 +33,10 @@ _FUNCTIONS = {
     "load_encoder": "jaxretr.models.combined_encoder",
     "mteb_model": "jaxretr.evaluate.mteb_adapter",
     "search": "jaxretr.search.searching",
+    "search_bm25": "jaxretr.search.bm25.searching",
     "train": "jaxretr.train",
     "tune": "jaxretr.evaluate.weight_tuning",
-    "update": "jaxretr.search.scann.update",
+    "update": "jaxretr.search.scann.upkeep",
     "verify": "jaxretr.export.exporting",
 }
 
@@ -61,6 +62,7 @@ __all__ = [
     "load_encoder",
     "mteb_model",
     "search",
+    "search_bm25",
     "train",
     "tune",
     "update",
@@ -84,9 +86,10 @@ if TYPE_CHECKING:
     from jaxretr.models.dual_encoder import DualEncoder
     from jaxretr.models.question_scorer import QuestionScorer
     from jaxretr.search.bm25 import Bm25Index
+    from jaxretr.search.bm25.searching import search_bm25
     from jaxretr.search.exact import ExactIndex
     from jaxretr.search.scann.index import ScannIndex
-    from jaxretr.search.scann.update import update
+    from jaxretr.search.scann.upkeep import update
     from jaxretr.search.searching import search
     from jaxretr.stores.embedding_store import EmbeddingStore
     from jaxretr.stores.encoding import encode

@@ -21,7 +21,8 @@ from jaxretr.version import __version__
 _OPTIONS = (
     "train_options",
     "encode_options",
-    "search_options",
+    "search",
+    "bm25",
     "evaluate_options",
     "mine_options",
     "combine",

@@ -254,7 +254,7 @@ def test_tune_with_indexes_needs_no_corpus_and_writes_a_curve(
 
     # Each index with its own model, and both of the same passages.
     assert run("tune", models / "spar", "--index-a", tmp_path / "lexical", "--index-b", tmp_path / "base", *words) == 1
-    assert "holds embeddings of 12 dimensions" in capsys.readouterr().err
+    assert "contains embeddings of 12 dimensions" in capsys.readouterr().err
     (tmp_path / "half.jsonl").write_text("".join(CORPUS.read_text().splitlines(keepends=True)[:10]))
     assert run("encode", models / "lexical", "--corpus", tmp_path / "half.jsonl", "--out", tmp_path / "half") == 0
     capsys.readouterr()

@@ -477,7 +477,7 @@ def test_bad_stores(encoder: DualEncoder, encoded: Path, tmp_path: Path, capsys:
     given[given.index("--index") + 1] = str(tmp_path / "questions")
     capsys.readouterr()
     assert cli.main(given) == 1
-    assert "holds embeddings of questions" in capsys.readouterr().err
+    assert "contains embeddings of questions" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -111,5 +111,5 @@ def test_wrong_use_is_one_line(mesh1):
         ExactIndex(vectors(N, 1), first_pass="int8", mesh=mesh1, max_device_bytes=2 * 1024 * DIM * 4 // 4)
     broken = vectors(N, 1)
     broken[4000, 1] = np.inf
-    with pytest.raises(UserError, match="row 4000 holds NaN, infinity"):
+    with pytest.raises(UserError, match="row 4000 contains NaN, infinity"):
         ExactIndex(broken, first_pass="int8", mesh=mesh1)

@@ -102,7 +102,7 @@ def test_against_a_plain_loop_on_random_runs(tmp_path: Path) -> None:
         (lambda: interpolate([DENSE, LEXICAL], [1, 1], missing=["zero"]), "1 times missing for 2 runs"),
         (
             lambda: interpolate([DENSE, {"q1": {"z": math.inf}}], [1, 1]),
-            "score of passage 'z' for question 'q1' is no fi",
+            "score of passage 'z' for question 'q1' is not a finite",
         ),
         (lambda: reciprocal_rank([DENSE, LEXICAL], constant=-1), "must be a number from 0"),
         (lambda: reciprocal_rank([DENSE, LEXICAL], k=0), "k=0 must be at least 1"),

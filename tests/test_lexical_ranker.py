@@ -219,7 +219,7 @@ def test_bad_input(tmp_path: Path):
         _rank(passages, ["one"], tmp_path / "depth", depth=0)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")
-    with pytest.raises(UserError, match="holds other files"):
+    with pytest.raises(UserError, match="contains files other"):
         _rank(passages, ["one"], tmp_path / "mine")
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "meta.json").write_text("{")

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import json
 import pickle
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from jaxretr.data.readers import read_corpus, read_qrels, read_questions
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics
-from jaxretr.evaluate.runs import read_trec
+from jaxretr.evaluate.runs import read_run, read_trec
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
@@ -169,6 +170,43 @@ def test_search_finds_the_same_in_a_store_and_an_index(encoder: DualEncoder, tmp
     )
     with pytest.raises(UserError, match="was encoded with another model"):
         jaxretr.search(other, store, queries=["who"])
+
+
+def test_search_filters_by_fields_and_files_and_saves_every_format(encoder: DualEncoder, tmp_path: Path):
+    corpus = read_corpus(tiny.DATA)
+    store = jaxretr.encode(encoder, corpus=corpus, out=tmp_path / "store", shard_rows=3)
+    rows = [json.loads(line) for line in (tiny.DATA / "corpus.jsonl").read_text().splitlines()]
+    fields = tmp_path / "fields.jsonl"
+    fields.write_text("".join(json.dumps({**row, "year": 2000 + n % 3}) + "\n" for n, row in enumerate(rows)))
+    (tmp_path / "deny").write_text(f"{corpus.ids[2]}\n")
+    asked = {"queries": ["who"], "k": 20, "deny": tmp_path / "deny"}
+    for year in (2002, "2002", ["2002"]):
+        run = jaxretr.search(encoder, store, **asked, where={"year": year}, corpus=fields)
+        assert set(run["0"]) == set(corpus.ids[5::3])
+    # An index's own fields, and a model that is loaded only once the filters have been checked.
+    index = ExactIndex(store.rows(0, 20), corpus.ids, metadata={"year": [2000 + n % 3 for n in range(20)]})
+    assert set(jaxretr.search(lambda: encoder, index, **asked, where={"year": 2002})["0"]) == set(corpus.ids[5::3])
+    with pytest.raises(UserError, match="where year=1999: no passage has this value"):
+        jaxretr.search(lambda: pytest.fail("loaded"), index, **asked, where={"year": 1999})
+
+    run.save(tmp_path / "run.jsonl", format="jsonl", corpus=corpus)
+    run.save(tmp_path / "run.json", format="dpr", corpus=tiny.DATA)
+    for name in ("run.jsonl", "run.json"):
+        assert [list(hits) for hits in read_run(tmp_path / name).values()] == [list(run["0"])]
+    with pytest.raises(UserError, match="give the corpus"):
+        run.save(tmp_path / "other", format="dpr")
+    with pytest.raises(UserError, match="did you mean 'jsonl'"):
+        run.save(tmp_path / "other", format="json")  # pyright: ignore[reportArgumentType]
+
+
+def test_bm25_gives_a_run_as_search_does():
+    run = jaxretr.search_bm25(tiny.DATA, queries=tiny.DATA / "queries.jsonl", k=3)
+    assert list(run) == [question.id for question in read_questions(tiny.DATA)]
+    assert max(map(len, run.values())) == 3
+    best = next(
+        iter(jaxretr.search_bm25(read_corpus(tiny.DATA), queries=["xyzzy", read_corpus(tiny.DATA).texts[4]])["1"])
+    )
+    assert best == read_corpus(tiny.DATA).ids[4]
 
 
 def tiny_tokenizer(encoder: DualEncoder, folder: Path) -> Path:

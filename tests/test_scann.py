@@ -17,7 +17,7 @@ from jaxretr.search.scann import worker as scann_worker
 from jaxretr.search.scann.build import plan_of
 from jaxretr.search.scann.certificate import recall_bounds, table
 from jaxretr.search.scann.tuning import tune
-from jaxretr.search.scann.verify import verify
+from jaxretr.search.scann.upkeep import verify
 
 PROBLEM = scann_process.scann_problem()
 needs_scann = pytest.mark.skipif(PROBLEM is not None, reason=f"ScaNN: {PROBLEM}")
@@ -378,10 +378,10 @@ NAN = np.where(np.arange(DIM) == 3, np.nan, np.ones((1200, DIM))).astype(np.floa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"passages": NAN}, "row 0 holds NaN"),
+        ({"passages": NAN}, "row 0 contains NaN"),
         ({"passages": PASSAGES[0]}, r"expected numbers \[rows, dimensions\]"),
         ({"passages": PASSAGES[:0]}, "there are none to index"),
-        ({"ids": ["a"] * N}, "stands at row 0 and at row 1"),
+        ({"ids": ["a"] * N}, "is at rows 0 and 1"),
         ({"ids": IDS[:-1]}, f"{N - 1} ids for {N}"),
         ({"questions": QUESTIONS[:, :5]}, "5 columns, but the index has 16"),
         ({"questions": QUESTIONS[:1]}, "1 is too few"),
@@ -406,7 +406,7 @@ def test_bad_input_of_an_index(folder: Path, copy: Path) -> None:
         (lambda: index.search(QUESTIONS, 0), "k=0"),
         (lambda: index.search(QUESTIONS, target_recall=0.5), "was built for 0.8, 0.9, 0.97"),
         (lambda: index.delete(["nobody"]), "'nobody' is not in the index"),
-        (lambda: index.delete([IDS[0], IDS[0]]), "stands at row 0 and at row 1"),
+        (lambda: index.delete([IDS[0], IDS[0]]), "is at rows 0 and 1"),
         (lambda: index.delete(IDS), "no passage would be left"),
         (lambda: index.update(PASSAGES[:1], ["nobody"]), "'nobody' is not in the index"),
         (lambda: index.add(NAN[:1], ["x"]), "NaN"),

@@ -11,7 +11,7 @@ from tiny import DATA
 
 from jaxretr import ScannIndex, cli
 from jaxretr.data.readers import read_corpus
-from jaxretr.search.scann import update
+from jaxretr.search.scann import upkeep
 from jaxretr.search.scann.process import scann_problem
 from jaxretr.stores.embedding_store import EmbeddingStore
 
@@ -85,7 +85,7 @@ def test_update_rebalances_after_many_changes(
     made: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     index = ScannIndex.load(made / "index")
-    monkeypatch.setattr(update, "_REBALANCE_FROM", index.changed_share + 1e-6)
+    monkeypatch.setattr(upkeep, "_REBALANCE_FROM", index.changed_share + 1e-6)
     gone = made / "one.txt"
     gone.write_text(index.rows.ids[7])
     with caplog.at_level(logging.INFO, logger="jaxretr"):
@@ -104,13 +104,13 @@ def test_wrong_use_is_said_in_a_line(made: Path, tiny_models: Path, capsys: pyte
     assert run("encode", model, "--corpus", QUERIES, "--side", "question", "--out", made / "asked") == 0
     export = ["export", model, "--to", "scann", "--out"]
     for words, message in [
-        (["update", index, "--delete", made / "twice.txt"], "'a' stands in line 1 as well"),
+        (["update", index, "--delete", made / "twice.txt"], "'a' is on line 1 as well"),
         (["update", index, "--delete", made / "latin.txt"], "give a UTF-8 text file"),
         (["update", index, "--delete", made / "none.txt"], "cannot be read"),
-        (["update", index, "--add", made / "asked"], "holds embeddings of questions"),
+        (["update", index, "--add", made / "asked"], "contains embeddings of questions"),
         (["update", made / "store"], "cannot be read"),
         ([*export, made / "store", "--index", made / "store"], "is not a ScaNN index and would be replaced"),
-        ([*export, made / "out", "--index", made / "asked"], "holds embeddings of questions"),
+        ([*export, made / "out", "--index", made / "asked"], "contains embeddings of questions"),
         ([*export, made / "out", "--index", made / "store", "--train-size", 10**9], "train_size=1000000000 must be"),
     ]:
         capsys.readouterr()

@@ -118,7 +118,7 @@ def test_what_a_search_needs_is_said_before(trained, store, tmp_path, caplog):
     [
         (["--allow", "{ids}"], "ids:2: {store} has no passage 'nobody'"),
         (["--deny", "{missing}"], "missing: no such file"),
-        (["--where", "language=en"], "--where language: the index has no such field; give --corpus FILE"),
+        (["--where", "language=en"], "where language: the index has no such field; give the corpus, JSON lines"),
         (["--where", "langage=en", "--corpus", "{fields}"], "has such a field; did you mean 'language'?"),
         (["--where", "language=eng", "--corpus", "{fields}"], "no passage has this value; did you mean 'en'?"),
         (["--where", "language", "--corpus", "{fields}"], "'language' is not FIELD=VALUE"),
@@ -177,7 +177,7 @@ def test_indexes_that_are_wrong(trained, store, tmp_path, capsys):
 
     twice = copy(store, tmp_path / "twice", ["a", "b", "a"], np.ones((3, dim), np.float32))
     assert run(*words, twice) == 1
-    assert "twice: 'a' stands at row 0 and at row 2; ids must differ" in the_error(capsys)
+    assert "twice: 'a' is at rows 0 and 2; ids must differ" in the_error(capsys)
 
     broken = copy(store, tmp_path / "nan", ["a", "b"], np.ones((2, dim), np.float32))
     path = next(broken.glob("embeddings-*.npy"))
@@ -189,7 +189,7 @@ def test_indexes_that_are_wrong(trained, store, tmp_path, capsys):
 
     ExactIndex(np.ones((3, dim + 1), np.float32), ["a", "b", "c"]).save(tmp_path / "wide")
     assert run(*words, tmp_path / "wide") == 1
-    assert f"wide: holds embeddings of {dim + 1} dimensions, but {trained / 'run'} gives {dim}" in the_error(capsys)
+    assert f"wide: contains embeddings of {dim + 1} dimensions, but {trained / 'run'} gives {dim}" in the_error(capsys)
 
     latin = tmp_path / "latin.tsv"
     latin.write_bytes("1\tcafé\n".encode("latin-1"))
@@ -240,4 +240,4 @@ def test_a_scann_folder_is_searched_by_scann(trained, store, tmp_path, capsys, m
     assert "was encoded with another model (another)" in the_error(capsys)
     wide = scann_folder(tmp_path / "wide", dim=meta.dim + 1, model="another", model_fingerprint="0")
     assert run(*words, wide) == 1
-    assert f"holds embeddings of {meta.dim + 1} dimensions (another)" in the_error(capsys)
+    assert f"contains embeddings of {meta.dim + 1} dimensions (another)" in the_error(capsys)

@@ -121,9 +121,9 @@ def test_streamed_blocks_take_a_mask(mesh):  # noqa: F811
         (lambda f: Filters(3, None, {"a": "abc"}), "'a' has 3 values for 3 rows|one for each"),
         (
             lambda f: Filters(2, None, {"a": [1, [2]]}),  # pyright: ignore[reportArgumentType]
-            "'a' holds a list at row 1",
+            "'a' contains a list at row 1",
         ),
-        (lambda f: Filters(2, None, {"a": [1, float("nan")]}), "'a' holds nan at row 1"),
+        (lambda f: Filters(2, None, {"a": [1, float("nan")]}), "'a' contains nan at row 1"),
     ],
 )
 def test_wrong_filters_are_one_line(use, message):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxretr.search import topk
-from jaxretr.search.topk import NO_ROW, grouped_topk, streamed_topk
+from jaxretr.search.topk import NO_ROW, Shard, grouped_topk, streamed_topk
 
 DIM = 4
 
@@ -40,8 +40,8 @@ def check(formulation, queries, rows, k, *, valid, block_rows, allowed=None, sca
         mask, given["allowed"] = mask & allowed, jnp.asarray(allowed)
     if scales is not None:
         given["scales"] = jnp.asarray(scales)
-    search = jax.jit(partial(formulation, k=k, block_rows=block_rows))
-    found = search(queries, stored(rows, dtype), num_valid_local=jnp.int32(valid), **given)
+    shard = Shard(stored(rows, dtype), jnp.int32(valid), **given)
+    found = jax.jit(partial(formulation, k=k, block_rows=block_rows))(queries, shard)
     expected = brute_force(queries, rows, k, mask, np.ones(len(rows), np.float32) if scales is None else scales)
     np.testing.assert_array_equal(np.asarray(found[0]), expected[0])
     np.testing.assert_array_equal(np.asarray(found[1]), expected[1])
@@ -99,9 +99,8 @@ def test_ties_across_groups_blocks_and_selections_go_to_the_lowest_row(batch: in
     # The fifth place is shared by rows 9, 1500 and 4000, while the groups of the last two have higher maxima.
     rows[[10, 1501, 2047, 4001]] = 3
     rows[[9, 1500, 4000]] = 2
-    _, found = jax.jit(partial(grouped_topk, k=5, block_rows=1024))(
-        np.ones((batch, 1), np.float32), rows, num_valid_local=np.int32(n)
-    )
+    shard = Shard(jnp.asarray(rows), jnp.int32(n))
+    _, found = jax.jit(partial(grouped_topk, k=5, block_rows=1024))(np.ones((batch, 1), np.float32), shard)
     assert np.asarray(found).tolist() == [[10, 1501, 2047, 4001, 9]] * batch
 
 

@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_refused(first: tuple, second: tuple, weights: list
 def test_a_number_that_is_not_finite_is_named() -> None:
     p = normal(30, 3)
     p[25, 1] = np.nan
-    with pytest.raises(UserError, match="second passages: row 25 holds NaN"):
+    with pytest.raises(UserError, match="second passages: row 25 contains NaN"):
         search_weights((p[:2], [normal(30, 3)]), (p[:2], [p[:20], p[20:]]), [1], 2)
 
 

@@ -1,31 +1,36 @@
 """`jaxretr bm25`: the lexical baseline as a run."""
 
 import argparse
-import logging
 
-from jaxretr.commands.outputs import write_hits
-from jaxretr.data.readers import read_corpus, read_questions
-from jaxretr.evaluate.runs import Hits
-from jaxretr.evaluate.searches import bm25_search
-from jaxretr.storage.files import check_output
+from jaxretr.commands.parsing import Commands, add_run
 
-log = logging.getLogger(__name__)
+
+def add_commands(commands: Commands) -> None:
+    """Adds the command."""
+    parser = commands.command(
+        "bm25",
+        "Search a corpus with BM25, the lexical baseline.",
+        "jaxretr bm25 --corpus corpus.jsonl --queries queries.jsonl -k 100 --out bm25.trec",
+    )
+    parser.add_argument("--corpus", metavar="FILE", required=True, help="passages, as for encode")
+    add_run(parser)
+    add = parser.add_argument
+    add("--k1", type=float, default=0.9, help="saturation of repeated words (default: %(default)s)")
+    add("--b", type=float, default=0.4, help="length normalisation (default: %(default)s)")
+    add("--stemmer", choices=("english", "none"), default="english", help="(default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> None:
     """Indexes the corpus, searches, and writes the run."""
+    from jaxretr.commands.outputs import say_written
+    from jaxretr.data.readers import read_corpus, read_questions
+    from jaxretr.search.bm25.searching import search_bm25
+    from jaxretr.storage.files import check_output
+
     check_output(args.out)
     questions = read_questions(args.queries, trec_ids=args.format == "trec")
     corpus = read_corpus(args.corpus, trec_ids=args.format == "trec")
-    search = bm25_search(corpus, k1=args.k1, b=args.b, stemmer=None if args.stemmer == "none" else args.stemmer)
-    scores, ids = search(questions, args.k)
-    hits = [
-        Hits(question.id, list(found), of_question[: len(found)])
-        for question, found, of_question in zip(questions, ids, scores, strict=True)
-    ]
-    if without := [found.question_id for found in hits if not found.ids]:
-        log.warning(
-            "%d of %d questions share no word with any passage and have no hits (%s, ...): evaluate counts them as 0",
-            *(len(without), len(hits), without[0]),
-        )
-    write_hits(args.out, args.format, hits, questions, corpus)
+    stemmer = None if args.stemmer == "none" else args.stemmer
+    found = search_bm25(corpus, queries=questions, k=args.k, k1=args.k1, b=args.b, stemmer=stemmer)
+    found.save(args.out, format=args.format, corpus=corpus)
+    say_written(args.out, f"{found.num_hits} hits of {len(found)} questions")

@@ -31,7 +31,7 @@ def add_commands(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Updates, and prints what changed."""
-    from jaxretr.search.scann.update import update
+    from jaxretr.search.scann.upkeep import update
 
     delete = None if args.delete is None else Path(args.delete)
     print(update(args.folder, add=args.add, delete=delete, rebalance=args.rebalance))

@@ -5,7 +5,6 @@ import pathlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from jaxretr.data.questions import Question
 from jaxretr.data.text_rows import (
     RowError,
     check_trec_id,
@@ -20,9 +19,7 @@ from jaxretr.data.text_rows import (
     string_field,
 )
 from jaxretr.errors import UserError
-from jaxretr.evaluate.answers import AnswerMatcher, Match
-from jaxretr.search.runs import Corpus, Hits, finite, joined, strictly_decreasing, to_json, write_jsonl, write_trec
-from jaxretr.storage.files import atomic_write
+from jaxretr.search.runs import Hits, strictly_decreasing, write_dpr_json, write_jsonl, write_trec
 
 __all__ = [
     "Hits",
@@ -199,39 +196,3 @@ def _add_line(run: dict[str, dict[str, float]], fields: list[bytes], where: str,
     if passage_id in hits:
         raise UserError(f"{where}: passage '{passage_id}' occurs twice for question '{question_id}'; remove one line")
     hits[passage_id] = score
-
-
-def write_dpr_json(
-    path: Path, questions: Iterable[Question], corpus: Corpus, hits: Iterable[Hits], match: Match = "string"
-) -> None:
-    """Writes DPR's results: a JSON array of {question, answers, ctxs: [{id, title, text, score, has_answer}]}.
-
-    The score is a string, as DPR writes it. `has_answer` is false wherever a question's answers are not known.
-
-    Args:
-      path: the file to write, whole or not at all.
-      questions: at least the questions of `hits`.
-      corpus: at least the passages of `hits`.
-      hits: the found passages of each question, written in this order.
-      match: how answers are matched, see `jaxretr.evaluate.answers`.
-
-    Raises:
-      UserError: a question or passage is unknown, a score is not finite, or the file cannot be written.
-    """
-    matcher = AnswerMatcher(match)
-    with atomic_write(path, "wb") as file:
-        file.write(b"[")
-        for number, (hit, question, rows) in enumerate(joined(questions, corpus, hits)):
-            contexts = [
-                {
-                    "id": passage_id,
-                    "title": corpus.titles[row],
-                    "text": corpus.texts[row],
-                    "score": str(score),
-                    "has_answer": matcher.has_answer(corpus.texts[row], question.answers),
-                }
-                for passage_id, row, score in zip(hit.ids, rows, finite(hit), strict=True)
-            ]
-            file.write(b",\n" if number else b"\n")
-            file.write(to_json({"question": question.text, "answers": list(question.answers), "ctxs": contexts}))
-        file.write(b"\n]\n")

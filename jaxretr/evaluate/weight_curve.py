@@ -1,4 +1,4 @@
-"""The figure of a combination over its weight: traced over a grid, chosen from, tested, printed, written and drawn.
+"""The metric of a combination over its weight: traced over a grid, chosen from, tested, printed, written and drawn.
 
 The difference that the best weight makes on the questions that chose it is too favourable, and a test there rejects too
 often. So the test is cross-fitted: each half of the questions is measured with the weight that the other half chose,
@@ -122,7 +122,7 @@ class Curve:
             file.write(self.as_json() + "\n")
 
     def draw(self, path: Path) -> None:
-        """Draws the figure over the weight, a PNG."""
+        """Draws the metric over the weight, a PNG."""
         import matplotlib
 
         matplotlib.use("Agg")

@@ -218,8 +218,8 @@ def _scann(
     target_recall: float | Sequence[float],
     train_size: int | None,
 ) -> Exported:
-    from jaxretr.search.scann.folder import check_target
     from jaxretr.search.scann.index import ScannIndex
+    from jaxretr.search.scann.layout import check_target
     from jaxretr.search.scann.process import require_scann
 
     out = check_target(out)
@@ -249,7 +249,7 @@ def _scann(
 
 # By the kind that manifest.json names: the module whose verify(folder) -> str recomputes what the folder promises.
 _MODULES = {
-    "scann": "jaxretr.search.scann.verify",
+    "scann": "jaxretr.search.scann.upkeep",
     "vertex": "jaxretr.export.vertex",
     "pyserini": "jaxretr.export.pyserini",
     "faiss": "jaxretr.export.faiss_index",

@@ -1,1 +1,1 @@
-"""Search over embeddings and words. `jaxretr.search(...)`, the function, is in jaxretr/searching.py."""
+"""Search over embeddings and words; `jaxretr.search(...)`, the function, is in searching.py."""

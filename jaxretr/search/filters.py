@@ -1,11 +1,16 @@
-"""Which rows a search may find: lists of ids to allow or to deny, and fields that must have a value."""
+"""Which rows a search may find: ids to allow or to deny, and fields that must have a value."""
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypedDict
 
 import numpy as np
 
+from jaxretr.data.text_rows import RowError, check_utf8, find_input, json_lines, numbered_lines, string_field
 from jaxretr.errors import UserError, did_you_mean
 
 # What a field may hold, as JSON does.
@@ -14,11 +19,19 @@ Metadata = Mapping[str, Sequence[Value]]
 Where = Mapping[str, Any]
 
 
+class FilterOptions(TypedDict, total=False):
+    """The filters of a search; see `ExactIndex.search`."""
+
+    allow: Iterable[str] | None
+    deny: Iterable[str] | None
+    where: Where | None
+
+
 class Filters:
     """The ids and fields of N rows, and masks made of them.
 
     A mask lets a row pass that is in `allow` (where that is given), is not in `deny`, and has for every field of
-    `where` the value, or one of the values, that stand there.
+    `where` the value, or one of the values, given there.
     """
 
     def __init__(self, rows: int, ids: Sequence[str] | None, metadata: Metadata | None = None):
@@ -56,8 +69,7 @@ class Filters:
             mask[self._rows_of("deny", deny)] = False
         for field, wanted in (where or {}).items():
             codes, code_of = self._field(field)
-            several = isinstance(wanted, Iterable) and not isinstance(wanted, str)
-            chosen = [code_of.get(_key(value)) for value in (wanted if several else [wanted])]
+            chosen = [code_of.get(_key(value)) for value in _several(wanted)]
             mask &= np.isin(codes, [code for code in chosen if code is not None])
         return mask
 
@@ -77,8 +89,7 @@ class Filters:
             self._row_of = {known: row for row, known in enumerate(self._ids)}
         row = self._row_of.get(name)
         if row is None:
-            # difflib over millions of ids takes minutes; those around would be found in the first thousands or not.
-            hint = did_you_mean(str(name), self._ids[:20_000]) or "; give ids of this index"
+            hint = _nearest(str(name), self._ids) or "; give ids of this index"
             raise UserError(f"{what}: no id {name!r} among the {self.rows} of the index{hint}")
         return row
 
@@ -93,6 +104,16 @@ class Filters:
             codes = [code_of.setdefault(_key(value), len(code_of)) for value in self.metadata[field]]
             self._codes[field] = np.array(codes, np.int32), code_of
         return self._codes[field]
+
+
+def _several(wanted: Any) -> Iterable[Any]:
+    """The values of which a row must have one."""
+    return wanted if isinstance(wanted, Iterable) and not isinstance(wanted, str) else [wanted]
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    # difflib takes minutes over millions of names; the first thousands have the nearest one or give no hint.
+    return did_you_mean(name, list(islice(names, 20_000)))
 
 
 def _key(value: Any) -> tuple[type, Value]:
@@ -114,7 +135,137 @@ def _values(field: str, values: Sequence[Value], rows: int) -> list[Value]:
     for row, value in enumerate(found):
         if value is not None and type(value) not in (str, int, float, bool):
             kind = type(value).__name__
-            raise UserError(f"metadata: field {field!r} holds a {kind} at row {row}; give strings, numbers or None")
+            raise UserError(f"metadata: field {field!r} contains a {kind} at row {row}; give strings, numbers or None")
         if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"metadata: field {field!r} holds {value} at row {row}; give None where there is none")
+            raise UserError(f"metadata: field {field!r} contains {value} at row {row}; give None for a missing value")
     return found
+
+
+# ---- the filters of `jaxretr.search`, whose ids may be in files and whose fields in the corpus -----------------------
+
+_IDS = ("_id", "id", "docid")
+
+
+@dataclass(frozen=True)
+class RowFilter:
+    """What a passage must fulfil to be found, whichever index it is in.
+
+    Values of fields are compared as text, as JSON writes them: 2019 and "2019" are the same.
+
+    Attributes:
+      allow: ids of the only passages to search, or a file with one per line.
+      deny: ids of passages to exclude, or a file with one per line.
+      where: field -> the value that a passage must have, or several of which it must have one.
+      corpus: JSON lines with the fields that the index itself lacks.
+    """
+
+    allow: Iterable[str] | Path | None = None
+    deny: Iterable[str] | Path | None = None
+    where: Where | None = None
+    corpus: str | Path | None = None
+
+    def __bool__(self) -> bool:
+        return self.allow is not None or self.deny is not None or bool(self.where)
+
+    def mask(self, ids: Sequence[str], metadata: Metadata, index: str) -> np.ndarray | None:
+        """Returns which rows pass.
+
+        Args:
+          ids: those of the index, N.
+          metadata: the index's own fields, field -> N values.
+          index: what messages call the index.
+
+        Returns:
+          bool [N]; None without filters.
+
+        Raises:
+          UserError: an unknown id, field or value, a bad file, or no passage passes.
+        """
+        if not self:
+            return None
+        wanted = {field: [_text(value) for value in _several(values)] for field, values in (self.where or {}).items()}
+        columns = self._columns(list(wanted), ids, metadata, index)
+        for field, values in wanted.items():
+            there = set(columns[field])
+            for value in values:
+                if value not in there:
+                    hint = _nearest(str(value), sorted(filter(None, there))) or "; check the spelling"
+                    raise UserError(f"where {field}={value}: no passage has this value{hint}")
+        allow, deny = (
+            _read_ids(given, ids, index) if isinstance(given, Path) else given for given in (self.allow, self.deny)
+        )
+        mask = Filters(len(ids), ids, columns).mask(allow, deny, wanted)
+        assert mask is not None
+        if not mask.any():
+            raise UserError(f"{index}: no passage passes the filters; loosen allow, deny or where")
+        return mask
+
+    def _columns(
+        self, fields: Sequence[str], ids: Sequence[str], metadata: Metadata, index: str
+    ) -> dict[str, list[str | None]]:
+        """Returns the values of the fields as text, each N, from the index or else from the corpus."""
+        columns = {field: [_text(value) for value in metadata[field]] for field in fields if field in metadata}
+        missing = [field for field in fields if field not in columns]
+        if not missing:
+            return columns
+        if self.corpus is None:
+            hint = did_you_mean(missing[0], metadata) or "; give the corpus, JSON lines that have it"
+            raise UserError(f"where {missing[0]}: the index has no such field{hint}")
+        return columns | _corpus_columns(self.corpus, missing, ids, metadata, index)
+
+
+def _read_ids(path: Path, ids: Sequence[str], index: str) -> list[str]:
+    """Reads ids of the index, one per line."""
+    known, found = set(ids), []
+    for number, line in numbered_lines(find_input(path)):
+        name = line.rstrip("\r\n")
+        if not name:
+            continue
+        try:
+            check_utf8(name)
+        except RowError as error:
+            raise UserError(f"{path}:{number}: {error}") from None
+        if name not in known:
+            hint = _nearest(name, sorted(known)) or "; give one id of the index per line"
+            raise UserError(f"{path}:{number}: {index} has no passage '{name}'{hint}")
+        found.append(name)
+    return found
+
+
+def _corpus_columns(
+    corpus: str | Path, fields: Sequence[str], ids: Sequence[str], metadata: Metadata, index: str
+) -> dict[str, list[str | None]]:
+    """Reads fields of the index's passages from JSON lines; None where a passage lacks one."""
+    path = find_input(corpus, "corpus.jsonl")
+    row_of = {name: row for row, name in enumerate(ids)}
+    columns: dict[str, list[str | None]] = {field: [None] * len(ids) for field in fields}
+    seen: dict[str, None] = {}
+    found = 0
+    for number, content in json_lines(path):
+        try:
+            if isinstance(content, RowError):
+                raise content
+            row = row_of.get(string_field(content, _IDS, allow_int=True) or "")
+        except RowError as error:
+            raise UserError(f"{path}:{number}: {error}; where needs JSON lines") from None
+        if row is None:
+            continue
+        found += 1
+        inner = content.get("metadata")
+        values = {**content, **inner} if isinstance(inner, dict) else content
+        seen.update(dict.fromkeys(values))
+        for field, column in columns.items():
+            column[row] = _text(values.get(field))
+    if found < len(ids):
+        raise UserError(f"{path}: lacks {len(ids) - found} of the {len(ids)} passages of {index}; give its corpus")
+    for field in fields:
+        if field not in seen:
+            hint = did_you_mean(field, [*seen, *metadata]) or f"; there are {', '.join(list(seen)[:20])}"
+            raise UserError(f"where {field}: no passage of {path} has such a field{hint}")
+    return columns
+
+
+def _text(value: Any) -> str | None:
+    """A value as one types it: true, 2019, en."""
+    value = _scalar(value)
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)

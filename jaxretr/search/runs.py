@@ -1,19 +1,25 @@
-"""What a search finds for questions, and writing it as a run file: TREC's format, or lines of JSON."""
+"""What a search finds, and writing it as a run file in TREC's format, DPR's, or lines of JSON."""
 
+import functools
 import json
 import os
+import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxretr.data.answer_matching import AnswerMatcher, Match
 from jaxretr.data.questions import Question
-from jaxretr.errors import UserError
+from jaxretr.data.readers import read_corpus, read_questions
+from jaxretr.errors import UsageError, UserError, did_you_mean
 from jaxretr.storage.files import atomic_write
 
 Path = str | os.PathLike[str]
+Queries = str | pathlib.Path | Sequence[str] | Sequence[Question]
+RunFormat = Literal["trec", "dpr", "jsonl"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,80 @@ class Corpus(Protocol):
     def titles(self) -> Sequence[str]: ...
     @property
     def texts(self) -> Sequence[str]: ...
+
+
+def questions_of(queries: Queries, trec_ids: bool = False) -> list[Question]:
+    """Returns the questions of a file, or those given; texts alone get the ids "0", "1", ...
+
+    Raises:
+      UserError: the file cannot be read, or `trec_ids` and an id in it does not fit a TREC run.
+    """
+    if isinstance(queries, str | pathlib.Path):
+        return read_questions(queries, trec_ids=trec_ids)
+    return [
+        question if isinstance(question, Question) else Question(str(number), question)
+        for number, question in enumerate(queries)
+    ]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SearchRun(Mapping[str, dict[str, float]]):
+    """What a search found: {question id: {passage id: score}}, best first, as `metrics.evaluate` takes it.
+
+    Attributes:
+      hits: those of each question, in the order of the questions.
+      questions: the questions.
+    """
+
+    hits: Sequence[Hits]
+    questions: Sequence[Question]
+
+    @functools.cached_property
+    def _of_question(self) -> dict[str, Hits]:
+        return {found.question_id: found for found in self.hits}
+
+    @property
+    def num_hits(self) -> int:
+        """The number of hits of all questions together."""
+        return sum(len(found.ids) for found in self.hits)
+
+    def __getitem__(self, question_id: str) -> dict[str, float]:
+        found = self._of_question[question_id]
+        return dict(zip(found.ids, found.scores.tolist(), strict=True))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of_question)
+
+    def __len__(self) -> int:
+        return len(self._of_question)
+
+    def __repr__(self) -> str:
+        return f"SearchRun({len(self)} questions, {self.num_hits} hits)"
+
+    def save(self, path: Path, *, format: RunFormat = "trec", corpus: Corpus | Path | None = None) -> None:
+        """Writes the run to a file, which appears complete or not at all.
+
+        Args:
+          path: the file.
+          format: "trec" for trec_eval, "dpr" for DPR's results with texts and answers, "jsonl" for lines of JSON.
+          corpus: the passages, or their file; "dpr" and "jsonl" take titles and texts from it.
+
+        Raises:
+          UsageError: an unknown format, or one that needs a corpus.
+          UserError: an id or a score that the format cannot represent, or the file cannot be written.
+        """
+        formats = get_args(RunFormat)
+        if format not in formats:
+            raise UsageError(f"format={format!r}{did_you_mean(format, formats)} ({', '.join(formats)})")
+        place = pathlib.Path(path).expanduser()
+        if format == "trec":
+            write_trec(place, self.hits)
+            return
+        if corpus is None:
+            raise UsageError(f"format={format!r} needs the passages' titles; give the corpus as well")
+        passages = read_corpus(pathlib.Path(corpus)) if isinstance(corpus, str | os.PathLike) else corpus
+        write = write_dpr_json if format == "dpr" else write_jsonl
+        write(place, self.questions, passages, self.hits)
 
 
 def write_trec(path: Path, run: Mapping[str, Mapping[str, float]] | Iterable[Hits], tag: str = "jaxretr") -> None:
@@ -119,6 +199,42 @@ def write_jsonl(path: Path, questions: Iterable[Question], corpus: Corpus, hits:
                 for passage_id, row, score in zip(hit.ids, rows, finite(hit), strict=True)
             ]
             file.write(to_json({"question_id": hit.question_id, "question": question.text, "hits": found}) + b"\n")
+
+
+def write_dpr_json(
+    path: Path, questions: Iterable[Question], corpus: Corpus, hits: Iterable[Hits], match: Match = "string"
+) -> None:
+    """Writes DPR's results: a JSON array of {question, answers, ctxs: [{id, title, text, score, has_answer}]}.
+
+    The score is a string, as DPR writes it. `has_answer` is false wherever a question's answers are not known.
+
+    Args:
+      path: the file to write, whole or not at all.
+      questions: at least the questions of `hits`.
+      corpus: at least the passages of `hits`.
+      hits: the found passages of each question, written in this order.
+      match: how answers are matched, see `AnswerMatcher`.
+
+    Raises:
+      UserError: a question or passage is unknown, a score is not finite, or the file cannot be written.
+    """
+    matcher = AnswerMatcher(match)
+    with atomic_write(path, "wb") as file:
+        file.write(b"[")
+        for number, (hit, question, rows) in enumerate(joined(questions, corpus, hits)):
+            contexts = [
+                {
+                    "id": passage_id,
+                    "title": corpus.titles[row],
+                    "text": corpus.texts[row],
+                    "score": str(score),
+                    "has_answer": matcher.has_answer(corpus.texts[row], question.answers),
+                }
+                for passage_id, row, score in zip(hit.ids, rows, finite(hit), strict=True)
+            ]
+            file.write(b",\n" if number else b"\n")
+            file.write(to_json({"question": question.text, "answers": list(question.answers), "ctxs": contexts}))
+        file.write(b"\n]\n")
 
 
 def _as_hits(run: Mapping[str, Mapping[str, float]] | Iterable[Hits]) -> Iterator[Hits]:

@@ -1,127 +1,192 @@
-"""Search with a model over what `jaxretr.encode` wrote or an index: from questions to a run."""
+"""`jaxretr.search`: finds the passages of questions in an embedding store, an exact index or a ScaNN index."""
 
-import functools
+import dataclasses
+import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
-from jaxretr.data.questions import Question
-from jaxretr.data.readers import read_questions
+from jaxretr.data.text_rows import RowError, check_trec_id
 from jaxretr.errors import UsageError, UserError
+from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.parallel import memory
+from jaxretr.parallel.hosts import agree
+from jaxretr.parallel.mesh import make_mesh
 from jaxretr.progress import Progress
 from jaxretr.search.exact import ExactIndex, search_blocks, unique_ids
+from jaxretr.search.exact.footprint import estimate
 from jaxretr.search.exact.shares import merge_hits
-from jaxretr.search.filters import Filters
-from jaxretr.search.runs import Hits, write_trec
+from jaxretr.search.filters import RowFilter, Where
+from jaxretr.search.runs import Hits, Queries, SearchRun, questions_of
 from jaxretr.storage.copies import local_copy
-from jaxretr.stores import manifest
+from jaxretr.stores import index_folder, manifest
 from jaxretr.stores.embedding_store import EmbeddingStore, is_store
 from jaxretr.stores.encoding import Encoder, Path_, encode_texts, loaded, name_of
-from jaxretr.stores.fingerprints import model_fingerprint
+from jaxretr.stores.fingerprints import model_fingerprint, texts_fingerprint
 from jaxretr.stores.opening import open_store
 
-log = logging.getLogger(__name__)
-
 if TYPE_CHECKING:
-    from jaxretr.search.scann.folder import Facts
     from jaxretr.search.scann.index import ScannIndex
+    from jaxretr.search.scann.layout import Facts
 
     Index = EmbeddingStore | ExactIndex | ScannIndex
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, eq=False, repr=False)
-class SearchRun(Mapping[str, dict[str, float]]):
-    """What a search found: {question id: {passage id: score}}, best first, as `metrics.evaluate` takes it.
-
-    Attributes:
-      hits: of each question, in the order of the questions.
-    """
-
-    hits: Sequence[Hits]
-
-    @functools.cached_property
-    def _of_question(self) -> dict[str, Hits]:
-        return {found.question_id: found for found in self.hits}
-
-    def __getitem__(self, question_id: str) -> dict[str, float]:
-        found = self._of_question[question_id]
-        return dict(zip(found.ids, found.scores.tolist(), strict=True))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._of_question)
-
-    def __len__(self) -> int:
-        return len(self._of_question)
-
-    def __repr__(self) -> str:
-        return f"SearchRun({len(self)} questions, {sum(len(found.ids) for found in self.hits)} hits)"
-
-    def save(self, path: Path_) -> None:
-        """Writes the run as trec_eval reads it, whole or not at all."""
-        write_trec(path, self.hits)
+Found = tuple[np.ndarray, list[list[str]]]
+"""Scores float32 [B, k'], descending, and the ids of the hits."""
 
 
 def search(
-    encoder: Encoder | Path_,
+    encoder: Encoder | Path_ | Callable[[], Encoder],
     index: "Index | Path_",
     *,
-    queries: Path_ | Sequence[str] | Sequence[Question],
+    queries: Queries,
     k: int = 100,
-    allow: Iterable[str] | None = None,
-    deny: Iterable[str] | None = None,
+    allow: Path | Iterable[str] | None = None,
+    deny: Path | Iterable[str] | None = None,
+    where: Where | None = None,
+    corpus: Path_ | None = None,
     batch_size: int | None = None,
+    trec_ids: bool = False,
 ) -> SearchRun:
     """Finds the k best passages of each question: exactly, or approximately with a ScaNN index.
 
+    With several processes, each searches its share of a store, or of an exact index given as a folder, on its own
+    devices; all must call this, and all return the same run.
+
     Args:
-      encoder: the model that made the index, or what `load_encoder` takes.
+      encoder: the model that made the index, what `load_encoder` takes, or a function that loads the model: it is
+        called once the questions, the index and the filters have been checked.
       index: a store of passages, an `ExactIndex`, a `ScannIndex`, or the folder of one.
       queries: a file of questions, questions, or their texts, whose ids are then "0", "1", ...
-      k: hits a question; fewer are returned where fewer passages may be found.
-      allow: ids of the passages that may be found; all by default.
-      deny: ids of passages that may not be found.
-      batch_size: questions a batch; None: what suits the device.
+      k: hits per question; fewer are returned if fewer passages may be found.
+      allow: ids of the only passages to search, or as a `Path` a file with one per line; all by default.
+      deny: ids of passages to exclude, or as a `Path` a file with one per line.
+      where: field -> the value that a passage must have, or several of which it must have one. Values are compared
+        as text, as JSON writes them.
+      corpus: the passages' file, JSON lines, with the fields of `where` that the index itself lacks.
+      batch_size: questions per batch; None: chosen for the device.
+      trec_ids: refuse ids that a TREC run cannot represent, before the search.
+
+    Returns:
+      The hits, {question id: {passage id: score}}; `.save(path)` writes them.
 
     Raises:
-      UserError: another model made the index, it is damaged, or the questions cannot be read.
-      UsageError: allow or deny with a ScaNN index, which has no filters.
+      UserError: another model made the index, it is damaged, the questions cannot be read, a filter names an unknown
+        id, field or value, or no passage passes the filters.
+      UsageError: filters, or several processes, with a ScaNN index.
     """
-    encoder = loaded(encoder)
-    index = open_index(index) if isinstance(index, str | Path) else index
-    questions = _questions(queries)
+    questions = questions_of(queries, trec_ids)
+    row_filter = RowFilter(allow, deny, where, corpus)
+    opened = _open(index, row_filter, len(questions), k)
+    if trec_ids:
+        _check_trec_ids(opened.ids, opened.name)
+    encoder = loaded(encoder if isinstance(encoder, DualEncoder | CombinedEncoder | str | Path) else encoder())
+    opened.check(encoder)
+    agree("the search", {"index": opened.contents, "questions": texts_fingerprint(questions)})
+    scores, ids = opened.search(encode_texts(encoder, questions, batch_size))
+    hits = [Hits(question.id, *found) for question, found in zip(questions, zip(ids, scores, strict=True), strict=True)]
+    return SearchRun(hits, questions)
+
+
+# ---- the three kinds of index ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """An index that is ready to be searched.
+
+    Attributes:
+      name: what messages call it.
+      contents: tells it from other indexes; the same in all processes.
+      ids: those that this process may find; none for ScaNN, whose ids come with the hits.
+      check: refuses a model that did not make the index.
+      search: finds the hits of questions [B, D].
+    """
+
+    name: str
+    contents: str
+    ids: Sequence[str]
+    check: Callable[[Encoder], None]
+    search: Callable[[np.ndarray], Found]
+
+
+def _open(index: "Index | Path_", row_filter: RowFilter, questions: int, k: int) -> _Opened:
+    name = str(index) if isinstance(index, str | Path) else repr(index)
+    if isinstance(index, str | Path):
+        if is_store(index):
+            index = open_store(index, share=True)
+        elif is_scann(place := local_copy(os.fspath(index))):
+            return _scann(lambda: _load_scann(place), name, row_filter, k)
+        else:
+            meta = index_folder.describe(place)
+            _announce(meta["rows"], meta["dim"], questions, k, dtype=meta["dtype"])
+            index = ExactIndex.load(place, mesh=make_mesh())
     if isinstance(index, EmbeddingStore):
-        check_store(index, encoder, name_of(encoder))
-        names = unique_ids(index.read_ids(), index.meta.rows, str(index.folder))
-        allowed = Filters(len(names), names, None).mask(allow, deny, None)
-        scores, ids = search_store(index, names, encode_texts(encoder, questions, batch_size), k, allowed)
-    elif isinstance(index, ExactIndex):
-        check_dim(repr(index), index.dim, None, encoder, name_of(encoder))
-        scores, ids = index.search(encode_texts(encoder, questions, batch_size), k, allow=allow, deny=deny)
-    else:
-        if allow is not None or deny is not None:
-            raise UsageError("a ScannIndex has no filters; search the store of embeddings, which is exact")
-        check_scann(repr(index), index.facts, encoder, name_of(encoder))
-        scores, ids = index.search(encode_texts(encoder, questions, batch_size), k)
-    found = zip((question.id for question in questions), ids, scores, strict=True)
-    return SearchRun([Hits(*each) for each in found])
+        return _store(index, row_filter, questions, k)
+    if isinstance(index, ExactIndex):
+        return _exact(index, name, row_filter, k)
+    return _scann(lambda: index, name, row_filter, k)
 
 
-def open_index(folder: Path_) -> "Index":
-    """Opens a store that `jaxretr.encode` wrote, whose bytes are all compared with their hashes, or a saved index."""
-    if is_store(folder):
-        return open_store(folder)
-    place = local_copy(os.fspath(folder))
-    if is_scann(place):
-        from jaxretr.search.scann.index import ScannIndex
+def _store(store: EmbeddingStore, row_filter: RowFilter, questions: int, k: int) -> _Opened:
+    meta = store.meta
+    rows = store.row_numbers(meta.share)
+    ids = unique_ids(store.read_ids(meta.share), len(rows), str(store.folder))
+    allowed = None
+    if row_filter:
+        allowed = row_filter.mask(ids if len(ids) == meta.rows else store.read_ids(), {}, str(store.folder))
+        allowed = None if allowed is None else allowed[rows]
+    _announce(len(rows), meta.dim, questions, k, slab_rows=store.block_rows)
+    return _Opened(
+        name=str(store.folder),
+        contents=meta.address,
+        ids=ids,
+        check=lambda encoder: check_store(store, encoder, name_of(encoder)),
+        search=lambda queries: search_store(store, ids, queries, k, allowed),
+    )
 
-        return ScannIndex.load(place)
-    return ExactIndex.load(place)
+
+def _exact(index: ExactIndex, name: str, row_filter: RowFilter, k: int) -> _Opened:
+    ids = index.ids
+    allowed = row_filter.mask(ids, index.metadata, name)
+    allow = None if allowed is None else [ids[row] for row in np.flatnonzero(allowed)]
+
+    def check(encoder: Encoder) -> None:
+        check_dim(name, index.dim, None, encoder, name_of(encoder))
+        log.info("%s does not state which model made it; make sure that it was %s", name, name_of(encoder))
+
+    contents = json.dumps([repr(index), list(index.metadata)])
+    return _Opened(name, contents, ids, check, lambda queries: index.search(queries, k, allow=allow))
+
+
+def _scann(load: "Callable[[], ScannIndex]", name: str, row_filter: RowFilter, k: int) -> _Opened:
+    if jax.process_count() > 1:
+        raise UsageError(f"{name}: ScaNN searches in one process; start only one")
+    if row_filter:
+        raise UsageError(f"{name}: ScaNN has no filters; search the embedding store, which is exact")
+    index = load()
+    return _Opened(
+        name=name,
+        contents=json.dumps(dataclasses.asdict(index.facts)),
+        ids=(),
+        check=lambda encoder: check_scann(name, index.facts, encoder, name_of(encoder)),
+        search=lambda queries: index.search(queries, k),
+    )
+
+
+def _load_scann(folder: str) -> "ScannIndex":
+    from jaxretr.search.scann.index import ScannIndex
+
+    return ScannIndex.load(folder)  # Where ScaNN does not work, it warns and searches exactly.
 
 
 def is_scann(folder: Path_) -> bool:
@@ -130,20 +195,25 @@ def is_scann(folder: Path_) -> bool:
     return manifest.is_export(path) and manifest.read(path).kind == "scann"
 
 
-def _questions(queries: Path_ | Sequence[str] | Sequence[Question]) -> list[Question]:
-    if isinstance(queries, str | Path):
-        return read_questions(Path(queries))
-    return [
-        question if isinstance(question, Question) else Question(str(number), question)
-        for number, question in enumerate(queries)
-    ]
+def _announce(rows: int, dim: int, questions: int, k: int, **how: Any) -> None:
+    needed = estimate(rows, dim, questions=questions, k=min(k, rows), **how)
+    memory.announce(f"the search of {rows} passages of {dim} dimensions", needed.memory)
+
+
+def _check_trec_ids(ids: Sequence[str], index: str) -> None:
+    """Refuses ids that the columns of a TREC run cannot hold, before the work of a search is lost to one."""
+    for number, name in enumerate(ids, start=1):
+        try:
+            check_trec_id(name)
+        except RowError as error:
+            raise UserError(f"{index}: passage {number}: {error}, with --corpus FILE") from None
 
 
 # ---- what an index and a model must have in common -------------------------------------------------------------------
 
 
 def check_scann(folder: Any, facts: "Facts", encoder: Encoder, model: Any) -> None:
-    """Refuses a ScaNN index that another model made, where it says which."""
+    """Refuses a ScaNN index that another model made, if it names one."""
     check_dim(folder, facts.dim, facts.model, encoder, model)
     if facts.model_fingerprint is None:
         log.info("%s does not say which model made it; make sure that it was %s", folder, model)
@@ -158,7 +228,7 @@ def check_store(store: EmbeddingStore, encoder: Encoder, model: Any) -> None:
     if meta.model_fingerprint != model_fingerprint(encoder, meta.side):
         raise another_model(store.folder, meta.model, model)
     if meta.side != "passage":
-        raise UserError(f"{store.folder}: holds embeddings of questions; encode the corpus with --side passage")
+        raise UserError(f"{store.folder}: contains embeddings of questions; encode the corpus with --side passage")
 
 
 def check_dim(folder: Any, dim: int, made_by: str | None, encoder: Encoder, model: Any) -> None:
@@ -167,11 +237,15 @@ def check_dim(folder: Any, dim: int, made_by: str | None, encoder: Encoder, mode
         return
     fits = isinstance(encoder, DualEncoder) and dim <= encoder.config.full_size
     remedy = (
-        f"search with --truncate-dim {dim}" if fits else "search with that one" if made_by else "search with its own"
+        f"search with --truncate-dim {dim}"
+        if fits
+        else "search with that model"
+        if made_by
+        else "search with its own model"
     )
     whose = f" ({made_by})" if made_by else ""
     raise UserError(
-        f"{folder}: holds embeddings of {dim} dimensions{whose}, but {model} gives {size}; "
+        f"{folder}: contains embeddings of {dim} dimensions{whose}, but {model} gives {size}; "
         f"{remedy}, or encode the corpus again"
     )
 
@@ -181,7 +255,7 @@ def another_model(folder: Any, made_by: str | None, model: Any) -> UserError:
     whose = f" ({made_by})" if made_by else ""
     return UserError(
         f"{folder}: was encoded with another model{whose} than {model}; "
-        "search with that one, or encode the corpus again"
+        "search with that model, or encode the corpus again"
     )
 
 
@@ -196,7 +270,7 @@ def search_store(
       store: N passages.
       ids: those of this process's share, which is all N where it is alone.
       queries: float32 [B, D].
-      k: hits a question.
+      k: hits per question.
       allowed: bool, as long as `ids`: the passages that may be found; None: all.
 
     Returns:

@@ -1,7 +1,7 @@
 """Exact maximum inner product search as pure functions of arrays, for use inside compiled steps.
 
 The order of results is total: higher score first, and the lower row first among equal scores. Nothing here holds a
-[B, N] matrix: each device streams over blocks of its own rows, and only k candidates a question leave it.
+[B, N] matrix: each device streams over blocks of its own rows, and only k candidates per question leave it.
 
 `local_topk` has two formulations of the same search and takes the one that was measured to be faster:
 
@@ -13,8 +13,9 @@ The order of results is total: higher score first, and the lower row first among
     block, merged with the best so far.
 """
 
-from collections.abc import Callable
+import functools
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,65 +73,87 @@ def local_topk(
     Returns:
       scores float32 [B, k], descending, and local rows int32 [B, k]; missing results are -inf and NO_ROW.
     """
-    # One structure for both formulations: what is not given is no argument.
-    given = {name: array for name, array in (("allowed", allowed), ("scales", scales)) if array is not None}
-    arrays = lax.stop_gradient((queries, rows, jnp.asarray(num_valid_local, jnp.int32), given))
-
-    def of(formulation: Callable) -> Callable:
-        return lambda queries, rows, valid, given: formulation(
-            queries, rows, k, num_valid_local=valid, block_rows=block_rows, **given
-        )
-
+    shard = Shard(rows, jnp.asarray(num_valid_local, jnp.int32), allowed, scales)
+    arrays = lax.stop_gradient((queries, shard))
+    streamed, grouped = (partial(search, k=k, block_rows=block_rows) for search in (streamed_topk, grouped_topk))
     if not can_group(rows.shape[0], k, block_rows):
-        return of(streamed_topk)(*arrays)
-    return lax.platform_dependent(*arrays, cpu=of(grouped_topk), default=of(streamed_topk))
+        return streamed(*arrays)
+    return lax.platform_dependent(*arrays, cpu=grouped, default=streamed)
 
 
-def streamed_topk(
-    queries: jax.Array,
-    rows: jax.Array,
-    k: int,
-    *,
-    num_valid_local: jax.Array,
-    block_rows: int,
-    allowed: jax.Array | None = None,
-    scales: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
+class Shard(NamedTuple):
+    """One device's rows, and which of them may be found; see `local_topk`.
+
+    Attributes:
+      rows: [n, D].
+      num_valid: int32 scalar; the rows from it on are padding.
+      allowed: bool [n], or None.
+      scales: float32 [n], or None.
+    """
+
+    rows: jax.Array
+    num_valid: jax.Array
+    allowed: jax.Array | None = None
+    scales: jax.Array | None = None
+
+    def first_row(self, number: jax.Array, size: int) -> jax.Array:
+        """The first row of a block; the last block is moved back to end with the shard, so that all have one shape."""
+        return jnp.minimum(number * size, self.rows.shape[0] - size)
+
+    def block(self, number: jax.Array, size: int) -> "Block":
+        """Rows [number * size, (number + 1) * size), or the last `size` rows."""
+        start = self.first_row(number, size)
+        row = start + jnp.arange(size, dtype=jnp.int32)
+        # What the last block shares with the one before is masked.
+        valid = (row >= number * size) & (row < self.num_valid)
+        arrays = self.rows, self.allowed, self.scales
+        if size < self.rows.shape[0]:  # a slice copies the rows
+            arrays = jax.tree.map(partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=size), arrays)
+        rows, allowed, scales = arrays
+        return Block(rows, row, valid if allowed is None else valid & allowed, scales)
+
+
+class Block(NamedTuple):
+    """Some rows of a shard: rows [size, D], their numbers [size], which may be found [size], and scales [size]."""
+
+    rows: jax.Array
+    row: jax.Array
+    valid: jax.Array
+    scales: jax.Array | None
+
+
+def streamed_topk(queries: jax.Array, shard: Shard, k: int, block_rows: int) -> tuple[jax.Array, jax.Array]:
     """`local_topk` with a selection in every block; holds [B, block_rows] scores."""
-    n = rows.shape[0]
-    block_rows = min(block_rows, n)
+    n, batch = shard.rows.shape[0], queries.shape[0]
+    size = min(block_rows, n)
 
-    def score_block(block: jax.Array, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        # The last block is moved back to end with the shard, so that all blocks have one shape; what it then shares
-        # with the block before it is masked.
-        start = jnp.minimum(block * block_rows, n - block_rows)
-        cut = partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=block_rows)
-        scores = inner_products(queries, as_numbers(cut(rows), queries))  # [B, block_rows]
-        if scales is not None:
-            scores *= cut(scales)
-        row = start + jnp.arange(block_rows, dtype=jnp.int32)
-        valid = (row >= block * block_rows) & (row < num_valid_local)
-        if allowed is not None:
-            valid &= cut(allowed)
-        # top_k ranks 0.0 above -0.0, which are equal scores.
-        scores = jnp.where(valid, jnp.where(scores == 0, 0.0, scores), -jnp.inf)
-        scores, row = block_candidates(scores, row, k)
-        # The best so far have lower rows and therefore stand first: top_k keeps the first of equal scores.
+    def score_block(number: jax.Array, best: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        block = shard.block(number, size)
+        scores = inner_products(queries, as_numbers(block.rows, queries))  # [B, size]
+        if block.scales is not None:
+            scores *= block.scales
+        scores = jnp.where(block.valid, _unsigned_zero(scores), -jnp.inf)
+        scores, row = block_candidates(scores, block.row, k)
+        # The best so far have lower rows and therefore come first: top_k keeps the first of equal scores.
         return select_best(jnp.concatenate([best[0], scores], -1), jnp.concatenate([best[1], row], -1), k)
 
-    # The carry starts with constants, but must have the type "varying over the mesh" that the loop gives it; a choice
-    # between two equal constants has that type whatever axes the inputs vary over, and the compiler removes it.
-    varies = (queries[0, 0] > 0) | (rows[0, 0] > 0) | (num_valid_local > 0)
-    if allowed is not None:
-        varies |= allowed[0]
-    if scales is not None:
-        varies |= scales[0] > 0
-    none = (
-        jnp.full((queries.shape[0], k), jnp.where(varies, -jnp.inf, -jnp.inf)),
-        jnp.full((queries.shape[0], k), jnp.where(varies, NO_ROW, NO_ROW)),
-    )
-    scores, row = lax.fori_loop(0, -(-n // block_rows), score_block, none)
+    none = _varying_like((queries, shard), (jnp.full((batch, k), -jnp.inf, jnp.float32), jnp.full((batch, k), NO_ROW)))
+    scores, row = lax.fori_loop(0, -(-n // size), score_block, none)
     return scores, jnp.where(scores == -jnp.inf, NO_ROW, row)
+
+
+def _varying_like(inputs: Any, constants: Any) -> Any:
+    """Gives constants the mesh axes that any of the inputs varies over, as the carry of a loop in a shard_map needs.
+
+    A choice between two equal constants that depends on the inputs has that type, and the compiler removes it.
+    """
+    varies = functools.reduce(jnp.logical_or, (x[(0,) * x.ndim] > 0 for x in jax.tree.leaves(inputs)))
+    return jax.tree.map(lambda constant: jnp.where(varies, constant, constant), constants)
+
+
+def _unsigned_zero(scores: jax.Array) -> jax.Array:
+    """0.0 for -0.0: equal scores, of which top_k ranks one above the other."""
+    return jnp.where(scores == 0, 0.0, scores)
 
 
 def can_group(n: int, k: int, block_rows: int) -> bool:
@@ -138,83 +161,70 @@ def can_group(n: int, k: int, block_rows: int) -> bool:
     return min(block_rows, n) >= COARSE and 2 * FINE * k <= n
 
 
-def grouped_topk(
-    queries: jax.Array,
-    rows: jax.Array,
-    k: int,
-    *,
-    num_valid_local: jax.Array,
-    block_rows: int,
-    allowed: jax.Array | None = None,
-    scales: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array]:
+def grouped_topk(queries: jax.Array, shard: Shard, k: int, block_rows: int) -> tuple[jax.Array, jax.Array]:
     """`local_topk` where `can_group`: the maxima of all groups, one selection, and the scores of k groups again.
 
     The k groups that come first by (maximum descending, group ascending) hold the top k: a row outside them is preceded
     by the maximum of each of the k, which is higher, or equal and in a lower row. The same holds for groups of groups.
     """
-    (n, _), batch = rows.shape, queries.shape[0]
-    whole = scores_whole(n, batch) and rows.dtype == queries.dtype
-    block = n if whole else min(block_rows, cpu_block_rows(batch), n) // COARSE * COARSE
-    blocks = -(-n // block)
-    passes = 1 if whole else -(-(blocks * block // FINE * batch * 4) // maxima_limit(rows.nbytes))
-    per_pass = -(-blocks // passes)
-
-    def first_row(number: jax.Array) -> jax.Array:
-        # The last block is moved back to end with the shard; what it then shares with the one before is masked.
-        return jnp.minimum(number * block, n - block)
-
-    def block_maxima(number: jax.Array) -> jax.Array:
-        start = first_row(number)
-        cut = (lambda x: x) if whole else partial(lax.dynamic_slice_in_dim, start_index=start, slice_size=block)
-        scores = inner_products(
-            as_numbers(cut(rows), queries), queries
-        )  # [block, B]: questions last, so that maxima are taken in parallel
-        if scales is not None:
-            scores *= cut(scales)[:, None]
-        row = start + jnp.arange(block, dtype=jnp.int32)
-        valid = (row >= number * block) & (row < num_valid_local)
-        if allowed is not None:
-            valid &= cut(allowed)
-        scores = jnp.where(valid[:, None], scores, -jnp.inf)
-        maxima = scores.reshape(block // FINE, FINE, batch).max(1)
-        # top_k ranks 0.0 above -0.0, which are equal scores.
-        return jnp.where(maxima == 0, 0.0, maxima)
-
-    def best_groups(part: jax.Array) -> tuple[jax.Array, jax.Array]:
-        numbers = part * per_pass + jnp.arange(per_pass, dtype=jnp.int32)
-        maxima = block_maxima(numbers[0])[None] if per_pass == 1 else lax.map(block_maxima, numbers)
-        maxima = maxima.reshape(-1, batch)
-        best, group = _top_groups(maxima, k)
-        return best, part * (per_pass * block // FINE) + group
-
-    if passes == 1:
-        maxima, groups = best_groups(jnp.int32(0))
-    else:
-        maxima, groups = lax.map(best_groups, jnp.arange(passes, dtype=jnp.int32))  # [passes, B, k']
-        maxima, groups = (jnp.moveaxis(x, 0, 1).reshape(batch, -1) for x in (maxima, groups))
-    if groups.shape[1] > k:
-        _, groups = select_best(maxima, groups, k)
-    groups = jnp.sort(groups, axis=-1)  # in the order of rows, so that the first of equal scores is the lowest row
-
-    def score_groups(of_question: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        query, group = of_question
-        number, place = group // (block // FINE), group % (block // FINE)
-        first = first_row(number) + place * FINE
-        cut = jax.vmap(lambda x, start: lax.dynamic_slice_in_dim(x, start, FINE), in_axes=(None, 0))
-        scores = inner_products(as_numbers(cut(rows, first), queries).reshape(k * FINE, -1), query[None])[:, 0]
-        row = first[:, None] + jnp.arange(FINE, dtype=jnp.int32)
-        valid = (row >= number[:, None] * block) & (row < num_valid_local)
-        if allowed is not None:
-            valid &= cut(allowed, first)
-        if scales is not None:
-            scores *= cut(scales, first).reshape(-1)
-        return jnp.where(valid.reshape(-1), jnp.where(scores == 0, 0.0, scores), -jnp.inf), row.reshape(-1)
-
+    n, batch = shard.rows.shape[0], queries.shape[0]
+    whole = scores_whole(n, batch) and shard.rows.dtype == queries.dtype
+    size = n if whole else min(block_rows, cpu_block_rows(batch), n) // COARSE * COARSE
+    groups = _best_groups(queries, shard, k, size)
+    # In the order of rows, so that the first of equal scores is the lowest row.
+    of_questions = queries, jnp.sort(groups, axis=-1)
     # A few questions at a time keep all cores busy.
-    scores, row = lax.map(score_groups, (queries, groups), batch_size=4 if batch >= 32 else None)  # [B, k * FINE]
+    scores, row = lax.map(
+        lambda of_one: _group_scores(*of_one, shard, size), of_questions, batch_size=4 if batch >= 32 else None
+    )  # [B, k * FINE]
     scores, row = select_best(scores, row, k)
     return scores, jnp.where(scores == -jnp.inf, NO_ROW, row)
+
+
+def _best_groups(queries: jax.Array, shard: Shard, k: int, size: int) -> jax.Array:
+    """The groups of `FINE` rows with the k highest maxima for each question, [B, k], from blocks of `size` rows."""
+    n, batch = shard.rows.shape[0], queries.shape[0]
+    blocks = -(-n // size)
+    passes = 1 if blocks == 1 else -(-(blocks * size // FINE * batch * 4) // maxima_limit(shard.rows.nbytes))
+    per_pass = -(-blocks // passes)
+
+    def block_maxima(number: jax.Array) -> jax.Array:
+        block = shard.block(number, size)
+        # Questions last, so that maxima are taken in parallel.
+        scores = inner_products(as_numbers(block.rows, queries), queries)  # [size, B]
+        if block.scales is not None:
+            scores *= block.scales[:, None]
+        scores = jnp.where(block.valid[:, None], scores, -jnp.inf)
+        return _unsigned_zero(scores.reshape(size // FINE, FINE, batch).max(1))
+
+    def one_pass(number: jax.Array) -> tuple[jax.Array, jax.Array]:
+        blocks = number * per_pass + jnp.arange(per_pass, dtype=jnp.int32)
+        maxima = block_maxima(blocks[0])[None] if per_pass == 1 else lax.map(block_maxima, blocks)
+        best, group = _top_groups(maxima.reshape(-1, batch), k)
+        return best, number * (per_pass * size // FINE) + group
+
+    if passes == 1:
+        maxima, groups = one_pass(jnp.int32(0))
+    else:
+        maxima, groups = lax.map(one_pass, jnp.arange(passes, dtype=jnp.int32))  # [passes, B, k']
+        maxima, groups = (jnp.moveaxis(x, 0, 1).reshape(batch, -1) for x in (maxima, groups))
+    return select_best(maxima, groups, k)[1] if groups.shape[1] > k else groups
+
+
+def _group_scores(query: jax.Array, groups: jax.Array, shard: Shard, size: int) -> tuple[jax.Array, jax.Array]:
+    """Scores the rows of groups [k], counted in blocks of `size` rows, for one question [D]; [k * FINE] and rows."""
+    number, place = groups // (size // FINE), groups % (size // FINE)
+    first = shard.first_row(number, size) + place * FINE
+    cut = jax.vmap(lambda start, array: lax.dynamic_slice_in_dim(array, start, FINE), in_axes=(0, None))
+    rows = as_numbers(cut(first, shard.rows), query).reshape(len(groups) * FINE, -1)
+    scores = inner_products(rows, query[None])[:, 0]
+    row = first[:, None] + jnp.arange(FINE, dtype=jnp.int32)
+    valid = (row >= number[:, None] * size) & (row < shard.num_valid)
+    if shard.allowed is not None:
+        valid &= cut(first, shard.allowed)
+    if shard.scales is not None:
+        scores *= cut(first, shard.scales).reshape(-1)
+    return jnp.where(valid.reshape(-1), _unsigned_zero(scores), -jnp.inf), row.reshape(-1)
 
 
 def scores_whole(n: int, batch: int) -> bool:

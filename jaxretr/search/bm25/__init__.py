@@ -2,7 +2,7 @@
 
 The defaults are Anserini's and Pyserini's for Lucene, k1 = 0.9 and b = 0.4 (Lucene's own are 1.2 and 0.75), with
 Lucene's formula: idf = log(1 + (N - df + .5) / (df + .5)), term frequency part tf / (tf + k1 (1 - b + b len / avg)). No
-stop words are removed. A word that a question repeats counts as often as it stands there.
+stop words are removed. A word that a question repeats counts as often as it occurs.
 
 A passage that shares no word with the question is no hit. Of a word that adds nothing to any score (one that every
 passage holds with "atire", or half of them with "robertson") the same is true as of no word; Lucene's words always add
@@ -51,7 +51,7 @@ class Bm25Index:
         method: Method = "lucene",
         quantise_lengths: bool = False,
     ) -> "Bm25Index":
-        """Indexes title + " " + text of every passage, with the words that `bm25_words.split_words` finds.
+        """Indexes title + " " + text of every passage, with the words that `words.split_words` finds.
 
         Args:
           corpus: passages; a row with empty title and text keeps its place and matches nothing.

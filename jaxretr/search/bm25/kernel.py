@@ -1,6 +1,6 @@
 """The loops of BM25 over words, postings and passages, compiled by Numba.
 
-Everything compiled is in this file: Numba compiles anew what has changed by the time stamp of the file alone.
+Everything compiled is in this file: Numba decides by a file's time stamp alone what to compile again.
 
 A passage's score is the float32 sum of what the question's words add to it, from the rarest word to the most common
 one, repeated words repeated. `search` leaves out passages that cannot be among the best, and never changes that sum.
@@ -91,7 +91,7 @@ def count_holders(words, lengths, first_row, last_row_of, holders):
 
 @compiled()
 def add_postings(words, lengths, first_row, order, last_row_of, ends, rows, counts):
-    """Appends the postings of a slab, with how often each word stands there; see `count_holders`."""
+    """Appends the postings of a slab, with the count of each word; see `count_holders`."""
     at = 0
     for i in range(len(lengths)):
         row = first_row + i
@@ -347,7 +347,7 @@ def _bound_rest(lists, distinct, times, number, rest, rest_of_block):
 
     Args:
       lists: the postings.
-      distinct, times: the different words, int32, ascending, and how often each stands in the question.
+      distinct, times: the different words, int32, ascending, and how often each occurs in the question.
       number: of them.
       rest: the bounds for any passage, float32 [number + 1].
       rest_of_block: the bounds of the common words for each block, float32 [common words + 1, blocks]. Hardly a
@@ -386,9 +386,6 @@ def _largest(bits):
 def search(lists, scratch, base, words, ends, first, last, least, k, keys):
     """Finds the k best passages of the questions from `first` to `last`, of those that hold one of their words.
 
-    The rare words are added to every passage that holds them, until the words that are left cannot lift a passage
-    without any of those to the k best. From there on they are only looked up, in the passages that have a chance.
-
     Args:
       lists: the postings.
       scratch: room.
@@ -397,10 +394,9 @@ def search(lists, scratch, base, words, ends, first, last, least, k, keys):
       ends: where each question's words begin, int64 [B + 1].
       first, last: which questions.
       least: of every question, a score below which no passage is wanted, float32 [B].
-      k: hits a question.
+      k: hits per question.
       keys: the result, uint64 [B, k], descending: see `_key`; 0 behind the last hit.
     """
-    sums, rows, candidates, totals = scratch.sums, scratch.rows, scratch.candidates, scratch.totals
     room = np.empty(2 * (k + _MORE_LEADERS), np.float32)
     most = 1
     for question in range(first, last):
@@ -408,81 +404,121 @@ def search(lists, scratch, base, words, ends, first, last, least, k, keys):
     distinct, times = np.empty(most, np.int32), np.empty(most, np.int32)
     rest = np.empty(most + 1, np.float32)
     for question in range(first, last):
-        number = 0
-        for i in range(ends[question], ends[question + 1]):
-            if number and distinct[number - 1] == words[i]:
-                times[number - 1] += 1
-            else:
-                distinct[number] = words[i]
-                times[number] = 1
-                number += 1
-        common = _bound_rest(lists, distinct, times, number, rest, scratch.rest_of_block)
-        # Float32 sums of so many numbers, of the scores and of the rest, are off by less than this factor.
-        slack = 1 + (ends[question + 1] - ends[question] + 2) * 2.4e-7
-        exhaustive = base[question] != 0
-
-        threshold = least[question]
-        seen, i = 0, 0
-        while i < number and (exhaustive or threshold / slack <= rest[i]):
-            start, end = lists.starts[distinct[i]], lists.starts[distinct[i] + 1]
-            seen = _add_to_all(lists.rows[start:end], lists.scores[start:end], times[i], sums, rows, seen)
-            i += 1
-            # Is a closer threshold worth its while? Where the next word is rare, or much can still come, it is not.
-            leaders = k + _MORE_LEADERS
-            if exhaustive or i == number or threshold / slack > rest[i]:
-                continue
-            if lists.starts[distinct[i] + 1] - lists.starts[distinct[i]] < _LOOKED_AT * leaders:
-                continue
-            if rest[i] < 2 * threshold or (threshold == least[question] and rest[i] < rest[0] - rest[i]):
-                # Those with the rarest words, which came first, are likely to be the best ones.
-                some = min(seen, _LOOKED_AT * leaders)
-                for j in range(some):
-                    totals[j] = sums[rows[j]]
-                left = slice(i, number)
-                threshold = _completed_kth_best(
-                    lists, distinct[left], times[left], rows[:some], totals[:some], k, threshold, room, scratch.found
-                )
-
-        if exhaustive:
+        length = ends[question + 1] - ends[question]
+        number = _count_words(words[ends[question] : ends[question + 1]], distinct, times)
+        if base[question] != 0:
             # The base may swallow small sums, so that ties must be looked for everywhere.
-            held = 0
-            for row in range(len(sums)):
-                candidates[held] = row
-                totals[held] = sums[row] + base[question]
-                held += sums[row] > 0
-                sums[row] = 0
+            held = _score_all(lists, scratch, distinct[:number], times[:number], base[question])
         else:
-            held = _collect(scratch, seen, threshold / slack - rest[i])
-            if i < number:
-                left = slice(i, number)
-                threshold = _completed_kth_best(
-                    lists,
-                    distinct[left],
-                    times[left],
-                    candidates[:held],
-                    totals[:held],
-                    k,
-                    threshold,
-                    room,
-                    scratch.found,
-                )
-            while i < number:
-                rare_rest = rest[i] - rest[common] if i < common else np.float32(0)
-                of_block = scratch.rest_of_block[number - max(i, common)]
-                held = _keep(candidates[:held], totals[:held], threshold / slack, rare_rest, of_block)
-                _add(lists, distinct[i], times[i], candidates[:held], totals[:held], scratch.found)
-                threshold = _kth_best(totals[:held], k, threshold, room)
-                i += 1
+            common = _bound_rest(lists, distinct, times, number, rest, scratch.rest_of_block)
+            # Float32 sums of so many numbers, of the scores and of the rest, are off by less than this factor.
+            slack = 1 + (length + 2) * 2.4e-7
+            held = _score_best(
+                *(lists, scratch, distinct[:number], times[:number], rest, common, least[question], slack, k, room)
+            )
+        _write_best(scratch.candidates[:held], scratch.totals[:held], keys[question])
 
-        found = np.empty(held, np.uint64)
-        for i in range(held):
-            found[i] = _key(totals[i], candidates[i])
-        hits = min(k, held)
-        _largest_first(found, hits)
-        found = found[:hits]
-        found.sort()
-        keys[question, :hits] = found[::-1]
-        keys[question, hits:] = 0
+
+@compiled()
+def _count_words(words, distinct, times):
+    """Writes the different words of a question and how often each occurs; returns how many they are."""
+    number = 0
+    for word in words:
+        if number and distinct[number - 1] == word:
+            times[number - 1] += 1
+        else:
+            distinct[number] = word
+            times[number] = 1
+            number += 1
+    return number
+
+
+@compiled()
+def _score_all(lists, scratch, distinct, times, base):
+    """Scores every passage that holds one of the words, as candidates of `scratch`; returns how many they are."""
+    sums, candidates, totals = scratch.sums, scratch.candidates, scratch.totals
+    seen = 0
+    for i in range(len(distinct)):
+        start, end = lists.starts[distinct[i]], lists.starts[distinct[i] + 1]
+        seen = _add_to_all(lists.rows[start:end], lists.scores[start:end], times[i], sums, scratch.rows, seen)
+    held = 0
+    for row in range(len(sums)):
+        candidates[held] = row
+        totals[held] = sums[row] + base
+        held += sums[row] > 0
+        sums[row] = 0
+    return held
+
+
+@compiled()
+def _score_best(lists, scratch, distinct, times, rest, common, least, slack, k, room):
+    """Scores the passages that can be among the k best of a question, as candidates of `scratch`.
+
+    The rare words are added to every passage that holds them, until the words that are left cannot lift a passage
+    without any of those to the k best. From there on they are only looked up, in the passages that have a chance.
+
+    Args:
+      lists: the postings.
+      scratch: room.
+      distinct, times: the different words, int32, ascending, and how often each occurs.
+      rest, common: see `_bound_rest`.
+      least: a score below which no passage is wanted.
+      slack: by which factor float32 sums may be off.
+      k: hits.
+      room: scratch, float32, longer than k + _MORE_LEADERS.
+
+    Returns:
+      The number of candidates.
+    """
+    sums, rows, candidates, totals = scratch.sums, scratch.rows, scratch.candidates, scratch.totals
+    number, threshold = len(distinct), least
+    seen, i = 0, 0
+    while i < number and threshold / slack <= rest[i]:
+        start, end = lists.starts[distinct[i]], lists.starts[distinct[i] + 1]
+        seen = _add_to_all(lists.rows[start:end], lists.scores[start:end], times[i], sums, rows, seen)
+        i += 1
+        if i == number or threshold / slack > rest[i]:
+            continue
+        # Is a closer threshold worth its while? Where the next word is rare, or much can still come, it is not.
+        looked_at = _LOOKED_AT * (k + _MORE_LEADERS)
+        if lists.starts[distinct[i] + 1] - lists.starts[distinct[i]] < looked_at:
+            continue
+        if rest[i] < 2 * threshold or (threshold == least and rest[i] < rest[0] - rest[i]):
+            # The passages with the rarest words, which came first, are likely to be the best ones.
+            some = min(seen, looked_at)
+            for j in range(some):
+                totals[j] = sums[rows[j]]
+            threshold = _completed_kth_best(
+                lists, distinct[i:], times[i:], rows[:some], totals[:some], k, threshold, room, scratch.found
+            )
+
+    held = _collect(scratch, seen, threshold / slack - rest[i])
+    if i < number:
+        threshold = _completed_kth_best(
+            *(lists, distinct[i:], times[i:], candidates[:held], totals[:held], k, threshold, room, scratch.found)
+        )
+    while i < number:
+        rare_rest = rest[i] - rest[common] if i < common else np.float32(0)
+        of_block = scratch.rest_of_block[number - max(i, common)]
+        held = _keep(candidates[:held], totals[:held], threshold / slack, rare_rest, of_block)
+        _add(lists, distinct[i], times[i], candidates[:held], totals[:held], scratch.found)
+        threshold = _kth_best(totals[:held], k, threshold, room)
+        i += 1
+    return held
+
+
+@compiled()
+def _write_best(rows, totals, keys):
+    """Writes the keys of the best passages, descending; 0 behind the last."""
+    found = np.empty(len(rows), np.uint64)
+    for i in range(len(rows)):
+        found[i] = _key(totals[i], rows[i])
+    hits = min(len(keys), len(rows))
+    _largest_first(found, hits)
+    best = found[:hits]
+    best.sort()
+    keys[:hits] = best[::-1]
+    keys[hits:] = 0
 
 
 @compiled()

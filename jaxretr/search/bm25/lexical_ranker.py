@@ -99,7 +99,7 @@ def rank(
       folder: for this ranking alone; made when missing. It needs about 5 bytes for every word of the corpus and of the
         questions, and 8 K bytes for every question, the latter for good.
       settings: BM25's parameters.
-      depth: K, hits a question.
+      depth: K, hits per question.
       corpus_name: what messages call the corpus, usually its path.
       corpus_fingerprint: tells corpora apart: any string that changes when the passages do.
       queries_fingerprint: the same for the questions.
@@ -111,7 +111,7 @@ def rank(
 
     Raises:
       UsageError: a number below 1.
-      UserError: `folder` holds something else, or a ranking of another corpus, of other questions or settings; two
+      UserError: `folder` contains something else, or a ranking of another corpus, of other questions or settings; two
         passages have the same id; the corpus has no passage or no word; there are no questions; a file cannot be
         written.
     """
@@ -150,7 +150,7 @@ def _check_folder(folder: Path, what: dict[str, Any]) -> None:
         there = json.loads(meta.read_text())
     except FileNotFoundError:
         if folder.is_dir() and any(folder.iterdir()):
-            raise UserError(f"{folder}: holds other files than a ranking's; give a new folder") from None
+            raise UserError(f"{folder}: contains files other than a ranking's; give a new folder") from None
         with atomic_write(meta) as file:
             json.dump(what, file, indent=2)
         return
@@ -159,7 +159,7 @@ def _check_folder(folder: Path, what: dict[str, Any]) -> None:
     for name, value in json.loads(json.dumps(what)).items():
         if there.get(name) != value:
             raise UserError(
-                f"{folder}: holds a ranking with another {name} ({there.get(name)} there, {value} here); "
+                f"{folder}: contains a ranking with another {name} ({there.get(name)} there, {value} here); "
                 "give another folder, or remove this one"
             )
 

@@ -138,7 +138,7 @@ class Postings:
         Args:
           words: all questions' words, int32, ascending within a question.
           ends: where each question's words begin, int64 [B + 1].
-          k: hits a question.
+          k: hits per question.
           threads: questions searched at a time.
           least: of every question, a score below which hits are not wanted and may be missing, float32 [B].
 
@@ -199,7 +199,7 @@ def quantised_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 def hits_to_keys(scores: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Makes of every hit one integer, uint64: larger for a higher score, and with equal scores for a lower row.
 
-    Scores are not negative; a row -1 stands for no hit and becomes 0.
+    Scores are not negative; row -1 means no hit and becomes 0.
     """
     keys = (np.ascontiguousarray(scores).view(np.uint32).astype(np.uint64) << np.uint64(32)) | (
         _LOWEST_BITS - rows.astype(np.uint64)

@@ -57,7 +57,7 @@ _TOKEN = regex.compile(
     regex.VERBOSE,
 )
 
-# Most spellings whose ids are kept, beside the vocabulary itself: the rest are stemmed again when they come again.
+# Most spellings whose ids are kept, in addition to the vocabulary: the rest are stemmed again when they come again.
 _MOST_SPELLINGS = 2_000_000
 
 
@@ -104,7 +104,7 @@ def split_words(text: str) -> list[str]:
     as it does in ICUFoldingFilter, and a fraction is words of its own (5½ has 5, 1 and 2).
 
     A run of Han, Hiragana, Katakana or Hangul, which have no spaces between words or are written without them, becomes
-    its overlapping pairs of characters, and a single character stays itself; what stands beside it stays a word. That is
+    its overlapping pairs of characters, and a single character stays itself; its neighbours stay words. That is
     Lucene's CJKBigramFilter. An emoji is a word, as in StandardTokenizer, but without its skin tone, and of several that
     are joined to one picture each is.
     """

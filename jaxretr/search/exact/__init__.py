@@ -5,7 +5,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,16 @@ from jax.sharding import Mesh
 from jaxretr.errors import UsageError, UserError, did_you_mean
 from jaxretr.parallel.mesh import DATA, make_mesh, padded_rows, put_rows, to_host
 from jaxretr.search.exact import first_pass as rounding
-from jaxretr.search.exact.host_rows import checked_matrix, embedding_matrix, put_matrix, read_rows
-from jaxretr.search.exact.question_scale import scaled_questions, unscaled
+from jaxretr.search.exact.host_rows import (
+    checked_matrix,
+    embedding_matrix,
+    put_matrix,
+    read_rows,
+    scaled_questions,
+    unscaled,
+)
 from jaxretr.search.exact.slabs import Slab, cut_to_slabs, search_slabs
-from jaxretr.search.filters import Filters, Metadata, Where
+from jaxretr.search.filters import FilterOptions, Filters, Metadata, Where
 from jaxretr.search.topk import BLOCK_ROWS, NO_ROW
 from jaxretr.stores import index_folder
 
@@ -48,8 +54,9 @@ class ExactIndex:
         mesh: Mesh | None = None,
         block_rows: int = BLOCK_ROWS,
         max_device_bytes: int | None = None,
+        source: str = "embeddings",
     ):
-        """Puts the embeddings on the devices, or keeps them on the host when they are too large.
+        """Puts the embeddings on the devices, or keeps them on the host if they are too large.
 
         Args:
           embeddings: passage embeddings [N, D]; a memory map is read a few MB at a time.
@@ -64,6 +71,7 @@ class ExactIndex:
           block_rows: rows scored at a time on each device, at most.
           max_device_bytes: bytes of embeddings that one device may hold. A larger corpus stays where it is (so do not
             change the array) and every search streams it through the devices; results are the same.
+          source: what errors call the embeddings.
 
         Raises:
           UserError: wrong shapes or types, NaN or infinity, ids that repeat or do not match the rows, or metadata that
@@ -71,9 +79,6 @@ class ExactIndex:
           UsageError: unknown dtype or first_pass, or a budget too small for any slice of the corpus or for a first
             pass.
         """
-        self._init(embeddings, ids, metadata, "embeddings", dtype, first_pass, mesh, block_rows, max_device_bytes)
-
-    def _init(self, embeddings, ids, metadata, source, dtype, first_pass, mesh, block_rows, max_device_bytes):
         self._dtype = _storage_dtype(dtype)
         self.first_pass = kind = rounding.check_kind(first_pass)
         self._mesh = make_mesh(jax.local_devices()) if mesh is None else mesh
@@ -161,7 +166,7 @@ class ExactIndex:
 
         Args:
           queries: question embeddings [B, D], cast to float32; any number of them.
-          k: results a question; as many are returned as there are rows that may be found, if that is less.
+          k: results per question; as many are returned as there are rows that may be found, if that is less.
           allow: ids that may be found; all by default.
           deny: ids that may not be found.
           where: field -> the value that a row must have there, or several of which it must have one. Fields are those
@@ -179,16 +184,10 @@ class ExactIndex:
         return scores, [[name(row) for row in found] for found in rows.tolist()]
 
     def search_rows(
-        self,
-        queries: np.ndarray | jax.Array,
-        k: int = 10,
-        *,
-        allow: Iterable[str] | None = None,
-        deny: Iterable[str] | None = None,
-        where: Where | None = None,
+        self, queries: np.ndarray | jax.Array, k: int = 10, **filters: Unpack[FilterOptions]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Like `search`, but returns row numbers, int64 [B, k'], in place of ids."""
-        scores, rows, proven = self.search_proven(queries, k, allow=allow, deny=deny, where=where)
+        scores, rows, proven = self.search_proven(queries, k, **filters)
         if not proven.all():
             log.info(
                 "%d of %d questions are not proven exact after the first pass; first_pass_recall measures them",
@@ -197,17 +196,11 @@ class ExactIndex:
         return scores, rows
 
     def search_proven(
-        self,
-        queries: np.ndarray | jax.Array,
-        k: int = 10,
-        *,
-        allow: Iterable[str] | None = None,
-        deny: Iterable[str] | None = None,
-        where: Where | None = None,
+        self, queries: np.ndarray | jax.Array, k: int = 10, **filters: Unpack[FilterOptions]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Like `search_rows`, and whether each question's result is proven exact, bool [B]: always without first pass."""
+        """Like `search_rows`, and whether each question's result is proven exact, bool [B]; always without a first pass."""
         queries = checked_matrix(queries, self.dim)
-        mask = self._filters.mask(allow, deny, where)
+        mask = self._filters.mask(**filters)
         there = len(self) if mask is None else int(np.count_nonzero(mask))
         k = min(_positive("k", k), there)
         if not k:
@@ -248,7 +241,7 @@ class ExactIndex:
 
         Args:
           queries: question embeddings [B, D].
-          k: results a question.
+          k: results per question.
 
         Returns:
           From 0 to 1; 1 without a first pass. Results whose scores differ by the rounding of float32 count as equal.
@@ -273,7 +266,7 @@ class ExactIndex:
         its memory while it does.
 
         Raises:
-          UserError: the folder holds something else, or cannot be written.
+          UserError: the folder contains something else, or cannot be written.
         """
         pieces = self._pieces()
         if self._mesh.is_multi_process and jax.process_index():
@@ -308,11 +301,17 @@ class ExactIndex:
           UserError: the folder is missing, incomplete, damaged or of another format.
         """
         embeddings, ids, metadata = index_folder.read(directory)
-        index = cls.__new__(cls)
-        source = str(Path(directory) / index_folder.EMBEDDINGS)
-        dtype = embeddings.dtype.name
-        index._init(embeddings, ids, metadata, source, dtype, first_pass, mesh, block_rows, max_device_bytes)
-        return index
+        return cls(
+            embeddings,
+            ids,
+            metadata=metadata,
+            dtype=embeddings.dtype.name,
+            first_pass=first_pass,
+            mesh=mesh,
+            block_rows=block_rows,
+            max_device_bytes=max_device_bytes,
+            source=str(Path(directory) / index_folder.EMBEDDINGS),
+        )
 
 
 def search_blocks(
@@ -334,7 +333,7 @@ def search_blocks(
       blocks: host arrays [n, D], in the order of rows; at most two are on the devices at a time. A block larger than
         the first one is cut.
       queries: question embeddings [B, D], cast to float32.
-      k: results a question; as many are returned as there are rows that may be found, if that is less.
+      k: results per question; as many are returned as there are rows that may be found, if that is less.
       allowed: bool [N], the rows that may be found, see `filters.Filters.mask`; all by default.
       dtype, mesh, block_rows: see `ExactIndex`.
       source: what errors call the blocks.
@@ -395,5 +394,5 @@ def unique_ids(ids: Sequence[str], n: int, source: str = "ids") -> list[str]:
         seen: dict[str, int] = {}
         for row, name in enumerate(ids):
             if seen.setdefault(name, row) != row:
-                raise UserError(f"{source}: {name!r} stands at row {seen[name]} and at row {row}; ids must differ")
+                raise UserError(f"{source}: {name!r} is at rows {seen[name]} and {row}; ids must differ")
     return ids

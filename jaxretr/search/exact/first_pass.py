@@ -153,7 +153,7 @@ def rescore(
       rows: the unrounded rows [N, D] on the host, or a memory map of them.
       queries: scaled questions float64 [B, D].
       found: row numbers int64 [B, c].
-      k: results a question, at most c.
+      k: results per question, at most c.
       dtype: of the index: the rows count as rounded to it.
 
     Returns:

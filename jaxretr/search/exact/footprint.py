@@ -1,4 +1,4 @@
-"""What exact search will need of memory, told before it starts."""
+"""The memory that exact search needs, estimated before it starts."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ _ID_BYTES = 60 + 8 + 40
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes, beside what the process holds already.
+    """Bytes in addition to what the process already uses.
 
     Attributes:
       rows: of the embeddings on all devices of this host together: for a stream two slabs.
@@ -58,7 +58,7 @@ def estimate(
     Args:
       rows, dim: N and D.
       questions: of the largest search.
-      k: results a question.
+      k: results per question.
       dtype, first_pass: of the index.
       ids: whether the rows have ids.
       slab_rows: of a streamed search, rows of a block; None: all rows are resident.

@@ -1,6 +1,6 @@
 """The compiled loops of exact search on a host's processor.
 
-Everything compiled is in this file: Numba compiles anew what has changed by the time stamp of the file alone.
+Everything compiled is in this file: Numba decides by a file's time stamp alone what to compile again.
 
 Two scores are computed here. `_tile` multiplies a few rows with a panel of questions in float32, in the processor's
 registers, and compares the scores where they are, so that no score of a row that cannot be found is ever written. Numba
@@ -55,7 +55,7 @@ def _tile_of(rows: int, vectors: int):
     Returns:
       f(row, last, panel, dim, bounds, slopes, longest, scores) -> bool, of addresses (row, panel, bounds, slopes, scores)
       and numbers: writes the scores float32 [rows, questions] of the rows from address `row` on with a panel
-      [dim, questions], and says whether any of them is above bounds - longest * slopes, float32 [questions]. Rows after
+      [dim, questions], and returns whether any of them is above bounds - longest * slopes, float32 [questions]. Rows after
       the `last`, counted from `row`, are copies of it.
     """
 
@@ -305,7 +305,7 @@ def scan_rows(values, first, allowed, queries, panels, slopes, least, k, scores,
       panels: the same float32, see `panels_of`.
       slopes: float32 [B], by how much a float32 score may be wrong with a row of length 1.
       least: float32 [B], by how much it may be wrong besides.
-      k: results a question.
+      k: results per question.
       scores, rows, counts: the candidates of each question in the order of rows, float64 [B, length], int32 [B, length],
         and how many, int64 [B]; changed.
       bounds: float64 [B], a lower bound of the k-th best score; changed.

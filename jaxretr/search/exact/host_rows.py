@@ -1,6 +1,6 @@
 """Rows of the host's arrays on their way to the devices: checked, converted and copied a piece at a time.
 
-Of an array of any size a few MB are held beside the copy: no mask of all its numbers, no second copy for padding or for
+An array of any size takes a few MB in addition to the copy: no mask of all its numbers, no second copy for padding or for
 the device (a CPU device takes an aligned array as it is), and no pages of a memory map that have been read.
 """
 
@@ -54,7 +54,7 @@ def read_rows(rows: np.ndarray, start: int, stop: int, *, dtype: np.dtype, sourc
         if not finite.all():
             row = first + start + at + int(np.argmin(finite))
             raise UserError(
-                f"{source}: row {row} holds NaN, infinity or a number too large for {dtype.name}; encode it again"
+                f"{source}: row {row} contains NaN, infinity or a number too large for {dtype.name}; encode it again"
             )
         at += len(piece)
     values[at:] = 0
@@ -131,3 +131,29 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     skip = -memory.ctypes.data % _ALIGNMENT
     return memory[skip : skip + size].view(dtype).reshape(shape)
+
+
+# ---- questions -------------------------------------------------------------------------------------------------------
+
+
+def scaled_questions(queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scales questions by powers of two, which changes only the exponents of what is computed from them.
+
+    The smallest denormal numbers and the largest ones are then searched alike, also by XLA, which takes denormal
+    numbers for 0.
+
+    Args:
+      queries: float32 [B, D].
+
+    Returns:
+      float64 [B, D] with the largest number of each question in [0.5, 1), and int32 [B], the exponents of two that
+      scale back.
+    """
+    _, exponents = np.frexp(np.abs(queries).max(axis=1, initial=0).astype(np.float64))
+    return np.ldexp(queries.astype(np.float64), -exponents[:, None]), exponents
+
+
+def unscaled(scores: np.ndarray, exponents: np.ndarray) -> np.ndarray:
+    """Scores [B, k] of scaled questions -> float32 scores of the questions; 0.0 has no sign."""
+    with np.errstate(over="ignore"):  # a score that no float32 holds is infinite
+        return np.ldexp(scores.astype(np.float64), exponents[:, None]).astype(np.float32) + np.float32(0)

@@ -28,8 +28,7 @@ from jaxretr.parallel.machine import cpu_threads, has_amx
 from jaxretr.search.exact import host_loops
 from jaxretr.search.exact.first_pass import RoundedQueries
 from jaxretr.search.exact.host_loops import WIDTH
-from jaxretr.search.exact.host_rows import aligned
-from jaxretr.search.exact.question_scale import scaled_questions, unscaled
+from jaxretr.search.exact.host_rows import aligned, scaled_questions, unscaled
 
 # Rows that are multiplied in bfloat16 or made float32 at a time, and questions from which on bfloat16 is faster.
 BLOCK_ROWS, BFLOAT16_BATCH = 2048, 128
@@ -51,7 +50,7 @@ _WORTHWHILE = 1 / 16
 
 
 def working_bytes(dim: int, batch: int, k: int, *, float32: bool = True) -> int:
-    """What it takes to search, beside the rows, which may be others than float32."""
+    """The bytes that a search takes in addition to the rows, which may be others than float32."""
     loops = 0 if host_loops.scan_rows.signatures or host_loops.scan_few.signatures else _LOOPS_BYTES
     lists = _slices(batch, k) * batch * list_length(k) * 12
     block = BLOCK_ROWS * (4 * batch + 2 * dim) if _rounds(batch) else 0
@@ -70,7 +69,7 @@ class HostSearch:
 
         Args:
           queries: float32 [B, D].
-          k: results a question.
+          k: results per question.
           rounded: whether blocks are scored in bfloat16 first; None: of many questions, where the processor is faster
             at that.
         """

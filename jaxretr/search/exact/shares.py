@@ -24,7 +24,7 @@ def merge_hits(
       scores: float32 [B, k'], the best of this process's rows, descending; k' is at most k, and each process's own.
       rows: int [B, k'], their numbers among the rows of all processes.
       name: the id of one of this process's rows by that number.
-      k: results a question.
+      k: results per question.
 
     Returns:
       scores float32 [B, k''], descending, and the ids of the hits, the same in every process. Equal scores are ordered

@@ -11,9 +11,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxretr.errors import UserError
 from jaxretr.parallel.mesh import DATA, padded_rows, put_rows, replicate, to_host
-from jaxretr.search.exact.host_rows import embedding_matrix, put_matrix, read_rows
+from jaxretr.search.exact.host_rows import embedding_matrix, put_matrix, read_rows, scaled_questions, unscaled
 from jaxretr.search.exact.host_search import HostSearch
-from jaxretr.search.exact.question_scale import scaled_questions, unscaled
 from jaxretr.search.topk import NO_ROW, merge_topk, search_step
 
 # Batches of questions are padded to one of these sizes, so that few programs are compiled; longer ones are cut.
@@ -67,7 +66,7 @@ def search_slabs(
       mesh: the slabs' devices.
       slabs: in the order of rows.
       queries: float32 [B, D].
-      k: results a question.
+      k: results per question.
       block_rows: rows scored at a time.
       query_dtype: what the questions are rounded to on the devices; None: they are not.
 

@@ -1,7 +1,7 @@
 """One ranking from several runs: interpolation of their scores, and reciprocal ranks.
 
 A run is {question id: {passage id: score}}. As everywhere here (and in trec_eval), scores count in single precision, and
-equal ones are ordered by passage id, descending. So a fused run gives the same figures whether it is measured at once
+equal ones are ordered by passage id, descending. So a fused run gives the same metrics whether it is measured at once
 or written with `write_trec` and read again.
 """
 
@@ -87,7 +87,7 @@ def reciprocal_rank(
 
     Args:
       runs: at least two. A run adds nothing to a passage that it lacks.
-      constant: the larger, the less the first ranks stand out; from 0.
+      constant: at least 0; the larger it is, the less the first ranks count.
       k: keep only the best so many; by default all that any run has.
 
     Returns:
@@ -114,7 +114,7 @@ def _of_all_questions(
     runs: Sequence[Run], fuse: Callable[[str], dict[str, float]], k: int | None
 ) -> dict[str, dict[str, float]]:
     if len(runs) < 2:
-        raise UserError("fusion needs at least two runs; give another one")
+        raise UserError("fusion needs at least two runs; add another one")
     if k is not None and k < 1:
         raise UserError(f"k={k} must be at least 1")
     fused = {}
@@ -131,7 +131,7 @@ def _single(question_id: str, hits: Mapping[str, float]) -> dict[str, float]:
     if not np.isfinite(values).all():
         passage_id = list(hits)[int((~np.isfinite(values)).argmax())]
         raise UserError(
-            f"the score of passage '{passage_id}' for question '{question_id}' is no finite float32; correct the run"
+            f"the score of passage '{passage_id}' for question '{question_id}' is not a finite float32; correct the run"
         )
     return dict(zip(hits, values.tolist(), strict=True))
 

@@ -1,7 +1,7 @@
 """The choice of the weight mu in s1 + mu s2 on dev questions: grids, and which of their weights is best.
 
 SPAR (https://arxiv.org/abs/2110.06918, section 4.2) tries 19 values around 1. The scores of two models may differ in
-scale by any factor, so here there is also a grid that begins where both weigh the same and goes where the figure rises.
+scale by any factor, so here there is also a grid that begins where both weigh the same and moves to where the metric rises.
 """
 
 import itertools
@@ -30,7 +30,7 @@ class Choice:
 
     Attributes:
       weight: the best one; of several that are equally good, the one nearest the middle of their longest unbroken row.
-      value: the figure there, the highest of the grid.
+      value: the metric at this weight, the highest of the grid.
       tied: that row of equally good neighbours, ascending; the weight is among them.
       at_edge: that row reaches the lowest or highest weight of the grid: a better one may lie outside.
     """
@@ -45,7 +45,7 @@ def choose(values: Mapping[float, float]) -> Choice:
     """Picks the best weight.
 
     Args:
-      values: {weight: figure, higher is better}; weights of 0 and infinity (one model alone) are not chosen.
+      values: {weight: value of the metric, higher is better}; weights of 0 and infinity (one model alone) are not chosen.
 
     Returns:
       See `Choice`. The middle is that of the logarithms, and of two weights equally near to it the lower one wins.
@@ -91,14 +91,14 @@ def balancing_weight(scores: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
 
 
 def adaptive_grid(evaluate: Callable[[Sequence[float]], Mapping[float, float]], around: float) -> dict[float, float]:
-    """Evaluates a logarithmic grid that moves to where the figure is highest; see `adaptive_rounds`.
+    """Evaluates a logarithmic grid that moves to where the metric is highest; see `adaptive_rounds`.
 
     Args:
-      evaluate: {weight: figure} of any weights; called once for each round, at most 5 times.
+      evaluate: {weight: value} of any weights; called once for each round, at most 5 times.
       around: the middle of the first round.
 
     Returns:
-      {weight: figure} of all rounds, ascending. `choose` picks the best.
+      {weight: value} of all rounds, ascending. `choose` picks the best.
     """
     rounds = adaptive_rounds(around)
     weights = next(rounds)
@@ -110,7 +110,7 @@ def adaptive_grid(evaluate: Callable[[Sequence[float]], Mapping[float, float]], 
 
 
 def adaptive_rounds(around: float) -> Generator[list[float], Mapping[float, float], dict[float, float]]:
-    """Yields the weights of each round of the adaptive grid, and takes {weight: figure} of them.
+    """Yields the weights of each round of the adaptive grid, and takes {weight: value} of them.
 
     13 weights, each twice the one before, around a middle. While the best are at an edge, 6 more are added there, at
     most 3 times. Then those between the best weight and its neighbours, in steps of 2^(1/4).
@@ -119,7 +119,7 @@ def adaptive_rounds(around: float) -> Generator[list[float], Mapping[float, floa
       around: the middle of the first round.
 
     Returns:
-      {weight: figure} of all rounds, ascending.
+      {weight: value} of all rounds, ascending.
     """
     values = dict((yield [around * 2.0**step for step in range(-_STEPS, _STEPS + 1)]))
     for _ in range(_EXTENSIONS):

@@ -49,7 +49,7 @@ def search_weights(
         be a memory map, and N rows in one array are a list of one block.
       second: the same of the other model, [B, D2] and blocks [n, D2], which may be cut otherwise.
       weights: M numbers from 0; 0 is the first model alone, and infinity the second one alone.
-      k: results a question; at most as many as there are rows are returned.
+      k: results per question; at most as many as there are rows are returned.
       mesh: devices to search on, rows sharded over its "data" axis; all local devices by default.
       block_rows: rows scored at a time on each device.
 
@@ -149,7 +149,7 @@ def _updated(scores, rows, block, row, k: int):
     def some(size):
         def select(scores, rows):
             new_scores, new_rows = block_candidates(block, row, size)
-            # The best so far have lower rows and stand first: top_k keeps the first of equal scores.
+            # The best so far have lower rows and come first: top_k keeps the first of equal scores.
             return select_best(jnp.concatenate([scores, new_scores], -1), jnp.concatenate([rows, new_rows], -1), k)
 
         return select
@@ -190,7 +190,7 @@ def _matrix(values: np.ndarray, what: str, start: int = 0) -> np.ndarray:
         raise UserError(f"{what}: expected numbers [rows, dimensions], got {list(array.shape)}")
     finite = np.isfinite(array).all(axis=1)
     if not finite.all():
-        raise UserError(f"{what}: row {start + int(np.argmin(finite))} holds NaN or infinity; encode it again")
+        raise UserError(f"{what}: row {start + int(np.argmin(finite))} contains NaN or infinity; encode it again")
     return array
 
 

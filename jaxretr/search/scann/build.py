@@ -11,7 +11,7 @@ import numpy as np
 from jaxretr.errors import UserError
 from jaxretr.search.exact import unique_ids
 from jaxretr.search.exact.host_rows import read_rows
-from jaxretr.search.scann import process as scann_process
+from jaxretr.search.scann import process
 
 # Fewer passages than these are scored all (a search of 1,000 takes no longer than ScaNN's own steps), or have no tree.
 _NO_CODES_BELOW = 1_000
@@ -41,7 +41,7 @@ class Plan:
 
     Attributes:
       rows, dim: N and D.
-      kind: see `scann_folder.Facts`.
+      kind: see `layout.Facts`.
       leaves: of the tree; 1 without one.
       train_rows: passages that are learnt from.
     """
@@ -60,7 +60,7 @@ class Plan:
         vectors = 4 * self.rows * self.dim
         if self.kind == "exact":
             return vectors + _MEASURING_BYTES
-        training = scann_process.worker_bytes(self.train_rows, self.dim, self.leaves)
+        training = process.worker_bytes(self.train_rows, self.dim, self.leaves)
         measuring = vectors + int(_CODE_IN_MEMORY * self.rows * self.dim) + _MEASURING_BYTES
         return max(training, measuring)
 

@@ -73,7 +73,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """What certificate.json holds.
+    """The contents of certificate.json.
 
     Attributes:
       questions: how many, none of which the settings were tuned on.

@@ -15,15 +15,11 @@ from jaxretr.errors import UserError
 from jaxretr.parallel import memory
 from jaxretr.parallel.machine import cpu_threads
 from jaxretr.search.exact.host_rows import checked_matrix, embedding_matrix
-from jaxretr.search.scann import folder as scann_folder
-from jaxretr.search.scann import measure as scann_measure
-from jaxretr.search.scann import process as scann_process
-from jaxretr.search.scann import questions as scann_questions
-from jaxretr.search.scann import worker as scann_worker
+from jaxretr.search.scann import layout, measure, process, question_sets, worker
 from jaxretr.search.scann.build import Plan, check_ids, plan_of, write_vectors
 from jaxretr.search.scann.certificate import Certificate
-from jaxretr.search.scann.folder import Facts
-from jaxretr.search.scann.questions import Questions
+from jaxretr.search.scann.layout import Facts
+from jaxretr.search.scann.question_sets import Questions
 from jaxretr.search.scann.rows import VECTORS, Rows
 from jaxretr.search.scann.searcher import Searcher
 from jaxretr.search.scann.tuning import Setting
@@ -68,7 +64,7 @@ class ScannIndex:
         self.searcher = Searcher(folder, facts, rows)
         self._keeper = keeper
         self._exact: Any = None  # an ExactIndex, where ScaNN does not work
-        if facts.kind != "exact" and (problem := scann_process.scann_problem()):
+        if facts.kind != "exact" and (problem := process.scann_problem()):
             from jaxretr.search.exact import ExactIndex
 
             log.warning("%s: searched exactly, since ScaNN cannot be used here: %s", folder, problem)
@@ -111,8 +107,8 @@ class ScannIndex:
           target_recall: recall@k to reach, one or several.
           k: depth of the targets.
           questions: question embeddings [Q, D]; one half, drawn by `seed`, tunes and the other certifies (at most
-            2000 each). Without them passages of the index stand in for questions, which are easier to find neighbours
-            of: the certificate says so.
+            2000 each). Without them passages of the index replace them, whose neighbours are easier to find:
+            the certificate states it.
           num_leaves: of the tree; by default the square root of N, and none below 20,000 passages. 1 for no tree.
           train_size: passages that tree and codes are learnt from; by default a fifth of them, at least 20,000.
           seed: of that sample and of the split.
@@ -137,9 +133,9 @@ class ScannIndex:
         if k < 1:
             raise UserError(f"k={k} must be at least 1")
         if plan.kind != "exact":
-            scann_process.require_scann()
+            process.require_scann()
         names = check_ids(store.read_ids() if ids is None and store is not None else ids, n)
-        asked = None if questions is None else scann_questions.split(checked_matrix(questions, dim, "questions"), seed)
+        asked = None if questions is None else question_sets.split(checked_matrix(questions, dim, "questions"), seed)
         keeper = tempfile.TemporaryDirectory(prefix="jaxretr-scann-", dir=workdir)
         folder = Path(keeper.name)
         what = f"{source}: a ScaNN index of {n:,} x {dim}"
@@ -152,7 +148,7 @@ class ScannIndex:
             kind=plan.kind,
             leaves=plan.leaves,
             train_rows=plan.train_rows,
-            code_size=0 if plan.kind == "exact" else np.load(folder / scann_worker.CODES, mmap_mode="r").shape[1],
+            code_size=0 if plan.kind == "exact" else np.load(folder / worker.CODES, mmap_mode="r").shape[1],
             changed=0,
             k=min(k, n),
             seed=seed,
@@ -162,9 +158,9 @@ class ScannIndex:
         )
         rows = Rows.read(folder, n, dim, facts.code_size or None, facts.kind == "tree", names)
         if asked is None and n > 1:
-            asked = scann_questions.stand_ins(rows, seed)
+            asked = question_sets.stand_ins(rows, seed)
         index = cls(facts, rows, asked, None, folder, keeper)
-        index.facts = replace(facts, settings=scann_measure.tuned(index, asked, targets))
+        index.facts = replace(facts, settings=measure.tuned(index, asked, targets))
         index.certify()
         return index
 
@@ -175,19 +171,19 @@ class ScannIndex:
         Raises:
           UserError: the folder is missing, incomplete, damaged or of another kind.
         """
-        return cls(*scann_folder.read(directory), Path(directory).expanduser())
+        return cls(*layout.read(directory), Path(directory).expanduser())
 
     def save(self, directory: str | os.PathLike) -> None:
         """Writes the index to a folder, which appears complete or not at all and replaces an older ScaNN index.
 
         Raises:
-          UserError: the folder holds something else, or cannot be written.
+          UserError: the folder contains something else, or cannot be written.
         """
         facts = replace(self.facts, rows=len(self))
         self.searcher.check_not_replaced()
-        scann_folder.write(directory, facts, self.searcher.folder, self.rows, self.questions, self.certificate)
+        layout.write(directory, facts, self.searcher.folder, self.rows, self.questions, self.certificate)
         if self.searcher.was_replaced():  # It was this index's own folder: the files hold its changes now.
-            self.facts, self.rows, self.questions, self.certificate = scann_folder.read(self.searcher.folder)
+            self.facts, self.rows, self.questions, self.certificate = layout.read(self.searcher.folder)
             self.searcher = Searcher(self.searcher.folder, self.facts, self.rows)
 
     def __len__(self) -> int:
@@ -202,7 +198,7 @@ class ScannIndex:
 
         Args:
           queries: question embeddings [B, D], cast to float32.
-          k: results a question; at most N are returned.
+          k: results per question; at most N are returned.
           target_recall: one of the targets of the build; the first one by default.
           threads: to divide the questions among; all of the machine by default.
 
@@ -281,7 +277,7 @@ class ScannIndex:
         """Removes passages by id. The certificate becomes stale.
 
         Raises:
-          UserError: an id is not there or stands twice, or none would be left.
+          UserError: an id is unknown or given twice, or no passage would be left.
         """
         self._can_change()
         names = check_ids(ids, len(ids))
@@ -308,13 +304,13 @@ class ScannIndex:
         memory.announce(what, plan.memory(), disk=plan.disk(), folder=folder)
         self.rows.write(folder, [VECTORS])
         _train(folder, plan, facts.seed, lambda rows: None)
-        size = 0 if plan.kind == "exact" else np.load(folder / scann_worker.CODES, mmap_mode="r").shape[1]
+        size = 0 if plan.kind == "exact" else np.load(folder / worker.CODES, mmap_mode="r").shape[1]
         self.rows = Rows.read(folder, n, facts.dim, size or None, plan.kind == "tree", self.rows.ids)
         changes = {"kind": plan.kind, "leaves": plan.leaves, "train_rows": plan.train_rows, "code_size": size}
         self.facts = replace(facts, rows=n, changed=0, k=min(facts.k, n), **changes)
         self.searcher, self._keeper = Searcher(folder, self.facts, self.rows), keeper
         targets = [setting.target for setting in facts.settings]
-        self.facts = replace(self.facts, settings=scann_measure.tuned(self, self.questions, targets))
+        self.facts = replace(self.facts, settings=measure.tuned(self, self.questions, targets))
         self.certify()
 
     @property
@@ -325,7 +321,7 @@ class ScannIndex:
     def _can_change(self) -> None:
         self.searcher.check_not_replaced()
         if self.facts.kind != "exact":
-            scann_process.require_scann()
+            process.require_scann()
 
     def _now_changed(self, count: int) -> None:
         self.facts = replace(self.facts, rows=len(self), changed=self.facts.changed + count)
@@ -340,7 +336,9 @@ class ScannIndex:
     def _check_store(self, store: EmbeddingStore) -> None:
         known, meta = self.facts.model_fingerprint, store.meta
         if meta.side != "passage":
-            raise UserError(f"{store.folder}: holds embeddings of questions; encode the passages with --side passage")
+            raise UserError(
+                f"{store.folder}: contains embeddings of questions; encode the passages with --side passage"
+            )
         if known is not None and meta.model_fingerprint != known:
             raise UserError(
                 f"{store.folder}: was encoded with another model ({meta.model}) than the index ({self.facts.model}); "
@@ -350,18 +348,18 @@ class ScannIndex:
     # ---- measuring ---------------------------------------------------------------------------------------------------
 
     def certify(self) -> None:
-        """Finds the exact neighbours of the certification questions, and measures the certificate anew.
+        """Finds the exact neighbours of the certification questions, and measures the certificate again.
 
         Raises:
           UserError: ScaNN does not work here.
         """
         self._can_change()
         if self.questions is not None:
-            self.questions, self.certificate = scann_measure.certify(self, self.questions)
+            self.questions, self.certificate = measure.certify(self, self.questions)
 
 
 def _train(folder: Path, plan: Plan, seed: int, advance: Advance) -> None:
     if plan.kind == "exact":
         return
-    scann_process.train(folder / VECTORS, folder, leaves=plan.leaves, sample=plan.train_rows, seed=seed)
-    scann_process.encode(folder / VECTORS, folder, folder, tree=plan.kind == "tree", advance=advance)
+    process.train(folder / VECTORS, folder, leaves=plan.leaves, sample=plan.train_rows, seed=seed)
+    process.encode(folder / VECTORS, folder, folder, tree=plan.kind == "tree", advance=advance)

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from jaxretr.parallel.machine import cpu_threads
 from jaxretr.search.scann import certificate as certificates
-from jaxretr.search.scann import questions as scann_questions
+from jaxretr.search.scann import question_sets
 from jaxretr.search.scann.certificate import Certificate, Line, Recall
-from jaxretr.search.scann.questions import Questions
+from jaxretr.search.scann.question_sets import Questions
 from jaxretr.search.scann.tuning import Setting, tune
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def tuned(index: "ScannIndex", questions: Questions | None, targets: Sequence[fl
         return tuple(Setting(target=target, **everything) for target in targets)
     vectors = questions.vectors[questions.tune]
     own = questions.own_rows(index.rows.row_of(), questions.tune)
-    exact = scann_questions.exact_rows(vectors, own, index.rows.vector_blocks(), k, n)
+    exact = question_sets.exact_rows(vectors, own, index.rows.vector_blocks(), k, n)
 
     def candidates(leaves: int, count: int) -> NDArray[np.int64]:
         found, approximate = index.searcher.candidates(vectors, leaves, count, cpu_threads())
@@ -55,8 +55,8 @@ def certify(index: "ScannIndex", questions: Questions) -> tuple[Questions, Certi
     vectors = questions.vectors[part]
     own = questions.own_rows(index.rows.row_of(), part)
     index.rows.release()
-    depth = min(max(scann_questions.DEPTH, facts.k), n)
-    exact = scann_questions.exact_rows(vectors, own, index.rows.vector_blocks(), depth, n)
+    depth = min(max(question_sets.DEPTH, facts.k), n)
+    exact = question_sets.exact_rows(vectors, own, index.rows.vector_blocks(), depth, n)
     lines = [
         Line(
             target=setting.target,
@@ -77,7 +77,7 @@ def certify(index: "ScannIndex", questions: Questions) -> tuple[Questions, Certi
         **{name: getattr(facts, name) for name in ("dim", "leaves", "train_rows", "seed", "model")},
         **certificates.machine_facts(),
     )
-    return scann_questions.with_neighbours(questions, exact, index.rows.ids), certificate
+    return question_sets.with_neighbours(questions, exact, index.rows.ids), certificate
 
 
 def recalls_again(index: "ScannIndex", questions: Questions) -> list[tuple[Recall, ...]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxretr.errors import UserError, import_extra
 from jaxretr.parallel.machine import cpu_name, cpu_threads
-from jaxretr.search.scann import worker as scann_worker
+from jaxretr.search.scann import worker
 from jaxretr.storage.files import atomic_write
 from jaxretr.storage.paths import cache_root
 
@@ -101,8 +101,8 @@ def encode(
     *,
     tree: bool,
     advance: Callable[[int], None] = lambda rows: None,
-    codes: str = scann_worker.CODES,
-    tokens: str = scann_worker.TOKENS,
+    codes: str = worker.CODES,
+    tokens: str = worker.TOKENS,
 ) -> int:
     """Writes the codes and leaves of vectors.npy's rows, by the tree and the codebook in `model`, into `out`.
 
@@ -117,9 +117,9 @@ def encode(
 
 def open_searcher(folder: Path, tree: bool) -> Any:
     """ScaNN's searcher over a folder; not through ScaNN's own loader, which would unpickle what lies there."""
-    module = import_extra(scann_worker.MODULE, "scann")
+    module = import_extra(worker.MODULE, "scann")
     try:
-        return module.scann_pybind.ScannNumpy(str(folder), scann_worker.assets(scann_worker.index_files(tree)))
+        return module.scann_pybind.ScannNumpy(str(folder), worker.assets(worker.index_files(tree)))
     except (RuntimeError, ValueError) as error:
         raise UserError(f"{folder}: ScaNN cannot read it ({error}); build the index again") from error
 
@@ -134,7 +134,7 @@ def _or_user_error(job: str, advance: Callable[[int], None] = lambda rows: None,
 
 
 def run_worker(job: str, advance: Callable[[int], None] = lambda rows: None, **facts: Any) -> dict[str, Any]:
-    """Runs a job of scann_worker.py.
+    """Runs a job of worker.py.
 
     Args:
       job: its name.
@@ -148,7 +148,7 @@ def run_worker(job: str, advance: Callable[[int], None] = lambda rows: None, **f
       ScannFailed: it ended without one.
     """
     # -P: without the current folder, where a file may be called like a module.
-    command = [sys.executable, "-P", "-m", scann_worker.__name__]
+    command = [sys.executable, "-P", "-m", worker.__name__]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, text=True, env=_environment(), **pipes) as process:
         assert process.stdin and process.stdout and process.stderr
@@ -163,15 +163,15 @@ def _converse(process: subprocess.Popen[str], job: dict[str, Any], advance: Call
     import threading
 
     assert process.stdin and process.stdout and process.stderr
-    said: list[str] = []
-    # ScaNN writes much to its standard error: read beside the answers, or it would wait for us.
-    reader = threading.Thread(target=said.extend, args=(process.stderr,), daemon=True)
+    errors: list[str] = []
+    # ScaNN writes much to its standard error: read in parallel to the answers, or it would wait for us.
+    reader = threading.Thread(target=errors.extend, args=(process.stderr,), daemon=True)
     reader.start()
     try:
         json.dump(job, process.stdin)
         process.stdin.close()
     except BrokenPipeError:
-        pass  # it ended before it read; what it said tells why
+        pass  # it ended before it read; its output explains why
     answer, done = None, 0
     for line in process.stdout:
         try:
@@ -186,7 +186,7 @@ def _converse(process: subprocess.Popen[str], job: dict[str, Any], advance: Call
     code = process.wait()
     reader.join()
     if answer is None or code:
-        last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
+        last = next((line.strip() for line in reversed(errors) if line.strip()), "no output")
         raise ScannFailed(f"signal {-code}: {last}" if code < 0 else last)
     return answer
 

@@ -62,7 +62,7 @@ class Rows:
         """Memory-maps the files of a folder; the ids are those of its file by default.
 
         Raises:
-          UserError: one is missing or holds something else.
+          UserError: one is missing or contains something else.
         """
         vectors = _mapped(folder / VECTORS, np.float32, (rows, dim))
         codes = None if code_size is None else _mapped(folder / CODES, np.uint8, (rows, code_size))
@@ -186,7 +186,7 @@ def _mapped(path: Path, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
         raise UserError(f"{path}: cannot be read ({reason}); build the index again") from error
     if array.shape != shape or array.dtype != dtype:
         raise UserError(
-            f"{path}: holds {array.dtype} {list(array.shape)} in place of {np.dtype(dtype)} {list(shape)}; build the "
+            f"{path}: contains {array.dtype} {list(array.shape)} instead of {np.dtype(dtype)} {list(shape)}; build the "
             "index again"
         )
     return array

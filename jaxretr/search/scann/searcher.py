@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.errors import UserError
-from jaxretr.search.scann import process as scann_process
-from jaxretr.search.scann import worker as scann_worker
-from jaxretr.search.scann.folder import MANIFEST, Facts
-from jaxretr.search.scann.rescore import rescore
+from jaxretr.parallel.numba_loops import compiled
+from jaxretr.search.scann import process, worker
+from jaxretr.search.scann.layout import MANIFEST, Facts
 from jaxretr.search.scann.rows import VECTORS, Columns, Rows
 
 # Candidates for each result, where more results are asked for than the settings were tuned for.
@@ -69,12 +69,12 @@ class Searcher:
         found, approximate = self.candidates(queries, leaves, candidates, threads)
         # A plain array: Numba does not know memory maps.
         columns = (np.asarray(self._rows.base.vectors), self._rows.added.vectors, self._rows.slots)
-        scores, rows, counts = rescore(queries, found, approximate, *columns, k, threads)
+        scores, rows, counts = _rescored(queries, found, approximate, *columns, k, threads)
         # The leaves that were searched may hold fewer than k passages: then all leaves are.
         short = np.flatnonzero(counts < k)
         if len(short):
             found, approximate = self.candidates(queries[short], self._facts.leaves, candidates, threads)
-            scores[short], rows[short], _ = rescore(queries[short], found, approximate, *columns, k, threads)
+            scores[short], rows[short], _ = _rescored(queries[short], found, approximate, *columns, k, threads)
         return scores, rows
 
     def candidates(self, queries: np.ndarray, leaves: int, count: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
@@ -101,8 +101,8 @@ class Searcher:
                 folder = Path(self._scratch.name)
                 for name in self._facts.scann_files():
                     os.symlink((self.folder / name).absolute(), folder / name)
-                self._rows.write(folder, [scann_worker.CODES, scann_worker.TOKENS])
-            self._scann = scann_process.open_searcher(folder, self._facts.kind == "tree")
+                self._rows.write(folder, [worker.CODES, worker.TOKENS])
+            self._scann = process.open_searcher(folder, self._facts.kind == "tree")
             self._searched = self._rows.slots
         return self._scann
 
@@ -115,9 +115,9 @@ class Searcher:
         with tempfile.TemporaryDirectory(prefix="jaxretr-scann-") as made:
             folder = Path(made)
             np.save(folder / VECTORS, passages)
-            scann_process.encode(folder / VECTORS, self.folder, folder, tree=tree)
-            tokens = np.load(folder / scann_worker.TOKENS) if tree else None
-            return Columns(passages, np.load(folder / scann_worker.CODES), tokens)
+            process.encode(folder / VECTORS, self.folder, folder, tree=tree)
+            tokens = np.load(folder / worker.TOKENS) if tree else None
+            return Columns(passages, np.load(folder / worker.CODES), tokens)
 
     def was_replaced(self) -> bool:
         """Whether another index was saved under the folder's name."""
@@ -136,3 +136,86 @@ def _stamp(folder: Path) -> tuple[int, int] | None:
         return None
     found = path.stat()
     return found.st_ino, found.st_mtime_ns
+
+
+# ---- exact scores of candidates: by Numba, straight from the memory-mapped vectors ----------------------------------
+
+
+def _rescored(
+    queries: NDArray[np.float32],
+    found: NDArray[np.uint32],
+    approximate: NDArray[np.float32],
+    base: NDArray[np.float32],
+    added: NDArray[np.float32],
+    slots: NDArray[np.int64],
+    k: int,
+    threads: int = 1,
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
+    """Scores candidates exactly and keeps the k best of each question, equal scores by row.
+
+    Args:
+      queries: [B, D].
+      found: candidate rows [B, R], no row twice.
+      approximate: ScaNN's scores of them [B, R]; NaN where there is no candidate.
+      base, added: vectors [M, D] and [A, D].
+      slots: where the vector of each row is, [N]: in `base`, or from M on in `added`.
+      k: at most R.
+      threads: to divide the questions among.
+
+    Returns:
+      scores float32 [B, k], descending, rows int64 [B, k], and how many are real, int64 [B].
+    """
+    batch = len(queries)
+    scores = np.full((batch, k), -np.inf, np.float32)
+    rows = np.full((batch, k), -1, np.int64)
+    counts = np.zeros(batch, np.int64)
+
+    def piece(start: int, stop: int) -> None:
+        each = slice(start, stop)
+        _rescore_rows(
+            *(queries[each], found[each], approximate[each], base, added, slots),
+            *(scores[each], rows[each], counts[each]),
+        )
+
+    if threads < 2 or batch < 2 * threads:
+        piece(0, batch)
+        return scores, rows, counts
+    size = -(-batch // threads)
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(piece, start, min(start + size, batch)) for start in range(0, batch, size)]:
+            done.result()
+    return scores, rows, counts
+
+
+# Sums in any order and with fused additions, as a matrix product has them; NaN stays NaN.
+@compiled(fastmath={"reassoc", "contract", "nsz"})
+def _rescore_rows(queries, found, approximate, base, added, slots, scores, rows, counts):
+    dim = queries.shape[1]
+    k = scores.shape[1]
+    names = np.empty(found.shape[1], np.int64)
+    values = np.empty(found.shape[1], np.float32)
+    for b in range(len(queries)):
+        n = 0
+        for j in range(found.shape[1]):
+            if approximate[b, j] == approximate[b, j]:
+                names[n] = found[b, j]
+                n += 1
+        # In the order of rows, so that a stable sort leaves equal scores by row.
+        ordered = np.sort(names[:n])
+        query = queries[b]
+        for j in range(n):
+            slot = slots[ordered[j]]
+            total = np.float32(0)
+            if slot < len(base):
+                for d in range(dim):
+                    total += query[d] * base[slot, d]
+            else:
+                for d in range(dim):
+                    total += query[d] * added[slot - len(base), d]
+            values[j] = -total
+        order = np.argsort(values[:n], kind="mergesort")
+        kept = min(k, n)
+        for j in range(kept):
+            scores[b, j] = -values[order[j]]
+            rows[b, j] = ordered[order[j]]
+        counts[b] = kept

@@ -105,7 +105,7 @@ def ladder(first: int, last: int) -> list[int]:
 
 
 def _places(found: NDArray[np.int64], exact: NDArray[np.int64], own: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each exact neighbour stands among the candidates, [T, k]; beyond all of them where it does not."""
+    """The rank of each exact neighbour among the candidates, [T, k]; a missing one ranks after all of them."""
     never = np.iinfo(np.int64).max
     places = np.full(exact.shape, never)
     for question, (row, wanted) in enumerate(zip(found, exact, strict=True)):

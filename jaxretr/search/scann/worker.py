@@ -54,12 +54,12 @@ def assets(names: list[str]) -> str:
 
 
 def model_files(tree: bool) -> list[str]:
-    """What training leaves, beside the configuration."""
+    """What training writes, apart from the configuration."""
     return [CODEBOOK, TREE] if tree else [CODEBOOK]
 
 
 def index_files(tree: bool) -> list[str]:
-    """What an index is searched with, beside the configuration."""
+    """What an index is searched with, apart from the configuration."""
     return [*model_files(tree), *([TOKENS] if tree else []), CODES]
 
 
@@ -69,7 +69,7 @@ def train(vectors: str, out: str, leaves: int, sample: int, seed: int, threads: 
 
     n = len(np.load(vectors, mmap_mode="r"))
     drawn = np.sort(np.random.default_rng(seed).choice(n, sample, replace=False)) if sample < n else np.arange(n)
-    # Opened anew for each part: the pages that were read count as this process's memory until the file is closed.
+    # Opened again for each part: the pages that were read count as this process's memory until the file is closed.
     parts = np.array_split(drawn, -(-sample // _ROWS_READ))
     rows = np.concatenate([np.load(vectors, mmap_mode="r")[part] for part in parts])
     length = float(np.sqrt(np.mean(np.einsum("nd,nd->n", rows, rows, dtype=np.float64))))
@@ -102,7 +102,7 @@ def encode(vectors: str, model: str, out: str, tree: bool, block: int, codes: st
             with tempfile.TemporaryDirectory(dir=out) as folder:
                 for name in (CONFIG, *model_files(tree)):
                     os.symlink(os.path.abspath(Path(model) / name), Path(folder) / name)
-                # Opened anew for each block: closing the file gives its pages back.
+                # Opened again for each block: closing the file gives its pages back.
                 np.save(Path(folder) / VECTORS, np.load(vectors, mmap_mode="r")[start : start + block])
                 given = assets([*model_files(tree), VECTORS])
                 searcher = scann_ops_pybind.scann_pybind.ScannNumpy(folder, given)

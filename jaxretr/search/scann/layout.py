@@ -19,10 +19,9 @@ from typing import Literal
 from jaxretr.errors import UsageError, UserError
 from jaxretr.json_dataclass import dataclass_from
 from jaxretr.search.scann import certificate as certificates
-from jaxretr.search.scann import questions as scann_questions
-from jaxretr.search.scann import worker as scann_worker
+from jaxretr.search.scann import question_sets, worker
 from jaxretr.search.scann.certificate import Certificate
-from jaxretr.search.scann.questions import Questions
+from jaxretr.search.scann.question_sets import Questions
 from jaxretr.search.scann.rows import IDS, VECTORS, Rows
 from jaxretr.search.scann.tuning import Setting
 from jaxretr.storage.files import atomic_folder
@@ -34,7 +33,7 @@ MANIFEST = manifest.MANIFEST
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the manifest says of the index.
+    """The index as its manifest describes it.
 
     Attributes:
       rows, dim: N and D.
@@ -64,16 +63,16 @@ class Facts:
     def scann_files(self) -> list[str]:
         """ScaNN's files, without those that hold rows."""
         tree = self.kind == "tree"
-        return [] if self.kind == "exact" else [scann_worker.CONFIG, *scann_worker.model_files(tree)]
+        return [] if self.kind == "exact" else [worker.CONFIG, *worker.model_files(tree)]
 
     def row_files(self) -> list[str]:
         """The files of rows, without their ids."""
-        codes = {"tree": [scann_worker.TOKENS, scann_worker.CODES], "flat": [scann_worker.CODES], "exact": []}
+        codes = {"tree": [worker.TOKENS, worker.CODES], "flat": [worker.CODES], "exact": []}
         return [VECTORS, *codes[self.kind]]
 
 
 def check_target(directory: str | os.PathLike) -> Path:
-    """Refuses a folder that holds something else than a ScaNN index, which would be replaced.
+    """Refuses a folder that contains anything but a ScaNN index, because it would be replaced.
 
     Raises:
       UserError: it does.
@@ -111,10 +110,10 @@ def write(
             _link(source / name, folder / name)
         rows.write(folder, [IDS, *(facts.row_files() if rows.changed else [])])
         if facts.kind != "exact":
-            text = scann_worker.assets(scann_worker.index_files(facts.kind == "tree"))
-            (folder / scann_worker.ASSETS).write_text(text, encoding="utf-8")
+            text = worker.assets(worker.index_files(facts.kind == "tree"))
+            (folder / worker.ASSETS).write_text(text, encoding="utf-8")
         if questions is not None:
-            scann_questions.write(folder, questions)
+            question_sets.write(folder, questions)
         if certificate is not None:
             certificates.write(folder, certificate)
         manifest.write(folder, KIND, asdict(facts))
@@ -129,7 +128,7 @@ def read(directory: str | os.PathLike) -> tuple[Facts, Rows, Questions | None, C
     folder = Path(directory).expanduser()
     content = manifest.read(folder)
     if content.kind != KIND:
-        raise UserError(f"{folder}: holds a {content.kind} export and no ScaNN index; give another folder")
+        raise UserError(f"{folder}: contains a {content.kind} export, not a ScaNN index; give another folder")
     try:
         facts: Facts = dataclass_from(Facts, content.facts, str(folder / manifest.MANIFEST))
     except UsageError as error:
@@ -139,7 +138,7 @@ def read(directory: str | os.PathLike) -> tuple[Facts, Rows, Questions | None, C
             raise UserError(f"{folder / name}: is missing; build the index again")
     rows = Rows.read(folder, facts.rows, facts.dim, facts.code_size or None, facts.kind == "tree")
     there = content.files.keys()
-    questions = scann_questions.read(folder, facts.dim) if scann_questions.VECTORS in there else None
+    questions = question_sets.read(folder, facts.dim) if question_sets.VECTORS in there else None
     certificate = certificates.read(folder) if certificates.CERTIFICATE in there else None
     return facts, rows, questions, certificate
 
