@@ -360,7 +360,7 @@ def test_train_passes_overrides_on(monkeypatch: pytest.MonkeyPatch, trained: Pat
     assert run("train", trained / "tiny_art.py", *words, "--profile-steps", "3:4") == 0
     ((config, workdir, profile_steps),) = seen
     assert profile_steps == (3, 4)
-    assert (config.train.steps, config.art.write_back, config.optimizer.clip) == (9, False, 0.5)
+    assert (config.train.steps, config.index.write_back, config.optimizer.clip) == (9, False, 0.5)
     assert workdir == tmp_path
 
 

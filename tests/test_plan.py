@@ -140,7 +140,7 @@ def test_an_evaluation_at_refreshes_needs_no_second_index(tiny_models: Path) -> 
     """It searches the live one; where some evaluations fall between refreshes, one more has to fit."""
     mesh = mesh_of(1)
     often, between = (
-        art_config(tiny_models, art={"refresh_every": 3}, train={"eval_every": every, "steps": 7}) for every in (6, 4)
+        art_config(tiny_models, index={"refresh_every": 3}, train={"eval_every": every, "steps": 7}) for every in (6, 4)
     )
     programs = {
         config.train.eval_every: {

@@ -25,7 +25,7 @@ from jaxretr.models.question_scorer import passage_length
 from jaxretr.models.scorer import Prompt
 from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.objectives import art, contrastive
-from jaxretr.objectives.contrastive_program import ContrastiveBatch
+from jaxretr.objectives.contrastive import ContrastiveBatch
 from jaxretr.objectives.live_index import IndexProgram
 from jaxretr.objectives.mlm import MaskedBatch, prediction_places
 from jaxretr.objectives.passage_lm import Example
@@ -119,7 +119,7 @@ def _art(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
     optimizer = build_optimizer(config.optimizer, config.train.steps)
     state = abstract_train_state(abstract_params(encoder), optimizer, mesh, frozen_branches(config.encoder))
     corpus = _Corpus(config.encoder, encoder, mesh, size)
-    index = abstract_index(corpus.rows, encoder.embedding_size, config.art.index_dtype, mesh)
+    index = abstract_index(corpus.rows, encoder.embedding_size, config.index.dtype, mesh)
     ids = ids_dtype(vocabulary_of(config.scorer.path) if local else t5.vocab_size)
     scorer_tokens = _tokens(mesh, ids, corpus.rows, passage_length(prompt, config.scorer.max_length))
     scorer = sharding.abstract(_cast(define(lambda rngs: T5Model(t5, rngs=rngs))[1], config.scorer.dtype), mesh)
@@ -137,9 +137,9 @@ def _art(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
         (state, index, corpus.tokens, scorer_tokens, scorer, batch),
         {**resident, BATCH: batch},
     )
-    programs = [step, corpus.refresh(program, state, index, config.art.refresh_every)]
+    programs = [step, corpus.refresh(program, state, index, config.index.refresh_every)]
     if config.data.has_dev_questions:
-        live = serves_evaluation(config.art.refresh_every, config.train)
+        live = serves_evaluation(config.index.refresh_every, config.train)
         programs += corpus.evaluation(program, state, index, live)
     return Outline(programs, resident)
 

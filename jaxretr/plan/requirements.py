@@ -223,9 +223,7 @@ def remedy(config: Config, planned: Plan) -> str:
             ways.append(f"--chunk {max(1, min(config.chunk or rows, rows) // 2)}")
         else:
             ways.append("a smaller --train.batch-size")
-    elif isinstance(config, ArtConfig):
-        ways.append(f"--art.encode-rows {max(1, config.art.encode_rows // 2)}")
-    elif isinstance(config, ContrastiveConfig):
+    elif isinstance(config, ArtConfig | ContrastiveConfig):
         ways.append(f"--index.encode-rows {max(1, config.index.encode_rows // 2)}")
     replicated = sum(
         size for name, size in held.items() if name in ("parameters", "optimizer state", "scorer", "frozen parameters")

@@ -77,7 +77,7 @@ class ArtRun:
         self.train_step = make_step(self.program, self.optimizer, mesh)
 
         # ---- corpus --------------------------------------------------------------------------------------------------
-        self.whole = WholeCorpus(self.model, self.corpus, self.program, mesh, stores, config.art.index_dtype)
+        self.whole = WholeCorpus(self.model, self.corpus, self.program, mesh, stores, config.index.dtype)
         self.scorer_passages = corpus_tokens(
             TokenStore.build(
                 stores,
@@ -138,7 +138,7 @@ class ArtRun:
     def refreshed(self, state: ArtState, number: int) -> ArtState:
         """The state with a fresh index, if one is due before step `number`."""
         train, index = state
-        if refresh_is_due(number, self.config.art.refresh_every, self.config.train, bool(self.dev.questions)):
+        if refresh_is_due(number, self.config.index.refresh_every, self.config.train, bool(self.dev.questions)):
             index = self.whole.refresh(train, index)
         return ArtState(train, index)
 
@@ -188,21 +188,17 @@ def art_program(
         log.warning("art.top_k=%d, but the corpus has %d passages: using %d", config.art.top_k, top_k, top_k)
     return ArtProgram(
         encoder=encoder,
-        t5=t5,
-        prompt=prompt,
+        encoder_dtype=config.encoder.dtype,
         corpus_rows=corpus_rows,
-        top_k=top_k,
-        temperature=config.art.temperature or float(encoder.embedding_size) ** 0.5,
-        teacher_temperature=config.art.teacher_temperature,
-        write_back=config.art.write_back,
-        shuffle_teacher=config.art.shuffle_teacher,
-        teacher_chunk=config.scorer.chunk,
-        block_rows=config.art.block_rows,
-        encode_rows=config.art.encode_rows,
+        index=config.index,
         chunk=config.art.chunk,
         activation_bytes=activation_bytes(config.encoder, mesh),
-        encoder_dtype=config.encoder.dtype,
-        scorer_dtype=config.scorer.dtype,
         seed=config.train.seed,
+        t5=t5,
+        prompt=prompt,
+        scorer=config.scorer,
+        art=config.art,
+        top_k=top_k,
+        temperature=config.art.temperature or float(encoder.embedding_size) ** 0.5,
         typos=config.typos,
     )

@@ -110,9 +110,9 @@ class ContrastiveRun:
     @property
     def most_negatives(self) -> int:
         """Negatives of a question in one step, before masking; the log's `negatives` is their number after it."""
-        places = self.draws.places + self.program.retrieved
+        places = self.draws.places + self.program.negatives.retrieved
         in_batch = self.config.train.batch_size * places - self.program.positives
-        return in_batch + (self.corpus_rows if self.program.corpus_softmax else 0)
+        return in_batch + (self.corpus_rows if self.program.contrastive.corpus_softmax else 0)
 
     def _lexical_start(self) -> DualEncoder:
         """The model with weights that compare words, as rare as they are in the corpus."""
@@ -222,28 +222,15 @@ def contrastive_program(
         encoder=encoder,
         encoder_dtype=config.encoder.dtype,
         corpus_rows=corpus_rows,
-        block_rows=config.index.block_rows,
-        encode_rows=config.index.encode_rows,
-        seed=config.train.seed,
-        positives=positives,
-        retrieved=config.negatives.retrieved,
-        first_rank=config.negatives.first_rank,
-        last_rank=config.negatives.last_rank,
-        draw=config.negatives.draw,
-        margin=config.negatives.margin,
-        mask_known_positives=config.negatives.mask_known_positives,
-        mask_duplicates=config.negatives.mask_duplicates,
-        temperature=config.contrastive.temperature,
-        symmetric=config.contrastive.symmetric,
-        corpus_softmax=config.contrastive.corpus_softmax,
-        sizes=sizes,
+        index=config.index,
         chunk=config.contrastive.chunk,
         activation_bytes=activation_bytes(config.encoder, mesh),
-        write_back=config.index.write_back,
-        distillation=config.distillation.loss,
-        distillation_weight=config.distillation.weight,
-        contrastive_weight=config.distillation.contrastive_weight,
-        teacher_temperature=config.distillation.teacher_temperature,
+        seed=config.train.seed,
+        positives=positives,
+        sizes=sizes,
+        contrastive=config.contrastive,
+        negatives=config.negatives,
+        distillation=config.distillation,
         typos=config.typos,
     )
     if program.searches and not corpus_rows:
