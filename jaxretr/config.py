@@ -567,6 +567,17 @@ KINDS: dict[str, type[Config]] = {
 }
 
 
+def check_numbers(config: Config) -> None:
+    """Refuses counts that no run can have."""
+    for name in ("steps", "batch_size", "log_every", "save_every", "eval_every", "keep"):
+        if (value := getattr(config.train, name)) < 1:
+            raise UsageError(f"train.{name}={value}: must be at least 1; set --train.{name.replace('_', '-')}")
+    if config.train.stop_factor is not None and not config.train.stop_factor > 1:
+        raise UsageError(f"train.stop_factor={config.train.stop_factor}: must be above 1; set --train.stop-factor")
+    if config.train.seed < 0:
+        raise UsageError(f"train.seed={config.train.seed}: must be at least 0; set --train.seed")
+
+
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Runs an experiment file's `config()` and applies command-line overrides.
 

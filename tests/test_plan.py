@@ -20,13 +20,14 @@ from jaxretr.config import Config
 from jaxretr.errors import UserError
 from jaxretr.models.formats.model_shapes import encoder_shape, scorer_shape
 from jaxretr.parallel.mesh import make_mesh
-from jaxretr.plan.corpus_sizes import corpus_size
-from jaxretr.plan.matmul_flops import matmul_flops
-from jaxretr.plan.outline import Planned, outline
+from jaxretr.plan.compiled_facts import matmul_flops
 from jaxretr.plan.requirements import plan, remedy
 from jaxretr.plan.topologies import Devices, topology
 from jaxretr.recipes.art import ArtRun
 from jaxretr.recipes.contrastive import ContrastiveRun
+from jaxretr.recipes.corpus_sizes import corpus_size
+from jaxretr.recipes.outline import Planned
+from jaxretr.train import outline
 
 REPOSITORY = Path(__file__).parents[1]
 

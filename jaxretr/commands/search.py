@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxretr.commands.model import load_model
 from jaxretr.commands.outputs import write_hits
-from jaxretr.commands.process_options import typed
+from jaxretr.commands.process import typed
 from jaxretr.commands.search_filters import allowed_rows, check_trec_ids
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.errors import UsageError
