@@ -31,6 +31,8 @@ _FUNCTIONS = {
     "fuse": "jaxretr.evaluate.run_fusion",
     "load_config": "jaxretr.experiment",
     "load_encoder": "jaxretr.models.combined_encoder",
+    "mine": "jaxretr.mine.mining",
+    "mine_lexical": "jaxretr.mine.lexical",
     "mteb_model": "jaxretr.evaluate.mteb_adapter",
     "search": "jaxretr.search.searching",
     "train": "jaxretr.train",
@@ -59,6 +61,8 @@ __all__ = [
     "fuse",
     "load_config",
     "load_encoder",
+    "mine",
+    "mine_lexical",
     "mteb_model",
     "search",
     "train",
@@ -77,6 +81,8 @@ if TYPE_CHECKING:
     from jaxretr.evaluate.weight_tuning import tune
     from jaxretr.experiment import load_config
     from jaxretr.export.exporting import export, verify
+    from jaxretr.mine.lexical import mine_lexical
+    from jaxretr.mine.mining import mine
     from jaxretr.models.adapter import Adapter
     from jaxretr.models.assembling import assemble
     from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder

@@ -11,7 +11,8 @@ import pytest
 from jaxretr.data.corpus import read_corpus
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.query_store import QueryStore
-from jaxretr.data.sentence_queries import (
+from jaxretr.errors import UsageError, UserError
+from jaxretr.mine.sentence_queries import (
     COUNTS,
     SOURCES,
     Documents,
@@ -19,10 +20,9 @@ from jaxretr.data.sentence_queries import (
     SentenceCounts,
     drawn,
     sampled_sentences,
+    split_sentences,
     write_sentence_queries,
 )
-from jaxretr.data.sentences import split_sentences
-from jaxretr.errors import UsageError, UserError
 
 DATA = Path(__file__).parent / "data" / "wiki_qa"
 

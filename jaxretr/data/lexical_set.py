@@ -17,11 +17,11 @@ from numpy.typing import DTypeLike
 
 from jaxretr.data.arrays import write_array
 from jaxretr.data.query_store import QueryStore, write_queries
-from jaxretr.data.sentence_queries import SOURCES
 from jaxretr.errors import UsageError, UserError
 from jaxretr.storage.files import atomic_write
 
 META = "meta.json"
+SOURCES = "sources.npy"
 
 _FORMAT = "jaxretr-lexical"
 _VERSION = 1
@@ -107,9 +107,9 @@ class Teacher:
         return self.rows[:, self.num_positives :]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LexicalSet:
-    """A set that is open for reading.
+    """A set that is open for reading. A pickle of it contains the folder's name alone.
 
     Attributes:
       folder: where it lies.
@@ -133,6 +133,15 @@ class LexicalSet:
 
     def __len__(self) -> int:
         return len(self.queries)
+
+    def __repr__(self) -> str:
+        teachers = ", ".join(teacher.name for teacher in self.teachers)
+        return (
+            f"LexicalSet({str(self.folder)!r}, {len(self)} queries, {self.corpus_rows} passages, teachers: {teachers})"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LexicalSet.open, (self.folder,)
 
     @classmethod
     def open(cls, folder: str | Path) -> "LexicalSet":
