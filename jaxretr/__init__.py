@@ -25,10 +25,12 @@ _FUNCTIONS = {
     "adapt": "jaxretr.adaptation",
     "assemble": "jaxretr.models.assembling",
     "combine": "jaxretr.models.combining",
+    "convert_data": "jaxretr.data_files.conversion",
     "encode": "jaxretr.stores.encoding",
     "evaluate_model": "jaxretr.evaluate.beir",
     "export": "jaxretr.export.exporting",
     "fuse": "jaxretr.evaluate.run_fusion",
+    "inspect_data": "jaxretr.data_files.inspection",
     "load_config": "jaxretr.experiment",
     "load_encoder": "jaxretr.models.combined_encoder",
     "mine": "jaxretr.mine.mining",
@@ -38,6 +40,7 @@ _FUNCTIONS = {
     "train": "jaxretr.train",
     "tune": "jaxretr.evaluate.weight_tuning",
     "update": "jaxretr.search.scann.update",
+    "validate_data": "jaxretr.data_files.validation",
     "verify": "jaxretr.export.exporting",
 }
 
@@ -55,10 +58,12 @@ __all__ = [
     "adapt",
     "assemble",
     "combine",
+    "convert_data",
     "encode",
     "evaluate_model",
     "export",
     "fuse",
+    "inspect_data",
     "load_config",
     "load_encoder",
     "mine",
@@ -68,12 +73,16 @@ __all__ = [
     "train",
     "tune",
     "update",
+    "validate_data",
     "verify",
 ]
 
 if TYPE_CHECKING:
     from jaxretr.adaptation import adapt
     from jaxretr.data.typos import TypoGenerator
+    from jaxretr.data_files.conversion import convert_data
+    from jaxretr.data_files.inspection import inspect_data
+    from jaxretr.data_files.validation import validate_data
     from jaxretr.errors import UserError
     from jaxretr.evaluate.beir import evaluate_model
     from jaxretr.evaluate.mteb_adapter import mteb_model

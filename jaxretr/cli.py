@@ -34,7 +34,7 @@ _OPTIONS = (
     "update",
     "verify",
     "export",
-    "data_options",
+    "data",
     "analyse_options",
 )
 _ORDER = (

@@ -9,7 +9,8 @@ import pytest
 from command_errors import the_error
 
 from jaxretr import cli
-from jaxretr.data.formats.training_formats import FORMATS, read_examples
+from jaxretr.data.formats.kinds import FORMATS
+from jaxretr.data.formats.reading import read_examples
 from jaxretr.data.readers import read_beir, read_corpus
 from jaxretr.data.training_set import load_training_set
 
@@ -133,7 +134,7 @@ def test_convert_stops_at_a_bad_row_or_skips_it(tmp_path, capsys):
         ([CORPUS, "OUT", "--to", "dpr"], "corpus.jsonl: looks like corpus, no training set; give it as the corpus"),
         ([GOLDEN / "gone", "OUT", "--to", "dpr"], "gone: no such file"),
         ([GOLDEN / "flag.jsonl", GOLDEN, "--to", "dpr"], "is a folder; name a file"),
-        ([GOLDEN / "flag.jsonl", CORPUS, "--to", "beir"], "is a file, and a BEIR folder is to be written; name a fold"),
+        ([GOLDEN / "flag.jsonl", CORPUS, "--to", "beir"], "is a file, but a BEIR folder is to be written; name a fold"),
     ],
 )
 def test_what_cannot_be_converted(words, message, tmp_path, capsys):
@@ -284,8 +285,8 @@ def test_golden_files_have_no_problem(name, capsys):
 def test_what_was_not_looked_up_is_said(capsys):
     assert run("validate", GOLDEN / "triples_ids.tsv") == 0
     printed = capsys.readouterr().out
-    assert "ids of passages were not looked up, for that give --corpus FILE" in printed
-    assert "ids of questions were not looked up, for that give --queries FILE" in printed
+    assert "ids of passages were not looked up; give --corpus FILE to check them" in printed
+    assert "ids of questions were not looked up; give --queries FILE to check them" in printed
     assert run("validate", GOLDEN / "dpr.json") == 0
     assert "not looked up" not in capsys.readouterr().out
 
@@ -321,8 +322,8 @@ def test_every_problem_of_a_training_set(tmp_path, capsys):
     assert len(found) == len(expected), found
     assert all(line.startswith(start) for line, start in zip(found, expected, strict=True)), found
     assert captured.err.splitlines() == [
-        f"jaxretr: warning: questions that stand more than once: 1; the first: {path}:4: the same question as on line 1",
-        f"jaxretr: error: {path}: 9 problems in 6 rows; correct them or use --skip-bad where it is offered",
+        f"jaxretr: warning: questions that occur more than once: 1; the first: {path}:4: the same question as on line 1",
+        f"jaxretr: error: {path}: 9 problems in 6 rows; correct them, or use --skip-bad with the commands that have it",
     ]
     assert run("validate", path, "--corpus", CORPUS, "--max-problems", 3) == 1
     captured = capsys.readouterr()
@@ -343,7 +344,7 @@ def test_a_question_that_stands_twice_is_ordinary_data_to_validate_as_to_trainin
     captured = capsys.readouterr()
     assert "no problem in 3 rows" in captured.out
     assert (
-        f"questions that stand more than once: 2; the first: {path}:2: the same question as on line 1" in captured.err
+        f"questions that occur more than once: 2; the first: {path}:2: the same question as on line 1" in captured.err
     )
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from jaxretr.data.formats.examples import Candidate, Example, joined
-from jaxretr.data.formats.file_kinds import file_kind
-from jaxretr.data.formats.training_formats import FORMATS, read_examples, write_examples
+from jaxretr.data.formats.kinds import FORMATS, file_kind
+from jaxretr.data.formats.reading import read_examples
+from jaxretr.data.formats.writing import write_examples
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.errors import UsageError, UserError
 

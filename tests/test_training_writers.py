@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from jaxretr.data.formats.examples import Candidate, Example
-from jaxretr.data.formats.training_formats import read_examples, write_examples
+from jaxretr.data.formats.reading import read_examples
+from jaxretr.data.formats.writing import write_examples
 from jaxretr.data.readers import read_beir, read_corpus
 from jaxretr.errors import UsageError, UserError
 

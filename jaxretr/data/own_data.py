@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.config import ArtConfig, Config, ContrastiveConfig, MlmConfig, PassageLmConfig
-from jaxretr.data.formats.file_kinds import KINDS, file_kind
-from jaxretr.data.formats.training_formats import FORMATS
+from jaxretr.data.formats.kinds import FORMATS, KINDS, file_kind
 from jaxretr.data.lexical_set import LexicalSet, is_lexical_set
 from jaxretr.data.readers import beir_splits, qrels_path
 from jaxretr.data.training_passages import WITH_PASSAGES

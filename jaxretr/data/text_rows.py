@@ -107,6 +107,11 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         yield number, raw.decode("utf-8", errors="surrogateescape")
 
 
+def filled_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The same without blank lines."""
+    return ((number, line) for number, line in numbered_lines(path) if line.strip())
+
+
 def numbered_bytes(path: Path) -> Iterator[tuple[int, bytes]]:
     """The same lines as bytes; a file that can be read only once, such as a pipe, is read once."""
     for number, raw in _raw_pieces(path):
@@ -196,9 +201,7 @@ def json_object(line: str) -> dict[str, Any]:
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
     """Yields (line number, object) for every line that is not blank; a RowError for a line that is no object."""
-    for number, line in numbered_lines(path):
-        if not line.strip():
-            continue
+    for number, line in filled_lines(path):
         try:
             yield number, json_object(line)
         except RowError as error:

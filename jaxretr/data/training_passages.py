@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from jaxretr.data.corpus import Corpus, read_corpus
-from jaxretr.data.formats.file_kinds import file_kind
+from jaxretr.data.formats.kinds import file_kind
 from jaxretr.data.training_set import load_training_set
 from jaxretr.errors import UserError
 

@@ -11,7 +11,8 @@ import numpy as np
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.duplicate_groups import copies_among, first_copies, rows_of_texts
 from jaxretr.data.formats.examples import Candidate, Example
-from jaxretr.data.formats.training_formats import examples_file, read_examples, training_format
+from jaxretr.data.formats.kinds import training_format
+from jaxretr.data.formats.reading import examples_file, read_examples
 from jaxretr.data.questions import Question
 from jaxretr.errors import UserError
 
@@ -130,7 +131,7 @@ def load_training_set(
     a question without positives, as in DPR. Whatever is left out is counted in a warning.
 
     Args:
-      path: a file in one of `jaxretr.data.formats.training_formats.FORMATS`, or a folder with queries, qrels and a corpus.
+      path: a file in one of `jaxretr.data.formats.kinds.FORMATS`, or a folder with queries, qrels and a corpus.
       corpus: where candidates that are ids are looked up; a BEIR folder's own by default.
       format: the format's name, by default seen from the content.
       split: the judgements of a BEIR folder.

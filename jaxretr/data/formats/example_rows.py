@@ -1,4 +1,4 @@
-"""Examples as rows of the formats of supervised training data; training_writers.py makes files of them."""
+"""Examples as rows of the formats of supervised training data; writing.py writes the files."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Writers of the formats of supervised training data; `jaxretr.data.formats.training_formats` reads them."""
+"""Writers of the formats of supervised training data; `jaxretr.data.formats.reading` reads them."""
 
 import csv
 import json
@@ -35,7 +35,7 @@ def write_examples(
       path: the file; for "beir" a folder, whose corpus.jsonl holds all of `corpus` and the texts that are not in it.
       examples: one for each question, as `read_examples` yields them; a question's rows of a format that spreads it
         over several joined first.
-      format: one of `jaxretr.data.formats.training_formats.FORMATS`.
+      format: one of `jaxretr.data.formats.kinds.FORMATS`.
       corpus: the passages of candidates that are ids. dpr-scale's passages are written as its rows (docidx).
       negatives: for sentence-transformers: take so many of each question and leave out questions that have fewer.
         None: as many as the first has, and another number is an error.

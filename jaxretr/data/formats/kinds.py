@@ -1,11 +1,11 @@
-"""What a data file is, seen from its first rows."""
+"""The formats of data files, and how a file's format is detected from its first rows."""
 
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from jaxretr.data.formats.text_examples import LABELS, csv_rows
+from jaxretr.data.formats.columns import LABELS, csv_rows
 from jaxretr.data.text_rows import (
     RowError,
     bare_suffix,
@@ -16,7 +16,7 @@ from jaxretr.data.text_rows import (
     json_lines,
     numbered_lines,
 )
-from jaxretr.errors import UserError
+from jaxretr.errors import UsageError, UserError, did_you_mean
 
 KINDS = {
     "dpr": "DPR training set (a JSON array with positive_ctxs)",
@@ -33,6 +33,21 @@ KINDS = {
     "corpus": "corpus",
     "questions": "questions",
     "run": "run (ranked passages)",
+}
+
+FORMATS = tuple(kind for kind in KINDS if kind not in ("corpus", "questions", "run"))
+"""The names of the formats."""
+
+NEED_QUERIES = ("distillation", "triples-ids", "qrels")
+"""Formats that hold the ids of their questions alone."""
+
+ROW_FORMATS = ("sentence-transformers", "triples", "triples-ids")
+"""Formats in which a question may stand on several rows; those of one question have one id."""
+
+_OTHERWISE = {
+    "corpus": "give it as the corpus, beside a training set",
+    "questions": "give it as the queries, beside a training set",
+    "run": "mine hard negatives from it, or evaluate it",
 }
 
 _ROWS_LOOKED_AT = 200
@@ -67,6 +82,42 @@ def file_kind(path: str | Path) -> str:
     if kind is None:
         raise UserError(f"{path}: not recognised; state its format, one of {', '.join(KINDS)}")
     return kind
+
+
+def training_format(path: str | Path, format: str | None = None) -> str:
+    """Returns the name of a training set's format.
+
+    Args:
+      path: the file or BEIR folder.
+      format: what the user says that it is; None: told from the content.
+
+    Raises:
+      UserError: it is something else, or it cannot be told.
+      UsageError: there is no such format.
+    """
+    path = Path(path).expanduser()
+    if format is not None and format not in FORMATS:
+        raise UsageError(f"no format '{format}'{did_you_mean(format, FORMATS) or ''}; there are {', '.join(FORMATS)}")
+    if format is None:
+        format = file_kind(path)
+        if format not in FORMATS:
+            raise UserError(f"{path}: looks like {KINDS[format]}, no training set; {_OTHERWISE[format]}")
+    elif format != "beir":
+        find_input(path)
+    elif not path.is_dir():
+        raise UserError(f"{path}: is no folder; give a BEIR folder (corpus.jsonl, queries.jsonl, qrels/)")
+    return format
+
+
+def named_split(split: str | None, *formats: str) -> str:
+    """Returns the name of a BEIR folder's judgements, "train" by default.
+
+    Raises:
+      UsageError: a split is named, and none of `formats` is a BEIR folder.
+    """
+    if split is not None and "beir" not in formats:
+        raise UsageError(f"--split {split} is for BEIR folders, not for {' and '.join(formats)}; leave it out")
+    return split or "train"
 
 
 # ---- JSON ------------------------------------------------------------------------------------------------------------
@@ -141,11 +192,8 @@ def _by_name_or_length(path: Path, texts: Iterator[str]) -> str:
 def _table_kind(path: Path, head: str) -> str | None:
     if bare_suffix(path) == ".csv":
         _, names = next(csv_rows(path))
-        return (
-            None
-            if isinstance(names, RowError) or not _are_columns(dict.fromkeys(names, ""))
-            else ("sentence-transformers")
-        )
+        recognised = not isinstance(names, RowError) and _are_columns(dict.fromkeys(names, ""))
+        return "sentence-transformers" if recognised else None
     if "\t" not in head:
         fields = head.split()
         if len(fields) == 6 and _is_number(fields[4]):
