@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxretr.data.lexical_set import LexicalSet, Ranking, Selection, is_lexical_set, usable_queries
-from jaxretr.data.query_store import OFFSETS, TEXTS, QueryStore, write_queries
+from jaxretr.data.mapped_texts import OFFSETS, TEXTS, QueryStore, write_queries
 from jaxretr.errors import UsageError, UserError
 
 ODD = ["plain", "", "né\u0301 日本。", "\x00\n\t\r", "😀\u200d\u2028\ufeff", "half \ud83d pair", "  spaces  ", "NaN"]
@@ -74,10 +74,10 @@ def test_damaged_stores_are_named(tmp_path: Path):
             (tmp_path / name).write_bytes(content)
             if name == OFFSETS and content.startswith(whole):
                 continue  # numpy does not look behind the array
-            with pytest.raises(UserError, match=r"no whole store of queries .*; make it again"):
+            with pytest.raises(UserError, match=r"not a complete store of queries .*; make it again"):
                 QueryStore(tmp_path)
         (tmp_path / name).unlink()
-        with pytest.raises(UserError, match="no whole store of queries"):
+        with pytest.raises(UserError, match="not a complete store of queries"):
             QueryStore(tmp_path)
         (tmp_path / name).write_bytes(whole)
     assert list(QueryStore(tmp_path)) == ["one", "two"]

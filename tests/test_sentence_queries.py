@@ -10,7 +10,7 @@ import pytest
 
 from jaxretr.data.corpus import read_corpus
 from jaxretr.data.corpus_stream import CorpusStream
-from jaxretr.data.query_store import QueryStore
+from jaxretr.data.mapped_texts import QueryStore
 from jaxretr.errors import UsageError, UserError
 from jaxretr.mine.sentence_queries import (
     COUNTS,

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxretr.data import duplicate_groups as copies
+from jaxretr.data import duplicate_groups as module
 from jaxretr.data.corpus import Corpus, Passage
-from jaxretr.data.duplicate_groups import rows_of_texts
+from jaxretr.data.duplicate_groups import duplicate_groups, rows_of_texts
 from jaxretr.data.readers import read_corpus
-from jaxretr.data.training_set import Ragged, first_copies, load_training_set
+from jaxretr.data.training_set import Ragged, load_training_set
 from jaxretr.errors import UserError
 
 WIKI = Path(__file__).parent / "data" / "wiki_qa"
@@ -76,8 +76,8 @@ def test_copies_are_found_by_content_even_where_keys_collide(content, wanted, co
     titles, texts = [title for title, _ in wanted], [text for _, text in wanted]
     with pytest.MonkeyPatch.context() as patch:
         if collide:
-            patch.setattr(copies, "_content_keys", lambda titles, texts: np.zeros(len(titles), np.int64))
-        first, found = first_copies(corpus), rows_of_texts(corpus, titles, texts)
+            patch.setattr(module, "_content_keys", lambda titles, texts: np.zeros(len(titles), np.int64))
+        first, found = duplicate_groups(corpus), rows_of_texts(corpus, titles, texts)
     assert first.dtype == np.int32
     assert first.tolist() == [content.index(each) for each in content]
     assert found.tolist() == [content.index(each) if each in content else -1 for each in wanted]

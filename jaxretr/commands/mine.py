@@ -103,10 +103,12 @@ def bm25_settings(args: argparse.Namespace) -> "Bm25Settings | None":
     """The settings if any option of BM25 is given."""
     from jaxretr.search.bm25.words import Bm25Settings
 
-    typed = {name: vars(args).get(name) for name in ("k1", "b", "stemmer", "quantise_lengths")}
-    given = {
-        name: None if value == "none" else value
-        for name, value in typed.items()
-        if value is not None and value is not False
-    }
-    return Bm25Settings(**given) if given else None
+    quantise_lengths: bool = vars(args).get("quantise_lengths", False)
+    if args.k1 is args.b is args.stemmer is None and not quantise_lengths:
+        return None
+    return Bm25Settings(
+        k1=0.9 if args.k1 is None else args.k1,
+        b=0.4 if args.b is None else args.b,
+        stemmer=None if args.stemmer == "none" else "english",
+        quantise_lengths=quantise_lengths,
+    )

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from jaxretr.data.arrays import write_array
-from jaxretr.data.query_store import QueryStore, write_queries
+from jaxretr.data.mapped_texts import QueryStore, write_queries
 from jaxretr.errors import UsageError, UserError
 from jaxretr.storage.files import atomic_write
 

@@ -8,15 +8,18 @@ import logging
 import re
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, cast
+from typing import Any, BinaryIO, NoReturn, TypeVar, cast
 
 from jaxretr.errors import UserError, did_you_mean
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Parsed = TypeVar("Parsed")
 
 # A quoted field may span lines, but an opening quote without its partner must not swallow the file.
 _MAX_LINES_OF_A_FIELD = 1000
@@ -62,8 +65,28 @@ class BadRows:
         self.count += 1
         self.first = self.first or message
 
+    def takes_trec_id(self, line: int, id: str) -> bool:
+        """Whether a TREC run can represent an id; a row whose id it cannot is a bad row."""
+        try:
+            check_trec_id(id)
+        except RowError as error:
+            self.add(line, error)
+            return False
+        return True
+
+    def finish(self, kept: int, rows: str, remedy: str) -> None:
+        """Reports skipped rows.
+
+        Raises:
+          UserError: no row is left.
+        """
+        self.report(kept)
+        if not kept:
+            after = f" besides {self.count} bad rows (the first: {self.first})" if self.count else ""
+            raise UserError(f"{self.path}: no {rows}{after}; {remedy}")
+
     def report(self, kept: int) -> None:
-        """Logs one warning when rows were skipped."""
+        """Logs one warning if rows were skipped."""
         if self.count:
             _log.warning("%s: skipped %d bad rows, kept %d; the first: %s", self.path, self.count, kept, self.first)
 
@@ -199,13 +222,27 @@ def json_object(line: str) -> dict[str, Any]:
     return _checked_object(row, line)
 
 
-def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
-    """Yields (line number, object) for every line that is not blank; a RowError for a line that is no object."""
-    for number, line in filled_lines(path):
+def parsed(
+    rows: Iterable[tuple[int, T | RowError]], parse: Callable[[T, int, int], Parsed]
+) -> Iterator[tuple[int, Parsed | RowError]]:
+    """Yields what `parse` makes of a file's rows, and what is wrong with the bad ones in their place.
+
+    Args:
+      rows: (line number, row or what is wrong with it).
+      parse: a function of (row, row number from 0, line number); a RowError that it raises is yielded.
+    """
+    for number, (line, row) in enumerate(rows):
         try:
-            yield number, json_object(line)
+            if isinstance(row, RowError):
+                raise row
+            yield line, parse(row, number, line)
         except RowError as error:
-            yield number, error
+            yield line, error
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+    """Returns (line number, object) for every line that is not blank; a RowError for a line that is not an object."""
+    return parsed(filled_lines(path), lambda line, *_: json_object(line))
 
 
 def json_array(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:

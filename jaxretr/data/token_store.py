@@ -8,7 +8,6 @@ import os
 import random
 import secrets
 import shutil
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import chain
@@ -20,6 +19,7 @@ import numpy as np
 from jaxretr.data.corpus import Corpus, content_fingerprint
 from jaxretr.data.tokens import Template, template_rows, tokenizer_fingerprint, vocabulary_size
 from jaxretr.errors import UsageError, UserError
+from jaxretr.progress import Progress
 from jaxretr.storage.files import atomic_write
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FORMAT_VERSION = 1
+
+# Rows whose ids are counted at a time.
+_COUNTED_ROWS = 65_536
 
 
 class DamagedStoreError(UserError):
@@ -193,6 +196,61 @@ class TokenStore:
         return tokens, lengths
 
 
+# ---- reading rows ----------------------------------------------------------------------------------------------------
+
+
+def random_windows(
+    store: TokenStore, rows: np.ndarray, width: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Reads documents for a language model; of one longer than `width` a window, drawn in each call.
+
+    Args:
+      store: documents that begin and end with a special token ([CLS], [SEP]), which every window keeps.
+      rows: which, int [B].
+      width: L, the longest row.
+      rng: draws where a window begins, all places equally likely.
+
+    Returns:
+      tokens [B, L] in the store's dtype, padded with 0 on the right, and lengths int32 [B].
+    """
+    tokens, lengths = np.zeros((len(rows), width), store.dtype), np.zeros(len(rows), np.int32)
+    begins = rng.random(len(rows))  # One draw a row, so that a document's length moves no other's window.
+    for number, row in enumerate(rows):
+        ids = store.row(int(row))
+        if (spare := len(ids) - width) > 0:
+            begin = 1 + int(begins[number] * (spare + 1))
+            ids = np.concatenate([ids[:1], ids[begin : begin + width - 2], ids[-1:]])
+        tokens[number, : len(ids)], lengths[number] = ids, len(ids)
+    return tokens, lengths
+
+
+def document_frequencies(store: TokenStore, vocabulary: int) -> np.ndarray:
+    """Counts the rows that contain each id.
+
+    Args:
+      store: rows of ids below `vocabulary`.
+      vocabulary: V.
+
+    Returns:
+      int64 [V].
+    """
+    counts = np.zeros(vocabulary, np.int64)
+    width = max(1, store.max_row_length)
+    for start in range(0, len(store), _COUNTED_ROWS):
+        stop = min(start + _COUNTED_ROWS, len(store))
+        tokens, lengths = store.padded(start, stop, width)
+        # After a row's end its first id is repeated, which counts once anyway. Empty rows count nothing.
+        tokens, lengths = tokens[lengths > 0], lengths[lengths > 0]
+        filled = np.sort(np.where(np.arange(width) < lengths[:, None], tokens, tokens[:, :1]), axis=1)
+        first = np.ones(filled.shape, bool)
+        first[:, 1:] = filled[:, 1:] != filled[:, :-1]
+        counts += np.bincount(filled[first], minlength=vocabulary)
+    return counts
+
+
+# ---- building --------------------------------------------------------------------------------------------------------
+
+
 class _Build:
     """One build of one store: chunks into `<key>.parts`, then all of them into `<key>`."""
 
@@ -232,14 +290,16 @@ class _Build:
         missing = [chunk for chunk in self.chunks if _read_part(self._part(*chunk), self.dtype, *chunk) is None]
         # In another order in every process, so that several of them meet only at the end.
         random.SystemRandom().shuffle(missing)
-        shown = _Progress(len(self.columns[0]), sum(stop - start for start, stop in missing), progress)
-        pool = ThreadPoolExecutor(workers)
-        try:
-            for done in as_completed([pool.submit(self._tokenise_chunk, *chunk) for chunk in missing]):
-                shown.add(done.result())
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-            shown.close()
+        rows = len(self.columns[0])
+        with Progress(rows, "row", "tokenised", shown=progress) as shown:
+            if missing:
+                shown.skip(rows - sum(stop - start for start, stop in missing))
+            pool = ThreadPoolExecutor(workers)
+            try:
+                for done in as_completed([pool.submit(self._tokenise_chunk, *chunk) for chunk in missing]):
+                    shown.advance(done.result())
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
 
     def _tokenise_chunk(self, start: int, stop: int) -> int:
         part = self._part(start, stop)
@@ -335,30 +395,3 @@ def _read_part(path: Path, dtype: np.dtype, start: int, stop: int) -> tuple[np.n
     if lengths.shape != (stop - start,) or ids.dtype != dtype or lengths.sum() != len(ids):
         return None
     return lengths, int(truncated[0]), ids
-
-
-class _Progress:
-    """Rows done so far: a bar on a terminal, lines in the log elsewhere, neither in the first two seconds."""
-
-    def __init__(self, total: int, missing: int, shown: bool):
-        from tqdm import tqdm
-
-        if 0 < missing < total:
-            _log.info("token store: %d of %d rows are there from an earlier run", total - missing, total)
-        self._total = total
-        self._done = total - missing
-        self._next_line = time.monotonic() + 2 if shown else float("inf")
-        # disable=None: no bar where there is no terminal.
-        self._bar = tqdm(
-            total=total, initial=self._done, desc="tokenising", unit="row", delay=2, disable=None if shown else True
-        )
-
-    def add(self, rows: int) -> None:
-        self._done += rows
-        self._bar.update(rows)
-        if self._bar.disable and time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + 10
-            _log.info("token store: %d of %d rows tokenised", self._done, self._total)
-
-    def close(self) -> None:
-        self._bar.close()

@@ -9,14 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from jaxretr.data.corpus import Corpus, read_corpus
-from jaxretr.data.duplicate_groups import copies_among, first_copies, rows_of_texts
+from jaxretr.data.duplicate_groups import duplicate_groups_among, rows_of_texts
 from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.formats.kinds import training_format
 from jaxretr.data.formats.reading import examples_file, read_examples
 from jaxretr.data.questions import Question
 from jaxretr.errors import UserError
-
-__all__ = ["Candidate", "Example", "Ragged", "TrainingSet", "first_copies", "load_training_set"]
 
 _log = logging.getLogger(__name__)
 
@@ -127,7 +125,7 @@ def load_training_set(
 
     A candidate whose id is in the corpus is that row, whatever text the file gives it; a text that the corpus has
     under another id is that row too; any other text becomes a new passage. Rows of one question id (MS MARCO's
-    triples) are one example. A negative that is also a positive of its question, or a copy of one, is left out; so is
+    triples) are one example. A negative in the duplicate group of a positive of its question is left out; so is
     a question without positives, as in DPR. Whatever is left out is counted in a warning.
 
     Args:
@@ -268,11 +266,11 @@ class _Builder:
             _without_repeats(examples, row_now[rows], scores, len(passages))
             for examples, rows, scores in (pairs.arrays() for pairs in self.kinds)
         )
-        copies = copies_among(passages, np.unique(np.concatenate([positives[1], negatives[1], others[1]])))
-        known = _keys(positives[0], copies[positives[1]], len(passages))
+        groups = duplicate_groups_among(passages, np.unique(np.concatenate([positives[1], negatives[1], others[1]])))
+        known = _keys(positives[0], groups[positives[1]], len(passages))
         before = len(negatives[0]) + len(others[0])
         negatives, others = (
-            _masked(pairs, ~np.isin(_keys(pairs[0], copies[pairs[1]], len(passages)), known))
+            _masked(pairs, ~np.isin(_keys(pairs[0], groups[pairs[1]], len(passages)), known))
             for pairs in (negatives, others)
         )
         has_positive = np.bincount(positives[0], minlength=len(self.questions)) > 0

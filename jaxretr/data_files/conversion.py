@@ -1,6 +1,5 @@
 """`jaxretr.convert_data`: a training set in another format."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from jaxretr.errors import UserError
 from jaxretr.progress import counted
 from jaxretr.storage.files import check_output
 
-Path_ = str | os.PathLike[str]
+Path_ = str | Path
 
 
 @dataclass(frozen=True)
@@ -71,15 +70,8 @@ def convert_data(
     elif target.is_file():
         raise UserError(f"{target}: is a file, but a BEIR folder is to be written; name a folder")
     passages = place if corpus is None and source == "beir" else corpus
-    content = None if passages is None else read_corpus(Path(passages), skip_bad=skip_bad)
-    examples = read_examples(
-        place,
-        format=source,
-        skip_bad=skip_bad,
-        corpus=content,
-        queries=None if queries is None else Path(queries),
-        split=split,
-    )
+    content = None if passages is None else read_corpus(passages, skip_bad=skip_bad)
+    examples = read_examples(place, format=source, skip_bad=skip_bad, corpus=content, queries=queries, split=split)
     examples = counted(examples, "row")
     if source in ROW_FORMATS and to not in ROW_FORMATS:
         examples = joined(examples)

@@ -1,7 +1,6 @@
 """`jaxretr.inspect_data`: the format and size of a file or folder, and its first row."""
 
 import json
-import os
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -97,9 +96,7 @@ class Description:
         return lines
 
 
-def inspect_data(
-    path: str | os.PathLike[str], *, format: str | None = None, queries: str | os.PathLike[str] | None = None
-) -> Description:
+def inspect_data(path: str | Path, *, format: str | None = None, queries: str | Path | None = None) -> Description:
     """Describes a training set, corpus, question file, judgements, run, BEIR folder, store or index.
 
     Args:
@@ -111,7 +108,7 @@ def inspect_data(
       UserError: the format is not recognised, or the file cannot be read.
       UsageError: `queries` for another format.
     """
-    place = as_path(os.fspath(path))
+    place = as_path(path)
     if is_remote(place):
         from jaxretr.stores.embedding_store import is_store
 
@@ -136,7 +133,7 @@ def inspect_data(
         case "questions":
             return _questions(find_input(place), str(place))
         case _ if kind in FORMATS:
-            return _training_set(place, kind, None if queries is None else Path(queries))
+            return _training_set(place, kind, queries)
     found = read_run(place)
     lengths = [len(hits) for hits in found.values()]
     return Description(str(place), KINDS[kind], {"questions": len(found), "passages a question": _spread(lengths)})
@@ -145,7 +142,7 @@ def inspect_data(
 # ---- training sets ---------------------------------------------------------------------------------------------------
 
 
-def _training_set(path: Path, kind: str, queries: Path | None) -> Description:
+def _training_set(path: Path, kind: str, queries: str | Path | None) -> Description:
     first: Example | None = None
     bad = BadRows(path, skip=True)
     ids: set[str] = set()

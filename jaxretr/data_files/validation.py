@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from jaxretr.progress import counted
 
 log = logging.getLogger(__name__)
 
-Path_ = str | os.PathLike[str]
+Path_ = str | Path
 
 _SHOWN_CHARACTERS = 50
 
@@ -219,8 +218,7 @@ def _check_training_set(
     """Looks for all that training would stop at, leave out or suffer from; returns the number of rows."""
     path = problems.path
     rows = 0
-    corpus = None if passages is None else read_corpus(Path(passages))
-    queries = None if queries is None else Path(queries)
+    corpus = None if passages is None else read_corpus(passages)
     if kind == "beir":
         rows += _check_corpus(problems) if corpus is None else 0
         problems.path = path

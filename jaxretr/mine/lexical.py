@@ -14,7 +14,7 @@ from jaxretr.data.arrays import write_array
 from jaxretr.data.corpus import Passage
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.lexical_set import SOURCES, LexicalSet, Ranking, Selection, is_lexical_set, usable_queries
-from jaxretr.data.query_store import QueryStore, write_queries
+from jaxretr.data.mapped_texts import QueryStore, write_queries
 from jaxretr.data.questions import Question, read_questions
 from jaxretr.errors import UsageError, UserError
 from jaxretr.mine.sentence_queries import COUNTS, Documents, Sampling, drawn, write_sentence_queries
@@ -25,7 +25,7 @@ from jaxretr.storage.files import atomic_write
 
 log = logging.getLogger(__name__)
 
-Path_ = str | os.PathLike[str]
+Path_ = str | Path
 
 DEV = "dev"
 """The folder of the held-out queries, inside that of the set."""
@@ -94,8 +94,8 @@ def mine_lexical(
     _check_folder(folder)
 
     log.info("reading the corpus")
-    paths = [corpus] if isinstance(corpus, str | os.PathLike) else corpus
-    stream = CorpusStream([Path(path) for path in paths], skip_bad=skip_bad, watch=_watch)
+    paths = [corpus] if isinstance(corpus, str | Path) else corpus
+    stream = CorpusStream(paths, skip_bad=skip_bad, watch=_watch)
     settings = {
         "corpus": {"files": [str(path) for path in stream.paths], "sha256": stream.fingerprint},
         **_settings_of_queries(queries, sampling_, documents_),
@@ -120,7 +120,7 @@ def mine_lexical(
     written = (work / COUNTS).is_file()
     query_ids = None
     if queries is not None and (of_run is not None or not written):
-        questions = read_questions(Path(queries), skip_bad=skip_bad)
+        questions = read_questions(queries, skip_bad=skip_bad)
         if limit is not None and limit < len(questions):
             questions = [questions[number] for number in drawn(len(questions), limit, seed, "limit").tolist()]
         query_ids = [question.id for question in questions]

@@ -26,7 +26,7 @@ from jaxretr.storage.files import atomic_write
 
 log = logging.getLogger(__name__)
 
-Path_ = str | os.PathLike[str]
+Path_ = str | Path
 
 # Questions searched at a time.
 _BLOCK = 256
@@ -153,8 +153,8 @@ def mine(
     if run is not None and bm25 is not None:
         raise UsageError("--k1, --b and --stemmer have no effect with --run, which gives the ranking; leave them out")
 
-    corpus = corpus if isinstance(corpus, Corpus) else read_corpus(Path(corpus))
-    training = load_training_set(Path(train), corpus, split=split, skip_bad=skip_bad)
+    corpus = corpus if isinstance(corpus, Corpus) else read_corpus(corpus)
+    training = load_training_set(train, corpus, split=split, skip_bad=skip_bad)
     questions, positives = _known_to_the_corpus(str(train), training, skip_bad)
     if run is None:
         log.info("indexing %d passages", len(corpus))

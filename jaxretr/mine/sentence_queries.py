@@ -22,7 +22,7 @@ from jaxretr.data.arrays import write_array
 from jaxretr.data.corpus import Passage
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.lexical_set import SOURCES
-from jaxretr.data.query_store import QueryStore, write_queries
+from jaxretr.data.mapped_texts import QueryStore, write_queries
 from jaxretr.errors import UsageError, UserError
 from jaxretr.storage.files import atomic_write
 

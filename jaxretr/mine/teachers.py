@@ -15,7 +15,7 @@ from jaxretr.data.arrays import write_array
 from jaxretr.data.corpus import Corpus, Passage
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.lexical_set import Ranking
-from jaxretr.data.query_store import QueryStore
+from jaxretr.data.mapped_texts import QueryStore
 from jaxretr.data.questions import Question
 from jaxretr.data.text_rows import find_input
 from jaxretr.errors import UsageError, UserError, did_you_mean

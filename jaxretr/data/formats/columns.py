@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxretr.data.formats.examples import Candidate, Example, Row, finite_score, parsed
+from jaxretr.data.formats.examples import Candidate, Example, Row, finite_score
 from jaxretr.data.text_rows import (
     RowError,
     bare_suffix,
@@ -20,6 +20,7 @@ from jaxretr.data.text_rows import (
     json_lines,
     missing_field,
     numbered_lines,
+    parsed,
     string_field,
     tsv_rows,
 )

@@ -1,9 +1,9 @@
 """One example of supervised training: a question with passages that answer it and passages that do not."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from jaxretr.data.text_rows import RowError
 
@@ -50,24 +50,6 @@ class Example:
 
 # A row of a file: its line number, and the example or what is wrong with it.
 Row = tuple[int, Example | RowError]
-
-T = TypeVar("T")
-
-
-def parsed(rows: Iterable[tuple[int, T | RowError]], parse: Callable[[T, int, int], Example]) -> Iterator[Row]:
-    """Yields the examples of a file's rows, and what is wrong with the bad ones in their place.
-
-    Args:
-      rows: (line number, row or what is wrong with it).
-      parse: makes an example of (row, row number from 0, line number); a RowError that it raises is yielded.
-    """
-    for number, (line, row) in enumerate(rows):
-        try:
-            if isinstance(row, RowError):
-                raise row
-            yield line, parse(row, number, line)
-        except RowError as error:
-            yield line, error
 
 
 def finite_score(value: Any, name: str) -> float | None:

@@ -13,7 +13,6 @@ from jaxretr.data.formats.examples import (
     answers_field,
     finite_score,
     objects_field,
-    parsed,
 )
 from jaxretr.data.formats.kinds import NEED_QUERIES, training_format
 from jaxretr.data.questions import Question, read_questions
@@ -27,6 +26,7 @@ from jaxretr.data.text_rows import (
     json_array,
     json_lines,
     missing_field,
+    parsed,
     string_field,
 )
 from jaxretr.errors import UsageError
