@@ -370,7 +370,7 @@ def test_an_id_with_white_space_is_found_while_bm25_reads(
         patch.setattr("jaxretr.search.bm25.Bm25Index.build", None)
         assert run("bm25", "--corpus", corpus, "--queries", questions, "--out", out) == 1
     assert the_error(capsys) == (
-        f"{corpus}:2: the id 'p 2' holds white space, which a TREC run cannot; rename it, or write --format jsonl"
+        f"{corpus}:2: the id 'p 2' contains white space, which a TREC run cannot represent; rename it, or write --format jsonl"
     )
     assert run("bm25", "--corpus", corpus, "--queries", questions, "--out", out, "--format", "jsonl") == 0
     assert "p 2" in out.read_text()
@@ -395,7 +395,7 @@ def test_an_id_with_white_space_is_found_while_fuse_reads(
     spaced, fine = write(tmp_path / "spaced", first + second), write(tmp_path / "fine", first)
     assert run("fuse", fine, spaced, "--method", "rrf", "--out", tmp_path / "out") == 1
     assert re.fullmatch(
-        rf"{spaced}:2: the id '.*' holds white space, which a TREC run cannot; rename.*", the_error(capsys)
+        rf"{spaced}:2: the id '.*' contains white space, which a TREC run cannot represent; rename.*", the_error(capsys)
     )
 
 

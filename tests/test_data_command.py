@@ -127,11 +127,11 @@ def test_convert_stops_at_a_bad_row_or_skips_it(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([GOLDEN / "qrels.tsv", "OUT", "--to", "dpr"], "qrels.tsv: holds the ids of its questions alone (qrels); give"),
+        ([GOLDEN / "qrels.tsv", "OUT", "--to", "dpr"], "qrels.tsv: has only the ids of its questions (qrels); give"),
         ([GOLDEN / "tevatron2.jsonl", "OUT", "--to", "dpr"], "tevatron2.jsonl:1: passage 'nq:p1' has no text, and no"),
         ([GOLDEN / "dpr_scale.jsonl", "OUT", "--to", "dpr"], "dpr_scale.jsonl:1: docidx 1 is a row of a corpus; give"),
         ([GOLDEN / "flag.jsonl", "OUT", "--to", "flag", "--from", "dpr"], "flag.jsonl:1: "),
-        ([CORPUS, "OUT", "--to", "dpr"], "corpus.jsonl: looks like corpus, no training set; give it as the corpus"),
+        ([CORPUS, "OUT", "--to", "dpr"], "corpus.jsonl: looks like corpus, not a training set; give it as the corpus"),
         ([GOLDEN / "gone", "OUT", "--to", "dpr"], "gone: no such file"),
         ([GOLDEN / "flag.jsonl", GOLDEN, "--to", "dpr"], "is a folder; name a file"),
         ([GOLDEN / "flag.jsonl", CORPUS, "--to", "beir"], "is a file, but a BEIR folder is to be written; name a fold"),
@@ -398,7 +398,7 @@ def test_files_that_end_at_their_first_problem(content, message, tmp_path, capsy
     ("words", "message"),
     [
         (["validate", CORPUS, "--corpus", CORPUS], "--corpus and --queries are for training sets"),
-        (["validate", GOLDEN / "dpr.json", "--queries", QUERIES], "has its questions in itself (dpr); leave"),
+        (["validate", GOLDEN / "dpr.json", "--queries", QUERIES], "contains its questions (dpr); leave"),
         (["validate", GOLDEN / "dpr.json", "--split", "test"], "--split test is for BEIR folders, not for dpr; leave"),
         (["inspect", GOLDEN / "dpr.json", "--queries", QUERIES], "--queries is for triples-ids and distillation"),
         (

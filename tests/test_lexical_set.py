@@ -183,7 +183,7 @@ def test_damaged_sets_are_named(tmp_path: Path):
         LexicalSet.open(tmp_path)
     meta = json.loads((tmp_path / "meta.json").read_text())
     for changes, message in (
-        ({"version": 7}, "is of version 7, and this program reads version 1"),
+        ({"version": 7}, "has version 7, and this program reads version 1"),
         ({"format": "x"}, "is no lexical set's"),
         ({"corpus": None}, "has a wrong value"),
         ({"counts": {"queries": 5}}, "holds 4 queries, but meta.json says 5"),

@@ -393,7 +393,7 @@ def test_positives_outside_the_corpus(tmp_path: Path, capsys):
     training.write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ("mine", "--corpus", DATA, "--train", training, "--out", tmp_path / "mined.jsonl")
     assert _run(*words) == 1
-    assert "2 questions have a positive passage that the corpus lacks (the first: '0')" in capsys.readouterr().err
+    assert "2 questions have a positive passage that is not in the corpus (the first: '0')" in capsys.readouterr().err
     assert not (tmp_path / "mined.jsonl").exists()
     assert _run(*words, "--skip-bad") == 0
     mined = [json.loads(line) for line in (tmp_path / "mined.jsonl").read_text().splitlines()]

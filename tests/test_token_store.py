@@ -229,7 +229,7 @@ def test_loading_a_tokenizer_that_is_not_there(bert_folder, tmp_path):
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
     assert "no tokenizer in this folder" in message(tmp_path / "bert")
     (_made(tmp_path / "bare") / "vocab.txt").write_text("[UNK]\n")
-    assert "put config.json beside it" in message(tmp_path / "bare")
+    assert "put config.json next to it" in message(tmp_path / "bare")
     (_made(tmp_path / "broken") / "tokenizer.json").write_text("{")
     assert "cannot load the tokenizer" in message(tmp_path / "broken")
 

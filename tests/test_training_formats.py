@@ -180,7 +180,7 @@ BAD_ROWS = {
             '{"question": "q", "positive_ctxs": [{"text": "x", "score": "high"}]}',
             "field \"score\" is 'high', not a num",
         ),
-        ('{"question": "q", "positive_ctxs": [], "answers": [1]}', "the answers are no list of strings"),
+        ('{"question": "q", "positive_ctxs": [], "answers": [1]}', "the answers are not a list of strings"),
         ("7", "a number where a JSON object was expected"),
     ],
     "dpr-scale": [
@@ -214,7 +214,7 @@ BAD_ROWS = {
         ('{"query": "q", "pos": ["p"], "neg": [], "pos_scores": [1, 2]}', "has 2 scores for 1 texts"),
         ('{"pos": ["p"], "neg": []}', 'no field "query"'),
     ],
-    "triples": [("only two\tcolumns here", "2 columns where query<TAB>positive<TAB>negative was expected")],
+    "triples": [("only two\tcolumns here", "2 columns instead of query<TAB>positive<TAB>negative")],
     "triples-ids": [
         ("1\t2", "no question-id<TAB>positive-id<TAB>negative-id"),
         ("1\t2\t3", "question '1' is not in the queries file"),
@@ -250,7 +250,7 @@ def test_a_bad_row_is_named_by_line_or_skipped_and_counted(format, row, problem,
 def test_ids_alone_need_their_questions():
     for format in NEED_QUERIES:
         problem = message(lambda path: list(read_examples(path)), golden(format))
-        assert "holds the ids of its questions alone" in problem and "give the queries file" in problem
+        assert "has only the ids of its questions" in problem and "give the queries file" in problem
     with pytest.raises(UsageError, match="has its questions in itself"):
         list(read_examples(golden("flag"), queries=QUERIES))
     assert "docidx 1 is a row of a corpus" in message(lambda p: list(read_examples(p)), golden("dpr-scale"))
@@ -297,8 +297,8 @@ def test_kinds_are_told_from_the_content(name, content, kind, tmp_path):
         ("x.csv", "a,b\n1,2", "not recognised"),
         ("x.tsv", "a\tb\tc\td\te", "not recognised"),
         ("x.jsonl", "{broken", ":1: broken JSON"),
-        ("corpus.jsonl", '{"_id": "1", "title": "", "text": "x"}', "looks like corpus, no training set; give it as"),
-        ("x.trec", "q Q0 d 1 2.5 tag", "looks like run (ranked passages), no training set; mine hard negatives"),
+        ("corpus.jsonl", '{"_id": "1", "title": "", "text": "x"}', "looks like corpus, not a training set; give it as"),
+        ("x.trec", "q Q0 d 1 2.5 tag", "looks like run (ranked passages), not a training set; mine hard negatives"),
     ],
 )
 def test_what_is_no_training_set_is_refused(name, content, problem, tmp_path):

@@ -16,7 +16,7 @@ def add_commands(commands: Commands) -> None:
     )
     add = commands.command(
         "data convert",
-        "Convert a training set to another format; reports what that format cannot hold.",
+        "Convert a training set to another format; reports what that format cannot represent.",
         "jaxretr data convert biencoder-nq-train.json train.jsonl --to tevatron\n"
         "  jaxretr data convert scifact train.jsonl --to sentence-transformers --negatives 0\n"
         "  jaxretr data convert triples.tsv msmarco --to beir --queries queries.tsv --corpus collection.tsv",

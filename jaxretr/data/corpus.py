@@ -205,12 +205,12 @@ def numbered_passages(bad: BadRows) -> Iterator[tuple[int, Passage]]:
     if not head:
         return iter(())
     if head.lstrip().startswith("[") and suffix != ".tsv":
-        raise UserError(f"{path}:1: a JSON array where a corpus was expected; write one JSON object a line")
+        raise UserError(f"{path}:1: a JSON array instead of a corpus; write one JSON object per line")
     if suffix in (".jsonl", ".ndjson", ".json") or (suffix != ".tsv" and head.lstrip().startswith("{")):
         return _passages(bad, filled_lines(path), _json_passage)
     if "\t" not in head:
         raise UserError(
-            f"{path}:1: no corpus format (neither a JSON object nor tab-separated columns); "
+            f"{path}:1: not a corpus (neither a JSON object nor tab-separated columns); "
             f"give BEIR jsonl, a tsv with the header id, text, title, or pid<TAB>text"
         )
     names = [name.strip().strip('"').lower() for name in head.split("\t")]
@@ -265,7 +265,7 @@ def _marco_passage(line: str) -> Passage:
     fields = line.split("\t")
     if len(fields) != 2:
         raise RowError(
-            f"{len(fields)} columns where id<TAB>text was expected; for more columns begin the file with a "
+            f"{len(fields)} columns instead of id<TAB>text; for more columns begin the file with a "
             f"header such as id<TAB>text<TAB>title"
         )
     return _passage(fields[0], "", fields[1])

@@ -60,7 +60,7 @@ def read_questions(path: str | Path, *, skip_bad: bool = False, trec_ids: bool =
         string (CuratedTREC's patterns), read with ast.literal_eval.
       `id<TAB>text` without quoting (MS MARCO; leading spaces of the text are removed), with or without a header.
       Plain text, one question a line (.txt).
-    A question without an id gets its row number, counted from 0 (blank lines are no rows, bad rows are). A question
+    A question without an id gets its row number, counted from 0 (blank lines do not count, bad rows do). A question
     with an empty text keeps its row, since published sets judge such questions, too; a warning counts them.
 
     Args:
@@ -113,7 +113,7 @@ def question_rows(path: Path) -> Iterator[tuple[int, _Fields | RowError]]:
     if suffix == ".txt" or not head:
         return parsed(filled_lines(path), _plain_row)
     raise UserError(
-        f"{path}:1: no question format (neither JSON nor tab-separated columns); give BEIR jsonl, id<TAB>text, "
+        f"{path}:1: not a question file (neither JSON nor tab-separated columns); give BEIR jsonl, id<TAB>text, "
         f"question<TAB>['answer'], or name it .txt when every line is a question"
     )
 
@@ -139,7 +139,7 @@ def _has_answers(head: str) -> bool:
     try:
         value = _literal(fields[1])
     except RowError:
-        # A list that does not parse is a broken list, to be reported as one, and no question text.
+        # A list that does not parse is reported as a broken list; it is not the text of a question.
         return fields[1].strip().startswith("[") and " " in fields[0].strip()
     # A text in quotes or brackets is a literal, too: only a first column of several words makes it an answer.
     return isinstance(value, list) or (isinstance(value, str | tuple) and " " in fields[0].strip())
@@ -152,12 +152,12 @@ def _literal(text: str) -> Any:
         try:
             return ast.literal_eval(text.strip())
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            raise RowError("the answers are no Python list of strings; write them as ['a', 'b']") from None
+            raise RowError("the answers are not a Python list of strings; write them as ['a', 'b']") from None
 
 
 def _answer_row(fields: list[str], *_: int) -> _Fields:
     if len(fields) != 2:
-        raise RowError(f"{len(fields)} columns where question<TAB>['answer'] was expected; check its tabs")
+        raise RowError(f"{len(fields)} columns instead of question<TAB>['answer']; check its tabs")
     check_utf8(fields[0] + fields[1])
     return None, fields[0], _answers(_literal(fields[1]))
 
@@ -165,7 +165,7 @@ def _answer_row(fields: list[str], *_: int) -> _Fields:
 def _id_row(line: str, *_: int) -> _Fields:
     fields = line.split("\t")
     if len(fields) != 2:
-        raise RowError(f"{len(fields)} columns where id<TAB>text was expected; check its tabs")
+        raise RowError(f"{len(fields)} columns instead of id<TAB>text; check its tabs")
     check_utf8(line)
     if not fields[0].strip():
         raise RowError("the id is empty; give every question an id")
@@ -182,4 +182,4 @@ def _answers(value: Any) -> tuple[str, ...]:
         return (value,)
     if isinstance(value, list | tuple) and all(isinstance(answer, str) for answer in value):
         return tuple(value)
-    raise RowError("the answers are no list of strings; write them as strings in a list")
+    raise RowError("the answers are not a list of strings; write them as strings in a list")

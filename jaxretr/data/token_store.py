@@ -34,27 +34,27 @@ _COUNTED_ROWS = 65_536
 
 
 class DamagedStoreError(UserError):
-    """A store that is absent or not whole: `TokenStore.build` makes it anew."""
+    """A store that is missing or incomplete: `TokenStore.build` makes it again."""
 
 
 def ids_dtype(vocabulary: int) -> np.dtype:
-    """The dtype of stored ids of a vocabulary of so many entries."""
+    """Returns the dtype of stored ids of a vocabulary of this size."""
     return np.dtype(np.uint16 if vocabulary <= 65535 else np.int32)
 
 
 class TokenStore:
     """Rows of token ids of different lengths in a folder, mapped into memory.
 
-    The folder holds ids.bin (all rows, one behind the other), offsets.npy (int64 [N+1], where each row begins) and
-    meta.json. Make one with `build`, which opens the store when it exists.
+    The folder contains ids.bin (all rows, concatenated), offsets.npy (int64 [N+1], where each row begins) and
+    meta.json. `build` makes one, or opens it if it exists.
 
     Attributes:
-      folder: where it lies.
+      folder: its folder.
       num_rows: N.
       max_row_length: ids of the longest row.
       lengths: ids of every row, int32 [N].
       truncated: rows that lost ids to the length limit when the store was built.
-      dtype: uint16 where the vocabulary has at most 65,535 entries, otherwise int32.
+      dtype: uint16 if the vocabulary has at most 65,535 entries, otherwise int32.
     """
 
     def __init__(self, folder: str | Path):
@@ -82,11 +82,11 @@ class TokenStore:
                 raise ValueError(f"ids.bin has {stored} bytes, not {meta['num_ids'] * self.dtype.itemsize}")
             # An empty file cannot be mapped.
             self._ids = np.memmap(self.folder / "ids.bin", self.dtype, "r") if stored else np.empty(0, self.dtype)
-        # Whatever bytes a damaged file holds, they end in one of these.
+        # Any bytes of a damaged file end in one of these.
         except (FileNotFoundError, NotADirectoryError, EOFError, ValueError, KeyError, TypeError) as error:
             what = getattr(error, "strerror", None) or str(error)
-            raise DamagedStoreError(f"{self.folder}: no whole token store ({what}); build it again") from error
-        # No right to read, a network disk away: that says nothing about the store, which must not be thrown away.
+            raise DamagedStoreError(f"{self.folder}: not a complete token store ({what}); build it again") from error
+        # No permission, a missing network disk: the store may be intact, and must not be removed.
         except OSError as error:
             raise UserError(
                 f"{self.folder}: cannot be read ({error.strerror}); check the disk and the rights"
@@ -113,26 +113,26 @@ class TokenStore:
         chunk_rows: int = 50_000,
         progress: bool = True,
     ) -> "TokenStore":
-        """Tokenises a corpus or questions, or opens the store where that has been done.
+        """Tokenises a corpus or questions, or opens the store if that is done already.
 
         The store's folder is named by a sha256 of content, tokenizer, template, length and format, so a change of
-        any of them makes another store. Finished chunks are kept beside it until it is whole: a killed build goes
-        on behind them. Several processes may build the same store at once, and share the chunks between them.
+        any of them makes another store. Finished chunks are kept next to it until it is complete: a killed build
+        continues after them. Several processes may build the same store at once, and share its chunks.
 
         Args:
-          folder_root: the folder of all stores; made when missing.
+          folder_root: the folder of all stores; created if missing.
           content: a corpus for the passage templates, texts for the question templates.
           tokenizer: as `load_tokenizer` gives it.
           template: how a row is built.
           max_length: most ids a row.
-          workers: chunks in work at once. The Rust library spreads each chunk over all cores by itself; a second
-            worker (the default) keeps it busy while the first turns its ids into arrays.
-          chunk_rows: rows a chunk; at most these are lost by a kill.
+          workers: chunks in progress at once. The Rust library uses all cores for each chunk; a second worker (the
+            default) keeps it busy while the first turns its ids into arrays.
+          chunk_rows: rows per chunk, which is the most that a kill loses.
           progress: whether progress is shown for a build of over two seconds: a bar on a terminal, otherwise lines
             in the log.
 
         Raises:
-          UserError: the folder cannot be written; finished chunks stay, nothing half-written does.
+          UserError: the folder cannot be written; finished chunks remain, nothing half-written does.
           UsageError: `chunk_rows` or `workers` below 1.
         """
         template = Template(template)
@@ -170,13 +170,13 @@ class TokenStore:
         return tokens, lengths
 
     def padded(self, start: int, stop: int, width: int, pad_id: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Returns rows start to stop as a rectangle; rows behind the last are padding of length 0.
+        """Returns rows start to stop as a rectangle; rows after the last are padding of length 0.
 
         Args:
           start: the first row.
-          stop: one behind the last row; may exceed `num_rows`.
+          stop: one after the last row; may exceed `num_rows`.
           width: columns L; at least the longest of these rows.
-          pad_id: fills the rest of every row.
+          pad_id: fills the rest of each row.
 
         Returns:
           tokens [stop - start, width] in the store's dtype, lengths int32 [stop - start].
@@ -272,23 +272,23 @@ class _Build:
                 self._tokenise(workers, progress)
                 self._assemble()
             except UserError:
-                # Another process may have finished the store and taken the chunks away while this one was at them.
+                # Another process may have finished the store and removed the chunks that this one was reading.
                 if not os.path.exists(self.target):
                     raise
             if (store := _open_if_whole(self.target)) is not None:
                 shutil.rmtree(self.parts, ignore_errors=True)
                 return store
-        raise UserError(f"{self.target}: is damaged as soon as it is built; let no other program write into it")
+        raise UserError(f"{self.target}: was damaged right after it was built; let no other program write into it")
 
     def _part(self, start: int, stop: int) -> Path:
         return self.parts / f"{start:012d}-{stop:012d}.npys"
 
     def _tokenise(self, workers: int, progress: bool) -> None:
-        # No rows yet: a tokenizer or a length that cannot do it says so before anything is written, and the
-        # tokenizer is set up before several threads use it.
+        # No rows yet: an unsuitable tokenizer or length fails before anything is written, and the tokenizer is set up
+        # before several threads use it.
         template_rows(self.template, self.tokenizer, [column[:0] for column in self.columns], self.max_length)
         missing = [chunk for chunk in self.chunks if _read_part(self._part(*chunk), self.dtype, *chunk) is None]
-        # In another order in every process, so that several of them meet only at the end.
+        # In another order in every process, so that they meet only at the end.
         random.SystemRandom().shuffle(missing)
         rows = len(self.columns[0])
         with Progress(rows, "row", "tokenised", shown=progress) as shown:
@@ -314,7 +314,7 @@ class _Build:
         return stop - start
 
     def _assemble(self) -> None:
-        # Inside the folder of the chunks, so that what a kill leaves of it goes away with them.
+        # Inside the folder of the chunks, so that what a kill leaves is removed with them.
         assembled = self.parts / f"assembled-{secrets.token_hex(4)}"
         lengths = []
         truncated = 0
@@ -322,7 +322,7 @@ class _Build:
             for start, stop in self.chunks:
                 part = _read_part(self._part(start, stop), self.dtype, start, stop)
                 if part is None:
-                    raise UserError(f"{self._part(start, stop)}: was taken away or damaged; build the store again")
+                    raise UserError(f"{self._part(start, stop)}: was removed or damaged; build the store again")
                 lengths.append(part[0])
                 truncated += part[1]
                 file.write(part[2].tobytes())
@@ -341,9 +341,11 @@ class _Build:
         try:
             os.rename(assembled, self.target)
         except OSError as error:
-            # A folder of that name: another process was first. If it is not whole, the next round moves it away.
+            # A folder of that name: another process was first. If it is incomplete, the next round moves it away.
             if not self.target.is_dir():
-                raise UserError(f"{self.target}: cannot be made ({error.strerror}); choose another folder") from error
+                raise UserError(
+                    f"{self.target}: cannot be created ({error.strerror}); choose another folder"
+                ) from error
 
 
 def _open_if_whole(target: Path) -> TokenStore | None:
@@ -361,7 +363,7 @@ def _open_if_whole(target: Path) -> TokenStore | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UserError(f"{target}: damaged, and cannot be moved ({error.strerror}); remove it by hand") from error
+        raise UserError(f"{target}: damaged and cannot be moved ({error.strerror}); remove it by hand") from error
     if aside.is_dir():
         shutil.rmtree(aside, ignore_errors=True)
     else:
@@ -379,7 +381,7 @@ def _columns(content: Corpus | Sequence[str], template: Template) -> tuple[tuple
 
 
 def _npy(array: np.ndarray) -> bytes:
-    # Not np.save into the file: on a full disk it raises an OSError that does not say so.
+    # Not np.save into the file: on a full disk it raises an OSError without that reason.
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()

@@ -204,7 +204,7 @@ def _known_to_the_corpus(path: str, training: TrainingSet, skip_bad: bool) -> tu
     unknown = [number for number, of_one in enumerate(rows) if max(of_one) >= training.corpus_rows]
     if unknown:
         problem = (
-            f"{path}: {len(unknown)} questions have a positive passage that the corpus lacks "
+            f"{path}: {len(unknown)} questions have a positive passage that is not in the corpus "
             f"(the first: '{training.questions[unknown[0]].id}')"
         )
         if not skip_bad:

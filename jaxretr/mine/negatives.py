@@ -65,7 +65,7 @@ class Filters:
 
     def __post_init__(self) -> None:
         if self.negatives < 1:
-            raise UsageError(f"at least 1 negative must be asked for, not {self.negatives}")
+            raise UsageError(f"at least 1 negative is required, not {self.negatives}")
         if not 1 <= self.first_rank <= self.last_rank:
             raise UsageError(f"ranks {self.first_rank}:{self.last_rank} are not a window; give FIRST:LAST, from 1")
         if self.margin is not None and not math.isfinite(self.margin):

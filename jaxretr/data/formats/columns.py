@@ -37,7 +37,7 @@ LABELS = ("label", "labels", "score", "scores")
 def read_flag(path: Path) -> Iterator[Row]:
     """Yields the examples of FlagEmbedding's lines {query, pos, neg, pos_scores, neg_scores, prompt, type}.
 
-    The prompt of a row is not taken over (prompts belong to the model here); a warning says so.
+    The prompt of a row is ignored, with a warning, since prompts belong to the model here.
     """
     prompts = 0
 
@@ -57,7 +57,7 @@ def read_flag(path: Path) -> Iterator[Row]:
 def _scored_texts(row: dict[str, Any], name: str) -> tuple[Candidate, ...]:
     texts, scores = row.get(name) or [], row.get(f"{name}_scores")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise RowError(f'field "{name}" is no list of texts; write ["text", ...]')
+        raise RowError(f'field "{name}" is not a list of texts; write ["text", ...]')
     if scores is None:
         return tuple(Candidate(None, "", text) for text in texts)
     if not isinstance(scores, list) or len(scores) != len(texts):
@@ -75,11 +75,11 @@ def _scored_texts(row: dict[str, Any], name: str) -> tuple[Candidate, ...]:
 def read_columns(path: Path) -> Iterator[Row]:
     """Returns the examples of sentence-transformers' columns: anchor, positive, negative_1 ... n in this ORDER.
 
-    JSON lines, or .csv and .tsv with a header. Their names do not matter but for label, labels, score and scores:
-      beside (anchor, positive): 0 or less makes the positive a negative; a score is kept;
-      beside negatives: the scores of all passages, the positive's first, or how far the positive is above each
+    JSON lines, or .csv and .tsv with a header. Their names do not matter except for label, labels, score and scores:
+      next to (anchor, positive): 0 or less makes the positive a negative; a score is kept;
+      next to negatives: the scores of all passages, the positive's first, or how far the positive is above each
       negative, as for MarginMSELoss.
-    A negative that is null, or empty in a .csv or .tsv, is none.
+    A negative that is null, or empty in a .csv or .tsv, is ignored.
     """
     id_of_anchor: dict[str, str] = {}
     names: list[str] = []
@@ -201,7 +201,7 @@ def read_triples(path: Path) -> Iterator[Row]:
         check_utf8(text)
         fields = text.split("\t")
         if len(fields) != 3:
-            raise RowError(f"{len(fields)} columns where query<TAB>positive<TAB>negative was expected; check its tabs")
+            raise RowError(f"{len(fields)} columns instead of query<TAB>positive<TAB>negative; check its tabs")
         query, positive, negative = fields
         id = id_of_query.setdefault(query, str(number))
         return Example(id, query, (), (Candidate(None, "", positive),), (Candidate(None, "", negative),), line=line)

@@ -39,14 +39,14 @@ FORMATS = tuple(kind for kind in KINDS if kind not in ("corpus", "questions", "r
 """The names of the formats."""
 
 NEED_QUERIES = ("distillation", "triples-ids", "qrels")
-"""Formats that hold the ids of their questions alone."""
+"""Formats with only the ids of their questions."""
 
 ROW_FORMATS = ("sentence-transformers", "triples", "triples-ids")
-"""Formats in which a question may stand on several rows; those of one question have one id."""
+"""Formats that may spread a question over several rows, which have one id."""
 
 _OTHERWISE = {
-    "corpus": "give it as the corpus, beside a training set",
-    "questions": "give it as the queries, beside a training set",
+    "corpus": "give it as the corpus of a training set",
+    "questions": "give it as the queries of a training set",
     "run": "mine hard negatives from it, or evaluate it",
 }
 
@@ -62,14 +62,14 @@ def file_kind(path: str | Path) -> str:
     """Returns what a file or folder is, a key of KINDS.
 
     Raises:
-      UserError: it cannot be told.
+      UserError: it is not recognised.
     """
     path = Path(path).expanduser()
     if path.is_dir():
         if (path / "qrels").is_dir() or any((path / name).is_file() for name in ("corpus.jsonl", "corpus.jsonl.gz")):
             return "beir"
         raise UserError(
-            f"{path}: is no BEIR folder (corpus.jsonl, queries.jsonl, qrels/); give a file or such a folder"
+            f"{path}: is not a BEIR folder (corpus.jsonl, queries.jsonl, qrels/); give a file or such a folder"
         )
     path = find_input(path)
     first = first_character(path)
@@ -89,10 +89,10 @@ def training_format(path: str | Path, format: str | None = None) -> str:
 
     Args:
       path: the file or BEIR folder.
-      format: what the user says that it is; None: told from the content.
+      format: the format that the user states; None: detected from the content.
 
     Raises:
-      UserError: it is something else, or it cannot be told.
+      UserError: it is something else, or not recognised.
       UsageError: there is no such format.
     """
     path = Path(path).expanduser()
@@ -101,11 +101,11 @@ def training_format(path: str | Path, format: str | None = None) -> str:
     if format is None:
         format = file_kind(path)
         if format not in FORMATS:
-            raise UserError(f"{path}: looks like {KINDS[format]}, no training set; {_OTHERWISE[format]}")
+            raise UserError(f"{path}: looks like {KINDS[format]}, not a training set; {_OTHERWISE[format]}")
     elif format != "beir":
         find_input(path)
     elif not path.is_dir():
-        raise UserError(f"{path}: is no folder; give a BEIR folder (corpus.jsonl, queries.jsonl, qrels/)")
+        raise UserError(f"{path}: is not a folder; give a BEIR folder (corpus.jsonl, queries.jsonl, qrels/)")
     return format
 
 
@@ -154,7 +154,7 @@ def _are_columns(row: dict[str, Any]) -> bool:
     names = [name.strip().lower() for name in row if name not in LABELS]
     if len(names) < 2 or not all(isinstance(row[name], str | None) for name in row if name not in LABELS):
         return False
-    # The name "answer" says nothing: a short answer makes a question, a passage makes a pair to train on.
+    # The name "answer" is ambiguous: a short answer makes a question, a passage makes a pair to train on.
     return names[0] == "anchor" or (names[0] in _ANCHORS and any(_is_passage_name(name) for name in names[1:]))
 
 
@@ -223,7 +223,7 @@ def _table_kind(path: Path, head: str) -> str | None:
 
 
 def _of_three(rows: list[list[str]]) -> str:
-    """What rows of three columns are that stand under no header."""
+    """Returns the kind of rows of three columns without a header."""
     if any(" " in field.strip() for row in rows for field in row):
         return "triples"
     if not all(_is_number(row[2]) for row in rows):

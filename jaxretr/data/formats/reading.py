@@ -34,7 +34,7 @@ from jaxretr.errors import UsageError
 Questions = dict[str, Question] | None
 """{question id: question}; None: not given, and every text is empty."""
 
-# DPR's own files say passage_id (Natural Questions) and psg_id (TriviaQA).
+# DPR's own files have passage_id (Natural Questions) and psg_id (TriviaQA).
 _IDS = ("passage_id", "psg_id", "id", "docid", "_id")
 _SCORES = ("score", "relevance")
 _QUESTIONS = ("question", "query", "query_text")
@@ -78,12 +78,12 @@ def read_examples(
 
     Raises:
       UserError: a bad row (as `path:line: what; remedy`), an unknown format, or no such file.
-      UsageError: the questions' texts are missing, or given where the file has them.
+      UsageError: the questions' texts are missing, or given although the file has them.
     """
     format = training_format(path, format)
     bad = BadRows(examples_file(path, split), skip_bad)
     if format in NEED_QUERIES and queries is None:
-        raise UsageError(f"{path}: holds the ids of its questions alone ({format}); give the queries file as well")
+        raise UsageError(f"{path}: has only the ids of its questions ({format}); give the queries file as well")
     kept = 0
     for line, row in numbered_examples(path, format=format, corpus=corpus, queries=queries, split=split):
         if isinstance(row, RowError):
@@ -104,13 +104,13 @@ def numbered_examples(
 ) -> Iterator[Row]:
     """Yields (line number, example or what is wrong with it) for every row; otherwise as `read_examples`.
 
-    Without `queries` where they are needed, the questions' texts are empty.
+    If `queries` are needed and not given, the questions' texts are empty.
     """
     path = Path(path).expanduser()
     format = training_format(path, format)
     file = examples_file(path, split)
     if format not in NEED_QUERIES and queries is not None:
-        raise UsageError(f"{path}: has its questions in itself ({format}); leave the queries file out")
+        raise UsageError(f"{path}: contains its questions ({format}); leave the queries file out")
     questions: Questions = None
     if format == "beir" or queries is not None:
         questions = {question.id: question for question in read_questions(path if queries is None else queries)}
@@ -160,7 +160,7 @@ def _of_lists(
 def _ids(row: dict[str, Any], name: str) -> tuple[Candidate, ...]:
     value = row.get(name) or []
     if not isinstance(value, list) or not all(isinstance(id, str) or type(id) is int for id in value):
-        raise RowError(f'field "{name}" is no list of ids; write ["id", ...]')
+        raise RowError(f'field "{name}" is not a list of ids; write ["id", ...]')
     return tuple(Candidate(str(id), "", None) for id in value)
 
 
@@ -200,7 +200,7 @@ def _id_triple(text: str, line: int, questions: Questions) -> Example:
     check_utf8(text)
     fields = [field.strip(" ") for field in text.split("\t")]
     if len(fields) != 3 or not all(fields):
-        raise RowError("no question-id<TAB>positive-id<TAB>negative-id; check its tabs")
+        raise RowError("not question-id<TAB>positive-id<TAB>negative-id; check its tabs")
     id, positive, negative = fields
     return _of_ids(id, questions, (Candidate(positive, "", None),), (Candidate(negative, "", None),), line)
 
@@ -216,9 +216,9 @@ def _distilled(row: dict[str, Any], line: int, questions: Questions) -> Example:
         raise missing_field(row, ("query_id",))
     ids, scores = row.get("document_ids"), row.get("scores")
     if not isinstance(ids, list) or not all(isinstance(each, str) or type(each) is int for each in ids):
-        raise RowError('field "document_ids" is no list of ids; write ["id", ...]')
+        raise RowError('field "document_ids" is not a list of ids; write ["id", ...]')
     if not isinstance(scores, list) or len(scores) != len(ids):
-        raise RowError(f'field "scores" is no list of {len(ids)} numbers; give every document a score')
+        raise RowError(f'field "scores" is not a list of {len(ids)} numbers; give every document a score')
     values = [finite_score(score, "scores") for score in scores]
     if None in values:
         raise RowError('a value of "scores" is null or not finite; give every document a score')
