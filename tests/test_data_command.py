@@ -179,7 +179,7 @@ def test_inspect_counts_bad_rows_and_needs_no_questions(tmp_path, capsys):
     printed = capsys.readouterr().out
     found = figures(printed)
     assert (found["rows"], found["questions"], found["bad rows"]) == ("4", "2", "1")
-    assert f"  the first: {path}:5: no question-id<TAB>positive-id<TAB>negative-id" in printed
+    assert f"  the first: {path}:5: not question-id<TAB>positive-id<TAB>negative-id" in printed
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_a_file_of_ids_asks_for_its_corpus(beir: Any, tmp_path: Path):
     path = tmp_path / "ids.jsonl"
     row = {"query_id": "1", "query_text": "q", "positive_document_ids": ["passage1"], "negative_document_ids": []}
     path.write_text(json.dumps(row) + "\n")
-    with pytest.raises(UsageError, match=r"ids of its passages alone \(tevatron2\).*--data.corpus FILE"):
+    with pytest.raises(UsageError, match=r"only the ids of its passages \(tevatron2\).*--data.corpus FILE"):
         with_data(contrastive_config(tmp_path), path, {})
     with pytest.raises(UsageError, match=r"looks like Tevatron .* version 2 .*or a training file with passages"):
         with_data(art_config(tmp_path), path, {})

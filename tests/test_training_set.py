@@ -157,7 +157,7 @@ def test_an_id_that_the_corpus_lacks_stops_or_is_counted(tmp_path, caplog):
     ]
     path = write(tmp_path / "train.json", data)
     assert error_of(path, corpus).startswith(f"{path}:3: passage 'gone' is not in the corpus; give the corpus")
-    assert error_of(path).startswith(f"{path}:2: passage 'nq:p1' is given by its id alone; give the corpus")
+    assert error_of(path).startswith(f"{path}:2: passage 'nq:p1' is given only by its id; give the corpus")
     with caplog.at_level(logging.WARNING):
         training = load_training_set(path, corpus, skip_bad=True)
     assert [question.id for question in training.questions] == ["0", "1"]
@@ -190,7 +190,7 @@ def test_rows_without_a_positive_are_left_out_and_counted(tmp_path, caplog):
     assert "left out 2 of 3 questions, which have no positive passage; the first is on line 2" in record.message
     none = write(tmp_path / "none.json", [dpr_row("q0", [], ["n"])])
     assert error_of(none) == (
-        f"{none}:2: no positive passage, nor has any other of the 1 questions; "
+        f"{none}:2: no positive passage, nor does any other of the 1 questions have one; "
         "give every question a passage that answers it"
     )
 

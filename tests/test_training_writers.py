@@ -46,7 +46,7 @@ def test_columns_need_one_number_of_negatives(tmp_path, caplog):
     assert "more than 2 negatives were left out in 1 examples" in caplog.text
     assert "with fewer than 2 negatives, left out, in 1 examples" in caplog.text
     assert write_examples(path, uneven, "sentence-transformers", negatives=0) == 3
-    with pytest.raises(UsageError, match="holds any number"):
+    with pytest.raises(UsageError, match="takes any number"):
         write_examples(path, uneven, "flag", negatives=1)
 
 

@@ -162,7 +162,7 @@ class LexicalSet:
         store = QueryStore(folder)
         if len(store) != queries:
             raise UserError(
-                f"{folder}: holds {len(store)} queries, but {META} says {queries}; make it again with "
+                f"{folder}: contains {len(store)} queries, but {META} states {queries}; make it again with "
                 "`jaxretr mine lexical`"
             )
         shape = (queries, positives + negatives)
@@ -296,7 +296,7 @@ def _mapped(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         raise UserError(f"{path}: cannot be read ({what}); {again}") from error
     if array.shape != shape or array.dtype != dtype:
         raise UserError(
-            f"{path}: holds {array.dtype} {list(array.shape)}, but {META} says {np.dtype(dtype)} {list(shape)}; {again}"
+            f"{path}: contains {array.dtype} {list(array.shape)}, but {META} states {np.dtype(dtype)} {list(shape)}; {again}"
         )
     return np.asarray(array)
 
