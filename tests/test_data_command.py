@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from command_errors import the_error
 
+import jaxretr
 from jaxretr import cli
 from jaxretr.data.formats.kinds import FORMATS
 from jaxretr.data.formats.reading import read_examples
 from jaxretr.data.readers import read_beir, read_corpus
 from jaxretr.data.training_set import load_training_set
+from jaxretr.data_files.inspection import Spread
 
 DATA = Path(__file__).parent / "data"
 WIKI = DATA / "wiki_qa"
@@ -410,3 +412,26 @@ def test_files_that_end_at_their_first_problem(content, message, tmp_path, capsy
 def test_an_option_that_would_do_nothing_is_refused(words, message, capsys):
     assert run(*words) == 2
     assert message in the_error(capsys)
+
+
+# ---- from Python -----------------------------------------------------------------------------------------------------
+
+
+def test_python_has_the_same_as_typed_results(tmp_path, capsys):
+    description = jaxretr.inspect_data(GOLDEN / "dpr.json")
+    assert run("inspect", GOLDEN / "dpr.json") == 0
+    assert capsys.readouterr().out == f"{description}\n"
+    assert description.facts["questions"] == 2 and description.facts["words a question"] == Spread(7.5, 7, 7, 8, 8)
+    assert json.loads(description.to_json())["facts"]["words a question"]["mean"] == 7.5
+    assert [part.path for part in jaxretr.inspect_data(WIKI).parts][:2] == ["corpus.jsonl", "queries.jsonl"]
+
+    written = jaxretr.convert_data(GOLDEN / "dpr.json", tmp_path / "out.jsonl", to="tevatron")
+    assert (written.source, written.format, written.questions) == ("dpr", "tevatron", 2)
+    assert jaxretr.validate_data(written.path, corpus=CORPUS).ok
+    with open(written.path, "a") as file:
+        file.write("{\n[]\n")
+    seen = []
+    found = jaxretr.validate_data(written.path, max_problems=1, on_problem=seen.append)
+    assert (found.ok, found.rows, found.count) == (False, 4, 2) and found.problems == seen
+    assert seen[0].line == 3 and str(seen[0]).startswith(f"{written.path}:3: broken JSON")
+    assert "2 problems in 4 rows (1 more than shown" in str(found) and json.loads(found.to_json())["count"] == 2

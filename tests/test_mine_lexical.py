@@ -1,11 +1,13 @@
 """`jaxretr mine lexical` writes what the sampler, the teachers' rankings and the asked ranks give, also after a kill."""
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import jaxretr
 from jaxretr import cli
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.lexical_set import LexicalSet
@@ -15,6 +17,7 @@ from jaxretr.mine.sentence_queries import Sampling, split_sentences
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.search.bm25 import Bm25Index
 from jaxretr.search.bm25.lexical_ranker import FORMAT_VERSION
+from jaxretr.search.bm25.words import Bm25Settings
 from jaxretr.stores import encoding
 
 DATA = Path(__file__).parent / "data"
@@ -141,6 +144,23 @@ def test_shards_and_threads_change_nothing(tmp_path: Path):
     two = _mine(tmp_path / "b", "--shard-passages", 7, "--threads", 2)
     np.testing.assert_array_equal(one.teachers[0].rows, two.teachers[0].rows)
     np.testing.assert_array_equal(one.teachers[0].scores, two.teachers[0].scores)
+
+
+def test_python_makes_what_the_command_makes(tmp_path: Path):
+    expected = _mine(tmp_path / "a", "--limit", 30, "--k1", 1.2)
+    examples = jaxretr.mine_lexical(
+        corpus=CORPUS,
+        out=tmp_path / "b",
+        positives=3,
+        negative_ranks=(6, 8),
+        limit=30,
+        bm25=Bm25Settings(k1=1.2),
+    )
+    assert examples.settings == expected.settings
+    for path in sorted((tmp_path / "a").iterdir()):
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
+    again = pickle.loads(pickle.dumps(examples))
+    assert again.queries[:] == examples.queries[:] and "teachers: bm25" in repr(again)
 
 
 # ---- held out --------------------------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 import json
 import math
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import jaxretr
 from jaxretr import cli
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.questions import Question, read_questions
@@ -16,7 +18,7 @@ from jaxretr.evaluate.answers import has_answer
 from jaxretr.evaluate.runs import read_trec
 from jaxretr.mine.negatives import Filters, MiningReport, Ranking, hard_negatives, rankings_of_run
 from jaxretr.search.bm25 import Bm25Index
-from jaxretr.search.bm25.words import split_words
+from jaxretr.search.bm25.words import Bm25Settings, split_words
 
 DATA = Path(__file__).parent / "data" / "wiki_qa"
 INF, NAN = math.inf, math.nan
@@ -322,6 +324,21 @@ def test_command_writes_what_the_definition_says_and_a_report_that_adds_up(tmp_p
     for number, record in enumerate(records):
         assert [corpus.ids[row] for row in again.negatives[number]] == record["negative_document_ids"]
         assert again.positives[number].tolist() == training.positives[number].tolist()
+
+
+def test_python_mines_what_the_command_mines(tmp_path: Path):
+    records = _mine(tmp_path / "mined.jsonl", "--negatives", 4, "--ranks", "2:15", "--k1", 1.2, "--answers", "none")
+    mined = jaxretr.mine(
+        DATA, corpus=read_corpus(DATA), negatives=4, ranks=(2, 15), answers=None, bm25=Bm25Settings(k1=1.2)
+    )
+    assert list(mined.records()) == records
+    assert len(mined) == 6 and repr(mined) == f"MinedSet({len(mined.negatives.values)} negatives of 6 questions)"
+    again = pickle.loads(pickle.dumps(mined))
+    again.save(tmp_path / "again.jsonl")
+    assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "mined.jsonl").read_bytes()
+    run = {question.id: {"squad:0-1": 2.0, "squad:0-8": 1.0} for question in mined.questions}
+    of_run = jaxretr.mine(DATA, corpus=DATA / "corpus.jsonl", run=run, ranks=(1, 1), answers=None)
+    assert {of_run.corpus.ids[row] for row in of_run.negatives.values.tolist()} == {"squad:0-1"}
 
 
 def test_help_names_every_option_and_its_examples_parse(capsys):
