@@ -72,7 +72,7 @@ def make_triples(count: int, folder: Path) -> list[dict[str, str]]:
     """Questions of the quickstart's training split with their passage and the best BM25 negative; also as a file."""
     from jaxretr.assets import QUICKSTART
     from jaxretr.data.formats.examples import Candidate, Example
-    from jaxretr.data.formats.training_formats import write_examples
+    from jaxretr.data.formats.writing import write_examples
     from jaxretr.data.readers import read_beir
     from jaxretr.search.bm25 import Bm25Index
 

@@ -25,18 +25,23 @@ _FUNCTIONS = {
     "adapt": "jaxretr.adaptation",
     "assemble": "jaxretr.models.assembling",
     "combine": "jaxretr.models.combining",
+    "convert_data": "jaxretr.data_files.conversion",
     "encode": "jaxretr.stores.encoding",
     "evaluate_model": "jaxretr.evaluate.beir",
     "export": "jaxretr.export.exporting",
     "fuse": "jaxretr.evaluate.run_fusion",
+    "inspect_data": "jaxretr.data_files.inspection",
     "load_config": "jaxretr.experiment",
     "load_encoder": "jaxretr.models.combined_encoder",
+    "mine": "jaxretr.mine.mining",
+    "mine_lexical": "jaxretr.mine.lexical",
     "mteb_model": "jaxretr.evaluate.mteb_adapter",
     "search": "jaxretr.search.searching",
     "search_bm25": "jaxretr.search.bm25.searching",
     "train": "jaxretr.train",
     "tune": "jaxretr.evaluate.weight_tuning",
     "update": "jaxretr.search.scann.upkeep",
+    "validate_data": "jaxretr.data_files.validation",
     "verify": "jaxretr.export.exporting",
 }
 
@@ -54,24 +59,32 @@ __all__ = [
     "adapt",
     "assemble",
     "combine",
+    "convert_data",
     "encode",
     "evaluate_model",
     "export",
     "fuse",
+    "inspect_data",
     "load_config",
     "load_encoder",
+    "mine",
+    "mine_lexical",
     "mteb_model",
     "search",
     "search_bm25",
     "train",
     "tune",
     "update",
+    "validate_data",
     "verify",
 ]
 
 if TYPE_CHECKING:
     from jaxretr.adaptation import adapt
     from jaxretr.data.typos import TypoGenerator
+    from jaxretr.data_files.conversion import convert_data
+    from jaxretr.data_files.inspection import inspect_data
+    from jaxretr.data_files.validation import validate_data
     from jaxretr.errors import UserError
     from jaxretr.evaluate.beir import evaluate_model
     from jaxretr.evaluate.mteb_adapter import mteb_model
@@ -79,6 +92,8 @@ if TYPE_CHECKING:
     from jaxretr.evaluate.weight_tuning import tune
     from jaxretr.experiment import load_config
     from jaxretr.export.exporting import export, verify
+    from jaxretr.mine.lexical import mine_lexical
+    from jaxretr.mine.mining import mine
     from jaxretr.models.adapter import Adapter
     from jaxretr.models.assembling import assemble
     from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder

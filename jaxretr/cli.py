@@ -27,7 +27,8 @@ _OPTIONS = (
     "search",
     "bm25",
     "evaluate_options",
-    "mine_options",
+    "mine",
+    "mine_lexical",
     "combine",
     "tune",
     "fuse",
@@ -37,7 +38,7 @@ _OPTIONS = (
     "update",
     "verify",
     "export",
-    "data_options",
+    "data",
     "analyse_options",
 )
 _ORDER = (

@@ -23,16 +23,17 @@ class Progress:
       total: how much there is to do.
       unit: what is counted, for instance "passage".
       done: what happens to it, for instance "encoded".
+      shown: whether to show anything.
     """
 
-    def __init__(self, total: int, unit: str, done: str):
+    def __init__(self, total: int, unit: str, done: str, *, shown: bool = True):
         self.total, self.unit, self.verb = total, unit, done
         self.done = 0
         self.skipped = 0
         self.began = time.monotonic()
-        self.next_line = self.began + _FIRST_SECONDS
+        self.next_line = self.began + _FIRST_SECONDS if shown else float("inf")
         # disable=None: no bar where there is no terminal.
-        self.bar = tqdm(total=total, desc=done, unit=unit, delay=_FIRST_SECONDS, disable=None)
+        self.bar = tqdm(total=total, desc=done, unit=unit, delay=_FIRST_SECONDS, disable=None if shown else True)
 
     def skip(self, count: int) -> None:
         """Notes what an earlier run has done."""

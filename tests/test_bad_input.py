@@ -137,7 +137,7 @@ def test_a_file_that_is_missing_or_a_folder(tmp_path: Path, capsys: pytest.Captu
     assert the_error(capsys) == f"{tmp_path / 'corpsu.jsonl'}: no such file; did you mean 'corpus.jsonl'?"
     (tmp_path / "folder").mkdir()
     assert run("bm25", "--corpus", tmp_path / "folder", *out) == 1
-    assert "holds neither corpus.jsonl nor corpus.jsonl.gz; give a file or a BEIR folder" in the_error(capsys)
+    assert "contains neither corpus.jsonl nor corpus.jsonl.gz; give a file or a BEIR folder" in the_error(capsys)
     assert run("evaluate", "--run", tmp_path, "--qrels", CORPUS) == 1
     assert "check the path and its rights" in the_error(capsys)
     assert run("bm25", "--corpus", CORPUS, "--queries", QUERIES, "--out", tmp_path / "folder") == 1
@@ -370,14 +370,16 @@ def test_an_id_with_white_space_is_found_while_bm25_reads(
         patch.setattr("jaxretr.search.bm25.Bm25Index.build", None)
         assert run("bm25", "--corpus", corpus, "--queries", questions, "--out", out) == 1
     assert the_error(capsys) == (
-        f"{corpus}:2: the id 'p 2' holds white space, which a TREC run cannot; rename it, or write --format jsonl"
+        f"{corpus}:2: the id 'p 2' contains white space, which a TREC run cannot represent; rename it, or write --format jsonl"
     )
     assert run("bm25", "--corpus", corpus, "--queries", questions, "--out", out, "--format", "jsonl") == 0
     assert "p 2" in out.read_text()
     capsys.readouterr()
     write(questions, QUESTION.replace("q1", "q\\u00a01"))
     assert run("bm25", "--corpus", corpus, "--queries", questions, "--out", out) == 1
-    assert the_error(capsys).startswith(f"{questions}:1: the id 'q\\xa01' holds white space, which a TREC run cannot")
+    assert the_error(capsys).startswith(
+        f"{questions}:1: the id 'q\\xa01' contains white space, which a TREC run cannot"
+    )
 
 
 @pytest.mark.parametrize(
@@ -395,7 +397,7 @@ def test_an_id_with_white_space_is_found_while_fuse_reads(
     spaced, fine = write(tmp_path / "spaced", first + second), write(tmp_path / "fine", first)
     assert run("fuse", fine, spaced, "--method", "rrf", "--out", tmp_path / "out") == 1
     assert re.fullmatch(
-        rf"{spaced}:2: the id '.*' holds white space, which a TREC run cannot; rename.*", the_error(capsys)
+        rf"{spaced}:2: the id '.*' contains white space, which a TREC run cannot represent; rename.*", the_error(capsys)
     )
 
 

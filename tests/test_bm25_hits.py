@@ -13,7 +13,7 @@ from jaxretr.evaluate.measuring import run_of
 from jaxretr.evaluate.retrieval import retrieval_figures
 from jaxretr.evaluate.runs import read_run, read_trec
 from jaxretr.evaluate.searches import bm25_search
-from jaxretr.mine.negatives import Filters, Ranking, mine
+from jaxretr.mine.negatives import Filters, Ranking, hard_negatives
 from jaxretr.search.bm25 import Bm25Index
 
 TEXTS = {
@@ -90,7 +90,7 @@ def test_what_stands_behind_the_last_hit_is_no_negative(beir: Path) -> None:
     rankings = [
         Ranking(np.array([2, 0, -1, -1]), np.array([2, 1, -np.inf, -np.inf], np.float32), np.ones(1, np.float32))
     ]
-    [mined] = mine([Question("q", "?")], [[0]], rankings, CORPUS, Filters(answers=None))
+    [mined] = hard_negatives([Question("q", "?")], [[0]], rankings, CORPUS, Filters(answers=None))
     assert mined.rows.tolist() == [2] and sum(mined.dropped.values()) == 1 and mined.positive_rank == 2
 
     pairs = {"q1": ("red", "p0"), "q2": ("leaves", "p2"), "q3": ("zzz", "p1")}

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from command_errors import the_error
 
+import jaxretr
 from jaxretr import cli
-from jaxretr.data.formats.training_formats import FORMATS, read_examples
+from jaxretr.data.formats.kinds import FORMATS
+from jaxretr.data.formats.reading import read_examples
 from jaxretr.data.readers import read_beir, read_corpus
 from jaxretr.data.training_set import load_training_set
+from jaxretr.data_files.inspection import Spread
 
 DATA = Path(__file__).parent / "data"
 WIKI = DATA / "wiki_qa"
@@ -126,14 +129,14 @@ def test_convert_stops_at_a_bad_row_or_skips_it(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([GOLDEN / "qrels.tsv", "OUT", "--to", "dpr"], "qrels.tsv: holds the ids of its questions alone (qrels); give"),
+        ([GOLDEN / "qrels.tsv", "OUT", "--to", "dpr"], "qrels.tsv: has only the ids of its questions (qrels); give"),
         ([GOLDEN / "tevatron2.jsonl", "OUT", "--to", "dpr"], "tevatron2.jsonl:1: passage 'nq:p1' has no text, and no"),
         ([GOLDEN / "dpr_scale.jsonl", "OUT", "--to", "dpr"], "dpr_scale.jsonl:1: docidx 1 is a row of a corpus; give"),
         ([GOLDEN / "flag.jsonl", "OUT", "--to", "flag", "--from", "dpr"], "flag.jsonl:1: "),
-        ([CORPUS, "OUT", "--to", "dpr"], "corpus.jsonl: looks like corpus, no training set; give it as the corpus"),
+        ([CORPUS, "OUT", "--to", "dpr"], "corpus.jsonl: looks like corpus, not a training set; give it as the corpus"),
         ([GOLDEN / "gone", "OUT", "--to", "dpr"], "gone: no such file"),
         ([GOLDEN / "flag.jsonl", GOLDEN, "--to", "dpr"], "is a folder; name a file"),
-        ([GOLDEN / "flag.jsonl", CORPUS, "--to", "beir"], "is a file, and a BEIR folder is to be written; name a fold"),
+        ([GOLDEN / "flag.jsonl", CORPUS, "--to", "beir"], "is a file, but a BEIR folder is to be written; name a fold"),
     ],
 )
 def test_what_cannot_be_converted(words, message, tmp_path, capsys):
@@ -178,7 +181,7 @@ def test_inspect_counts_bad_rows_and_needs_no_questions(tmp_path, capsys):
     printed = capsys.readouterr().out
     found = figures(printed)
     assert (found["rows"], found["questions"], found["bad rows"]) == ("4", "2", "1")
-    assert f"  the first: {path}:5: no question-id<TAB>positive-id<TAB>negative-id" in printed
+    assert f"  the first: {path}:5: not question-id<TAB>positive-id<TAB>negative-id" in printed
 
 
 @pytest.mark.parametrize(
@@ -284,8 +287,8 @@ def test_golden_files_have_no_problem(name, capsys):
 def test_what_was_not_looked_up_is_said(capsys):
     assert run("validate", GOLDEN / "triples_ids.tsv") == 0
     printed = capsys.readouterr().out
-    assert "ids of passages were not looked up, for that give --corpus FILE" in printed
-    assert "ids of questions were not looked up, for that give --queries FILE" in printed
+    assert "ids of passages were not looked up; give --corpus FILE to check them" in printed
+    assert "ids of questions were not looked up; give --queries FILE to check them" in printed
     assert run("validate", GOLDEN / "dpr.json") == 0
     assert "not looked up" not in capsys.readouterr().out
 
@@ -321,8 +324,8 @@ def test_every_problem_of_a_training_set(tmp_path, capsys):
     assert len(found) == len(expected), found
     assert all(line.startswith(start) for line, start in zip(found, expected, strict=True)), found
     assert captured.err.splitlines() == [
-        f"jaxretr: warning: questions that stand more than once: 1; the first: {path}:4: the same question as on line 1",
-        f"jaxretr: error: {path}: 9 problems in 6 rows; correct them or use --skip-bad where it is offered",
+        f"jaxretr: warning: questions that occur more than once: 1; the first: {path}:4: the same question as on line 1",
+        f"jaxretr: error: {path}: 9 problems in 6 rows; correct them, or use --skip-bad with the commands that have it",
     ]
     assert run("validate", path, "--corpus", CORPUS, "--max-problems", 3) == 1
     captured = capsys.readouterr()
@@ -343,7 +346,7 @@ def test_a_question_that_stands_twice_is_ordinary_data_to_validate_as_to_trainin
     captured = capsys.readouterr()
     assert "no problem in 3 rows" in captured.out
     assert (
-        f"questions that stand more than once: 2; the first: {path}:2: the same question as on line 1" in captured.err
+        f"questions that occur more than once: 2; the first: {path}:2: the same question as on line 1" in captured.err
     )
 
 
@@ -397,7 +400,7 @@ def test_files_that_end_at_their_first_problem(content, message, tmp_path, capsy
     ("words", "message"),
     [
         (["validate", CORPUS, "--corpus", CORPUS], "--corpus and --queries are for training sets"),
-        (["validate", GOLDEN / "dpr.json", "--queries", QUERIES], "has its questions in itself (dpr); leave"),
+        (["validate", GOLDEN / "dpr.json", "--queries", QUERIES], "contains its questions (dpr); leave"),
         (["validate", GOLDEN / "dpr.json", "--split", "test"], "--split test is for BEIR folders, not for dpr; leave"),
         (["inspect", GOLDEN / "dpr.json", "--queries", QUERIES], "--queries is for triples-ids and distillation"),
         (
@@ -409,3 +412,26 @@ def test_files_that_end_at_their_first_problem(content, message, tmp_path, capsy
 def test_an_option_that_would_do_nothing_is_refused(words, message, capsys):
     assert run(*words) == 2
     assert message in the_error(capsys)
+
+
+# ---- from Python -----------------------------------------------------------------------------------------------------
+
+
+def test_python_has_the_same_as_typed_results(tmp_path, capsys):
+    description = jaxretr.inspect_data(GOLDEN / "dpr.json")
+    assert run("inspect", GOLDEN / "dpr.json") == 0
+    assert capsys.readouterr().out == f"{description}\n"
+    assert description.facts["questions"] == 2 and description.facts["words a question"] == Spread(7.5, 7, 7, 8, 8)
+    assert json.loads(description.to_json())["facts"]["words a question"]["mean"] == 7.5
+    assert [part.path for part in jaxretr.inspect_data(WIKI).parts][:2] == ["corpus.jsonl", "queries.jsonl"]
+
+    written = jaxretr.convert_data(GOLDEN / "dpr.json", tmp_path / "out.jsonl", to="tevatron")
+    assert (written.source, written.format, written.questions) == ("dpr", "tevatron", 2)
+    assert jaxretr.validate_data(written.path, corpus=CORPUS).ok
+    with open(written.path, "a") as file:
+        file.write("{\n[]\n")
+    seen = []
+    found = jaxretr.validate_data(written.path, max_problems=1, on_problem=seen.append)
+    assert (found.ok, found.rows, found.count) == (False, 4, 2) and found.problems == seen
+    assert seen[0].line == 3 and str(seen[0]).startswith(f"{written.path}:3: broken JSON")
+    assert "2 problems in 4 rows (1 more than shown" in str(found) and json.loads(found.to_json())["count"] == 2

@@ -280,8 +280,8 @@ JUDGEMENTS = {
     "latin": (b"q1 0 caf\xe9 1\n", "qrels:1: not valid UTF-8"),
     "utf-16": ("q1 0 a 1\n".encode("utf-16"), "qrels:1: not valid UTF-8"),
     "space": (b"q1 0 new york 1\n", "qrels:1: 5 columns; judgements are query-id, corpus-id, score or query 0 id grade, "
-        "separated by tabs where an id has spaces"),
-    "grade": (b"q1 0 a 1\nq1 0 b one\n", "qrels:2: the grade 'one' is no whole number"),
+        "separated by tabs if an id has spaces"),
+    "grade": (b"q1 0 a 1\nq1 0 b one\n", "qrels:2: the grade 'one' is not a whole number"),
     "twice": (b"q1 0 a 1\nq1 0 a 2\n", "qrels:2: 'q1' and 'a' have another grade on line 1; keep one"),
     "empty": (b"query-id\tcorpus-id\tscore\n", "qrels: no judgements; give a file with at least one row"),
     "columns": (b"q1\ta\t1\nq1\tb\n", "qrels:2: 2 columns, the first row has 3; check its tabs"),

@@ -10,8 +10,9 @@ from tiny import contrastive_config
 
 from jaxretr.config import ContrastiveConfig
 from jaxretr.data.corpus import Corpus
+from jaxretr.data.duplicate_groups import duplicate_groups
 from jaxretr.data.questions import Question
-from jaxretr.data.training_set import Ragged, TrainingSet, first_copies
+from jaxretr.data.training_set import Ragged, TrainingSet
 from jaxretr.errors import UsageError, UserError
 from jaxretr.objectives.contrastive import NO_PASSAGE
 from jaxretr.recipes.contrastive import check
@@ -41,7 +42,7 @@ def settings(**changes: dict[str, Any]) -> ContrastiveConfig:
 
 
 def draws(examples: TrainingSet, mined: TrainingSet | None = None, **changes: dict[str, Any]) -> ExampleDraws:
-    return ExampleDraws(settings(**changes), examples, mined, first_copies(PASSAGES))
+    return ExampleDraws(settings(**changes), examples, mined, duplicate_groups(PASSAGES))
 
 
 def test_a_step_draws_without_replacement_and_leaves_places_open() -> None:

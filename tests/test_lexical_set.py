@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxretr.data.lexical_set import LexicalSet, Ranking, Selection, is_lexical_set, usable_queries
-from jaxretr.data.query_store import OFFSETS, TEXTS, QueryStore, write_queries
+from jaxretr.data.mapped_texts import OFFSETS, TEXTS, QueryStore, write_queries
 from jaxretr.errors import UsageError, UserError
 
 ODD = ["plain", "", "né\u0301 日本。", "\x00\n\t\r", "😀\u200d\u2028\ufeff", "half \ud83d pair", "  spaces  ", "NaN"]
@@ -74,10 +74,10 @@ def test_damaged_stores_are_named(tmp_path: Path):
             (tmp_path / name).write_bytes(content)
             if name == OFFSETS and content.startswith(whole):
                 continue  # numpy does not look behind the array
-            with pytest.raises(UserError, match=r"no whole store of queries .*; make it again"):
+            with pytest.raises(UserError, match=r"not a complete store of queries .*; make it again"):
                 QueryStore(tmp_path)
         (tmp_path / name).unlink()
-        with pytest.raises(UserError, match="no whole store of queries"):
+        with pytest.raises(UserError, match="not a complete store of queries"):
             QueryStore(tmp_path)
         (tmp_path / name).write_bytes(whole)
     assert list(QueryStore(tmp_path)) == ["one", "two"]
@@ -179,24 +179,26 @@ def test_damaged_sets_are_named(tmp_path: Path):
             LexicalSet.open(tmp_path)
         path.write_bytes(whole)
     np.save(tmp_path / "teacher-00.npy", np.zeros((4, 5), np.int32))
-    with pytest.raises(UserError, match=r"teacher-00.npy: holds int32 \[4, 5\], but meta.json says int32 \[4, 4\]"):
+    with pytest.raises(
+        UserError, match=r"teacher-00.npy: contains int32 \[4, 5\], but meta.json states int32 \[4, 4\]"
+    ):
         LexicalSet.open(tmp_path)
     meta = json.loads((tmp_path / "meta.json").read_text())
     for changes, message in (
-        ({"version": 7}, "is of version 7, and this program reads version 1"),
-        ({"format": "x"}, "is no lexical set's"),
+        ({"version": 7}, "has version 7, and this program reads version 1"),
+        ({"format": "x"}, "does not describe a lexical set"),
         ({"corpus": None}, "has a wrong value"),
-        ({"counts": {"queries": 5}}, "holds 4 queries, but meta.json says 5"),
+        ({"counts": {"queries": 5}}, "contains 4 queries, but meta.json states 5"),
     ):
         (tmp_path / "meta.json").write_text(json.dumps({**meta, **changes}))
         with pytest.raises(UserError, match=message):
             LexicalSet.open(tmp_path)
     (tmp_path / "meta.json").write_text("{")
-    with pytest.raises(UserError, match=r"meta.json: no readable lexical set"):
+    with pytest.raises(UserError, match=r"meta.json: not a readable lexical set"):
         LexicalSet.open(tmp_path)
 
 
 @pytest.mark.parametrize("ranks", [(0, 4, 5), (3, 3, 5), (3, 6, 5)])
 def test_ranks_that_overlap_are_refused(ranks: tuple[int, int, int]):
-    with pytest.raises(UsageError, match=r"at least 1 positive|must lie behind"):
+    with pytest.raises(UsageError, match=r"at least 1 positive|must come after"):
         Selection(*ranks)

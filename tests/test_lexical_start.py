@@ -10,8 +10,7 @@ from tiny import DATA, contrastive_config, few_padding_rows, write_models
 from jaxretr.config import BertShape, ContrastiveConfig
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.readers import read_corpus
-from jaxretr.data.token_statistics import document_frequencies
-from jaxretr.data.token_store import TokenStore
+from jaxretr.data.token_store import TokenStore, document_frequencies
 from jaxretr.data.tokens import Template, load_tokenizer
 from jaxretr.errors import UsageError
 from jaxretr.models.bert import BertConfig

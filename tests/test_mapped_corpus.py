@@ -61,7 +61,7 @@ def test_damaged_columns_are_made_again(tmp_path: Path, caplog: pytest.LogCaptur
     damaged.write_bytes(damaged.read_bytes()[:-3])
     with caplog.at_level(logging.WARNING):
         assert list(mapped_corpus(path, tmp_path / "stores").texts) == ["one", "two"]
-    assert "no whole corpus" in caplog.text and "making it again" in caplog.text
+    assert "not a complete corpus" in caplog.text and "making it again" in caplog.text
 
 
 def test_several_make_it_at_once(tmp_path: Path) -> None:

@@ -1,21 +1,23 @@
 """`jaxretr mine lexical` writes what the sampler, the teachers' rankings and the asked ranks give, also after a kill."""
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import jaxretr
 from jaxretr import cli
-from jaxretr.commands import lexical_teachers, mine_lexical
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.lexical_set import LexicalSet
 from jaxretr.data.questions import read_questions
-from jaxretr.data.sentence_queries import Sampling
-from jaxretr.data.sentences import split_sentences
+from jaxretr.mine import lexical, teachers
+from jaxretr.mine.sentence_queries import Sampling, split_sentences
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.search.bm25 import Bm25Index
 from jaxretr.search.bm25.lexical_ranker import FORMAT_VERSION
+from jaxretr.search.bm25.words import Bm25Settings
 from jaxretr.stores import encoding
 
 DATA = Path(__file__).parent / "data"
@@ -80,7 +82,7 @@ def test_sentences_and_their_first_and_later_ranks(tmp_path: Path, capsys):
     assert examples.corpus_fingerprint == corpus.fingerprint() and examples.corpus_rows == len(corpus)
     assert examples.settings["sampled"]["sentences"] == len(sentences)
     line = capsys.readouterr().out
-    assert line.startswith(f"{tmp_path / 'set'}: {len(examples)} queries, ") and " % dropped for want of" in line
+    assert line.startswith(f"{tmp_path / 'set'}: {len(examples)} queries, ") and " % dropped for lack of" in line
 
 
 def test_the_paper_sampling_is_the_default_and_the_seed_changes_it(tmp_path: Path):
@@ -144,6 +146,23 @@ def test_shards_and_threads_change_nothing(tmp_path: Path):
     np.testing.assert_array_equal(one.teachers[0].scores, two.teachers[0].scores)
 
 
+def test_python_makes_what_the_command_makes(tmp_path: Path):
+    expected = _mine(tmp_path / "a", "--limit", 30, "--k1", 1.2)
+    examples = jaxretr.mine_lexical(
+        corpus=CORPUS,
+        out=tmp_path / "b",
+        positives=3,
+        negative_ranks=(6, 8),
+        limit=30,
+        bm25=Bm25Settings(k1=1.2),
+    )
+    assert examples.settings == expected.settings
+    for path in sorted((tmp_path / "a").iterdir()):
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
+    again = pickle.loads(pickle.dumps(examples))
+    assert again.queries[:] == examples.queries[:] and "teachers: bm25" in repr(again)
+
+
 # ---- held out --------------------------------------------------------------------------------------------------------
 
 
@@ -191,8 +210,8 @@ def _write_run(path: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_given_queries_and_two_teachers(tmp_path: Path, caplog):
     expected = _write_run(tmp_path / "run.trec")
-    teachers = ("--teacher", f"run:{tmp_path / 'run.trec'}", "--teacher", "bm25")
-    examples = _mine(tmp_path / "set", "--queries", QUERIES, *teachers)
+    words = ("--teacher", f"run:{tmp_path / 'run.trec'}", "--teacher", "bm25")
+    examples = _mine(tmp_path / "set", "--queries", QUERIES, *words)
     assert [teacher.name for teacher in examples.teachers] == [f"run:{tmp_path / 'run.trec'}", "bm25"]
     assert "no hits for 1 of 10 queries" in caplog.text
     assert examples.counts["dropped_by_teacher"][0] == 1 and set(examples.queries) <= set(expected)
@@ -205,8 +224,8 @@ def test_given_queries_and_two_teachers(tmp_path: Path, caplog):
 
 
 def test_a_dense_model_as_teacher(tmp_path: Path, tiny_models: Path, monkeypatch):
-    monkeypatch.setattr(lexical_teachers, "_PASSAGES", 7)
-    monkeypatch.setattr(lexical_teachers, "_QUERIES", 4)
+    monkeypatch.setattr(teachers, "_PASSAGES", 7)
+    monkeypatch.setattr(teachers, "_QUERIES", 4)
     examples = _mine(tmp_path / "set", "--queries", QUERIES, "--teacher", f"model:{tiny_models / 'encoder'}")
     encoder = DualEncoder.from_pretrained(tiny_models / "encoder")
     corpus = read_corpus(CORPUS)
@@ -242,9 +261,9 @@ def test_a_killed_run_goes_on_and_another_command_is_refused(tmp_path: Path, cap
     expected = {path.name: path.read_bytes() for path in sorted((tmp_path / "whole").rglob("*")) if path.is_file()}
     out = tmp_path / "set"
     for target, name, after in (
-        (mine_lexical, "write_queries", 0),
-        (lexical_teachers, "rank", 0),
-        (lexical_teachers, "read_run", 0),
+        (lexical, "write_queries", 0),
+        (teachers, "rank", 0),
+        (teachers, "read_run", 0),
         (LexicalSet, "write", 0),
         (LexicalSet, "write", 1),
     ):
@@ -255,7 +274,7 @@ def test_a_killed_run_goes_on_and_another_command_is_refused(tmp_path: Path, cap
         assert "was begun with another --limit (none) than 5; use that again, or give another --out folder" in line
     with pytest.MonkeyPatch.context() as patch:
         # What was finished is not done again.
-        for target, name in ((mine_lexical, "write_queries"), (lexical_teachers, "read_run")):
+        for target, name in ((lexical, "write_queries"), (teachers, "read_run")):
             _killed(patch, target, name, 0)
         assert _run(*words, "--out", out) == 0
     assert {path.name: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()} == expected
@@ -266,8 +285,8 @@ def test_a_killed_run_goes_on_and_another_command_is_refused(tmp_path: Path, cap
 
 
 def test_a_dense_teacher_goes_on_where_it_was(tmp_path: Path, tiny_models: Path, monkeypatch):
-    monkeypatch.setattr(lexical_teachers, "_PASSAGES", 7)
-    monkeypatch.setattr(lexical_teachers, "_QUERIES", 4)
+    monkeypatch.setattr(teachers, "_PASSAGES", 7)
+    monkeypatch.setattr(teachers, "_QUERIES", 4)
     words = ("--queries", QUERIES, "--teacher", f"model:{tiny_models / 'encoder'}")
     whole = _mine(tmp_path / "whole", *words)
     out = tmp_path / "set"
@@ -292,15 +311,19 @@ def test_a_dense_teacher_goes_on_where_it_was(tmp_path: Path, tiny_models: Path,
         (2, ("--teacher", "run:x.trec"), "give them with --queries FILE"),
         (2, ("--teacher", "bm26"), "no such teacher; did you mean 'bm25'?; give bm25, run:FILE or model:MODEL"),
         (2, ("--teacher", "model:"), "no such teacher"),
-        (2, ("--teacher", "bm25", "--teacher", "bm25"), "stands there twice"),
-        (2, ("--documents", "id:(x"), "is no regular expression"),
-        (2, ("--documents", "titel"), "names no documents"),
-        (2, ("--sampling", "all", "--base", "2"), "--base is of --sampling position, not of all"),
-        (2, ("--per-passage", "2"), "--per-passage is of --sampling uniform, not of position"),
+        (2, ("--teacher", "bm25", "--teacher", "bm25"), "is given twice"),
+        (2, ("--documents", "id:(x"), "is not a regular expression"),
+        (2, ("--documents", "titel"), "does not name a rule for documents"),
+        (2, ("--sampling", "all", "--base", "2"), "--base is for --sampling position, not for all"),
+        (2, ("--per-passage", "2"), "--per-passage is for --sampling uniform, not for position"),
         (2, ("--queries", "q.tsv", "--sampling", "all"), "--sampling is for sentences"),
         (2, ("--base", "0"), "base must be a number above 0"),
-        (2, ("--negative-ranks", "3:4"), "must lie behind the positive ones, 1:10"),
-        (2, ("--teacher", "model:x", "--k1", "1"), "--k1 is BM25's"),
+        (2, ("--negative-ranks", "3:4"), "must come after the positive ones, 1:10"),
+        (
+            2,
+            ("--teacher", "model:x", "--k1", "1"),
+            "settings of BM25 (--k1, --b, ...) have no effect without --teacher bm25",
+        ),
         (2, ("--b", "1.5"), "b must be between 0 and 1"),
         (2, ("--limt", "5"), "did you mean '--limit'?"),
         (1, ("--queries", "nowhere.tsv"), "nowhere.tsv: no such file"),
@@ -329,7 +352,7 @@ def test_errors_of_files(tmp_path: Path, capsys):
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine")
-    assert "holds something else (notes.txt)" in _refused(capsys, 1, "--corpus", CORPUS, "--out", other)
+    assert "contains something else (notes.txt)" in _refused(capsys, 1, "--corpus", CORPUS, "--out", other)
     assert "is a file" in _refused(capsys, 1, "--corpus", CORPUS, "--out", other / "notes.txt")
     assert [path.name for path in other.iterdir()] == ["notes.txt"]
 

@@ -2,11 +2,13 @@
 
 import json
 import math
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import jaxretr
 from jaxretr import cli
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.questions import Question, read_questions
@@ -14,9 +16,9 @@ from jaxretr.data.training_set import load_training_set
 from jaxretr.errors import UsageError
 from jaxretr.evaluate.answers import has_answer
 from jaxretr.evaluate.runs import read_trec
-from jaxretr.mine.negatives import Filters, MiningReport, Ranking, mine, rankings_of_run
+from jaxretr.mine.negatives import Filters, MiningReport, Ranking, hard_negatives, rankings_of_run
 from jaxretr.search.bm25 import Bm25Index
-from jaxretr.search.bm25.words import split_words
+from jaxretr.search.bm25.words import Bm25Settings, split_words
 
 DATA = Path(__file__).parent / "data" / "wiki_qa"
 INF, NAN = math.inf, math.nan
@@ -35,7 +37,7 @@ def _ranking(scores: dict[int, float], *positive_scores: float) -> Ranking:
 
 
 def _mine_one(corpus: Corpus, ranking: Ranking, positives: list[int], question: Question | None = None, **filters):
-    [mined] = mine([question or Question("q", "?")], [positives], [ranking], corpus, Filters(**filters))
+    [mined] = hard_negatives([question or Question("q", "?")], [positives], [ranking], corpus, Filters(**filters))
     assert len(mined.rows) + sum(mined.dropped.values()) == len(ranking.rows)
     return mined
 
@@ -99,7 +101,7 @@ def test_equals_the_definition(seed: int, options: dict):
     index = Bm25Index.build(corpus, stemmer=None)
     # Ranked no deeper than the window: most positives then lie outside and are scored all the same.
     found = index.search_and_score([question.text for question in questions], filters.last_rank, positives)
-    mined = list(mine(questions, positives, map(Ranking, found[1], found[0], found[2]), corpus, filters))
+    mined = list(hard_negatives(questions, positives, map(Ranking, found[1], found[0], found[2]), corpus, filters))
     kept = 0
     for number, of_question in enumerate(mined):
         of_all = index.search_and_score([questions[number].text], 1, [range(len(corpus))])[2][0]
@@ -199,8 +201,8 @@ def test_answers_are_looked_for_in_texts_as_dpr_does():
 def test_wrong_filters():
     for options, message in [
         ({"negatives": 0}, "at least 1 negative"),
-        ({"first_rank": 0}, "0:100 are no window"),
-        ({"first_rank": 5, "last_rank": 4}, "5:4 are no window"),
+        ({"first_rank": 0}, "0:100 are not a window"),
+        ({"first_rank": 5, "last_rank": 4}, "5:4 are not a window"),
         ({"margin": NAN}, "margin must be a finite number"),
         ({"relative_margin": 1.5}, "share between 0 and 1, not 1.5"),
         ({"relative_margin": NAN}, "share between 0 and 1"),
@@ -208,7 +210,7 @@ def test_wrong_filters():
         with pytest.raises(UsageError, match=message):
             Filters(**options)
     with pytest.raises(UsageError, match="did you mean 'string'"):
-        list(mine([], [], [], _corpus("a"), Filters(answers="sting")))  # type: ignore[arg-type]
+        list(hard_negatives([], [], [], _corpus("a"), Filters(answers="sting")))  # type: ignore[arg-type]
 
 
 # ---- rankings --------------------------------------------------------------------------------------------------------
@@ -301,7 +303,7 @@ def test_command_writes_what_the_definition_says_and_a_report_that_adds_up(tmp_p
         assert np.array(record["positive_scores"], np.float32).tolist() == of_all[positives].tolist()
         ranking = Ranking(rows, scores, of_all[positives])
         hits += np.count_nonzero(rows >= 0)
-        expected_report.add(next(mine([question], [positives], [ranking], corpus, filters)))
+        expected_report.add(next(hard_negatives([question], [positives], [ranking], corpus, filters)))
     assert sum(len(record["negative_document_ids"]) for record in records) > 5
 
     found = json.loads(report.read_text())
@@ -322,6 +324,21 @@ def test_command_writes_what_the_definition_says_and_a_report_that_adds_up(tmp_p
     for number, record in enumerate(records):
         assert [corpus.ids[row] for row in again.negatives[number]] == record["negative_document_ids"]
         assert again.positives[number].tolist() == training.positives[number].tolist()
+
+
+def test_python_mines_what_the_command_mines(tmp_path: Path):
+    records = _mine(tmp_path / "mined.jsonl", "--negatives", 4, "--ranks", "2:15", "--k1", 1.2, "--answers", "none")
+    mined = jaxretr.mine(
+        DATA, corpus=read_corpus(DATA), negatives=4, ranks=(2, 15), answers=None, bm25=Bm25Settings(k1=1.2)
+    )
+    assert list(mined.records()) == records
+    assert len(mined) == 6 and repr(mined) == f"MinedSet({len(mined.negatives.values)} negatives of 6 questions)"
+    again = pickle.loads(pickle.dumps(mined))
+    again.save(tmp_path / "again.jsonl")
+    assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "mined.jsonl").read_bytes()
+    run = {question.id: {"squad:0-1": 2.0, "squad:0-8": 1.0} for question in mined.questions}
+    of_run = jaxretr.mine(DATA, corpus=DATA / "corpus.jsonl", run=run, ranks=(1, 1), answers=None)
+    assert {of_run.corpus.ids[row] for row in of_run.negatives.values.tolist()} == {"squad:0-1"}
 
 
 def test_help_names_every_option_and_its_examples_parse(capsys):
@@ -393,7 +410,7 @@ def test_positives_outside_the_corpus(tmp_path: Path, capsys):
     training.write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ("mine", "--corpus", DATA, "--train", training, "--out", tmp_path / "mined.jsonl")
     assert _run(*words) == 1
-    assert "2 questions have a positive passage that the corpus lacks (the first: '0')" in capsys.readouterr().err
+    assert "2 questions have a positive passage that is not in the corpus (the first: '0')" in capsys.readouterr().err
     assert not (tmp_path / "mined.jsonl").exists()
     assert _run(*words, "--skip-bad") == 0
     mined = [json.loads(line) for line in (tmp_path / "mined.jsonl").read_text().splitlines()]
@@ -414,7 +431,7 @@ def test_positives_outside_the_corpus(tmp_path: Path, capsys):
         ("--relative-margin 5", 2, "relative margin is a share between 0 and 1"),
         ("--margin nan", 2, "margin must be a finite number"),
         ("--answers exact", 2, "invalid choice: 'exact'"),
-        ("--run RUN --k1 1.2", 2, "--k1 is BM25's, but --run gives the ranking"),
+        ("--run RUN --k1 1.2", 2, "--k1, --b and --stemmer have no effect with --run, which gives the ranking"),
         ("--k1 -1", 2, "k1 must be at least 0"),
         ("--split trian", 1, "trian"),
         ("--report FOLDER", 1, "is a folder; name a file"),

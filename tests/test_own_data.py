@@ -92,9 +92,9 @@ def test_a_file_of_ids_asks_for_its_corpus(beir: Any, tmp_path: Path):
     path = tmp_path / "ids.jsonl"
     row = {"query_id": "1", "query_text": "q", "positive_document_ids": ["passage1"], "negative_document_ids": []}
     path.write_text(json.dumps(row) + "\n")
-    with pytest.raises(UsageError, match=r"ids of its passages alone \(tevatron2\).*--data.corpus FILE"):
+    with pytest.raises(UsageError, match=r"only the ids of its passages \(tevatron2\).*--data.corpus FILE"):
         with_data(contrastive_config(tmp_path), path, {})
-    with pytest.raises(UsageError, match=r"looks like Tevatron .* version 2 .*or a training file that holds passages"):
+    with pytest.raises(UsageError, match=r"looks like Tevatron .* version 2 .*or a training file with passages"):
         with_data(art_config(tmp_path), path, {})
     stated: Any = with_data(contrastive_config(tmp_path), path, {"corpus": str(beir())})
     assert stated.data.train == str(path)
@@ -261,7 +261,7 @@ def test_an_art_run_refuses_judgements_of_another_corpus(
 def test_a_corpus_in_columns_is_never_taken_for_a_training_file(name: str, tmp_path: Path):
     path = tmp_path / name
     path.write_text("p1\ta text of some words\ta title\np2\tanother text\tanother title\n")
-    with pytest.raises(UserError, match="3 columns where id<TAB>text was expected"):
+    with pytest.raises(UserError, match="3 columns instead of id<TAB>text"):
         read_art_texts(art_config(tmp_path, data={"corpus": str(path)}).data, tmp_path)
 
 

@@ -51,14 +51,14 @@ def test_search_and_train_can_be_called_whatever_was_imported_before():
     """Importing the module of a name puts it in the function's place."""
     program = """
 import importlib, sys
-orders = [[], ["jaxretr.search.bm25.words"], ["jaxretr.search"], ["jaxretr.train"], ["jaxretr.search.searching", "jaxretr.train"]]
+orders = [[], ["jaxretr.search.bm25.words"], ["jaxretr.search"], ["jaxretr.train"], ["jaxretr.search.searching", "jaxretr.train"], ["jaxretr.mine.negatives"]]
 for order in orders:
     for name in [name for name in sys.modules if name.split(".")[0] == "jaxretr"]:
         del sys.modules[name]
     import jaxretr
     for name in order:
         importlib.import_module(name)
-    assert callable(jaxretr.search) and callable(jaxretr.train), order
+    assert callable(jaxretr.search) and callable(jaxretr.train) and callable(jaxretr.mine), order
     from jaxretr import search, train
     from jaxretr.train import train as function, TrainResult
     from jaxretr.search.filters import Filters

@@ -202,7 +202,7 @@ def test_files_that_hold_no_corpus(tmp_path):
     assert "did you mean 'corpus.jsonl'" in message(read_corpus, tmp_path / "corpsu.jsonl")
     assert "no passages" in message(read_corpus, write(tmp_path / "h.tsv", "id\ttext\n"))
     assert "a JSON array" in message(read_corpus, write(tmp_path / "c.json", "[{}]"))
-    assert "no corpus format" in message(read_corpus, write(tmp_path / "c.txt", "some text\n"))
+    assert "not a corpus" in message(read_corpus, write(tmp_path / "c.txt", "some text\n"))
     only_bad = write(tmp_path / "bad.jsonl", "{\n")
     assert "besides 1 bad rows" in message(read_corpus, only_bad, skip_bad=True)
 
@@ -249,7 +249,7 @@ def test_answer_literals(tmp_path):
     questions = read_questions(write(tmp_path / "qa.csv", "\n".join(lines)))
     assert [q.answers for q in questions] == [("Queen's", "a\tb"), ("\\d{4}|19[0-9]+",), ()]
     code = write(tmp_path / "code.tsv", "what is it\t['a']\nwhat is it\t__import__('os').getcwd()\n")
-    assert f"{code}:2: the answers are no Python list" in message(read_questions, code)
+    assert f"{code}:2: the answers are not a Python list" in message(read_questions, code)
     # A query in quotes is no answer.
     marco = write(tmp_path / "marco.tsv", "17\t'quoted'\n18\t[1]\n")
     assert read_questions(marco) == [Question("17", "'quoted'"), Question("18", "[1]")]
@@ -258,12 +258,12 @@ def test_answer_literals(tmp_path):
 BAD_QUESTION_FILES = {
     "q.jsonl:2: duplicate id 'a' (first on line 1)": '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}',
     'q.jsonl:1: no field "text"': '{"_id": "a"}',
-    "q.jsonl:1: the answers are no list": '{"text": "x", "answers": [1]}',
-    "q.json:3: the answers are no list": '[{"text": "x"},\n\n{"text": "y", "answers": {}}]',
+    "q.jsonl:1: the answers are not a list": '{"text": "x", "answers": [1]}',
+    "q.json:3: the answers are not a list": '[{"text": "x"},\n\n{"text": "y", "answers": {}}]',
     "q.json:2: broken JSON array": '[{"text": "x"},\n{"text": "y"',
-    "q.json:2: a string where": '[{"text": "x"},\n"y"]',
+    "q.json:2: a string instead of": '[{"text": "x"},\n"y"]',
     "q.tsv:2: 3 columns": "1\ta\n2\tb\tc\n",
-    "q.tsv:1: no question format": "who\n",
+    "q.tsv:1: not a question file": "who\n",
     "q.txt: no questions": "\n\n",
     "q.json: no questions": "[ ]",
 }
@@ -303,7 +303,7 @@ def test_qrels_of_beir_and_trec(tmp_path):
     [
         ("q\td\t1\nq\td\t0\n", ":2: 'q' and 'd' have another grade on line 1"),
         ("q 0 d 1\nq 0 d\n", ":2: 3 columns, the first row has 4"),
-        ("q\td\tyes\n", ":1: the grade 'yes' is no whole number"),
+        ("q\td\tyes\n", ":1: the grade 'yes' is not a whole number"),
         ("q d\n", ":1: 2 columns"),
         ("\td\t1\n", ":1: an id is empty"),
         ("query-id\tcorpus-id\tscore\n", ": no judgements"),

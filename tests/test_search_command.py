@@ -157,7 +157,7 @@ def test_ids_that_a_trec_run_cannot_hold(trained, store, tmp_path, capsys):
     questions = tmp_path / "q.jsonl"
     questions.write_text('{"_id": "q 1", "text": "who"}\n')
     assert run(*words[:2], "--queries", questions, "--out", tmp_path / "r", "--index", store) == 1
-    assert "q.jsonl:1: the id 'q 1' holds white space" in the_error(capsys)
+    assert "q.jsonl:1: the id 'q 1' contains white space" in the_error(capsys)
 
 
 def test_jsonl_holds_ids_with_spaces(trained, store, tmp_path):

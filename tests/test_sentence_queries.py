@@ -10,8 +10,9 @@ import pytest
 
 from jaxretr.data.corpus import read_corpus
 from jaxretr.data.corpus_stream import CorpusStream
-from jaxretr.data.query_store import QueryStore
-from jaxretr.data.sentence_queries import (
+from jaxretr.data.mapped_texts import QueryStore
+from jaxretr.errors import UsageError, UserError
+from jaxretr.mine.sentence_queries import (
     COUNTS,
     SOURCES,
     Documents,
@@ -19,10 +20,9 @@ from jaxretr.data.sentence_queries import (
     SentenceCounts,
     drawn,
     sampled_sentences,
+    split_sentences,
     write_sentence_queries,
 )
-from jaxretr.data.sentences import split_sentences
-from jaxretr.errors import UsageError, UserError
 
 DATA = Path(__file__).parent / "data" / "wiki_qa"
 
@@ -175,7 +175,7 @@ def test_documents_by_id_and_by_field_need_no_neighbours(tmp_path: Path):
 
 @pytest.mark.parametrize("rule", ["titles", "id:", "field:", "", "id:(", "id:[", r"id:.+-\d+", "doc:x"])
 def test_bad_rules_are_refused(rule: str):
-    with pytest.raises(UsageError, match=r"names no documents|regular expression|has no group"):
+    with pytest.raises(UsageError, match=r"does not name a rule|regular expression|has no group"):
         Documents(rule)
 
 
@@ -186,10 +186,10 @@ def test_rows_without_a_document_are_named(tmp_path: Path):
     with pytest.raises(UserError, match=r"c.jsonl:2: has no field 'doc'"):
         _positions(path, "field:doc")
     path = write_corpus(tmp_path / "d.jsonl", [("a", "T", "t")], doc=[["x"]])
-    with pytest.raises(UserError, match=r"d.jsonl:1: field 'doc' is no text"):
+    with pytest.raises(UserError, match=r"d.jsonl:1: field 'doc' is neither text"):
         _positions(path, "field:doc")
     (tmp_path / "c.tsv").write_text("id\ttext\ttitle\n1\tx\ty\n")
-    with pytest.raises(UserError, match=r"c.tsv:2: no JSON object"):
+    with pytest.raises(UserError, match=r"c.tsv:2: not a JSON object"):
         _positions(tmp_path / "c.tsv", "field:doc")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxretr.data.sentences import split_sentences
+from jaxretr.mine.sentence_queries import split_sentences
 
 DATA = Path(__file__).parent / "data" / "wiki_qa"
 

@@ -229,7 +229,7 @@ def test_loading_a_tokenizer_that_is_not_there(bert_folder, tmp_path):
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
     assert "no tokenizer in this folder" in message(tmp_path / "bert")
     (_made(tmp_path / "bare") / "vocab.txt").write_text("[UNK]\n")
-    assert "put config.json beside it" in message(tmp_path / "bare")
+    assert "put config.json next to it" in message(tmp_path / "bare")
     (_made(tmp_path / "broken") / "tokenizer.json").write_text("{")
     assert "cannot load the tokenizer" in message(tmp_path / "broken")
 
@@ -495,10 +495,10 @@ def test_a_full_disk_is_a_one_line_error_and_leaves_nothing_half_written(tmp_pat
 
 
 def test_progress_is_said_in_the_log_where_there_is_no_terminal(tmp_path, caplog, monkeypatch):
-    from jaxretr.data import token_store
+    from jaxretr import progress
 
     clock = iter(range(0, 1000, 5))
-    monkeypatch.setattr(token_store, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with caplog.at_level(logging.INFO):
         TokenStore.build(tmp_path, TEXTS, Words(), Template.QUESTION_ROWS, 8, chunk_rows=10)
-    assert "token store: 10 of 100 rows tokenised" in caplog.text
+    assert "tokenised 10 of 100 rows" in caplog.text

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from jaxretr.data.formats.examples import Candidate, Example, joined
-from jaxretr.data.formats.file_kinds import file_kind
-from jaxretr.data.formats.training_formats import FORMATS, read_examples, write_examples
+from jaxretr.data.formats.kinds import FORMATS, file_kind
+from jaxretr.data.formats.reading import read_examples
+from jaxretr.data.formats.writing import write_examples
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.errors import UsageError, UserError
 
@@ -173,14 +174,14 @@ BAD_ROWS = {
     "dpr": [
         ('{"answers": [], "positive_ctxs": []}', 'no field "question"'),
         ('{"question": "q", "positive_ctx": []}', "no field \"positive_ctxs\"; did you mean 'positive_ctx'?"),
-        ('{"question": "q", "positive_ctxs": {"text": "x"}}', 'field "positive_ctxs" is no list of passages'),
+        ('{"question": "q", "positive_ctxs": {"text": "x"}}', 'field "positive_ctxs" is not a list of passages'),
         ('{"question": "q", "positive_ctxs": [{"title": "x"}]}', 'passage in "positive_ctxs" has neither a text nor'),
         (
             '{"question": "q", "positive_ctxs": [{"text": "x", "score": "high"}]}',
             "field \"score\" is 'high', not a num",
         ),
-        ('{"question": "q", "positive_ctxs": [], "answers": [1]}', "the answers are no list of strings"),
-        ("7", "a number where a JSON object was expected"),
+        ('{"question": "q", "positive_ctxs": [], "answers": [1]}', "the answers are not a list of strings"),
+        ("7", "a number instead of a JSON object"),
     ],
     "dpr-scale": [
         ('{"question": "q", "positive_ctxs": [{"docidx": 20}]}', "docidx 20 in a corpus of 20 rows"),
@@ -189,13 +190,13 @@ BAD_ROWS = {
         ('{"question": "q", "positive_ctxs": [{"docidx": 1, "id": "nq:p2"}]}', "docidx 1 is passage 'nq:p1' in the"),
         ('{"question": "q",', "broken JSON"),
     ],
-    "tevatron": [('{"query": "q", "positive_passages": ["x"]}', 'field "positive_passages" is no list of passages')],
+    "tevatron": [('{"query": "q", "positive_passages": ["x"]}', 'field "positive_passages" is not a list of passages')],
     "tevatron2": [
         (
             '{"query_id": "1", "query_image": "x.png", "positive_document_ids": []}',
             "a query_image without a query_text",
         ),
-        ('{"query_id": "1", "query_text": "q", "positive_document_ids": [[1]]}', "is no list of ids"),
+        ('{"query_id": "1", "query_text": "q", "positive_document_ids": [[1]]}', "is not a list of ids"),
     ],
     "sentence-transformers": [
         ('{"query": "q", "answer_passage": null, "negative_1": "n"}', 'field "answer_passage" is null'),
@@ -204,24 +205,27 @@ BAD_ROWS = {
         ('{"query": "q"}', 'no field "answer_passage"'),
     ],
     "distillation": [
-        (f'{{"query_id": "{QUESTION_IDS[0]}", "document_ids": ["a", "b"], "scores": [1]}}', "is no list of 2 numbers"),
+        (
+            f'{{"query_id": "{QUESTION_IDS[0]}", "document_ids": ["a", "b"], "scores": [1]}}',
+            "is not a list of 2 numbers",
+        ),
         (f'{{"query_id": "{QUESTION_IDS[0]}", "document_ids": ["a"], "scores": [null]}}', "is null or not finite"),
         ('{"query_id": "?", "document_ids": ["a"], "scores": [1]}', "question '?' is not in the queries file"),
     ],
     "flag": [
-        ('{"query": "q", "pos": "p", "neg": []}', 'field "pos" is no list of texts'),
+        ('{"query": "q", "pos": "p", "neg": []}', 'field "pos" is not a list of texts'),
         ('{"query": "q", "pos": ["p"], "neg": [], "pos_scores": [1, 2]}', "has 2 scores for 1 texts"),
         ('{"pos": ["p"], "neg": []}', 'no field "query"'),
     ],
-    "triples": [("only two\tcolumns here", "2 columns where query<TAB>positive<TAB>negative was expected")],
+    "triples": [("only two\tcolumns here", "2 columns instead of query<TAB>positive<TAB>negative")],
     "triples-ids": [
-        ("1\t2", "no question-id<TAB>positive-id<TAB>negative-id"),
+        ("1\t2", "not question-id<TAB>positive-id<TAB>negative-id"),
         ("1\t2\t3", "question '1' is not in the queries file"),
     ],
     "qrels": [
         (f"{QUESTION_IDS[0]} 0 nq:p999 1", "passage 'nq:p999' is not in the corpus"),
         (f"{QUESTION_IDS[0]} 0 nq:p1 0", "have another grade on an earlier line"),
-        (f"{QUESTION_IDS[0]} 0 nq:p1 high", "the grade 'high' is no whole number"),
+        (f"{QUESTION_IDS[0]} 0 nq:p1 high", "the grade 'high' is not a whole number"),
         ("1 0 nq:p1 1", "question '1' is not in the queries file"),
     ],
 }
@@ -249,8 +253,8 @@ def test_a_bad_row_is_named_by_line_or_skipped_and_counted(format, row, problem,
 def test_ids_alone_need_their_questions():
     for format in NEED_QUERIES:
         problem = message(lambda path: list(read_examples(path)), golden(format))
-        assert "holds the ids of its questions alone" in problem and "give the queries file" in problem
-    with pytest.raises(UsageError, match="has its questions in itself"):
+        assert "has only the ids of its questions" in problem and "give the queries file" in problem
+    with pytest.raises(UsageError, match="contains its questions"):
         list(read_examples(golden("flag"), queries=QUERIES))
     assert "docidx 1 is a row of a corpus" in message(lambda p: list(read_examples(p)), golden("dpr-scale"))
 
@@ -296,8 +300,8 @@ def test_kinds_are_told_from_the_content(name, content, kind, tmp_path):
         ("x.csv", "a,b\n1,2", "not recognised"),
         ("x.tsv", "a\tb\tc\td\te", "not recognised"),
         ("x.jsonl", "{broken", ":1: broken JSON"),
-        ("corpus.jsonl", '{"_id": "1", "title": "", "text": "x"}', "looks like corpus, no training set; give it as"),
-        ("x.trec", "q Q0 d 1 2.5 tag", "looks like run (ranked passages), no training set; mine hard negatives"),
+        ("corpus.jsonl", '{"_id": "1", "title": "", "text": "x"}', "looks like corpus, not a training set; give it as"),
+        ("x.trec", "q Q0 d 1 2.5 tag", "looks like run (ranked passages), not a training set; mine hard negatives"),
     ],
 )
 def test_what_is_no_training_set_is_refused(name, content, problem, tmp_path):
@@ -306,7 +310,7 @@ def test_what_is_no_training_set_is_refused(name, content, problem, tmp_path):
 
 
 def test_a_folder_that_is_none(tmp_path):
-    assert "is no BEIR folder" in message(lambda path: list(read_examples(path)), tmp_path)
+    assert "is not a BEIR folder" in message(lambda path: list(read_examples(path)), tmp_path)
 
 
 # ---- sentence-transformers' columns ----------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxretr.data import duplicate_groups as copies
+from jaxretr.data import duplicate_groups as module
 from jaxretr.data.corpus import Corpus, Passage
-from jaxretr.data.duplicate_groups import rows_of_texts
+from jaxretr.data.duplicate_groups import duplicate_groups, rows_of_texts
 from jaxretr.data.readers import read_corpus
-from jaxretr.data.training_set import Ragged, first_copies, load_training_set
+from jaxretr.data.training_set import Ragged, load_training_set
 from jaxretr.errors import UserError
 
 WIKI = Path(__file__).parent / "data" / "wiki_qa"
@@ -76,8 +76,8 @@ def test_copies_are_found_by_content_even_where_keys_collide(content, wanted, co
     titles, texts = [title for title, _ in wanted], [text for _, text in wanted]
     with pytest.MonkeyPatch.context() as patch:
         if collide:
-            patch.setattr(copies, "_content_keys", lambda titles, texts: np.zeros(len(titles), np.int64))
-        first, found = first_copies(corpus), rows_of_texts(corpus, titles, texts)
+            patch.setattr(module, "_content_keys", lambda titles, texts: np.zeros(len(titles), np.int64))
+        first, found = duplicate_groups(corpus), rows_of_texts(corpus, titles, texts)
     assert first.dtype == np.int32
     assert first.tolist() == [content.index(each) for each in content]
     assert found.tolist() == [content.index(each) if each in content else -1 for each in wanted]
@@ -157,7 +157,7 @@ def test_an_id_that_the_corpus_lacks_stops_or_is_counted(tmp_path, caplog):
     ]
     path = write(tmp_path / "train.json", data)
     assert error_of(path, corpus).startswith(f"{path}:3: passage 'gone' is not in the corpus; give the corpus")
-    assert error_of(path).startswith(f"{path}:2: passage 'nq:p1' is given by its id alone; give the corpus")
+    assert error_of(path).startswith(f"{path}:2: passage 'nq:p1' is given only by its id; give the corpus")
     with caplog.at_level(logging.WARNING):
         training = load_training_set(path, corpus, skip_bad=True)
     assert [question.id for question in training.questions] == ["0", "1"]
@@ -190,7 +190,7 @@ def test_rows_without_a_positive_are_left_out_and_counted(tmp_path, caplog):
     assert "left out 2 of 3 questions, which have no positive passage; the first is on line 2" in record.message
     none = write(tmp_path / "none.json", [dpr_row("q0", [], ["n"])])
     assert error_of(none) == (
-        f"{none}:2: no positive passage, nor has any other of the 1 questions; "
+        f"{none}:2: no positive passage, nor does any other of the 1 questions have one; "
         "give every question a passage that answers it"
     )
 

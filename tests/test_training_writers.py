@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from jaxretr.data.formats.examples import Candidate, Example
-from jaxretr.data.formats.training_formats import read_examples, write_examples
+from jaxretr.data.formats.reading import read_examples
+from jaxretr.data.formats.writing import write_examples
 from jaxretr.data.readers import read_beir, read_corpus
 from jaxretr.errors import UsageError, UserError
 
@@ -45,7 +46,7 @@ def test_columns_need_one_number_of_negatives(tmp_path, caplog):
     assert "more than 2 negatives were left out in 1 examples" in caplog.text
     assert "with fewer than 2 negatives, left out, in 1 examples" in caplog.text
     assert write_examples(path, uneven, "sentence-transformers", negatives=0) == 3
-    with pytest.raises(UsageError, match="holds any number"):
+    with pytest.raises(UsageError, match="takes any number"):
         write_examples(path, uneven, "flag", negatives=1)
 
 
@@ -79,11 +80,11 @@ def test_what_cannot_be_written_leaves_the_old_file(tmp_path):
             CORPUS.from_passages([]),
             "in:1: passage 'nq:p1' has no text, and it is not in the corpus; give",
         ),
-        ("tevatron2", bare, None, "in:3: a passage has no id, which is all that this format holds; convert"),
+        ("tevatron2", bare, None, "in:3: a passage has no id, which is all that this format stores; convert"),
         ("distillation", of_ids, None, "in:1: a passage has no score; this format"),
         ("qrels", none, None, "no example of in can be written; without a positive, left out, in 1 examples; give"),
         ("triples", bare, None, "no example of in can be written; without a negative, left out, in 1 examples; give"),
-        ("qrels", tab, None, r"in:3: the id 'a\tb' cannot stand in a table; rename it"),
+        ("qrels", tab, None, r"in:3: the id 'a\tb' cannot be written in a table; rename it"),
     ]:
         assert problem in message(write_examples, path, examples, format, corpus, source="in"), format
         assert path.read_text() == "old"

@@ -9,9 +9,8 @@ from tiny import DATA
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.readers import read_corpus
-from jaxretr.data.token_store import TokenStore
+from jaxretr.data.token_store import TokenStore, random_windows
 from jaxretr.data.tokens import Template, load_tokenizer
-from jaxretr.data.windows import random_windows
 
 SEED = 23
 CLS, SEP = 2, 3

@@ -1,63 +1,96 @@
 """`jaxretr data`: training sets and other data files converted, inspected and validated."""
 
 import argparse
-import importlib
-from pathlib import Path
 
-from jaxretr.commands.outputs import say_written
-from jaxretr.data.formats.examples import joined
-from jaxretr.data.formats.training_formats import (
-    ROW_FORMATS,
-    examples_file,
-    read_examples,
-    training_format,
-    write_examples,
-)
-from jaxretr.data.readers import read_corpus
-from jaxretr.errors import UsageError, UserError
-from jaxretr.progress import counted
-from jaxretr.storage.files import check_output
+from jaxretr.commands.parsing import Commands, at_least_one, from_zero
+from jaxretr.data.formats.kinds import FORMATS, KINDS
+from jaxretr.errors import UserError
+
+
+def add_commands(commands: Commands) -> None:
+    """Adds `data convert`, `data inspect` and `data validate`."""
+    commands.command(
+        "data",
+        "Training sets and other data files: convert, inspect, validate.",
+        "jaxretr data validate train.jsonl --corpus corpus.jsonl",
+    )
+    add = commands.command(
+        "data convert",
+        "Convert a training set to another format; reports what that format cannot represent.",
+        "jaxretr data convert biencoder-nq-train.json train.jsonl --to tevatron\n"
+        "  jaxretr data convert scifact train.jsonl --to sentence-transformers --negatives 0\n"
+        "  jaxretr data convert triples.tsv msmarco --to beir --queries queries.tsv --corpus collection.tsv",
+        module="data",
+    ).add_argument
+    add("input", metavar="IN", help="a training set, gzipped or not, or a BEIR folder")
+    add("out", metavar="OUT", help="the file to write; a folder for beir")
+    add("--to", choices=FORMATS, required=True, help="the format to write")
+    add("--from", dest="source", choices=FORMATS, help="the format of IN (default: detected from its content)")
+    add("--corpus", metavar="FILE", help="the passages of formats with ids (default: a BEIR folder's own)")
+    add("--queries", metavar="FILE", help="the questions of triples-ids, qrels and distillation")
+    add("--split", metavar="NAME", help="split of a BEIR folder to read or write (default: train)")
+    add(
+        "--negatives",
+        type=from_zero,
+        metavar="N",
+        help="for sentence-transformers: negatives per row; questions with fewer are left out (default: the most that "
+        "every question has)",
+    )
+    add("--skip-bad", action="store_true", help="skip and count bad rows (default: stop at the first)")
+
+    add = commands.command(
+        "data inspect",
+        "Show what a file or folder contains: its format, size and first row; for training sets, corpora, questions,\n"
+        "judgements, runs, token stores, embedding stores and indexes.",
+        "jaxretr data inspect train.jsonl",
+        module="data",
+    ).add_argument
+    add("input", metavar="FILE", help="any data file or folder")
+    add("--as", dest="source", choices=tuple(KINDS), help="its format (default: detected from its content)")
+    add("--queries", metavar="FILE", help="the questions of triples-ids and distillation")
+
+    add = commands.command(
+        "data validate",
+        "Find every problem in a training set, corpus, question file or BEIR folder: bad rows, duplicates, missing\n"
+        "positives, ids that the corpus lacks, empty texts, negatives that are positives. Exits with 1 if there are any.",
+        "jaxretr data validate train.jsonl --corpus corpus.jsonl",
+        module="data",
+    ).add_argument
+    add("input", metavar="FILE", help="the file or BEIR folder")
+    add("--as", dest="source", choices=tuple(KINDS), help="its format (default: detected from its content)")
+    add("--corpus", metavar="FILE", help="the passages, to look up ids (default: a BEIR folder's own)")
+    add("--queries", metavar="FILE", help="the questions of triples-ids, qrels and distillation, to look up ids")
+    add("--split", metavar="NAME", help="split of a BEIR folder to check (default: train)")
+    add("--max-problems", type=at_least_one, default=100, metavar="N", help="problems to show (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> None:
-    """Does what `args.action` says."""
-    if args.action == "convert":
-        convert(args)
-    else:
-        importlib.import_module(f"jaxretr.commands.data_{args.action}").run(args)
+    """Does what `args.action` names."""
+    {"convert": _convert, "inspect": _inspect, "validate": _validate}[args.action](args)
 
 
-def convert(args: argparse.Namespace) -> None:
-    """Reads a training set in one format and writes it in another."""
-    path = Path(args.input).expanduser()
-    source = training_format(path, args.source)
-    split = split_of(args, source, args.to)
-    if args.to != "beir":
-        check_output(args.out)
-    elif Path(args.out).expanduser().is_file():
-        raise UserError(f"{args.out}: is a file, and a BEIR folder is to be written; name a folder")
-    place = args.corpus if args.corpus is not None or source != "beir" else path
-    corpus = None if place is None else read_corpus(place, skip_bad=args.skip_bad)
-    examples = read_examples(
-        path, format=source, skip_bad=args.skip_bad, corpus=corpus, queries=args.queries, split=split
+def _convert(args: argparse.Namespace) -> None:
+    from jaxretr.commands.outputs import say_written
+    from jaxretr.data_files.conversion import convert_data
+
+    names = ("to", "corpus", "queries", "split", "negatives", "skip_bad")
+    written = convert_data(args.input, args.out, format=args.source, **{name: vars(args)[name] for name in names})
+    say_written(args.out, f"{written.questions} questions as {written.format}, from {written.source}")
+
+
+def _inspect(args: argparse.Namespace) -> None:
+    from jaxretr.data_files.inspection import inspect_data
+
+    print(inspect_data(args.input, format=args.source, queries=args.queries).table())
+
+
+def _validate(args: argparse.Namespace) -> None:
+    from jaxretr.data_files.validation import validate_data
+
+    names = ("corpus", "queries", "split", "max_problems")
+    found = validate_data(
+        args.input, format=args.source, **{name: vars(args)[name] for name in names}, on_problem=print
     )
-    examples = counted(examples, "row")
-    if source in ROW_FORMATS and args.to not in ROW_FORMATS:
-        examples = joined(examples)
-    written = write_examples(
-        args.out,
-        examples,
-        args.to,
-        corpus,
-        negatives=args.negatives,
-        split=split,
-        source=examples_file(path, split),
-    )
-    say_written(args.out, f"{written} questions as {args.to}, from {source}")
-
-
-def split_of(args: argparse.Namespace, *formats: str) -> str:
-    """Returns the name of the judgements; UsageError when one is named and none of `formats` is a BEIR folder."""
-    if args.split is not None and "beir" not in formats:
-        raise UsageError(f"--split {args.split} is for BEIR folders, not for {' and '.join(formats)}; leave it out")
-    return args.split or "train"
+    if not found.ok:
+        raise UserError(str(found))
+    print(found)

@@ -1,4 +1,4 @@
-"""Which examples a training step sees, a function of the seed and the step alone; and making them ahead of time."""
+"""The examples of a training step, a function of the seed and the step alone, and how they are made ahead of time."""
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -7,16 +7,16 @@ import numpy as np
 
 T = TypeVar("T")
 
-# Steps that are made before they are asked for: one at work and one ready.
+# Steps that are made in advance: one in progress and one ready.
 _AHEAD = 2
 
 
 class QuestionBatches:
     """Shuffled batches without state: a resumed run needs the step counter alone, on any number of hosts.
 
-    The examples come as one endless stream of epochs, each a permutation of its own, in which every example stands
-    exactly once. Batches are cut from that stream, so that a batch may span two epochs (and more, when it is larger
-    than an epoch), and no example is left out at an epoch's end. Any step is found in the same time.
+    The examples form an endless stream of epochs, each a new permutation with every example exactly once. Batches are
+    cut from that stream, so a batch may span two epochs (or more, if it is larger than an epoch), and no example is
+    left out at the end of an epoch. Any step is found in the same time.
 
     Attributes:
       num_examples: examples in an epoch.
@@ -58,10 +58,10 @@ class QuestionBatches:
 
 
 class MadeAhead(Generic[T]):
-    """What the host makes for each step, made in a thread while the devices work on the steps before."""
+    """What the host makes for each step, in a thread while the devices work on earlier steps."""
 
     def __init__(self, make: Callable[[int], T]):
-        """Sets it up; nothing is made yet.
+        """Makes nothing yet.
 
         Args:
           make: a function of the step alone, whose result is not None.
@@ -74,7 +74,7 @@ class MadeAhead(Generic[T]):
         self._iterator: Any = None
 
     def __getitem__(self, step: int) -> T:
-        """Returns what `make` gives for a step, at once if it follows the step that was asked for last."""
+        """Returns `make(step)`, at once if the step follows the previous call's."""
         if step != self._next:
             self._iterator = iter(self._steps[step:].to_iter_dataset(self._options))
         self._next = step + 1

@@ -3,17 +3,17 @@
 import hashlib
 import struct
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from jaxretr.data.text_rows import (
     BadRows,
     RowError,
     bare_suffix,
-    check_trec_id,
     check_utf8,
+    filled_lines,
     find_input,
     first_line,
     json_object,
@@ -24,10 +24,12 @@ from jaxretr.data.text_rows import (
 )
 from jaxretr.errors import UserError
 
-if TYPE_CHECKING:  # It imports numpy, which the command line's help does not wait for.
-    from jaxretr.data.mapped_column import MappedColumn
+if TYPE_CHECKING:  # It imports numpy, which would delay the command line's help.
+    from jaxretr.data.mapped_texts import MappedTexts
 
-Column: TypeAlias = "list[str] | MappedColumn"
+Column: TypeAlias = "list[str] | MappedTexts"
+
+T = TypeVar("T")
 
 ID_FIELDS = ("_id", "id", "docid")
 _TEXT_FIELDS = ("text", "contents")
@@ -58,7 +60,7 @@ class Corpus:
         """
         Args:
           ids, titles, texts: of N passages.
-          fingerprint: what `fingerprint()` would find, where it is known.
+          fingerprint: the result of `fingerprint()`, if known.
         """
         if not len(ids) == len(titles) == len(texts):
             raise ValueError(f"columns of different lengths: {len(ids)} ids, {len(titles)} titles, {len(texts)} texts")
@@ -91,7 +93,7 @@ class Corpus:
           where: that file, for errors.
 
         Raises:
-          UserError: an id stands in both.
+          UserError: an id occurs in both.
         """
         if twice := next((id for id in other.ids if id in self), None):
             raise UserError(
@@ -112,7 +114,7 @@ class Corpus:
         return id in self._row_of_id()
 
     def row(self, id: str) -> int:
-        """Returns the row of the passage with this id; KeyError when there is none."""
+        """Returns the row of the passage with this id; KeyError if there is none."""
         return self._row_of_id()[id]
 
     def fingerprint(self) -> str:
@@ -145,11 +147,11 @@ def iter_passages(path: str | Path, *, skip_bad: bool = False) -> Iterator[tuple
 
     Formats, each also gzipped: JSON lines (id under "_id", "id" or "docid"; "text" or "contents"; "title" may be
     missing or null), DPR's tab-separated `id text title` with a header in any order and csv quoting, and MS MARCO's
-    `pid<TAB>text` without header or quoting. The name's suffix and the first line tell which.
+    `pid<TAB>text` without header or quoting. The suffix and the first line determine the format.
 
     Args:
       path: a file, or a folder with corpus.jsonl or corpus.jsonl.gz.
-      skip_bad: whether bad rows are skipped, with one warning that counts them, instead of stopping.
+      skip_bad: whether to skip bad rows, with one warning that counts them, instead of stopping.
 
     Raises:
       UserError: a bad row (as `path:line: what; remedy`), or a file that cannot be read.
@@ -168,7 +170,7 @@ def read_corpus(path: str | Path, *, skip_bad: bool = False, trec_ids: bool = Fa
     Args:
       path: a file, or a folder with corpus.jsonl or corpus.jsonl.gz.
       skip_bad: whether bad rows and repeated ids are skipped, with one warning that counts them.
-      trec_ids: whether a row is bad whose id a TREC run cannot hold.
+      trec_ids: whether ids that a TREC run cannot represent are bad rows.
 
     Raises:
       UserError: a bad row or a repeated id (as `path:line: what; remedy`), no passages, or no such file.
@@ -184,101 +186,89 @@ def read_corpus(path: str | Path, *, skip_bad: bool = False, trec_ids: bool = Fa
             first = lines[ids.index(passage.id)]
             bad.add(line, f"duplicate id '{passage.id}' (first on line {first}); give every passage an id of its own")
             continue
-        if trec_ids:
-            try:
-                check_trec_id(passage.id)
-            except RowError as error:
-                bad.add(line, error)
-                continue
+        if trec_ids and not bad.takes_trec_id(line, passage.id):
+            continue
         seen.add(passage.id)
         ids.append(passage.id)
         titles.append(passage.title)
         texts.append(passage.text)
         lines.append(line)
-    bad.report(len(ids))
-    if not ids:
-        after = f" besides {bad.count} bad rows (the first: {bad.first})" if bad.count else ""
-        raise UserError(f"{bad.path}: no passages{after}; give a corpus with at least one row")
+    bad.finish(len(ids), "passages", "give a corpus with at least one row")
     return Corpus(ids, titles, texts)
 
 
 def numbered_passages(bad: BadRows) -> Iterator[tuple[int, Passage]]:
-    """Yields (line number, passage) from `bad.path`, and gives `bad` the rows that are none; see `iter_passages`."""
+    """Returns (line number, passage) for the rows of `bad.path`; bad rows go to `bad`. See `iter_passages`."""
     path = bad.path
     head = first_line(path)
     suffix = bare_suffix(path)
     if not head:
-        return
+        return iter(())
     if head.lstrip().startswith("[") and suffix != ".tsv":
-        raise UserError(f"{path}:1: a JSON array where a corpus was expected; write one JSON object a line")
+        raise UserError(f"{path}:1: a JSON array instead of a corpus; write one JSON object per line")
     if suffix in (".jsonl", ".ndjson", ".json") or (suffix != ".tsv" and head.lstrip().startswith("{")):
-        return (yield from _json_passages(bad))
+        return _passages(bad, filled_lines(path), _json_passage)
     if "\t" not in head:
         raise UserError(
-            f"{path}:1: no corpus format (neither a JSON object nor tab-separated columns); "
+            f"{path}:1: not a corpus (neither a JSON object nor tab-separated columns); "
             f"give BEIR jsonl, a tsv with the header id, text, title, or pid<TAB>text"
         )
     names = [name.strip().strip('"').lower() for name in head.split("\t")]
     if any(name in names for name in _HEADER_IDS) and any(name in names for name in _HEADER_TEXTS):
-        yield from _dpr_passages(bad, names)
-    else:
-        yield from _marco_passages(bad)
+        rows = tsv_rows(numbered_lines(path), len(names))
+        next(rows)  # the header
+        return _passages(bad, rows, _dpr_passage(names))
+    lines = ((number, line) for number, line in numbered_lines(path) if line.strip(" \r"))
+    return _passages(bad, lines, _marco_passage)
 
 
-def _json_passages(bad: BadRows) -> Iterator[tuple[int, Passage]]:
-    for number, line in numbered_lines(bad.path):
-        if not line.strip():
-            continue
+def _passages(
+    bad: BadRows, rows: Iterable[tuple[int, T]], parse: Callable[[T], Passage]
+) -> Iterator[tuple[int, Passage]]:
+    for number, row in rows:
         try:
-            row = json_object(line)
-            id = string_field(row, ID_FIELDS, allow_int=True)
-            text = string_field(row, _TEXT_FIELDS)
-            title = string_field(row, _TITLE_FIELDS)
-            if text is None:
-                raise missing_field(row, _TEXT_FIELDS)
-            if id is None:
-                raise missing_field(row, ID_FIELDS)
-            passage = _passage(id, title or "", text)
+            passage = parse(row)
         except RowError as error:
             bad.add(number, error)
             continue
         yield number, passage
 
 
-def _dpr_passages(bad: BadRows, names: list[str]) -> Iterator[tuple[int, Passage]]:
+def _json_passage(line: str) -> Passage:
+    row = json_object(line)
+    id = string_field(row, ID_FIELDS, allow_int=True)
+    text = string_field(row, _TEXT_FIELDS)
+    title = string_field(row, _TITLE_FIELDS)
+    if text is None:
+        raise missing_field(row, _TEXT_FIELDS)
+    if id is None:
+        raise missing_field(row, ID_FIELDS)
+    return _passage(id, title or "", text)
+
+
+def _dpr_passage(names: Sequence[str]) -> Callable[[list[str]], Passage]:
+    """Returns the parser of rows under a header with these names."""
     id_column = next(names.index(name) for name in _HEADER_IDS if name in names)
     text_column = next(names.index(name) for name in _HEADER_TEXTS if name in names)
     title_column = names.index("title") if "title" in names else None
-    rows = tsv_rows(numbered_lines(bad.path), len(names))
-    next(rows)  # the header
-    for number, fields in rows:
-        try:
-            if len(fields) != len(names):
-                raise RowError(f"{len(fields)} columns, the header has {len(names)}; check its tabs and quotes")
-            title = "" if title_column is None else fields[title_column]
-            passage = _passage(fields[id_column], title, fields[text_column])
-        except RowError as error:
-            bad.add(number, error)
-            continue
-        yield number, passage
+
+    def parse(fields: list[str]) -> Passage:
+        if len(fields) != len(names):
+            raise RowError(f"{len(fields)} columns, the header has {len(names)}; check its tabs and quotes")
+        title = "" if title_column is None else fields[title_column]
+        return _passage(fields[id_column], title, fields[text_column])
+
+    return parse
 
 
-def _marco_passages(bad: BadRows) -> Iterator[tuple[int, Passage]]:
-    for number, line in numbered_lines(bad.path):
-        if not line.strip(" \r"):
-            continue
-        try:
-            fields = line.split("\t")
-            if len(fields) != 2:
-                raise RowError(
-                    f"{len(fields)} columns where id<TAB>text was expected; for more columns begin the file with a "
-                    f"header such as id<TAB>text<TAB>title"
-                )
-            passage = _passage(fields[0], "", fields[1])
-        except RowError as error:
-            bad.add(number, error)
-            continue
-        yield number, passage
+def _marco_passage(line: str) -> Passage:
+    fields = line.split("\t")
+    if len(fields) != 2:
+        raise RowError(
+            f"{len(fields)} columns instead of id<TAB>text; for more columns begin the file with a "
+            f"header such as id<TAB>text<TAB>title"
+        )
+    return _passage(fields[0], "", fields[1])
 
 
 def _passage(id: str, title: str, text: str) -> Passage:

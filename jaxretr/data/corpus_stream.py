@@ -1,4 +1,4 @@
-"""A corpus of one or several files that is read again and again and never held in memory."""
+"""A corpus of one or more files that is read several times and never kept in memory."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ def _same(rows: Iterable[T]) -> Iterator[T]:
 class CorpusStream:
     """The passages of one file, then of the next; a row is a passage's position among all of them.
 
-    Rows and fingerprint are those of the `Corpus` that holds all these passages.
+    Rows and fingerprint equal those of the `Corpus` of all these passages.
 
     Attributes:
       paths: the files.
@@ -44,7 +44,7 @@ class CorpusStream:
         Args:
           paths: files or BEIR folders, as `iter_passages` takes them.
           skip_bad: whether bad rows and repeated ids are skipped, with a warning that counts them.
-          watch: passes passages on, to show progress.
+          watch: wraps an iteration over passages, to show progress.
 
         Raises:
           UserError: a bad row or a repeated id (as `path:line: what; remedy`), no passages, or no such file.
@@ -54,14 +54,14 @@ class CorpusStream:
         self._repeated: frozenset[tuple[int, int]] = frozenset()
         for path in self.paths:
             if not path.is_file():
-                raise UserError(f"{path}: is no regular file, but a corpus is read several times; save it as a file")
+                raise UserError(f"{path}: is not a regular file, but a corpus is read several times; save it as a file")
         all_bad = [BadRows(path, skip_bad) for path in self.paths]
         hashes = array("q")
         kept = [0] * len(self.paths)
 
         def hashed() -> Iterator[Passage]:
             for file, _, passage in self._numbered(all_bad):
-                # 8 bytes a passage tell who may have an id twice; the ids themselves would take ten times that.
+                # 8 bytes per passage reveal possible repeated ids; the ids themselves would take ten times that.
                 hashes.append(hash(passage.id))
                 kept[file] += 1
                 yield passage
@@ -98,7 +98,7 @@ class CorpusStream:
         """Yields ("path:line", passage, value of a further field of its JSON row), row by row.
 
         Raises:
-          UserError: a file that is no JSON lines, or a row without the field.
+          UserError: a file that is not JSON lines, or a row without the field.
         """
         of_file, lines = -1, iter(())
         for file, line, passage in self._numbered():
@@ -109,7 +109,7 @@ class CorpusStream:
                 row = json_object(source)
             except RowError:
                 raise UserError(
-                    f"{self.paths[file]}:{line}: no JSON object, so it has no field '{name}'; give the corpus as JSON "
+                    f"{self.paths[file]}:{line}: not a JSON object, so it has no field '{name}'; give the corpus as JSON "
                     "lines, or tell the documents apart by title or id"
                 ) from None
             if row.get(name) is None:
@@ -119,14 +119,14 @@ class CorpusStream:
 
     def _numbered(self, all_bad: Sequence[BadRows] | None = None) -> Iterator[tuple[int, int, Passage]]:
         """Yields (number of the file, line number, passage)."""
-        # Bad rows have been counted or refused by the first reading.
+        # The first reading counted or refused bad rows.
         for file, bad in enumerate(all_bad or [BadRows(path, skip=True) for path in self.paths]):
             for line, passage in numbered_passages(bad):
                 if (file, line) not in self._repeated:
                     yield file, line, passage
 
     def _find_repeated(self, hashes: array, all_bad: Sequence[BadRows]) -> frozenset[tuple[int, int]]:
-        """Returns (number of the file, line) of the passages whose id stands further up."""
+        """Returns (number of the file, line) of the passages whose id occurs earlier."""
         in_order = np.sort(np.frombuffer(hashes, np.int64))
         suspects = set(in_order[1:][in_order[1:] == in_order[:-1]].tolist())
         if not suspects:
@@ -146,7 +146,7 @@ class CorpusStream:
 
 
 class _Column:
-    """A column that is seen once, from the first row to the last, as `content_fingerprint` does."""
+    """A column that can be read once, from the first row to the last, as `content_fingerprint` does."""
 
     def __init__(self, length: int, values: Iterator[str]):
         self._length, self._values = length, values

@@ -1,4 +1,4 @@
-"""Passages that are word for word the same."""
+"""Duplicate groups: passages with the same title and text. A group is named by its lowest row."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,13 @@ import numpy as np
 from jaxretr.data.corpus import Corpus
 
 
-def first_copies(passages: Corpus) -> np.ndarray:
-    """Returns for every row the lowest row with the same title and text, int32 [N]: its own where that is the first."""
+def duplicate_groups(passages: Corpus) -> np.ndarray:
+    """Returns the duplicate group of every row, int32 [N]: the lowest row with the same title and text."""
     return _first(passages.titles, passages.texts)
 
 
-def copies_among(passages: Corpus, rows: np.ndarray) -> np.ndarray:
-    """Returns for each of `rows` the first of them with its content, as an int32 [N] table; other rows are their own."""
+def duplicate_groups_among(passages: Corpus, rows: np.ndarray) -> np.ndarray:
+    """Returns the duplicate groups of `rows` among themselves, int32 [N]; every other row is a group of its own."""
     table = np.arange(len(passages), dtype=np.int32)
     chosen = rows.tolist()
     first = _first([passages.titles[row] for row in chosen], [passages.texts[row] for row in chosen])
@@ -22,7 +22,7 @@ def copies_among(passages: Corpus, rows: np.ndarray) -> np.ndarray:
 
 
 def rows_of_texts(corpus: Corpus, titles: Sequence[str], texts: Sequence[str]) -> np.ndarray:
-    """Returns the lowest row of the corpus with each title and text, int64; -1 where it has none."""
+    """Returns the lowest row of the corpus with each title and text, int64; -1 if it has none."""
     keys, wanted = _content_keys(corpus.titles, corpus.texts), _content_keys(titles, texts)
     order = np.argsort(keys, kind="stable")
     begins, ends = (np.searchsorted(keys, wanted, side, sorter=order) for side in ("left", "right"))
@@ -41,7 +41,7 @@ def _first(titles: Sequence[str], texts: Sequence[str]) -> np.ndarray:
     begins = np.flatnonzero(np.diff(keys[order], prepend=~keys[order][:1]) != 0)
     first = np.empty(len(keys), np.int32)
     first[order] = np.repeat(order[begins], np.diff(begins, append=len(keys)))
-    # Where keys of different contents meet, all copies of one content differ from the first of the key.
+    # If different contents share a key, all duplicates of one content differ from the first row of the key.
     strangers: dict[tuple[str, str], int] = {}
     for row in np.flatnonzero(first != np.arange(len(first))).tolist():
         content = titles[row], texts[row]
@@ -53,6 +53,6 @@ def _first(titles: Sequence[str], texts: Sequence[str]) -> np.ndarray:
 def _content_keys(titles: Sequence[str], texts: Sequence[str]) -> np.ndarray:
     """A number for every passage, int64 [N]: equal for equal content, nearly always different otherwise.
 
-    Python salts its hashes anew in every process; so the keys only find candidates, and no result depends on them.
+    Python salts its hashes in every process, so the keys only find candidates, and no result depends on them.
     """
     return np.fromiter(map(hash, zip(titles, texts, strict=True)), np.int64, len(titles))

@@ -35,9 +35,9 @@ def held_out(texts: Sequence[str], most: int, where: str) -> np.ndarray:
     count = min(most, len(different) // _SHARE)
     if not count:
         raise UserError(
-            f"{where}: {len(different)} questions are too few to hold some out for the evaluation; give dev data "
+            f"{where}: {len(different)} questions are too few to hold out some for evaluation; give dev data "
             "(--data.dev-questions and --data.dev-qrels), or train without with --data.held-out 0"
         )
     chosen = set(different[:count])
-    log.info("%s: %d of %d questions are held out for the evaluation", where, count, len(different))
+    log.info("%s: %d of %d questions are held out for evaluation", where, count, len(different))
     return np.array([key in chosen for key in keys])

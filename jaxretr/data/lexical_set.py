@@ -1,8 +1,8 @@
 """Training sets of ids for a retriever that imitates another ranking (SPAR, Chen et al. 2022).
 
-A folder holds meta.json, the queries (queries.bin, queries-offsets.npy), sources.npy (int32 [Q], the row of the passage
-that a query is a sentence of, -1 for one that was given), and for every teacher teacher-00.npy (int32 [Q, P + M]: the
-rows of its P first passages, then of the M at the negative ranks; -1 where it found none) and teacher-00-scores.npy
+A folder contains meta.json, the queries (queries.bin, queries-offsets.npy), sources.npy (int32 [Q], the row of the passage
+that a query is a sentence of, -1 for a given query), and for every teacher teacher-00.npy (int32 [Q, P + M]: the
+rows of its P first passages, then of the M at the negative ranks; -1 if it found none) and teacher-00-scores.npy
 (float32, its scores; 0 there). Everything is mapped into memory. meta.json is written last.
 """
 
@@ -16,17 +16,17 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from jaxretr.data.arrays import write_array
-from jaxretr.data.query_store import QueryStore, write_queries
-from jaxretr.data.sentence_queries import SOURCES
+from jaxretr.data.mapped_texts import QueryStore, write_queries
 from jaxretr.errors import UsageError, UserError
 from jaxretr.storage.files import atomic_write
 
 META = "meta.json"
+SOURCES = "sources.npy"
 
 _FORMAT = "jaxretr-lexical"
 _VERSION = 1
 
-# Queries between two steps of a file.
+# Queries written at a time.
 _BLOCK = 1 << 16
 
 
@@ -36,7 +36,7 @@ class Selection:
 
     Attributes:
       positives: P, ranks 1 to P.
-      first_negative, last_negative: the ranks of the M negatives, both within.
+      first_negative, last_negative: the ranks of the M negatives, inclusive.
     """
 
     positives: int = 10
@@ -45,10 +45,10 @@ class Selection:
 
     def __post_init__(self) -> None:
         if self.positives < 1:
-            raise UsageError(f"at least 1 positive must be asked for, not {self.positives}")
+            raise UsageError(f"at least 1 positive is required, not {self.positives}")
         if not self.positives < self.first_negative <= self.last_negative:
             raise UsageError(
-                f"the negative ranks {self.first_negative}:{self.last_negative} must lie behind the positive ones, "
+                f"the negative ranks {self.first_negative}:{self.last_negative} must come after the positive ones, "
                 f"1:{self.positives}"
             )
 
@@ -71,7 +71,7 @@ class Ranking:
 
     Attributes:
       name: of the teacher.
-      rows: int32 [Q, K], best first, -1 behind the last passage found.
+      rows: int32 [Q, K], best first, -1 after the last passage found.
       scores: float32 [Q, K].
     """
 
@@ -85,9 +85,9 @@ class Teacher:
     """A teacher's passages for the queries of a set, mapped into memory.
 
     Attributes:
-      name: as the command line gave it.
-      rows: int32 [Q, P + M], the positives (best first), then the negatives; -1 where there are too few.
-      scores: float32 [Q, P + M]; 0 where the row is -1.
+      name: its name on the command line.
+      rows: int32 [Q, P + M], the positives (best first), then the negatives; -1 if there are too few.
+      scores: float32 [Q, P + M]; 0 if the row is -1.
       num_positives: P.
     """
 
@@ -107,14 +107,14 @@ class Teacher:
         return self.rows[:, self.num_positives :]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LexicalSet:
-    """A set that is open for reading.
+    """A set that is open for reading. A pickle of it contains the folder's name alone.
 
     Attributes:
-      folder: where it lies.
+      folder: its folder.
       queries: Q texts.
-      sources: int32 [Q], the row of the passage that each is a sentence of; -1 where it was given.
+      sources: int32 [Q], the row of the passage that each is a sentence of; -1 for a given query.
       teachers: at least one; each has a positive and a negative for every query.
       corpus_fingerprint: `Corpus.fingerprint()` of the passages that the rows point to.
       corpus_rows: N.
@@ -134,12 +134,21 @@ class LexicalSet:
     def __len__(self) -> int:
         return len(self.queries)
 
+    def __repr__(self) -> str:
+        teachers = ", ".join(teacher.name for teacher in self.teachers)
+        return (
+            f"LexicalSet({str(self.folder)!r}, {len(self)} queries, {self.corpus_rows} passages, teachers: {teachers})"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LexicalSet.open, (self.folder,)
+
     @classmethod
     def open(cls, folder: str | Path) -> "LexicalSet":
         """Opens a set.
 
         Raises:
-          UserError: there is none, it is of another version, or a file is missing or damaged.
+          UserError: there is none, it has another version, or a file is missing or damaged.
         """
         folder = Path(folder).expanduser()
         meta = _read_meta(folder)
@@ -153,7 +162,7 @@ class LexicalSet:
         store = QueryStore(folder)
         if len(store) != queries:
             raise UserError(
-                f"{folder}: holds {len(store)} queries, but {META} says {queries}; make it again with "
+                f"{folder}: contains {len(store)} queries, but {META} states {queries}; make it again with "
                 "`jaxretr mine lexical`"
             )
         shape = (queries, positives + negatives)
@@ -186,15 +195,15 @@ class LexicalSet:
         """Writes a set of the queries for which every teacher has at least one positive and one negative.
 
         Args:
-          folder: made when missing; a set that it holds is replaced, other files are left alone.
+          folder: created if missing; a set in it is replaced, other files are left alone.
           queries: Q texts.
           sources: int32 [Q].
           rankings: of each teacher.
           selection: which ranks to take.
           corpus_fingerprint: of the N passages that the rows point to.
           corpus_rows: N.
-          settings: noted in meta.json.
-          wanted: bool [Q], the queries to look at; all by default.
+          settings: recorded in meta.json.
+          wanted: bool [Q], the queries to consider; all by default.
 
         Returns:
           The set, open.
@@ -211,7 +220,7 @@ class LexicalSet:
                 f"{folder}: no query has both a positive and a passage at ranks {selection.first_negative}:"
                 f"{selection.last_negative} of every teacher; look for negatives at better ranks, or add passages"
             )
-        # While its files are replaced the folder is no set.
+        # While its files are replaced the folder is not a set.
         (folder / META).unlink(missing_ok=True)
         numbers = np.flatnonzero(kept)
         with write_queries(folder) as store:
@@ -244,7 +253,7 @@ class LexicalSet:
 
 
 def is_lexical_set(folder: str | Path) -> bool:
-    """Whether a folder's meta.json is a lexical set's, of whatever version."""
+    """Whether a folder's meta.json is that of a lexical set of any version."""
     try:
         content = json.loads((Path(folder).expanduser() / META).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -287,7 +296,7 @@ def _mapped(path: Path, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
         raise UserError(f"{path}: cannot be read ({what}); {again}") from error
     if array.shape != shape or array.dtype != dtype:
         raise UserError(
-            f"{path}: holds {array.dtype} {list(array.shape)}, but {META} says {np.dtype(dtype)} {list(shape)}; {again}"
+            f"{path}: contains {array.dtype} {list(array.shape)}, but {META} states {np.dtype(dtype)} {list(shape)}; {again}"
         )
     return np.asarray(array)
 
@@ -299,13 +308,13 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         what = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UserError(
-            f"{path}: no readable lexical set ({what}); make one with `jaxretr mine lexical`, or run the command that "
-            "was interrupted again"
+            f"{path}: not a readable lexical set ({what}); make one with `jaxretr mine lexical`, or run the "
+            "interrupted command again"
         ) from error
     if not isinstance(meta, dict) or meta.get("format") != _FORMAT:
-        raise UserError(f"{path}: is no lexical set's; give a folder that `jaxretr mine lexical` wrote")
+        raise UserError(f"{path}: does not describe a lexical set; give a folder that `jaxretr mine lexical` wrote")
     if meta.get("version") != _VERSION:
         raise UserError(
-            f"{path}: is of version {meta.get('version')}, and this program reads version {_VERSION}; make it again"
+            f"{path}: has version {meta.get('version')}, and this program reads version {_VERSION}; make it again"
         )
     return meta

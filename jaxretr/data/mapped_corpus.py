@@ -1,7 +1,7 @@
-"""A corpus as columns on disk, mapped into memory: all processes of a host share its pages, and none holds the texts.
+"""A corpus as columns on disk, mapped into memory: the processes of a host share its pages, and none copies the texts.
 
-Made once from the corpus's file, beside the token stores; while size and time of change of the file are the same it is
-opened as it is. 21 million passages then need no minutes of reading, and no 20 GB of strings in each process.
+It is made once from the corpus's file, next to the token stores, and reused while the file's size and modification time
+are unchanged. 21 million passages then need neither minutes of reading nor 20 GB of strings in each process.
 """
 
 import contextlib
@@ -11,11 +11,14 @@ import logging
 import os
 import secrets
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import numpy as np
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.corpus_stream import CorpusStream
-from jaxretr.data.mapped_column import ColumnWriter, MappedColumn
+from jaxretr.data.mapped_texts import MappedTexts, mapped_bytes
 from jaxretr.data.text_rows import find_input
 from jaxretr.errors import UserError
 
@@ -27,11 +30,11 @@ _VERSION = 1
 
 
 def mapped_corpus(path: str | Path, root: Path) -> Corpus:
-    """The corpus of a file, as `read_corpus` reads it, with columns that are mapped into memory.
+    """Returns the corpus of a file, as `read_corpus` does, with columns that are mapped into memory.
 
     Args:
       path: a file, or a folder with corpus.jsonl or corpus.jsonl.gz; for the formats see `iter_passages`.
-      root: the folder of the columns' folders; made when missing.
+      root: where the folders of all mapped corpora are; created if missing.
 
     Raises:
       UserError: a bad row or a repeated id (as `path:line: what; remedy`), no passages, no such file, or a folder that
@@ -53,22 +56,22 @@ def mapped_corpus(path: str | Path, root: Path) -> Corpus:
             raise UserError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from error
         corpus = _open(folder)
     if corpus is None:
-        raise UserError(f"{folder}: is damaged as soon as it is made; remove it, and let nothing else write there")
+        raise UserError(f"{folder}: was damaged right after it was made; remove it, and let nothing else write there")
     return corpus
 
 
 def _open(folder: Path) -> Corpus | None:
-    """The corpus of a folder; None where there is none, or one that is not whole."""
+    """Opens the corpus of a folder; None if there is none, or an incomplete one."""
     try:
         meta = json.loads((folder / _META).read_text(encoding="utf-8"))
-        columns = [MappedColumn(folder, name) for name in _COLUMNS]
+        columns = [_column(folder, name) for name in _COLUMNS]
         if {len(column) for column in columns} != {meta["rows"]}:
-            raise ValueError("its columns are not as long as meta.json says")
+            raise ValueError("its columns have another length than in meta.json")
         return Corpus(columns[0], columns[1], columns[2], fingerprint=str(meta["fingerprint"]))
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        log.warning("%s: no whole corpus (%s); making it again", folder, error)
+        log.warning("%s: not a complete corpus (%s); making it again", folder, error)
     return None
 
 
@@ -78,19 +81,42 @@ def _write(folder: Path, stream: CorpusStream) -> None:
     partial.mkdir()
     try:
         with contextlib.ExitStack() as files:
-            columns = [files.enter_context(ColumnWriter(partial, name)) for name in _COLUMNS]
+            adders = [files.enter_context(_written_column(partial, name)) for name in _COLUMNS]
             for _, passage in stream.passages():
-                for name, column in zip(_COLUMNS, columns, strict=True):
-                    column.add(getattr(passage, name))
+                for name, add in zip(_COLUMNS, adders, strict=True):
+                    add(getattr(passage, name))
         meta = {"rows": stream.num_rows, "fingerprint": stream.fingerprint, "source": stream.name}
         (partial / _META).write_text(json.dumps(meta, indent=2), encoding="utf-8")
         if _open(folder) is None:
-            # Not whole, so that nobody reads it; or not there.
+            # Missing, or incomplete, so that nobody reads it.
             shutil.rmtree(folder, ignore_errors=True)
             try:
                 os.rename(partial, folder)
             except OSError:
-                if _open(folder) is None:  # Else another process was first.
+                if _open(folder) is None:  # Otherwise another process was first.
                     raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _column(folder: Path, name: str) -> MappedTexts:
+    """Opens a column: NAME.bytes, its UTF-8 bytes, and NAME.offsets, int64 [N + 1]."""
+    offsets, content = np.memmap(folder / f"{name}.offsets", np.int64, "r"), mapped_bytes(folder / f"{name}.bytes")
+    if len(content) != offsets[-1]:
+        raise ValueError(f"{name}.bytes has {len(content)} bytes, not {offsets[-1]}")
+    return MappedTexts(offsets, content)
+
+
+@contextlib.contextmanager
+def _written_column(folder: Path, name: str) -> Iterator[Callable[[str], None]]:
+    """Writes a column; yields the function that adds a text to it."""
+    with open(folder / f"{name}.bytes", "wb") as content, open(folder / f"{name}.offsets", "wb") as offsets:
+        end = 0
+        offsets.write(bytes(8))
+
+        def add(text: str) -> None:
+            nonlocal end
+            end += content.write(text.encode())
+            offsets.write(np.int64(end).tobytes())
+
+        yield add

@@ -1,7 +1,7 @@
 """A config's data from one path: `jaxretr train CONFIG --data PATH`.
 
-What is found there becomes ordinary settings (`data.train`, `data.dev_split`, ...), so that a run's config.json says
-what was read, and a resumed run reads the same.
+It becomes ordinary settings (`data.train`, `data.dev_split`, ...), so that a run's config.json records what was read,
+and a resumed run reads the same.
 """
 
 import dataclasses
@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.config import ArtConfig, Config, ContrastiveConfig, MlmConfig, PassageLmConfig
-from jaxretr.data.formats.file_kinds import KINDS, file_kind
-from jaxretr.data.formats.training_formats import FORMATS
+from jaxretr.data.formats.kinds import FORMATS, KINDS, file_kind
 from jaxretr.data.lexical_set import LexicalSet, is_lexical_set
 from jaxretr.data.readers import beir_splits, qrels_path
 from jaxretr.data.training_passages import WITH_PASSAGES
@@ -24,7 +23,7 @@ log = logging.getLogger(__name__)
 _DEV_SPLITS = ("dev", "validation", "val", "valid")
 _TRAIN = "train"
 
-# Questions that are held out where there is no such split; a tenth of them at most.
+# Questions that are held out if there is no such split; at most a tenth of them.
 _HELD_OUT = 1000
 
 # Training formats without the passages' texts.
@@ -37,8 +36,8 @@ _LEXICAL_DEV = "dev"
 def with_data(config: Config, path: str | Path, stated: Mapping[str, Any]) -> Config:
     """Points a config at a BEIR folder, a training file, a lexical set, or (text objectives) a corpus.
 
-    Corpus, training questions or pairs, splits and dev data are all taken from there; nothing of the config's own data
-    stays. Where there is no dev split, training questions are held out for one. A test split is used if it is stated,
+    Corpus, training questions or pairs, splits and dev data are all taken from there; none of the config's own data
+    remains. If there is no dev split, training questions are held out for one. A test split is used if it is stated,
     or if no other questions have judgements, with a warning.
 
     Args:
@@ -93,7 +92,7 @@ def _contrastive(config: ContrastiveConfig, path: Path, kind: str, stated: Mappi
     if kind == "lexical":
         files = LexicalSet.open(path).settings.get("corpus", {}).get("files", [])
         if not files and "corpus" not in stated:
-            raise UsageError(f"{path}: does not say of which corpus it was made; name it with --data.corpus FILE")
+            raise UsageError(f"{path}: does not name the corpus that it was made from; name it with --data.corpus FILE")
         dev = path.expanduser() / _LEXICAL_DEV
         values |= {"corpus": next(iter(files), None), "more_corpora": tuple(files[1:])}
         values |= {"dev": str(dev)} if dev.is_dir() else {}
@@ -106,7 +105,7 @@ def _contrastive(config: ContrastiveConfig, path: Path, kind: str, stated: Mappi
     elif kind in FORMATS:
         if kind in _IDS_ALONE and "corpus" not in stated:
             raise UsageError(
-                f"{path}: holds the ids of its passages alone ({kind}); name their corpus with --data.corpus FILE"
+                f"{path}: has only the ids of its passages ({kind}); name their corpus with --data.corpus FILE"
             )
         values |= {"teacher_positives": None, "corpus": str(path)}
     else:
@@ -122,7 +121,7 @@ def _contrastive(config: ContrastiveConfig, path: Path, kind: str, stated: Mappi
         )
         negatives = dataclasses.replace(negatives, mined=0)
     if negatives.static and kind == "beir":
-        log.warning("%s: negatives.static is 0 now, since a BEIR folder holds positives alone", config.name)
+        log.warning("%s: negatives.static is 0 now, since a BEIR folder has only positives", config.name)
         negatives = dataclasses.replace(negatives, static=0)
     split, dev = (values["split"], values["dev_split"]) if kind == "beir" else (None, None)
     _say(path, split, dev, values, bool({"dev", "dev_questions"} & set(stated)))
@@ -160,7 +159,7 @@ def _dev_split(folder: Path, train: str) -> str | None:
 
 def _art(config: ArtConfig, path: Path, kind: str, stated: Mapping[str, Any]) -> Config:
     if kind not in ("beir", *WITH_PASSAGES):
-        raise _useless(path, kind, "a BEIR folder (corpus.jsonl, queries.jsonl) or a training file that holds passages")
+        raise _useless(path, kind, "a BEIR folder (corpus.jsonl, queries.jsonl) or a training file with passages")
     values: dict[str, Any] = {
         "corpus": str(path),
         "questions": str(path),
@@ -192,7 +191,7 @@ def _art(config: ArtConfig, path: Path, kind: str, stated: Mapping[str, Any]) ->
 
 def _text(config: MlmConfig | PassageLmConfig, path: Path, kind: str) -> Config:
     if kind not in ("beir", "corpus", *WITH_PASSAGES):
-        raise _useless(path, kind, "a corpus, a BEIR folder or a training file that holds passages")
+        raise _useless(path, kind, "a corpus, a BEIR folder or a training file with passages")
     values: dict[str, Any] = {"corpora": (str(path),), "pairs": None, "exclude_pairs": None, "pair_share": 0.0}
     if kind == "beir" and config.data.pairs is not None and _TRAIN in beir_splits(path.expanduser()):
         values |= {"pairs": str(path), "pair_share": config.data.pair_share}
@@ -208,7 +207,7 @@ def _useless(path: Path, kind: str, wanted: str) -> UsageError:
 
 
 def _with_metric_of_judgements(config: Any) -> Any:
-    """The config with recall@k where its best checkpoint is chosen by acc@k, which needs answers."""
+    """Returns the config with recall@k if its best checkpoint is chosen by acc@k, which needs answers."""
     name, _, k = config.train.best_metric.partition("@")
     if name != "acc" or not k:
         return config

@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ from jaxretr.data.text_rows import (
     BadRows,
     RowError,
     bare_suffix,
-    check_trec_id,
     check_utf8,
+    filled_lines,
     find_input,
     first_line,
     json_array,
-    json_object,
+    json_lines,
     missing_field,
     numbered_lines,
+    parsed,
     string_field,
     tsv_rows,
 )
@@ -36,15 +38,15 @@ _HEADER_IDS = ("_id", "id", "qid", "query_id", "query-id")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question; `answers` is empty where none are known."""
+    """One question; `answers` is empty if none are known."""
 
     id: str
     text: str
     answers: tuple[str, ...] = ()
 
 
-# A parsed row before its id is settled: (id or None, text, answers), or what is wrong with it.
-_Row = tuple[str | None, str, tuple[str, ...]] | RowError
+# A row before its id is assigned: (id or None, text, answers).
+_Fields = tuple[str | None, str, tuple[str, ...]]
 
 
 def read_questions(path: str | Path, *, skip_bad: bool = False, trec_ids: bool = False) -> list[Question]:
@@ -58,13 +60,13 @@ def read_questions(path: str | Path, *, skip_bad: bool = False, trec_ids: bool =
         string (CuratedTREC's patterns), read with ast.literal_eval.
       `id<TAB>text` without quoting (MS MARCO; leading spaces of the text are removed), with or without a header.
       Plain text, one question a line (.txt).
-    A question without an id gets its row number, counted from 0 (blank lines are no rows, bad rows are). A question
-    whose text is empty keeps its row, since published sets judge such questions too; a warning counts them.
+    A question without an id gets its row number, counted from 0 (blank lines do not count, bad rows do). A question
+    with an empty text keeps its row, since published sets judge such questions, too; a warning counts them.
 
     Args:
       path: a file, or a folder with queries.jsonl or queries.jsonl.gz.
       skip_bad: whether bad rows and repeated ids are skipped, with one warning that counts them.
-      trec_ids: whether a row is bad whose id a TREC run cannot hold.
+      trec_ids: whether ids that a TREC run cannot represent are bad rows.
 
     Raises:
       UserError: a bad row or a repeated id (as `path:line: what; remedy`), no questions, or no such file.
@@ -82,70 +84,51 @@ def read_questions(path: str | Path, *, skip_bad: bool = False, trec_ids: bool =
         if id in line_of_id:
             bad.add(line, f"duplicate id '{id}' (first on line {line_of_id[id]}); give every question an id of its own")
             continue
-        if trec_ids:
-            try:
-                check_trec_id(id)
-            except RowError as error:
-                bad.add(line, error)
-                continue
+        if trec_ids and not bad.takes_trec_id(line, id):
+            continue
         line_of_id[id] = line
         questions.append(Question(id, text, answers))
         if not text.strip():
             empty.append(line)
-    bad.report(len(questions))
+    bad.finish(len(questions), "questions", "give a file with at least one question")
     if empty:
         _log.warning("%s:%d: the question is empty, the first of %d; kept", bad.path, empty[0], len(empty))
-    if not questions:
-        after = f" besides {bad.count} bad rows (the first: {bad.first})" if bad.count else ""
-        raise UserError(f"{bad.path}: no questions{after}; give a file with at least one question")
     return questions
 
 
-def question_rows(path: Path) -> Iterator[tuple[int, _Row]]:
-    """Yields (line number, (id or None, text, answers) or what is wrong with the row); see `read_questions`."""
+def question_rows(path: Path) -> Iterator[tuple[int, _Fields | RowError]]:
+    """Returns (line number, (id or None, text, answers) or what is wrong with the row); see `read_questions`."""
     head = first_line(path)
     suffix = bare_suffix(path)
     named_text = suffix in (".txt", ".tsv", ".csv")
     if suffix in (".jsonl", ".ndjson", ".json") or (not named_text and head.lstrip()[:1] in ("{", "[")):
-        return _json_rows(path, is_array=head.lstrip().startswith("["))
+        return parsed(json_array(path) if head.lstrip().startswith("[") else json_lines(path), _json_row)
     if "\t" in head:
-        return _answer_rows(path) if _has_answers(head) else _id_rows(path, head)
+        if _has_answers(head):
+            return parsed(tsv_rows(numbered_lines(path), 2), _answer_row)
+        names = [name.strip().lower() for name in head.split("\t")]
+        has_header = len(names) == 2 and names[0] in _HEADER_IDS and names[1] in _TEXT_FIELDS
+        rows = ((number, line) for number, line in numbered_lines(path) if line.strip(" \r"))
+        return parsed(islice(rows, int(has_header), None), _id_row)
     if suffix == ".txt" or not head:
-        return _plain_rows(path)
+        return parsed(filled_lines(path), _plain_row)
     raise UserError(
-        f"{path}:1: no question format (neither JSON nor tab-separated columns); give BEIR jsonl, id<TAB>text, "
+        f"{path}:1: not a question file (neither JSON nor tab-separated columns); give BEIR jsonl, id<TAB>text, "
         f"question<TAB>['answer'], or name it .txt when every line is a question"
     )
 
 
-def _json_rows(path: Path, is_array: bool) -> Iterator[tuple[int, _Row]]:
-    if is_array:
-        for number, element in json_array(path):
-            yield number, element if isinstance(element, RowError) else _json_row(element)
-        return
-    for number, line in numbered_lines(path):
-        if not line.strip():
-            continue
-        try:
-            yield number, _json_row(json_object(line))
-        except RowError as error:
-            yield number, error
-
-
-def _json_row(row: dict[str, Any]) -> _Row:
-    try:
-        text = string_field(row, _TEXT_FIELDS)
-        if text is None:
-            raise missing_field(row, _TEXT_FIELDS)
-        id = string_field(row, _ID_FIELDS, allow_int=True)
-        if id is not None and not id.strip():
-            raise RowError("the id is empty; give it a value or leave the field out")
-        metadata = row.get("metadata")
-        places = (row, metadata) if isinstance(metadata, dict) else (row,)
-        found = (place[name] for place in places for name in _ANSWER_FIELDS if place.get(name) is not None)
-        return id, text, _answers(next(found, []))
-    except RowError as error:
-        return error
+def _json_row(row: dict[str, Any], *_: int) -> _Fields:
+    text = string_field(row, _TEXT_FIELDS)
+    if text is None:
+        raise missing_field(row, _TEXT_FIELDS)
+    id = string_field(row, _ID_FIELDS, allow_int=True)
+    if id is not None and not id.strip():
+        raise RowError("the id is empty; give it a value or leave the field out")
+    metadata = row.get("metadata")
+    places = (row, metadata) if isinstance(metadata, dict) else (row,)
+    found = (place[name] for place in places for name in _ANSWER_FIELDS if place.get(name) is not None)
+    return id, text, _answers(next(found, []))
 
 
 def _has_answers(head: str) -> bool:
@@ -156,63 +139,42 @@ def _has_answers(head: str) -> bool:
     try:
         value = _literal(fields[1])
     except RowError:
-        # A list that does not parse is a broken list, to be reported as one, and no question text.
+        # A list that does not parse is reported as a broken list; it is not the text of a question.
         return fields[1].strip().startswith("[") and " " in fields[0].strip()
-    # A text in quotes or brackets is a literal too: only a first column of several words makes it an answer.
+    # A text in quotes or brackets is a literal, too: only a first column of several words makes it an answer.
     return isinstance(value, list) or (isinstance(value, str | tuple) and " " in fields[0].strip())
 
 
 def _literal(text: str) -> Any:
     with warnings.catch_warnings():
-        # Patterns hold escapes such as \d that Python's literals do not know, and keeps as they are.
+        # Patterns contain escapes such as \d, which Python's literals do not know and keep as they are.
         warnings.simplefilter("ignore")
         try:
             return ast.literal_eval(text.strip())
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            raise RowError("the answers are no Python list of strings; write them as ['a', 'b']") from None
+            raise RowError("the answers are not a Python list of strings; write them as ['a', 'b']") from None
 
 
-def _answer_rows(path: Path) -> Iterator[tuple[int, _Row]]:
-    for number, fields in tsv_rows(numbered_lines(path), 2):
-        try:
-            if len(fields) != 2:
-                raise RowError(f"{len(fields)} columns where question<TAB>['answer'] was expected; check its tabs")
-            check_utf8(fields[0] + fields[1])
-            yield number, (None, fields[0], _answers(_literal(fields[1])))
-        except RowError as error:
-            yield number, error
+def _answer_row(fields: list[str], *_: int) -> _Fields:
+    if len(fields) != 2:
+        raise RowError(f"{len(fields)} columns instead of question<TAB>['answer']; check its tabs")
+    check_utf8(fields[0] + fields[1])
+    return None, fields[0], _answers(_literal(fields[1]))
 
 
-def _id_rows(path: Path, head: str) -> Iterator[tuple[int, _Row]]:
-    names = [name.strip().lower() for name in head.split("\t")]
-    has_header = len(names) == 2 and names[0] in _HEADER_IDS and names[1] in _TEXT_FIELDS
-    for number, line in numbered_lines(path):
-        if not line.strip(" \r"):
-            continue
-        if has_header:
-            has_header = False
-            continue
-        try:
-            fields = line.split("\t")
-            if len(fields) != 2:
-                raise RowError(f"{len(fields)} columns where id<TAB>text was expected; check its tabs")
-            check_utf8(line)
-            if not fields[0].strip():
-                raise RowError("the id is empty; give every question an id")
-            yield number, (fields[0], fields[1].lstrip(), ())
-        except RowError as error:
-            yield number, error
+def _id_row(line: str, *_: int) -> _Fields:
+    fields = line.split("\t")
+    if len(fields) != 2:
+        raise RowError(f"{len(fields)} columns instead of id<TAB>text; check its tabs")
+    check_utf8(line)
+    if not fields[0].strip():
+        raise RowError("the id is empty; give every question an id")
+    return fields[0], fields[1].lstrip(), ()
 
 
-def _plain_rows(path: Path) -> Iterator[tuple[int, _Row]]:
-    for number, line in numbered_lines(path):
-        if not line.strip():
-            continue
-        try:
-            check_utf8(line)
-            yield number, (None, line.strip(), ())
-        except RowError as error:
-            yield number, error
+def _plain_row(line: str, *_: int) -> _Fields:
+    check_utf8(line)
+    return None, line.strip(), ()
 
 
 def _answers(value: Any) -> tuple[str, ...]:
@@ -220,4 +182,4 @@ def _answers(value: Any) -> tuple[str, ...]:
         return (value,)
     if isinstance(value, list | tuple) and all(isinstance(answer, str) for answer in value):
         return tuple(value)
-    raise RowError("the answers are no list of strings; write them as strings in a list")
+    raise RowError("the answers are not a list of strings; write them as strings in a list")

@@ -1,4 +1,4 @@
-"""Readers of the public formats: corpora, questions, judgements, and BEIR folders that hold all three."""
+"""Readers of the public formats: corpora, questions, judgements, and BEIR folders with all three."""
 
 import logging
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class BeirSet:
     Attributes:
       corpus: all passages.
       questions: the questions that the split judges, in the order of the queries file.
-      qrels: question id -> passage id -> grade; also the judgements whose ids are not in corpus or questions.
+      qrels: question id -> passage id -> grade; including judgements whose ids are not in corpus or questions.
     """
 
     corpus: Corpus
@@ -78,7 +78,7 @@ def qrels_rows(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | RowErro
         if not line.strip():
             continue
         separator = "\t" if "\t" in line else " "
-        # Not str.split(): an id may hold a no-break space. TREC files align their columns with several spaces.
+        # Not str.split(): an id may contain a no-break space. TREC files align their columns with several spaces.
         fields = [field.strip(" ") for field in line.split(separator) if field or separator == "\t"]
         try:
             check_utf8(line)
@@ -88,7 +88,7 @@ def qrels_rows(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | RowErro
                     columns = 0
                     raise RowError(
                         f"{len(fields)} columns; judgements are query-id, corpus-id, score or query 0 id grade, "
-                        "separated by tabs where an id has spaces"
+                        "separated by tabs if an id has spaces"
                     )
                 if columns == 3 and not _is_grade(fields[2]) and "id" in fields[0].lower():
                     continue
@@ -98,7 +98,7 @@ def qrels_rows(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | RowErro
             if not query or not passage:
                 raise RowError("an id is empty; name the question and the passage")
             if not _is_grade(grade):
-                raise RowError(f"the grade '{grade}' is no whole number; write 0, 1, 2, ...")
+                raise RowError(f"the grade '{grade}' is not a whole number; write 0, 1, 2, ...")
         except RowError as error:
             yield number, error
             continue
@@ -118,7 +118,7 @@ def read_beir(folder: str | Path, split: str | None, setting: str | None = None)
     Args:
       folder: the folder.
       split: the judgements to read, for instance "test"; None for all questions and no judgements.
-      setting: of a config, that named the split, for errors.
+      setting: the setting of a config that names the split, for errors.
 
     Raises:
       UserError: the folder or a file is missing or bad (a missing split names those that exist), or the split
@@ -129,7 +129,7 @@ def read_beir(folder: str | Path, split: str | None, setting: str | None = None)
         raise UserError(f"{folder}: no such folder; give a BEIR folder with corpus.jsonl, queries.jsonl and qrels/")
     qrels: dict[str, dict[str, int]] = {}
     if split is not None:
-        # Before the corpus: a misspelt split should not cost the minutes that a large corpus takes.
+        # Before the corpus: a misspelt split should not cost the minutes of reading a large corpus.
         judgements = qrels_path(folder, split, setting)
         qrels = read_qrels(judgements)
     questions = read_questions(folder)
@@ -138,7 +138,7 @@ def read_beir(folder: str | Path, split: str | None, setting: str | None = None)
         known = {question.id for question in questions}
         questions = [question for question in questions if question.id in qrels]
         if not questions:
-            raise UserError(f"{judgements}: judges no question of the queries file; check that the ids agree")
+            raise UserError(f"{judgements}: judges no question of the queries file; check that the ids match")
         unknown = [query for query in qrels if query not in known]
         _warn_unknown(judgements, "questions", unknown, len(qrels))
         passages = [passage for judged in qrels.values() for passage in judged]
@@ -147,7 +147,7 @@ def read_beir(folder: str | Path, split: str | None, setting: str | None = None)
 
 
 def beir_splits(folder: Path) -> list[str]:
-    """Returns the names of a BEIR folder's judgements, sorted; none where it has no qrels/."""
+    """Returns the names of a BEIR folder's judgements, sorted; none if it has no qrels/."""
     return sorted({file.name.removesuffix(".gz").removesuffix(".tsv") for file in folder.glob("qrels/*.tsv*")})
 
 
@@ -157,7 +157,7 @@ def qrels_path(folder: Path, split: str, setting: str | None = None) -> Path:
     Args:
       folder: the folder.
       split: for instance "test".
-      setting: of a config, that named the split, for instance "data.dev_split".
+      setting: the setting of a config that names the split, for instance "data.dev_split".
 
     Raises:
       UserError: there is none; the message names the splits that exist, and the setting with its option.
@@ -167,7 +167,7 @@ def qrels_path(folder: Path, split: str, setting: str | None = None) -> Path:
             return folder / "qrels" / name
     splits = beir_splits(folder)
     if not splits:
-        raise UserError(f"{folder / 'qrels'}: no judgements (SPLIT.tsv) in it; add them or ask for no split")
+        raise UserError(f"{folder / 'qrels'}: it contains no judgements (SPLIT.tsv); add them, or name no split")
     hint, where, how = did_you_mean(split, splits), "", ""
     if setting is not None:
         where = f"{setting}: "
@@ -181,7 +181,7 @@ def qrels_path(folder: Path, split: str, setting: str | None = None) -> Path:
 def _warn_unknown(path: Path, what: str, unknown: list[str], total: int) -> None:
     if unknown:
         _log.warning(
-            "%s: %d of %d judged %s are unknown (the first: '%s'); kept, so that metrics count them as missed",
+            "%s: %d of %d judged %s are unknown (the first: '%s'); they are kept, so metrics count them as missed",
             path,
             len(unknown),
             total,

@@ -1,4 +1,4 @@
-"""Numbered rows of text files: gzip, bad bytes, csv quoting, and what happens to a bad row."""
+"""Numbered rows of text files: gzip, invalid bytes, csv quoting, and bad rows."""
 
 import codecs
 import csv
@@ -8,27 +8,30 @@ import logging
 import re
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, cast
+from typing import Any, BinaryIO, NoReturn, TypeVar, cast
 
 from jaxretr.errors import UserError, did_you_mean
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+Parsed = TypeVar("Parsed")
+
 # A quoted field may span lines, but an opening quote without its partner must not swallow the file.
 _MAX_LINES_OF_A_FIELD = 1000
 
-# Of a JSON array held at once, besides an element; and how far from the end of a text that was cut there JSON's
-# reader may stop: an escape, a word, or a number's sign or exponent.
+# Bytes of a JSON array in memory, besides an element; and how far before the end of a cut text JSON's reader may stop:
+# at an escape, a word, or a number's sign or exponent.
 _BLOCK_BYTES = 1 << 22
 _LONGEST_TOKEN = 16
 
-# Of a line of a gzip stream, and of an element of a JSON array: ten megabytes of gzip may hold ten gigabytes of zeros.
+# Of a line of a gzip stream, and of an element of a JSON array: ten megabytes of gzip may expand to ten gigabytes.
 _LONGEST_BYTES = 1 << 30
-# That decide about a file's format.
+# Read to determine a file's format.
 _HEAD_BYTES = 1 << 20
 _SPACE = re.compile(r"[ \t\n\r]*")
 _BEHIND = tuple(" \t\n\r,]")
@@ -38,11 +41,11 @@ csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
 
 
 class RowError(ValueError):
-    """What is wrong with one row, and what to do, without its place."""
+    """What is wrong with a row and what to do about it, without its place."""
 
 
 class BadRows:
-    """Stops at the first bad row, or counts the bad rows when the caller asked to skip them."""
+    """Stops at the first bad row, or counts bad rows if they are skipped."""
 
     def __init__(self, path: Path, skip: bool):
         self.path = path
@@ -62,14 +65,34 @@ class BadRows:
         self.count += 1
         self.first = self.first or message
 
+    def takes_trec_id(self, line: int, id: str) -> bool:
+        """Whether a TREC run can represent an id; a row whose id it cannot is a bad row."""
+        try:
+            check_trec_id(id)
+        except RowError as error:
+            self.add(line, error)
+            return False
+        return True
+
+    def finish(self, kept: int, rows: str, remedy: str) -> None:
+        """Reports skipped rows.
+
+        Raises:
+          UserError: no row is left.
+        """
+        self.report(kept)
+        if not kept:
+            after = f" besides {self.count} bad rows (the first: {self.first})" if self.count else ""
+            raise UserError(f"{self.path}: no {rows}{after}; {remedy}")
+
     def report(self, kept: int) -> None:
-        """Logs one warning when rows were skipped."""
+        """Logs one warning if rows were skipped."""
         if self.count:
             _log.warning("%s: skipped %d bad rows, kept %d; the first: %s", self.path, self.count, kept, self.first)
 
 
 def find_input(path: str | Path, stem: str = "") -> Path:
-    """Returns the file to read: `path` itself, or `<stem>` or `<stem>.gz` inside it when it is a folder.
+    """Returns the file to read: `path` itself, or `<stem>` or `<stem>.gz` inside it if it is a folder.
 
     Raises:
       UserError: there is no such file; the message names the nearest one.
@@ -81,7 +104,7 @@ def find_input(path: str | Path, stem: str = "") -> Path:
         for name in (stem, f"{stem}.gz"):
             if (path / name).is_file():
                 return path / name
-        raise UserError(f"{path}: the folder holds neither {stem} nor {stem}.gz; give a file or a BEIR folder")
+        raise UserError(f"{path}: the folder contains neither {stem} nor {stem}.gz; give a file or a BEIR folder")
     if not path.exists():
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"{path}: no such file{did_you_mean(path.name, siblings) or '; check the path'}")
@@ -97,14 +120,19 @@ def bare_suffix(path: Path) -> str:
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, line without its end) of a UTF-8 file, gzip or not.
 
-    Lines end at LF or CRLF only: U+2028 and the like are characters of the text. Bytes that are no UTF-8 come
-    through as lone surrogates, so that one bad line costs one row; `check_utf8` finds them.
+    Lines end at LF or CRLF only: U+2028 and the like are characters of the text. Invalid UTF-8
+    comes through as lone surrogates, so that one bad line costs one row; `check_utf8` finds it.
 
     Raises:
       UserError: the file cannot be read, or its gzip stream is damaged (no later row could be trusted).
     """
     for number, raw in numbered_bytes(path):
         yield number, raw.decode("utf-8", errors="surrogateescape")
+
+
+def filled_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The same without blank lines."""
+    return ((number, line) for number, line in numbered_lines(path) if line.strip())
 
 
 def numbered_bytes(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -157,7 +185,7 @@ def first_line(path: Path) -> str:
 
 
 def first_character(path: Path) -> str:
-    """Returns the first character that is no white space, or an empty string: a JSON array may be one long line."""
+    """Returns the first character that is not white space, or an empty string: a JSON array may be one long line."""
     for _, raw in _raw_pieces(path, 4096):
         if text := raw.removeprefix(codecs.BOM_UTF8).decode("utf-8", errors="replace").lstrip():
             return text[0]
@@ -165,7 +193,7 @@ def first_character(path: Path) -> str:
 
 
 def check_utf8(line: str) -> None:
-    """Raises RowError when a line of `numbered_lines` held bytes that are no UTF-8."""
+    """Raises RowError if a line of `numbered_lines` contained invalid UTF-8."""
     if line.isascii():
         return
     try:
@@ -178,41 +206,53 @@ def check_utf8(line: str) -> None:
 
 
 def check_trec_id(id: str) -> None:
-    """Raises RowError for an id that the columns of a TREC run cannot hold."""
+    """Raises RowError for an id that a TREC run cannot represent."""
     if id.split() != [id]:
-        what = "is empty" if not id else "holds white space"
-        raise RowError(f"the id {id!r} {what}, which a TREC run cannot; rename it, or write --format jsonl")
+        what = "is empty" if not id else "contains white space"
+        raise RowError(f"the id {id!r} {what}, which a TREC run cannot represent; rename it, or write --format jsonl")
 
 
 def json_object(line: str) -> dict[str, Any]:
-    """Parses a line that is one JSON object; RowError when it is not."""
+    """Parses a line that is one JSON object; RowError if it is not."""
     check_utf8(line)
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RowError(f"broken JSON ({error}); write one whole object a line") from None
+        raise RowError(f"broken JSON ({error}); write one whole object per line") from None
     return _checked_object(row, line)
 
 
-def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
-    """Yields (line number, object) for every line that is not blank; a RowError for a line that is no object."""
-    for number, line in numbered_lines(path):
-        if not line.strip():
-            continue
+def parsed(
+    rows: Iterable[tuple[int, T | RowError]], parse: Callable[[T, int, int], Parsed]
+) -> Iterator[tuple[int, Parsed | RowError]]:
+    """Yields what `parse` makes of a file's rows, and what is wrong with the bad ones in their place.
+
+    Args:
+      rows: (line number, row or what is wrong with it).
+      parse: a function of (row, row number from 0, line number); a RowError that it raises is yielded.
+    """
+    for number, (line, row) in enumerate(rows):
         try:
-            yield number, json_object(line)
+            if isinstance(row, RowError):
+                raise row
+            yield line, parse(row, number, line)
         except RowError as error:
-            yield number, error
+            yield line, error
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+    """Returns (line number, object) for every line that is not blank; a RowError for a line that is not an object."""
+    return parsed(filled_lines(path), lambda line, *_: json_object(line))
 
 
 def json_array(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
     """Yields (line number, object) for every element of a file that is one JSON array.
 
-    An element that is no object comes as a RowError in its place. The file is read as its elements are asked for:
-    DPR's training sets are larger than many a memory.
+    A RowError takes the place of an element that is not an object. The file is read as the elements are consumed:
+    DPR's training sets may be larger than the memory.
 
     Raises:
-      UserError: the JSON itself is broken, so that the elements behind it cannot be found.
+      UserError: the JSON itself is broken, so that the following elements cannot be found.
     """
     source = _JsonSource(path)
     source.next_character()
@@ -233,7 +273,7 @@ def json_array(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
 
 
 class _JsonSource:
-    """A JSON file read as it is needed: no more of it is held than an element and a block."""
+    """A JSON file read on demand: no more than an element and a block are in memory."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -243,7 +283,7 @@ class _JsonSource:
         self.text, self.at, self.line = "", 0, 1
 
     def more(self) -> bool:
-        """Reads on until the text that is left has doubled; False at the end of the file."""
+        """Reads on until the remaining text has doubled; False at the end of the file."""
         left = len(self.text) - self.at
         if left > _LONGEST_BYTES:
             self.fail(f"the element that begins here is longer than {_LONGEST_BYTES} characters")
@@ -262,7 +302,7 @@ class _JsonSource:
         self.at = end
 
     def next_character(self) -> str:
-        """Takes white space, and returns the character behind it, which is left; empty at the end of the file."""
+        """Takes white space, and returns the next character without taking it; empty at the end of the file."""
         while True:
             match = _SPACE.match(self.text, self.at)
             assert match is not None
@@ -306,7 +346,7 @@ class _JsonSource:
 
 
 def _checked_blocks(path: Path) -> Iterator[str]:
-    """Yields a UTF-8 file in blocks of text; UserError where it is no UTF-8."""
+    """Yields a UTF-8 file in blocks of text; UserError if it is not valid."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
     line = 1
     # The end comes as an empty piece: the file may be cut inside a character.
@@ -327,12 +367,12 @@ def _checked_blocks(path: Path) -> Iterator[str]:
 
 def _checked_object(row: Any, source: str) -> dict[str, Any]:
     if not isinstance(row, dict):
-        raise RowError(f"{_kind(row)} where a JSON object was expected; write one object a row")
+        raise RowError(f"{_kind(row)} instead of a JSON object; write one object per row")
     if "\\ud" in source or "\\uD" in source:
         try:
             json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise RowError("a lone surrogate escape (\\ud800 to \\udfff) is no character; repair the text") from None
+            raise RowError("a lone surrogate escape (\\ud800 to \\udfff) is not a character; repair the text") from None
     return row
 
 
@@ -352,7 +392,7 @@ def string_field(row: dict[str, Any], names: tuple[str, ...], *, allow_int: bool
       allow_int: whether an integer is taken as its decimal digits (ids).
 
     Raises:
-      RowError: the value is no string.
+      RowError: the value is not a string.
     """
     for name in names:
         value = row.get(name)
@@ -376,15 +416,15 @@ def missing_field(row: dict[str, Any], names: tuple[str, ...]) -> RowError:
 
 
 def tsv_rows(lines: Iterator[tuple[int, str]], columns: int) -> Iterator[tuple[int, list[str]]]:
-    """Yields (line number, fields) of a tab-separated file with csv quoting; blank lines are no rows.
+    """Yields (line number, fields) of a tab-separated file with csv quoting; blank lines are skipped.
 
     A line whose quotes do not follow csv (`"so" he said` unquoted) is split at its tabs and kept literally. A
-    quoted field may hold line breaks, unless a line inside it is a whole row by its number of tabs: then the quote
-    was a stray one, and swallowing that row would lose it.
+    quoted field may contain line breaks, unless a line inside it has the tabs of a whole row: then the quote was a
+    stray one, and that row must not be lost.
 
     Args:
       lines: as `numbered_lines` yields them.
-      columns: how many fields a row has; rows with another number are yielded all the same.
+      columns: how many fields a row has; rows with another number are yielded as well.
     """
     pending: deque[tuple[int, str]] = deque()
 
@@ -410,7 +450,7 @@ def tsv_rows(lines: Iterator[tuple[int, str]], columns: int) -> Iterator[tuple[i
 
 
 def _field_lines(line, taken, pending, following, columns) -> Iterator[str]:
-    """Feeds the csv reader a line and, as long as a quote stays open, the lines behind it, noted in `taken`."""
+    """Feeds the csv reader a line and, as long as a quote is open, the lines after it, recorded in `taken`."""
     yield line + "\n"
     while len(taken) < _MAX_LINES_OF_A_FIELD and (numbered := following()) is not None:
         if numbered[1].count("\t") == columns - 1 and columns > 1:

@@ -8,7 +8,6 @@ import os
 import random
 import secrets
 import shutil
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import chain
@@ -20,6 +19,7 @@ import numpy as np
 from jaxretr.data.corpus import Corpus, content_fingerprint
 from jaxretr.data.tokens import Template, template_rows, tokenizer_fingerprint, vocabulary_size
 from jaxretr.errors import UsageError, UserError
+from jaxretr.progress import Progress
 from jaxretr.storage.files import atomic_write
 
 if TYPE_CHECKING:
@@ -29,29 +29,32 @@ _log = logging.getLogger(__name__)
 
 _FORMAT_VERSION = 1
 
+# Rows whose ids are counted at a time.
+_COUNTED_ROWS = 65_536
+
 
 class DamagedStoreError(UserError):
-    """A store that is absent or not whole: `TokenStore.build` makes it anew."""
+    """A store that is missing or incomplete: `TokenStore.build` makes it again."""
 
 
 def ids_dtype(vocabulary: int) -> np.dtype:
-    """The dtype of stored ids of a vocabulary of so many entries."""
+    """Returns the dtype of stored ids of a vocabulary of this size."""
     return np.dtype(np.uint16 if vocabulary <= 65535 else np.int32)
 
 
 class TokenStore:
     """Rows of token ids of different lengths in a folder, mapped into memory.
 
-    The folder holds ids.bin (all rows, one behind the other), offsets.npy (int64 [N+1], where each row begins) and
-    meta.json. Make one with `build`, which opens the store when it exists.
+    The folder contains ids.bin (all rows, concatenated), offsets.npy (int64 [N+1], where each row begins) and
+    meta.json. `build` makes one, or opens it if it exists.
 
     Attributes:
-      folder: where it lies.
+      folder: its folder.
       num_rows: N.
       max_row_length: ids of the longest row.
       lengths: ids of every row, int32 [N].
       truncated: rows that lost ids to the length limit when the store was built.
-      dtype: uint16 where the vocabulary has at most 65,535 entries, otherwise int32.
+      dtype: uint16 if the vocabulary has at most 65,535 entries, otherwise int32.
     """
 
     def __init__(self, folder: str | Path):
@@ -79,11 +82,11 @@ class TokenStore:
                 raise ValueError(f"ids.bin has {stored} bytes, not {meta['num_ids'] * self.dtype.itemsize}")
             # An empty file cannot be mapped.
             self._ids = np.memmap(self.folder / "ids.bin", self.dtype, "r") if stored else np.empty(0, self.dtype)
-        # Whatever bytes a damaged file holds, they end in one of these.
+        # Any bytes of a damaged file end in one of these.
         except (FileNotFoundError, NotADirectoryError, EOFError, ValueError, KeyError, TypeError) as error:
             what = getattr(error, "strerror", None) or str(error)
-            raise DamagedStoreError(f"{self.folder}: no whole token store ({what}); build it again") from error
-        # No right to read, a network disk away: that says nothing about the store, which must not be thrown away.
+            raise DamagedStoreError(f"{self.folder}: not a complete token store ({what}); build it again") from error
+        # No permission, a missing network disk: the store may be intact, and must not be removed.
         except OSError as error:
             raise UserError(
                 f"{self.folder}: cannot be read ({error.strerror}); check the disk and the rights"
@@ -110,26 +113,26 @@ class TokenStore:
         chunk_rows: int = 50_000,
         progress: bool = True,
     ) -> "TokenStore":
-        """Tokenises a corpus or questions, or opens the store where that has been done.
+        """Tokenises a corpus or questions, or opens the store if that is done already.
 
         The store's folder is named by a sha256 of content, tokenizer, template, length and format, so a change of
-        any of them makes another store. Finished chunks are kept beside it until it is whole: a killed build goes
-        on behind them. Several processes may build the same store at once, and share the chunks between them.
+        any of them makes another store. Finished chunks are kept next to it until it is complete: a killed build
+        continues after them. Several processes may build the same store at once, and share its chunks.
 
         Args:
-          folder_root: the folder of all stores; made when missing.
+          folder_root: the folder of all stores; created if missing.
           content: a corpus for the passage templates, texts for the question templates.
           tokenizer: as `load_tokenizer` gives it.
           template: how a row is built.
           max_length: most ids a row.
-          workers: chunks in work at once. The Rust library spreads each chunk over all cores by itself; a second
-            worker (the default) keeps it busy while the first turns its ids into arrays.
-          chunk_rows: rows a chunk; at most these are lost by a kill.
+          workers: chunks in progress at once. The Rust library uses all cores for each chunk; a second worker (the
+            default) keeps it busy while the first turns its ids into arrays.
+          chunk_rows: rows per chunk, which is the most that a kill loses.
           progress: whether progress is shown for a build of over two seconds: a bar on a terminal, otherwise lines
             in the log.
 
         Raises:
-          UserError: the folder cannot be written; finished chunks stay, nothing half-written does.
+          UserError: the folder cannot be written; finished chunks remain, nothing half-written does.
           UsageError: `chunk_rows` or `workers` below 1.
         """
         template = Template(template)
@@ -167,13 +170,13 @@ class TokenStore:
         return tokens, lengths
 
     def padded(self, start: int, stop: int, width: int, pad_id: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        """Returns rows start to stop as a rectangle; rows behind the last are padding of length 0.
+        """Returns rows start to stop as a rectangle; rows after the last are padding of length 0.
 
         Args:
           start: the first row.
-          stop: one behind the last row; may exceed `num_rows`.
+          stop: one after the last row; may exceed `num_rows`.
           width: columns L; at least the longest of these rows.
-          pad_id: fills the rest of every row.
+          pad_id: fills the rest of each row.
 
         Returns:
           tokens [stop - start, width] in the store's dtype, lengths int32 [stop - start].
@@ -191,6 +194,61 @@ class TokenStore:
         filled = np.arange(width) < lengths[:, None]
         tokens[filled] = self._ids[self._offsets[first] : self._offsets[last]]
         return tokens, lengths
+
+
+# ---- reading rows ----------------------------------------------------------------------------------------------------
+
+
+def random_windows(
+    store: TokenStore, rows: np.ndarray, width: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Reads documents for a language model; of one longer than `width` a window, drawn in each call.
+
+    Args:
+      store: documents that begin and end with a special token ([CLS], [SEP]), which every window keeps.
+      rows: which, int [B].
+      width: L, the longest row.
+      rng: draws where a window begins, all places equally likely.
+
+    Returns:
+      tokens [B, L] in the store's dtype, padded with 0 on the right, and lengths int32 [B].
+    """
+    tokens, lengths = np.zeros((len(rows), width), store.dtype), np.zeros(len(rows), np.int32)
+    begins = rng.random(len(rows))  # One draw a row, so that a document's length moves no other's window.
+    for number, row in enumerate(rows):
+        ids = store.row(int(row))
+        if (spare := len(ids) - width) > 0:
+            begin = 1 + int(begins[number] * (spare + 1))
+            ids = np.concatenate([ids[:1], ids[begin : begin + width - 2], ids[-1:]])
+        tokens[number, : len(ids)], lengths[number] = ids, len(ids)
+    return tokens, lengths
+
+
+def document_frequencies(store: TokenStore, vocabulary: int) -> np.ndarray:
+    """Counts the rows that contain each id.
+
+    Args:
+      store: rows of ids below `vocabulary`.
+      vocabulary: V.
+
+    Returns:
+      int64 [V].
+    """
+    counts = np.zeros(vocabulary, np.int64)
+    width = max(1, store.max_row_length)
+    for start in range(0, len(store), _COUNTED_ROWS):
+        stop = min(start + _COUNTED_ROWS, len(store))
+        tokens, lengths = store.padded(start, stop, width)
+        # After a row's end its first id is repeated, which counts once anyway. Empty rows count nothing.
+        tokens, lengths = tokens[lengths > 0], lengths[lengths > 0]
+        filled = np.sort(np.where(np.arange(width) < lengths[:, None], tokens, tokens[:, :1]), axis=1)
+        first = np.ones(filled.shape, bool)
+        first[:, 1:] = filled[:, 1:] != filled[:, :-1]
+        counts += np.bincount(filled[first], minlength=vocabulary)
+    return counts
+
+
+# ---- building --------------------------------------------------------------------------------------------------------
 
 
 class _Build:
@@ -214,32 +272,34 @@ class _Build:
                 self._tokenise(workers, progress)
                 self._assemble()
             except UserError:
-                # Another process may have finished the store and taken the chunks away while this one was at them.
+                # Another process may have finished the store and removed the chunks that this one was reading.
                 if not os.path.exists(self.target):
                     raise
             if (store := _open_if_whole(self.target)) is not None:
                 shutil.rmtree(self.parts, ignore_errors=True)
                 return store
-        raise UserError(f"{self.target}: is damaged as soon as it is built; let no other program write into it")
+        raise UserError(f"{self.target}: was damaged right after it was built; let no other program write into it")
 
     def _part(self, start: int, stop: int) -> Path:
         return self.parts / f"{start:012d}-{stop:012d}.npys"
 
     def _tokenise(self, workers: int, progress: bool) -> None:
-        # No rows yet: a tokenizer or a length that cannot do it says so before anything is written, and the
-        # tokenizer is set up before several threads use it.
+        # No rows yet: an unsuitable tokenizer or length fails before anything is written, and the tokenizer is set up
+        # before several threads use it.
         template_rows(self.template, self.tokenizer, [column[:0] for column in self.columns], self.max_length)
         missing = [chunk for chunk in self.chunks if _read_part(self._part(*chunk), self.dtype, *chunk) is None]
-        # In another order in every process, so that several of them meet only at the end.
+        # In another order in every process, so that they meet only at the end.
         random.SystemRandom().shuffle(missing)
-        shown = _Progress(len(self.columns[0]), sum(stop - start for start, stop in missing), progress)
-        pool = ThreadPoolExecutor(workers)
-        try:
-            for done in as_completed([pool.submit(self._tokenise_chunk, *chunk) for chunk in missing]):
-                shown.add(done.result())
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-            shown.close()
+        rows = len(self.columns[0])
+        with Progress(rows, "row", "tokenised", shown=progress) as shown:
+            if missing:
+                shown.skip(rows - sum(stop - start for start, stop in missing))
+            pool = ThreadPoolExecutor(workers)
+            try:
+                for done in as_completed([pool.submit(self._tokenise_chunk, *chunk) for chunk in missing]):
+                    shown.advance(done.result())
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
 
     def _tokenise_chunk(self, start: int, stop: int) -> int:
         part = self._part(start, stop)
@@ -254,7 +314,7 @@ class _Build:
         return stop - start
 
     def _assemble(self) -> None:
-        # Inside the folder of the chunks, so that what a kill leaves of it goes away with them.
+        # Inside the folder of the chunks, so that what a kill leaves is removed with them.
         assembled = self.parts / f"assembled-{secrets.token_hex(4)}"
         lengths = []
         truncated = 0
@@ -262,7 +322,7 @@ class _Build:
             for start, stop in self.chunks:
                 part = _read_part(self._part(start, stop), self.dtype, start, stop)
                 if part is None:
-                    raise UserError(f"{self._part(start, stop)}: was taken away or damaged; build the store again")
+                    raise UserError(f"{self._part(start, stop)}: was removed or damaged; build the store again")
                 lengths.append(part[0])
                 truncated += part[1]
                 file.write(part[2].tobytes())
@@ -281,9 +341,11 @@ class _Build:
         try:
             os.rename(assembled, self.target)
         except OSError as error:
-            # A folder of that name: another process was first. If it is not whole, the next round moves it away.
+            # A folder of that name: another process was first. If it is incomplete, the next round moves it away.
             if not self.target.is_dir():
-                raise UserError(f"{self.target}: cannot be made ({error.strerror}); choose another folder") from error
+                raise UserError(
+                    f"{self.target}: cannot be created ({error.strerror}); choose another folder"
+                ) from error
 
 
 def _open_if_whole(target: Path) -> TokenStore | None:
@@ -301,7 +363,7 @@ def _open_if_whole(target: Path) -> TokenStore | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UserError(f"{target}: damaged, and cannot be moved ({error.strerror}); remove it by hand") from error
+        raise UserError(f"{target}: damaged and cannot be moved ({error.strerror}); remove it by hand") from error
     if aside.is_dir():
         shutil.rmtree(aside, ignore_errors=True)
     else:
@@ -319,7 +381,7 @@ def _columns(content: Corpus | Sequence[str], template: Template) -> tuple[tuple
 
 
 def _npy(array: np.ndarray) -> bytes:
-    # Not np.save into the file: on a full disk it raises an OSError that does not say so.
+    # Not np.save into the file: on a full disk it raises an OSError without that reason.
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()
@@ -335,30 +397,3 @@ def _read_part(path: Path, dtype: np.dtype, start: int, stop: int) -> tuple[np.n
     if lengths.shape != (stop - start,) or ids.dtype != dtype or lengths.sum() != len(ids):
         return None
     return lengths, int(truncated[0]), ids
-
-
-class _Progress:
-    """Rows done so far: a bar on a terminal, lines in the log elsewhere, neither in the first two seconds."""
-
-    def __init__(self, total: int, missing: int, shown: bool):
-        from tqdm import tqdm
-
-        if 0 < missing < total:
-            _log.info("token store: %d of %d rows are there from an earlier run", total - missing, total)
-        self._total = total
-        self._done = total - missing
-        self._next_line = time.monotonic() + 2 if shown else float("inf")
-        # disable=None: no bar where there is no terminal.
-        self._bar = tqdm(
-            total=total, initial=self._done, desc="tokenising", unit="row", delay=2, disable=None if shown else True
-        )
-
-    def add(self, rows: int) -> None:
-        self._done += rows
-        self._bar.update(rows)
-        if self._bar.disable and time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + 10
-            _log.info("token store: %d of %d rows tokenised", self._done, self._total)
-
-    def close(self) -> None:
-        self._bar.close()

@@ -75,7 +75,7 @@ def load_tokenizer(path_or_name: str | Path) -> "PreTrainedTokenizerBase":
     path = Path(path_or_name).expanduser()
     name = str(path_or_name)
     if path.is_file():
-        raise UserError(f"{path}: is a file; give the folder that holds the tokenizer")
+        raise UserError(f"{path}: is a file; give the folder that contains the tokenizer")
     if path.is_dir():
         _check_tokenizer_folder(path)
         name = str(path)
@@ -112,7 +112,7 @@ def _check_tokenizer_folder(path: Path) -> None:
     if "tokenizer.json" in found:
         return
     if not any((path / name).is_file() for name in ("config.json", "tokenizer_config.json")):
-        raise UserError(f"{path}: {found[0]} alone does not tell the kind of tokenizer; put config.json beside it")
+        raise UserError(f"{path}: {found[0]} alone does not tell the kind of tokenizer; put config.json next to it")
     if found[0].endswith(".model") and importlib.util.find_spec("sentencepiece") is None:
         raise UserError(f"{path / found[0]}: needs the package sentencepiece; run: pip install sentencepiece")
 
@@ -144,7 +144,7 @@ def passage_joined(
 ) -> Rows:
     """Builds [CLS] title text [SEP] with title and text joined by a space, as sentence-transformers and BEIR do.
 
-    Args and Returns as `passage_pair`; with an empty title the text stands alone.
+    Args and Returns as for `passage_pair`; with an empty title the row has the text alone.
     """
     joined = [f"{title} {text}".strip() for title, text in zip(titles, texts, strict=True)]
     return question_rows(tokenizer, joined, max_length)
@@ -166,8 +166,7 @@ def scorer_passage(
       tokenizer: the scorer's.
       titles: N titles.
       texts: N texts.
-      max_length: most ids a row: what the scorer's input leaves beside the prompt. Only a longer row is cut; one
-        that lands on the limit keeps all its ids.
+      max_length: most ids a row: what the prompt leaves of the scorer's input. Only a longer row is cut.
     """
     _check_length(max_length, 1)
     title_ids = _first_ids(tokenizer, titles, max_length + 1)
@@ -277,12 +276,12 @@ def _all_ids(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list
 
 
 def vocabulary_size(tokenizer: "PreTrainedTokenizerBase") -> int:
-    """Returns one more than the largest id, added tokens included: what an embedding table must hold."""
+    """Returns one more than the largest id, added tokens included: the number of rows of an embedding table."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Returns a sha256 (hexadecimal) over all that decides the ids: vocabulary, normaliser, model, special tokens."""
+    """Returns a sha256 (hexadecimal) over everything that determines the ids: vocabulary, normaliser, model, special tokens."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         state = json.loads(backend.to_str())

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from jaxretr.data.corpus import Corpus, read_corpus
-from jaxretr.data.formats.file_kinds import file_kind
+from jaxretr.data.formats.kinds import file_kind
 from jaxretr.data.training_set import load_training_set
 from jaxretr.errors import UserError
 
 WITH_PASSAGES = ("dpr", "dpr-scale", "tevatron", "sentence-transformers", "flag")
-"""Training formats that hold the passages' texts, under names. A table without a header may be a corpus."""
+"""Training formats with the passages' texts in named fields. A table without a header may be a corpus."""
 
 
 def is_training_file(path: str | Path) -> bool:
@@ -18,7 +18,7 @@ def is_training_file(path: str | Path) -> bool:
         return False
     try:
         return file_kind(path) in WITH_PASSAGES
-    except UserError:  # Neither that nor anything known: whoever reads it says what it expects.
+    except UserError:  # Not a known format: the reader's own error is more helpful.
         return False
 
 

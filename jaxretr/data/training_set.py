@@ -9,19 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from jaxretr.data.corpus import Corpus, read_corpus
-from jaxretr.data.duplicate_groups import copies_among, first_copies, rows_of_texts
+from jaxretr.data.duplicate_groups import duplicate_groups_among, rows_of_texts
 from jaxretr.data.formats.examples import Candidate, Example
-from jaxretr.data.formats.training_formats import examples_file, read_examples, training_format
+from jaxretr.data.formats.kinds import training_format
+from jaxretr.data.formats.reading import examples_file, read_examples
 from jaxretr.data.questions import Question
 from jaxretr.errors import UserError
-
-__all__ = ["Candidate", "Example", "Ragged", "TrainingSet", "first_copies", "load_training_set"]
 
 _log = logging.getLogger(__name__)
 
 
 class Ragged:
-    """Rows of different lengths, one behind the other.
+    """Rows of different lengths, concatenated.
 
     Attributes:
       offsets: where each row begins, int64 [n + 1].
@@ -71,7 +70,7 @@ class TrainingSet:
       positives: rows of `passages`, int32; none is empty.
       negatives: hard negatives, likewise; may be empty. No positive of the example is among them.
       other_negatives: DPR's negative_ctxs, likewise.
-      positive_scores: float32 aligned with `positives`, nan where there is none; None when no candidate has a score.
+      positive_scores: float32 aligned with `positives`, nan if there is none; None if no candidate has a score.
       negative_scores: float32 aligned with `negatives`, likewise.
     """
 
@@ -126,15 +125,15 @@ def load_training_set(
 
     A candidate whose id is in the corpus is that row, whatever text the file gives it; a text that the corpus has
     under another id is that row too; any other text becomes a new passage. Rows of one question id (MS MARCO's
-    triples) are one example. A negative that is also a positive of its question, or a copy of one, is left out; so is
+    triples) are one example. A negative in the duplicate group of a positive of its question is left out; so is
     a question without positives, as in DPR. Whatever is left out is counted in a warning.
 
     Args:
-      path: a file in one of `jaxretr.data.formats.training_formats.FORMATS`, or a folder with queries, qrels and a corpus.
+      path: a file in one of `jaxretr.data.formats.kinds.FORMATS`, or a folder with queries, qrels and a corpus.
       corpus: where candidates that are ids are looked up; a BEIR folder's own by default.
       format: the format's name, by default seen from the content.
       split: the judgements of a BEIR folder.
-      queries: the questions' texts, for formats that hold only their ids.
+      queries: the questions' texts, for formats with only their ids.
       skip_bad: whether bad rows, and candidates that are not in the corpus, are left out with a warning that counts
         them, instead of stopping.
 
@@ -245,7 +244,7 @@ class _Builder:
             return row
         if candidate.text is None:
             if corpus is None:
-                problem = f"passage '{candidate.id}' is given by its id alone; give the corpus that has it"
+                problem = f"passage '{candidate.id}' is given only by its id; give the corpus that has it"
             else:
                 problem = f"passage '{candidate.id}' is not in the corpus; give the corpus that the file was made from"
             problem = f"{self.path}:{example.line}: {problem}"
@@ -267,11 +266,11 @@ class _Builder:
             _without_repeats(examples, row_now[rows], scores, len(passages))
             for examples, rows, scores in (pairs.arrays() for pairs in self.kinds)
         )
-        copies = copies_among(passages, np.unique(np.concatenate([positives[1], negatives[1], others[1]])))
-        known = _keys(positives[0], copies[positives[1]], len(passages))
+        groups = duplicate_groups_among(passages, np.unique(np.concatenate([positives[1], negatives[1], others[1]])))
+        known = _keys(positives[0], groups[positives[1]], len(passages))
         before = len(negatives[0]) + len(others[0])
         negatives, others = (
-            _masked(pairs, ~np.isin(_keys(pairs[0], copies[pairs[1]], len(passages)), known))
+            _masked(pairs, ~np.isin(_keys(pairs[0], groups[pairs[1]], len(passages)), known))
             for pairs in (negatives, others)
         )
         has_positive = np.bincount(positives[0], minlength=len(self.questions)) > 0
@@ -316,7 +315,7 @@ class _Builder:
         return Corpus([*self.corpus.ids, *ids], [*self.corpus.titles, *titles], [*self.corpus.texts, *texts]), row_now
 
     def _new_ids(self, given: list[str | None]) -> list[str]:
-        """Returns an id for every new passage: the file's own where it is the first to have it."""
+        """Returns an id for every new passage: the file's own for the first passage that has it."""
         taken = {id for id in given if id is not None}
         used: set[str] = set()
         ids = []
@@ -333,7 +332,7 @@ class _Builder:
             ids.append(id)
         if clashes.count:
             _log.warning(
-                "%s: %d passages have the id of another text (the first: %s); both texts kept, the later renamed",
+                "%s: %d passages have the id of another text (the first: %s); both texts are kept, and the later one is renamed",
                 *(self.path, clashes.count, clashes.first),
             )
         return ids
@@ -346,7 +345,7 @@ class _Builder:
             _log.warning("%s: left out %d candidates; the first: %s", self.path, self.unknown.count, self.unknown.first)
         if self.changed.count:
             _log.warning(
-                "%s: %d passages have another title or text in the corpus (the first: %s); the corpus's is used",
+                "%s: %d passages have another title or text in the corpus (the first: %s); the corpus's version is used",
                 *(self.path, self.changed.count, self.changed.first),
             )
         if contradicted:
@@ -357,7 +356,7 @@ class _Builder:
             raise UserError(f"{self.path}: no examples; give a file with at least one")
         if not kept:
             raise UserError(
-                f"{self.path}:{self.lines[0]}: no positive passage, nor has any other of the {total} questions; "
+                f"{self.path}:{self.lines[0]}: no positive passage, nor does any other of the {total} questions have one; "
                 "give every question a passage that answers it"
             )
         if kept < total:

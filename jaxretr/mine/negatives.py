@@ -1,8 +1,8 @@
-"""Hard negatives: which of the passages that a ranking found for a question may stand as wrong ones.
+"""Hard negatives: which of the passages ranked for a question are used as wrong answers to it.
 
-DPR takes them from BM25's hits without an answer (Karpukhin et al. 2020, section 3.2). What a good ranking puts near a
-positive often is one that nobody judged, hence the other filters: a window of ranks, and margins below the score of the
-positive, absolute or relative (NV-Retriever, arXiv 2407.15831, "TopK-MarginPos" and "TopK-PercPos").
+DPR takes them from BM25's hits without an answer (Karpukhin et al. 2020, section 3.2). A passage that a good ranking
+places near a positive is often an unjudged positive, hence the other filters: a window of ranks, and margins below the
+score of the positive, absolute or relative (NV-Retriever, arXiv 2407.15831, "TopK-MarginPos" and "TopK-PercPos").
 """
 
 import math
@@ -18,19 +18,19 @@ from jaxretr.data.questions import Question
 from jaxretr.errors import UsageError
 from jaxretr.evaluate.answers import AnswerMatcher, Match
 
-# Why a ranked passage is no negative, in the order in which it is asked: each counts under the first that applies.
+# Why a ranked passage is not a negative, in the order of the checks: each counts under the first reason that applies.
 REASONS = {
     "outside_ranks": "outside the window of ranks",
     "surplus": "after enough negatives",
     "positive": "positives of the question",
-    "duplicate": "word for word like a positive",
+    "duplicate": "identical to a positive",
     "zero_score": "without a word of the question",
-    "margin": "scored too near to the positive or above it",
-    "answer": "with an answer in them",
+    "margin": "scored too close to the positive or above it",
+    "answer": "that contain an answer",
 }
 
-# Runs of other programs list passages without a word of the question. What they score 0 may lie a few steps of float32
-# below 0, since TREC runs hold different scores (see `write_trec`).
+# Runs of other programs list passages that share no word with the question. Their score of 0 may be written as a few
+# steps of float32 below 0, since all scores of a question in a TREC run differ (see `write_trec`).
 _NEXT_TO_ZERO = float(np.finfo(np.float32).tiny)
 
 
@@ -48,12 +48,12 @@ class Filters:
     """What makes a ranked passage a negative.
 
     Attributes:
-      negatives: at most so many for a question, the best ranked first.
-      first_rank: ranks count from 1.
-      last_rank: the last rank of the window, itself within it.
-      margin: a negative's score is at most the best positive's less this; None for no such filter.
-      relative_margin: and at most the best positive's less this share of its size; None for no such filter.
-      answers: how an answer is looked for in the passages' texts (see `jaxretr.evaluate.answers`); None: not at all.
+      negatives: the most for a question; the best ranked are taken.
+      first_rank: of the window, counted from 1.
+      last_rank: of the window, inclusive.
+      margin: a negative scores at most the best positive's score less this; None: no such filter.
+      relative_margin: and at most the best positive's score less this share of its magnitude; None: no such filter.
+      answers: how answers are matched in the passages' texts (see `jaxretr.evaluate.answers`); None: not at all.
     """
 
     negatives: int = 30
@@ -65,9 +65,9 @@ class Filters:
 
     def __post_init__(self) -> None:
         if self.negatives < 1:
-            raise UsageError(f"at least 1 negative must be asked for, not {self.negatives}")
+            raise UsageError(f"at least 1 negative is required, not {self.negatives}")
         if not 1 <= self.first_rank <= self.last_rank:
-            raise UsageError(f"ranks {self.first_rank}:{self.last_rank} are no window; give FIRST:LAST, from 1 on")
+            raise UsageError(f"ranks {self.first_rank}:{self.last_rank} are not a window; give FIRST:LAST, from 1")
         if self.margin is not None and not math.isfinite(self.margin):
             raise UsageError(f"the margin must be a finite number, not {self.margin}")
         if self.relative_margin is not None and not 0 <= self.relative_margin <= 1:
@@ -79,10 +79,10 @@ class Filters:
             return math.inf
         known = positive_scores[~np.isnan(positive_scores)]
         if not len(known):
-            return -math.inf  # Nothing is known to lie far enough below.
+            return -math.inf  # No passage is known to score far enough below.
         best = float(known.max())
         absolute = math.inf if self.margin is None else best - self.margin
-        # Of its size, since dense scores may be negative: the ceiling must not lie above the positive then.
+        # A share of the magnitude: dense scores may be negative, and the ceiling must still be below the positive.
         relative = math.inf if self.relative_margin is None else best - self.relative_margin * abs(best)
         return min(absolute, relative)
 
@@ -92,9 +92,9 @@ class Ranking:
     """The passages found for one question.
 
     Attributes:
-      rows: corpus rows, integers [K], best first; -1 behind the last hit, which is no passage and never a negative.
+      rows: corpus rows, integers [K], best first; -1 after the last hit.
       scores: their scores, float32 [K].
-      positive_scores: the score of each positive of the question, float32 [P], found or not; nan where not known.
+      positive_scores: the score of each positive of the question, float32 [P], found or not; nan if unknown.
     """
 
     rows: NDArray[np.integer]
@@ -109,9 +109,9 @@ class Mined:
     Attributes:
       rows: corpus rows, integers [n], best ranked first.
       scores: their scores, float32 [n].
-      dropped: reason (of `REASONS`) -> how many of the ranked passages; with the n kept these are all the hits.
+      dropped: reason (of `REASONS`) -> number of ranked passages; with the n kept these are all the hits.
       positive_scores: the score of each positive, as in the ranking.
-      positive_rank: the rank of the first positive, from 1, or None where none was found.
+      positive_rank: the rank of the first positive, from 1, or None if none was found.
     """
 
     rows: NDArray[np.integer]
@@ -121,7 +121,7 @@ class Mined:
     positive_rank: int | None
 
 
-def mine(
+def hard_negatives(
     questions: Iterable[Question],
     positives: Iterable[Sequence[int]],
     rankings: Iterable[Ranking],
@@ -131,14 +131,14 @@ def mine(
     """Yields the hard negatives of each question.
 
     Args:
-      questions: B questions; one without answers has none to be looked for.
+      questions: B questions, with or without answers.
       positives: the rows of all positives of each question, [B][P].
-      rankings: what was found for each question, B rankings; taken one by one, so they need not be in memory.
+      rankings: B rankings, taken one by one, so that they need not fit in memory.
       passages: the corpus of N rows, to which the positives' and the rankings' rows point.
-      filters: which to keep.
+      filters: which passages to keep.
 
     Raises:
-      ValueError: not as many positives or rankings as questions.
+      ValueError: the numbers of questions, positives and rankings differ.
     """
     matcher = None if filters.answers is None else AnswerMatcher(filters.answers)
     for question, of_question, ranking in zip(questions, positives, rankings, strict=True):
@@ -191,7 +191,7 @@ def _mine_one(
     ranks = (rank for rank, row in enumerate(rows, start=1) if row in positive_rows)
     positive_rank = next(ranks, None)
     if positive_rank is not None and abs(scores[positive_rank - 1]) < _NEXT_TO_ZERO:
-        positive_rank = None  # It fills the list up; it was not found.
+        positive_rank = None  # It only pads the list; it was not found.
     return Mined(ranking.rows[kept], ranking.scores[kept], dropped, ranking.positive_scores, positive_rank)
 
 
@@ -202,12 +202,12 @@ def rankings_of_run(
     row_of_id: Mapping[str, int],
     depth: int,
 ) -> Iterator[Ranking]:
-    """Yields each question's ranking as a run has it: by score, equal scores by row, lowest first.
+    """Yields each question's ranking in a run: by score, equal scores by row, lowest first.
 
     Args:
-      run: question id -> passage id -> score; all its passages are in the corpus.
-      questions: B questions; one that the run lacks has an empty ranking.
-      positives: the rows of all positives of each question, [B][P]; the score of one that the run lacks is not known.
+      run: question id -> passage id -> score; the corpus has all its passages.
+      questions: B questions; one that the run lacks gets an empty ranking.
+      positives: the rows of all positives of each question, [B][P]; the score of one that the run lacks is nan.
       row_of_id: passage id -> corpus row.
       depth: passages to take for each question.
     """
@@ -226,11 +226,11 @@ class MiningReport:
 
     Attributes:
       depth: passages ranked for a question.
-      questions: how many were mined for.
-      negatives: number of negatives -> how many questions have so many.
+      questions: number of questions.
+      negatives: number of negatives -> number of questions that have so many.
       dropped: reason (of `REASONS`) -> ranked passages.
       positives_found: questions with a positive among the `depth` best passages.
-      positive_scores_unknown: questions for which no positive's score was known; a margin drops all their passages.
+      positive_scores_unknown: questions without a known positive score; a margin drops all their passages.
     """
 
     depth: int

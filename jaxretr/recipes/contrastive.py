@@ -12,7 +12,7 @@ from jaxretr import optim
 from jaxretr.config import ContrastiveConfig
 from jaxretr.data.batches import MadeAhead, QuestionBatches
 from jaxretr.data.corpus import Corpus
-from jaxretr.data.token_statistics import document_frequencies
+from jaxretr.data.token_store import document_frequencies
 from jaxretr.data.tokens import vocabulary_size
 from jaxretr.errors import UsageError
 from jaxretr.models.dual_encoder import DualEncoder

@@ -10,9 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxretr.config import MlmConfig, Optimizer
-from jaxretr.data.token_store import ids_dtype
+from jaxretr.data.token_store import ids_dtype, random_windows
 from jaxretr.data.tokens import Template
-from jaxretr.data.windows import random_windows
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models.adapter import same_towers
 from jaxretr.models.bert import BertConfig, BertMaskedLm, fresh_head

@@ -9,10 +9,11 @@ import numpy as np
 
 from jaxretr.config import ContrastiveConfig, ContrastiveData
 from jaxretr.data.corpus import Corpus, read_corpus
+from jaxretr.data.duplicate_groups import duplicate_groups
 from jaxretr.data.held_out import held_out
 from jaxretr.data.lexical_set import is_lexical_set
 from jaxretr.data.readers import qrels_path
-from jaxretr.data.training_set import TrainingSet, first_copies, load_training_set
+from jaxretr.data.training_set import TrainingSet, load_training_set
 from jaxretr.errors import UsageError
 from jaxretr.recipes.example_draws import Draws, ExampleDraws
 from jaxretr.recipes.lexical_draws import LexicalDraws, as_training_set, open_lexical_set
@@ -63,7 +64,7 @@ def read_run_examples(config: ContrastiveConfig) -> RunExamples:
         lexical = open_lexical_set(data.train, corpus)
         assert corpus is not None
         dev, passages = _dev(data, corpus, corpus)
-        contents = first_copies(passages)
+        contents = duplicate_groups(passages)
         draws = LexicalDraws(config, lexical, contents)
         return RunExamples(lexical.queries, draws, dev, passages, len(corpus), contents)
     if data.teacher_positives is not None:
@@ -85,7 +86,7 @@ def read_run_examples(config: ContrastiveConfig) -> RunExamples:
         mined = load_training_set(data.mined, passages, skip_bad=data.skip_bad)
         passages = mined.passages
     dev, passages = _dev(data, corpus, passages) if chosen is None else (chosen, passages)
-    contents = first_copies(passages)
+    contents = duplicate_groups(passages)
     draws = ExampleDraws(config, examples, mined, contents)
     return RunExamples(examples.texts, draws, dev, passages, examples.corpus_rows, contents)
 

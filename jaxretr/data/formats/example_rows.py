@@ -1,4 +1,4 @@
-"""Examples as rows of the formats of supervised training data; training_writers.py makes files of them."""
+"""Examples as rows of the formats of supervised training data; writing.py writes the files."""
 
 import itertools
 import json
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class ExampleRows:
-    """Turns examples into rows, and counts what a format cannot hold."""
+    """Turns examples into rows, and counts what a format cannot represent."""
 
     def __init__(self, corpus: Corpus | None, source: str):
         self.corpus = corpus
@@ -27,10 +27,10 @@ class ExampleRows:
     def report(self, path: Path, format: str) -> None:
         """Logs what was lost."""
         for what, count in self.lost.items():
-            _log.warning("%s: %s cannot hold everything: %s in %d examples", path, format, what, count)
+            _log.warning("%s: %s cannot represent everything: %s in %d examples", path, format, what, count)
 
     def check_any(self, path: Path) -> None:
-        """Raises UserError when nothing was written: an empty file is no training set."""
+        """Raises UserError if nothing was written: an empty file is not a training set."""
         if not self.written:
             lost = "".join(f"; {what} in {count} examples" for what, count in self.lost.items())
             raise UserError(f"{path}: no example of {self.source} can be written{lost}; give others or another format")
@@ -63,14 +63,14 @@ class ExampleRows:
         """Returns a passage's id."""
         if candidate.id is None:
             raise UserError(
-                f"{self.where(example)}: a passage has no id, which is all that this format holds; "
+                f"{self.where(example)}: a passage has no id, which is all that this format stores; "
                 "convert to a format with texts, or to beir, which gives ids"
             )
         return candidate.id
 
     def _column(self, id: str, example: Example) -> str:
         if id != id.strip() or set(id) & set("\t\r\n"):
-            raise UserError(f"{self.where(example)}: the id {id!r} cannot stand in a table; rename it")
+            raise UserError(f"{self.where(example)}: the id {id!r} cannot be written in a table; rename it")
         return id
 
     def negatives(self, example: Example) -> tuple[Candidate, ...]:
@@ -121,7 +121,7 @@ class ExampleRows:
         return [json_bytes(self._dpr_object(example, passage))]
 
     def _dpr_object(self, example: Example, passage: Callable[[Candidate], dict[str, Any]]) -> dict[str, Any]:
-        # A row without an id is its number: writing that would only make the file differ from the one read.
+        # The id of a row without one is its number: writing it would only make the file differ from the one read.
         row: dict[str, Any] = {} if example.id == str(self.written) else {"id": example.id}
         return row | {
             "question": example.question,
@@ -239,5 +239,5 @@ def json_bytes(row: dict[str, Any]) -> bytes:
 
 
 def _one_line(text: str) -> str:
-    """Blanks for the tabs and line ends that a bare table cannot hold."""
+    """Replaces tabs and line ends, which a bare table cannot represent, by spaces."""
     return text.replace("\t", " ").replace("\r", " ").replace("\n", " ")

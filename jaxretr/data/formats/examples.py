@@ -13,10 +13,10 @@ class Candidate:
     """One passage of an example: an id of the corpus, a text, or both.
 
     Attributes:
-      id: its id, None where the file gives none.
-      title: its title, empty where there is none.
+      id: its id; None if the file gives none.
+      title: its title; empty if there is none.
       text: its text; None: only the id is known.
-      score: what a teacher gave it, None where the file gives none.
+      score: a teacher's score; None if the file gives none.
     """
 
     id: str | None
@@ -30,12 +30,12 @@ class Example:
     """One question and its passages.
 
     Attributes:
-      id: the question's id; its row number, counted from 0, where the file gives none.
+      id: the question's id; its row number, counted from 0, if the file gives none.
       question: the question's text.
-      answers: empty where none are known.
+      answers: empty if none are known.
       positives: passages that answer it.
       negatives: hard negatives.
-      other_negatives: DPR's negative_ctxs, used where there is no hard negative.
+      other_negatives: DPR's negative_ctxs, used if there is no hard negative.
       line: of the file, counted from 1, for messages.
     """
 
@@ -70,29 +70,29 @@ def finite_score(value: Any, name: str) -> float | None:
 
 
 def objects_field(row: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Returns the list of objects under `name`, empty where there is none; RowError when it is something else."""
+    """Returns the list of objects under `name`, empty if there is none; RowError if it is something else."""
     value = row.get(name) or []
     if not isinstance(value, list) or not all(isinstance(element, dict) for element in value):
-        raise RowError(f'field "{name}" is no list of passages; write [{{"title": ..., "text": ...}}, ...]')
+        raise RowError(f'field "{name}" is not a list of passages; write [{{"title": ..., "text": ...}}, ...]')
     return value
 
 
 def answers_field(row: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the answers of a row, none where it has none; RowError when they are no strings."""
+    """Returns the answers of a row, if any; RowError if they are not strings."""
     value = row.get("answers", row.get("answer"))
     if value is None:
         return ()
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list) or not all(isinstance(answer, str) for answer in value):
-        raise RowError("the answers are no list of strings; write them as strings in a list")
+        raise RowError("the answers are not a list of strings; write them as strings in a list")
     return tuple(value)
 
 
 def joined(examples: Iterable[Example]) -> Iterator[Example]:
     """Yields one example for every question id, in the order of their first rows, with the passages of all its rows.
 
-    All examples are held in memory. A passage that several rows name stands in the result once.
+    All examples are kept in memory. A passage of several rows occurs once in the result.
     """
     first: dict[str, Example] = {}
     kinds: dict[str, tuple[dict[Candidate, None], ...]] = {}

@@ -1,4 +1,4 @@
-"""SPAR's training queries: sentences of the passages, more of them from the beginning of a document than from its end.
+"""SPAR's training queries: sentences of the passages, more of them from the beginning of a document.
 
 Chen et al. 2022 (arXiv 2110.06918), appendix: of a passage's s sentences max(1, round(s / (1.2 (i + 1)))) become
 queries, where i is the passage's position in its document, from 0.
@@ -16,23 +16,30 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import sentencex
 
 from jaxretr.data.arrays import write_array
 from jaxretr.data.corpus import Passage
 from jaxretr.data.corpus_stream import CorpusStream
-from jaxretr.data.query_store import QueryStore, write_queries
-from jaxretr.data.sentences import split_sentences
+from jaxretr.data.lexical_set import SOURCES
+from jaxretr.data.mapped_texts import QueryStore, write_queries
 from jaxretr.errors import UsageError, UserError
 from jaxretr.storage.files import atomic_write
 
-SOURCES = "sources.npy"
 COUNTS = "counts.json"
 
-# A digest of blake2b holds so many numbers of 8 bytes.
+# Numbers of 8 bytes in a digest of blake2b.
 _NUMBERS_A_DIGEST = 8
 
-# Passages between two signs of life.
-_PASSAGES_A_SIGN = 10_000
+# Passages between two reports of progress.
+_PASSAGES_A_REPORT = 10_000
+
+# A multi-byte space after an initial ("A.<no-break space>B.") makes sentencex 1.0.32 panic, and it rejects half a
+# surrogate pair. Each is replaced by one plain space, so that positions stay the same.
+_NOT_FOR_THE_LIBRARY = re.compile(r"[^\S\x00-\x7f]|[\ud800-\udfff]")
+
+# It takes a full stop before a digit for a decimal point, including the stops of Chinese and Japanese.
+_STOP_BEFORE_DIGIT = re.compile(r"(?<=[。！？｡])(?=\d)")  # noqa: RUF001
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ class Sampling:
 
     Attributes:
       kind: "position": max(1, round(s / (base (i + 1)))) of s sentences of the passage at position i of its document;
-        "uniform": the same number from every passage; "all": every sentence.
+        "uniform": the same number from each passage; "all": every sentence.
       base: of "position".
       per_passage: of "uniform".
       seed: of the draw; all sentences of a passage are equally likely.
@@ -56,10 +63,10 @@ class Sampling:
         if not 0 < self.base < math.inf:
             raise UsageError(f"the base must be a number above 0, not {self.base}")
         if self.per_passage < 1:
-            raise UsageError(f"at least 1 sentence a passage must be asked for, not {self.per_passage}")
+            raise UsageError(f"at least 1 sentence per passage is required, not {self.per_passage}")
 
     def count(self, sentences: int, position: int) -> int:
-        """Returns how many of so many sentences become queries.
+        """Returns how many sentences of a passage become queries.
 
         Halves are rounded to the even number, as Python's `round` does: 2.5 gives 2, 3.5 gives 4.
 
@@ -74,7 +81,7 @@ class Sampling:
         return min(max(1, round(sentences / (self.base * (position + 1)))), sentences)
 
     def choose(self, sentences: int, position: int, row: int) -> list[int]:
-        """Returns which sentences become queries, in their order; a function of the arguments and the seed alone.
+        """Returns which sentences become queries, in their order: a function of the arguments and the seed.
 
         Args:
           sentences: of the passage.
@@ -84,7 +91,7 @@ class Sampling:
         count = self.count(sentences, position)
         if count == sentences:
             return list(range(sentences))
-        # A hash and no generator of numpy's, whose numbers another version may change.
+        # A hash, not a generator of numpy, whose numbers may change with its version.
         numbers: list[int] = []
         for part in range(-(-sentences // _NUMBERS_A_DIGEST)):
             digest = hashlib.blake2b(f"{self.seed} {row} {part}".encode()).digest()
@@ -92,15 +99,47 @@ class Sampling:
         return sorted(sorted(range(sentences), key=numbers.__getitem__)[:count])
 
 
+# ---- sentences -------------------------------------------------------------------------------------------------------
+
+
+def split_sentences(text: str) -> list[str]:
+    """Splits a text into sentences.
+
+    English abbreviations ("Dr.", "U.S.", "e.g.", initials) do not end a sentence; the stops of Chinese and Japanese
+    (。！？) do. A quotation stays in one piece. A text that begins or ends within a sentence gives that part as a piece.
+
+    Args:
+      text: any text.
+
+    Returns:
+      The sentences in order, without surrounding white space, none empty. Nothing else is changed or left out.
+    """
+    if text.isascii():  # none of this is needed, in half the time
+        return [sentence for piece in _pieces(text) if (sentence := piece.strip())]
+    sentences = []
+    start = 0
+    for piece in _pieces(_NOT_FOR_THE_LIBRARY.sub(" ", text)):
+        stop = start + len(piece)
+        sentences += [part for each in _STOP_BEFORE_DIGIT.split(text[start:stop]) if (part := each.strip())]
+        start = stop
+    return sentences
+
+
+def _pieces(text: str) -> list[str]:
+    """Returns pieces that together are the text."""
+    # The language decides which abbreviations are known; the stops of all languages count in each.
+    return sentencex.segment("en", text)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 # ---- documents -------------------------------------------------------------------------------------------------------
 
 
 class Documents:
-    """Where in its document each passage stands.
+    """The position of each passage in its document.
 
     The rule is one of
-      title: rows one after another with the same title are a document; one without a title is a document of its own;
-      field:NAME: rows with the same value of this field of their JSON object are a document, wherever they stand;
+      title: consecutive rows with the same title are a document; a row without a title is a document of its own;
+      field:NAME: rows with the same value of this field of their JSON object are a document, wherever they are;
       id:REGEX: rows in whose ids group 1 of this expression, which must match the whole id, is the same.
     """
 
@@ -108,21 +147,23 @@ class Documents:
         """Reads the rule.
 
         Raises:
-          UsageError: it is none.
+          UsageError: it is not a rule.
         """
         self.rule = rule
         kind, _, value = rule.partition(":")
         if not (rule == "title" or (kind in ("field", "id") and value)):
-            raise UsageError(rf"'{rule}' names no documents; give title, field:NAME or id:REGEX, such as id:(.+)-\d+")
+            raise UsageError(
+                rf"'{rule}' does not name a rule for documents; give title, field:NAME or id:REGEX, such as id:(.+)-\d+"
+            )
         self._field = value if kind == "field" else None
         self._pattern: re.Pattern[str] | None = None
         if kind == "id":
             try:
                 self._pattern = re.compile(value)
             except re.error as error:
-                raise UsageError(f"'{value}' is no regular expression ({error}); correct it") from None
+                raise UsageError(f"'{value}' is not a regular expression ({error}); correct it") from None
             if not self._pattern.groups:
-                raise UsageError(rf"'{value}' has no group; put the document's part in brackets, as in (.+)-\d+")
+                raise UsageError(rf"'{value}' has no group; put the document's part in parentheses, as in (.+)-\d+")
 
     def positions(self, corpus: CorpusStream) -> Iterator[tuple[Passage, int]]:
         """Yields (passage, its position in its document, from 0), row by row.
@@ -142,7 +183,9 @@ class Documents:
         if self._field is not None:
             for place, passage, value in corpus.with_field(self._field):
                 if isinstance(value, bool) or not isinstance(value, str | int):
-                    raise UserError(f"{place}: field '{self._field}' is no text and no whole number; name another one")
+                    raise UserError(
+                        f"{place}: field '{self._field}' is neither text nor a whole number; name another one"
+                    )
                 yield passage, str(value)
             return
         assert self._pattern is not None
@@ -166,15 +209,15 @@ def _positions_by_title(corpus: CorpusStream) -> Iterator[tuple[Passage, int]]:
 
 @dataclass
 class SentenceCounts:
-    """What was read and what was drawn.
+    """Counts of what was read and drawn.
 
     Attributes:
       passages: of the corpus.
-      passages_without: those with no sentence, which give no query.
-      documents: how many they form.
+      passages_without: passages without a sentence, which give no query.
+      documents: number of documents.
       sentences: of all passages.
       sampled: sentences drawn.
-      queries: of these, so many remain under the limit.
+      queries: sentences that remain under the limit.
     """
 
     passages: int = 0
@@ -214,9 +257,9 @@ def write_sentence_queries(
     Args:
       folder: for a query store, sources.npy (int32 [Q], the row that each query is from) and counts.json, written last.
       corpus: passages.
-      documents: where in its document each passage stands.
+      documents: the position of each passage in its document.
       sampling: which sentences.
-      limit: keep at most so many, drawn evenly from all that the sampling gives.
+      limit: keep at most this many, drawn evenly from all that were sampled.
       advance: called with the number of passages read since the last call.
 
     Raises:
@@ -229,8 +272,8 @@ def write_sentence_queries(
             for sentence in sentences:
                 store.append(sentence)
                 sources.append(row)
-            if (row + 1) % _PASSAGES_A_SIGN == 0 or row + 1 == corpus.num_rows:
-                advance(row % _PASSAGES_A_SIGN + 1)
+            if (row + 1) % _PASSAGES_A_REPORT == 0 or row + 1 == corpus.num_rows:
+                advance(row % _PASSAGES_A_REPORT + 1)
         if not counts.sampled:
             raise UserError(
                 f"{corpus.name}: none of the {counts.passages} passages has a sentence; give one with texts"

@@ -1,4 +1,4 @@
-"""Writers of the formats of supervised training data; `jaxretr.data.formats.training_formats` reads them."""
+"""Writers of the formats of supervised training data; `jaxretr.data.formats.reading` reads them."""
 
 import csv
 import json
@@ -25,9 +25,9 @@ def write_examples(
     split: str = "train",
     source: str | Path = "example",
 ) -> int:
-    """Writes a training set, whole or not at all; what the format cannot hold is counted in a line of the log.
+    """Writes a training set, whole or not at all; logs what the format cannot represent.
 
-    Formats with one list of negatives get the hard ones, or the others where a question has no hard ones. Formats of
+    Formats with one list of negatives get the hard ones, or the others if a question has no hard ones. Formats of
     bare texts get "title text". sentence-transformers' columns (by the name .csv, .tsv or JSON lines) get a row for
     every positive, all with the same number of negatives; triples name every positive and negative at least once.
 
@@ -35,10 +35,10 @@ def write_examples(
       path: the file; for "beir" a folder, whose corpus.jsonl holds all of `corpus` and the texts that are not in it.
       examples: one for each question, as `read_examples` yields them; a question's rows of a format that spreads it
         over several joined first.
-      format: one of `jaxretr.data.formats.training_formats.FORMATS`.
+      format: one of `jaxretr.data.formats.kinds.FORMATS`.
       corpus: the passages of candidates that are ids. dpr-scale's passages are written as its rows (docidx).
-      negatives: for sentence-transformers: take so many of each question and leave out questions that have fewer.
-        None: as many as the first has, and another number is an error.
+      negatives: for sentence-transformers: take this many per question and leave out questions with fewer.
+        None: as many as the first question has; another number is then an error.
       split: for "beir": the name of the judgements.
       source: the file that the examples are from, for messages.
 
@@ -46,12 +46,11 @@ def write_examples(
       How many examples were written.
 
     Raises:
-      UserError: a passage is known by its id alone where its text is needed, or the other way round, or the file
-        cannot be written.
+      UserError: a passage has only an id where its text is needed or the reverse, or the file cannot be written.
     """
     path = Path(path).expanduser()
     if negatives is not None and format != "sentence-transformers":
-        raise UsageError(f"a number of negatives is for sentence-transformers' columns; {format} holds any number")
+        raise UsageError(f"the number of negatives is for sentence-transformers' columns; {format} takes any number")
     rows = ExampleRows(corpus, str(source))
     if format == "beir":
         _write_beir(rows, path, examples, split)
@@ -169,7 +168,7 @@ def _write_beir(rows: ExampleRows, folder: Path, examples: Iterable[Example], sp
 
 
 class _PassageIds:
-    """Writes every passage once, and knows under which id."""
+    """Writes each passage once, and remembers its id."""
 
     def __init__(self, file: IO[bytes], corpus: Corpus | None):
         self.file = file
@@ -185,7 +184,7 @@ class _PassageIds:
         if candidate.id is not None and self.corpus is not None and candidate.id in self.corpus:
             return candidate.id
         if not self.knows_corpus:
-            # Only when it is asked for: of a large corpus that takes gigabytes.
+            # Only if needed: for a large corpus it takes gigabytes.
             self.knows_corpus = True
             for passage in self.corpus or ():
                 self.id_of_content.setdefault((passage.title, passage.text), passage.id)

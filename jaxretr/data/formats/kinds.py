@@ -1,11 +1,11 @@
-"""What a data file is, seen from its first rows."""
+"""The formats of data files, and how a file's format is detected from its first rows."""
 
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from jaxretr.data.formats.text_examples import LABELS, csv_rows
+from jaxretr.data.formats.columns import LABELS, csv_rows
 from jaxretr.data.text_rows import (
     RowError,
     bare_suffix,
@@ -16,7 +16,7 @@ from jaxretr.data.text_rows import (
     json_lines,
     numbered_lines,
 )
-from jaxretr.errors import UserError
+from jaxretr.errors import UsageError, UserError, did_you_mean
 
 KINDS = {
     "dpr": "DPR training set (a JSON array with positive_ctxs)",
@@ -35,6 +35,21 @@ KINDS = {
     "run": "run (ranked passages)",
 }
 
+FORMATS = tuple(kind for kind in KINDS if kind not in ("corpus", "questions", "run"))
+"""The names of the formats."""
+
+NEED_QUERIES = ("distillation", "triples-ids", "qrels")
+"""Formats with only the ids of their questions."""
+
+ROW_FORMATS = ("sentence-transformers", "triples", "triples-ids")
+"""Formats that may spread a question over several rows, which have one id."""
+
+_OTHERWISE = {
+    "corpus": "give it as the corpus of a training set",
+    "questions": "give it as the queries of a training set",
+    "run": "mine hard negatives from it, or evaluate it",
+}
+
 _ROWS_LOOKED_AT = 200
 # Questions are shorter, passages longer: for files of ids and texts whose name tells nothing.
 _WORDS_OF_A_QUESTION = 20
@@ -47,14 +62,14 @@ def file_kind(path: str | Path) -> str:
     """Returns what a file or folder is, a key of KINDS.
 
     Raises:
-      UserError: it cannot be told.
+      UserError: it is not recognised.
     """
     path = Path(path).expanduser()
     if path.is_dir():
         if (path / "qrels").is_dir() or any((path / name).is_file() for name in ("corpus.jsonl", "corpus.jsonl.gz")):
             return "beir"
         raise UserError(
-            f"{path}: is no BEIR folder (corpus.jsonl, queries.jsonl, qrels/); give a file or such a folder"
+            f"{path}: is not a BEIR folder (corpus.jsonl, queries.jsonl, qrels/); give a file or such a folder"
         )
     path = find_input(path)
     first = first_character(path)
@@ -67,6 +82,42 @@ def file_kind(path: str | Path) -> str:
     if kind is None:
         raise UserError(f"{path}: not recognised; state its format, one of {', '.join(KINDS)}")
     return kind
+
+
+def training_format(path: str | Path, format: str | None = None) -> str:
+    """Returns the name of a training set's format.
+
+    Args:
+      path: the file or BEIR folder.
+      format: the format that the user states; None: detected from the content.
+
+    Raises:
+      UserError: it is something else, or not recognised.
+      UsageError: there is no such format.
+    """
+    path = Path(path).expanduser()
+    if format is not None and format not in FORMATS:
+        raise UsageError(f"no format '{format}'{did_you_mean(format, FORMATS) or ''}; there are {', '.join(FORMATS)}")
+    if format is None:
+        format = file_kind(path)
+        if format not in FORMATS:
+            raise UserError(f"{path}: looks like {KINDS[format]}, not a training set; {_OTHERWISE[format]}")
+    elif format != "beir":
+        find_input(path)
+    elif not path.is_dir():
+        raise UserError(f"{path}: is not a folder; give a BEIR folder (corpus.jsonl, queries.jsonl, qrels/)")
+    return format
+
+
+def named_split(split: str | None, *formats: str) -> str:
+    """Returns the name of a BEIR folder's judgements, "train" by default.
+
+    Raises:
+      UsageError: a split is named, and none of `formats` is a BEIR folder.
+    """
+    if split is not None and "beir" not in formats:
+        raise UsageError(f"--split {split} is for BEIR folders, not for {' and '.join(formats)}; leave it out")
+    return split or "train"
 
 
 # ---- JSON ------------------------------------------------------------------------------------------------------------
@@ -103,7 +154,7 @@ def _are_columns(row: dict[str, Any]) -> bool:
     names = [name.strip().lower() for name in row if name not in LABELS]
     if len(names) < 2 or not all(isinstance(row[name], str | None) for name in row if name not in LABELS):
         return False
-    # The name "answer" says nothing: a short answer makes a question, a passage makes a pair to train on.
+    # The name "answer" is ambiguous: a short answer makes a question, a passage makes a pair to train on.
     return names[0] == "anchor" or (names[0] in _ANCHORS and any(_is_passage_name(name) for name in names[1:]))
 
 
@@ -141,11 +192,8 @@ def _by_name_or_length(path: Path, texts: Iterator[str]) -> str:
 def _table_kind(path: Path, head: str) -> str | None:
     if bare_suffix(path) == ".csv":
         _, names = next(csv_rows(path))
-        return (
-            None
-            if isinstance(names, RowError) or not _are_columns(dict.fromkeys(names, ""))
-            else ("sentence-transformers")
-        )
+        recognised = not isinstance(names, RowError) and _are_columns(dict.fromkeys(names, ""))
+        return "sentence-transformers" if recognised else None
     if "\t" not in head:
         fields = head.split()
         if len(fields) == 6 and _is_number(fields[4]):
@@ -175,7 +223,7 @@ def _table_kind(path: Path, head: str) -> str | None:
 
 
 def _of_three(rows: list[list[str]]) -> str:
-    """What rows of three columns are that stand under no header."""
+    """Returns the kind of rows of three columns without a header."""
     if any(" " in field.strip() for row in rows for field in row):
         return "triples"
     if not all(_is_number(row[2]) for row in rows):

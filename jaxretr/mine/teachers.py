@@ -1,6 +1,5 @@
-"""The teachers of `jaxretr mine lexical`: BM25, a run, a dense model."""
+"""The teachers of `jaxretr.mine_lexical`: BM25, a run, a dense model."""
 
-import argparse
 import functools
 import hashlib
 import json
@@ -16,7 +15,7 @@ from jaxretr.data.arrays import write_array
 from jaxretr.data.corpus import Corpus, Passage
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.lexical_set import Ranking
-from jaxretr.data.query_store import QueryStore
+from jaxretr.data.mapped_texts import QueryStore
 from jaxretr.data.questions import Question
 from jaxretr.data.text_rows import find_input
 from jaxretr.errors import UsageError, UserError, did_you_mean
@@ -34,11 +33,11 @@ log = logging.getLogger(__name__)
 
 _ROWS, _SCORES = "rows.npy", "scores.npy"
 
-# Passages encoded, and queries searched, between two writes.
+# Passages encoded, and queries searched, between two saved states.
 _PASSAGES = 50_000
 _QUERIES = 16_384
 
-# Embeddings that a device may hold where it does not say how much memory it has.
+# Of embeddings on a device that does not report its memory.
 _RESIDENT_BYTES = 4 << 30
 
 
@@ -49,9 +48,9 @@ class Task:
     Attributes:
       corpus: N passages.
       queries: Q texts.
-      query_ids: Q ids, where the queries were given; None for sentences.
+      query_ids: Q ids of given queries; None for sentences.
       depth: K, ranks to find.
-      threads: queries ranked at a time.
+      threads: queries ranked in parallel.
       shard_passages: passages whose words are in memory at a time.
     """
 
@@ -68,31 +67,41 @@ class Ranker(Protocol):
 
     @property
     def name(self) -> str:
-        """As the command line gives it."""
+        """Its name on the command line and in the set."""
         ...
 
     def identity(self) -> dict[str, Any]:
-        """Returns what decides its ranking."""
+        """Returns what determines its ranking; a set that is continued must agree in it."""
         ...
 
     def rank(self, task: Task, folder: Path) -> Ranking:
-        """Ranks, or goes on with what an interrupted call left in `folder`."""
+        """Ranks, or continues an interrupted call from its state in `folder`."""
         ...
 
 
-def parse_teacher(text: str, bm25: Bm25Settings) -> Ranker:
-    """Returns the teacher that --teacher names.
+def parse_teachers(names: Sequence[str], bm25: Bm25Settings | None) -> list[Ranker]:
+    """Returns the teachers of these names: bm25, run:FILE or model:MODEL.
 
     Raises:
-      UsageError: it names none.
+      UsageError: an unknown or repeated teacher, or settings of BM25 without it.
     """
-    kind, _, value = text.partition(":")
-    if text == "bm25":
-        return Bm25Teacher(bm25)
-    if kind in ("run", "model") and value:
-        return RunTeacher(text, value) if kind == "run" else ModelTeacher(text, value)
-    hint = did_you_mean(kind, ("bm25", "run", "model"))
-    raise UsageError(f"--teacher {text}: no such teacher{hint or ''}; give bm25, run:FILE or model:MODEL")
+    teachers: list[Ranker] = []
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise UsageError(f"--teacher {name} is given twice; name each teacher once")
+        kind, _, value = name.partition(":")
+        if name == "bm25":
+            teachers.append(Bm25Teacher(bm25 or Bm25Settings()))
+        elif kind == "run" and value:
+            teachers.append(RunTeacher(name, value))
+        elif kind == "model" and value:
+            teachers.append(ModelTeacher(name, value))
+        else:
+            hint = did_you_mean(kind, ("bm25", "run", "model"))
+            raise UsageError(f"--teacher {name}: no such teacher{hint or ''}; give bm25, run:FILE or model:MODEL")
+    if bm25 is not None and "bm25" not in names:
+        raise UsageError("settings of BM25 (--k1, --b, ...) have no effect without --teacher bm25; leave them out")
+    return teachers
 
 
 def file_digest(path: str | Path, stem: str = "") -> str:
@@ -130,7 +139,7 @@ class Bm25Teacher:
 
 @dataclass(frozen=True)
 class RunTeacher:
-    """A run over the given queries; equal scores by passage id, as BM25's."""
+    """A run over the given queries; equal scores by passage id, as for BM25."""
 
     name: str
     path: str
@@ -148,7 +157,7 @@ class RunTeacher:
         run = read_run(self.path)
         without = [id for id in task.query_ids if not run.get(id)]
         if len(without) == len(task.query_ids):
-            raise UserError(f"{self.path}: has hits for none of the {len(without)} queries; check that the ids agree")
+            raise UserError(f"{self.path}: has hits for none of the {len(without)} queries; check that the ids match")
         if without:
             log.warning(
                 "%s: no hits for %d of %d queries (the first: '%s'); they are dropped",
@@ -187,7 +196,7 @@ class ModelTeacher:
     def identity(self) -> dict[str, Any]:
         from jaxretr.stores.fingerprints import model_fingerprint
 
-        # The side on which a combined model's weights count, too.
+        # Of the question side, which includes a combined model's weights.
         return {"fingerprint": model_fingerprint(self._encoder, "question")}
 
     def rank(self, task: Task, folder: Path) -> Ranking:
@@ -201,11 +210,10 @@ class ModelTeacher:
 
     @functools.cached_property
     def _encoder(self) -> "DualEncoder | CombinedEncoder":
-        # Here: it brings JAX, which a ranking by BM25 does without.
-        from jaxretr.commands.model import load_model
+        # Imported here: it brings JAX, which a ranking by BM25 does without.
+        from jaxretr.models.combined_encoder import load_encoder
 
-        options = dict.fromkeys(("passage_model", "tokenizer", "pooling", "truncate_dim"))
-        return load_model(argparse.Namespace(model=self.model, **options))
+        return load_encoder(self.model)
 
     def _encode(self, corpus: CorpusStream, folder: Path, done: "_Done") -> None:
         from jaxretr.stores.encoding import encode_rows
@@ -250,7 +258,7 @@ class ModelTeacher:
 
 
 class _Done:
-    """How many passages and queries are finished, kept in a file."""
+    """How many passages and queries are finished; stored in a file."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -266,7 +274,7 @@ class _Done:
 
 
 def _open_array(path: Path, shape: tuple[int, int], dtype: str, done: int) -> np.memmap:
-    """Opens a file of which rows are finished, or makes it."""
+    """Opens a file whose first `done` rows are finished, or creates it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = "r+" if done else "w+"
     array = np.lib.format.open_memmap(path, mode, dtype=np.dtype(dtype), shape=shape)
@@ -276,7 +284,7 @@ def _open_array(path: Path, shape: tuple[int, int], dtype: str, done: int) -> np
 
 
 def _batches(corpus: CorpusStream, start: int) -> Iterator[tuple[int, list[Passage]]]:
-    """Yields (row of the first, passages), from the row `start` on."""
+    """Yields (row of the first passage, passages), from row `start`."""
     batch: list[Passage] = []
     for row, (_, passage) in enumerate(corpus.passages()):
         if row < start:

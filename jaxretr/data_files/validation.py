@@ -1,15 +1,15 @@
-"""`jaxretr data validate`: every problem of a data file, with its line."""
+"""`jaxretr.validate_data`: every problem of a data file, with its line."""
 
-import argparse
+import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from jaxretr.commands.data import split_of
 from jaxretr.data.corpus import Corpus, numbered_passages, read_corpus
 from jaxretr.data.formats.examples import Candidate, Example
-from jaxretr.data.formats.file_kinds import KINDS, file_kind
-from jaxretr.data.formats.training_formats import FORMATS, NEED_QUERIES, ROW_FORMATS, examples_file, numbered_examples
+from jaxretr.data.formats.kinds import FORMATS, KINDS, NEED_QUERIES, ROW_FORMATS, file_kind, named_split
+from jaxretr.data.formats.reading import examples_file, numbered_examples
 from jaxretr.data.questions import question_rows
 from jaxretr.data.text_rows import BadRows, RowError, find_input
 from jaxretr.errors import UsageError, UserError
@@ -18,69 +18,148 @@ from jaxretr.progress import counted
 
 log = logging.getLogger(__name__)
 
+Path_ = str | Path
+
 _SHOWN_CHARACTERS = 50
 
 
-def run(args: argparse.Namespace) -> None:
-    """Prints the problems.
+@dataclass(frozen=True)
+class Problem:
+    """A problem of one row, as `path:line: what; remedy`."""
+
+    path: str
+    line: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The problems of a data file.
+
+    Attributes:
+      path: the file or BEIR folder.
+      kind: its format, a key of `jaxretr.data.formats.kinds.KINDS`.
+      rows: number of rows that were checked.
+      count: number of problems.
+      problems: the first of them.
+      repeated_questions: questions whose text occurs on an earlier line as well, which is not a problem.
+      unchecked: what could not be checked, and what that needs.
+    """
+
+    path: str
+    kind: str
+    rows: int
+    count: int
+    problems: Sequence[Problem]
+    repeated_questions: int
+    unchecked: Sequence[str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no problem."""
+        return not self.count
+
+    def __str__(self) -> str:
+        if self.ok:
+            unchecked = "".join(f"; {what}" for what in self.unchecked)
+            return f"{self.path}: no problem in {self.rows} rows ({KINDS[self.kind]}){unchecked}"
+        hidden = self.count - len(self.problems)
+        more = f" ({hidden} more than shown; see them with --max-problems)" if hidden else ""
+        return (
+            f"{self.path}: {self.count} problems in {self.rows} rows{more}; correct them, or use --skip-bad with the "
+            "commands that have it"
+        )
+
+    def table(self) -> str:
+        """The problems and a summary for people."""
+        return "\n".join([*map(str, self.problems), str(self)])
+
+    def to_json(self) -> str:
+        """The validation as JSON."""
+        return json.dumps(asdict(self), indent=2)
+
+
+def validate_data(
+    path: Path_,
+    *,
+    format: str | None = None,
+    corpus: Path_ | None = None,
+    queries: Path_ | None = None,
+    split: str | None = None,
+    max_problems: int = 100,
+    on_problem: Callable[[Problem], object] | None = None,
+) -> Validation:
+    """Finds every problem in a training set, corpus, question file, run or BEIR folder.
+
+    Problems are bad rows, duplicates, missing positives, ids that the corpus lacks, empty texts, and negatives that
+    are positives.
+
+    Args:
+      path: the file or BEIR folder.
+      format: its format, a key of `jaxretr.data.formats.kinds.KINDS`; None: detected from the content.
+      corpus: the passages, to look up ids; None: a BEIR folder's own.
+      queries: the questions of the formats "triples-ids", "qrels" and "distillation", to look up ids.
+      split: of a BEIR folder; None: "train".
+      max_problems: problems to keep; all are counted.
+      on_problem: called with each of these as soon as it is found.
 
     Raises:
-      UserError: there are some.
+      UserError: the file cannot be read to its end, or has no rows.
+      UsageError: an argument that has no effect for this format.
     """
-    path = Path(args.input).expanduser()
-    kind = args.source or file_kind(path)
-    if kind not in FORMATS and (args.corpus is not None or args.queries is not None):
-        raise UsageError(f"--corpus and --queries are for training sets; {path} looks like {KINDS[kind]}")
-    split = split_of(args, kind)
-    problems = Problems(path, args.max_problems)
+    place = Path(path).expanduser()
+    kind = format or file_kind(place)
+    if kind not in FORMATS and (corpus is not None or queries is not None):
+        raise UsageError(f"--corpus and --queries are for training sets; {place} looks like {KINDS[kind]}")
+    split = named_split(split, kind)
+    problems = _Problems(place, max_problems, on_problem)
     unchecked: list[str] = []
     if kind == "corpus":
-        rows = check_corpus(problems)
+        rows = _check_corpus(problems)
     elif kind == "questions":
-        rows = check_questions(problems)
+        rows = _check_questions(problems)
     elif kind == "run":
-        rows = len(read_run(path))
+        rows = len(read_run(place))
     else:
-        rows = check_training_set(problems, kind, args, split, unchecked)
-    problems.report_repeats()
-    if problems.count:
-        hidden = problems.count - problems.shown
-        more = f" ({hidden} more than shown; see them with --max-problems)" if hidden else ""
-        raise UserError(
-            f"{path}: {problems.count} problems in {rows} rows{more}; correct them or use --skip-bad where it is offered"
+        rows = _check_training_set(problems, kind, corpus, queries, split, unchecked)
+    if problems.repeated:
+        log.warning(
+            "questions that occur more than once: %d; the first: %s", problems.repeated, problems.first_repeated
         )
-    print(f"{path}: no problem in {rows} rows ({KINDS[kind]}){''.join(f'; {what}' for what in unchecked)}")
+    return Validation(str(place), kind, rows, problems.count, problems.found, problems.repeated, unchecked)
 
 
-class Problems(BadRows):
-    """Prints problems up to a number, and counts them all; beside them counts what training reads as it is."""
+class _Problems(BadRows):
+    """Collects the first problems and counts them all; counts repeated questions, which training accepts."""
 
-    def __init__(self, path: Path, most: int):
+    def __init__(self, path: Path, most: int, on_problem: Callable[[Problem], object] | None):
         super().__init__(path, skip=True)
         self.most = most
-        self.shown = 0
-        self.repeated: list[str] = []
-
-    def repeat(self, line: int, first: int) -> None:
-        """Counts a question that stands on an earlier line, too: ordinary data, where other passages answer it."""
-        self.repeated.append(f"{self.path}:{line}: the same question as on line {first}")
-
-    def report_repeats(self) -> None:
-        """Prints how many questions stand more than once, and the first."""
-        if self.repeated:
-            log.warning("questions that stand more than once: %d; the first: %s", len(self.repeated), self.repeated[0])
+        self.on_problem = on_problem
+        self.found: list[Problem] = []
+        self.repeated = 0
+        self.first_repeated = ""
 
     def add(self, line: int, problem: str | RowError) -> None:
         self.count += 1
-        if self.shown < self.most:
-            self.shown += 1
-            print(f"{self.path}:{line}: {problem}")
+        if len(self.found) < self.most:
+            self.found.append(Problem(str(self.path), line, str(problem)))
+            if self.on_problem is not None:
+                self.on_problem(self.found[-1])
+
+    def repeat(self, line: int, first: int) -> None:
+        """Counts a question that is on an earlier line, too: ordinary data if other passages answer it."""
+        self.repeated += 1
+        self.first_repeated = self.first_repeated or f"{self.path}:{line}: the same question as on line {first}"
 
 
 # ---- corpora and questions -------------------------------------------------------------------------------------------
 
 
-def check_corpus(problems: Problems) -> int:
+def _check_corpus(problems: _Problems) -> int:
     """Looks for bad rows, ids that occur twice, texts that are empty or occur twice; returns the number of rows."""
     problems.path = find_input(problems.path, "corpus.jsonl")
     line_of_id: dict[str, int] = {}
@@ -98,7 +177,7 @@ def check_corpus(problems: Problems) -> int:
     return _rows(problems, rows, problems.count - before)
 
 
-def check_questions(problems: Problems) -> int:
+def _check_questions(problems: _Problems) -> int:
     """Looks for bad rows, ids that occur twice, and empty texts; counts repeated texts; returns the number of rows."""
     problems.path = find_input(problems.path, "queries.jsonl")
     line_of_id: dict[str, int] = {}
@@ -117,13 +196,13 @@ def check_questions(problems: Problems) -> int:
     return _rows(problems, rows, 0)
 
 
-def _rows(problems: Problems, rows: int, bad: int) -> int:
+def _rows(problems: _Problems, rows: int, bad: int) -> int:
     if not rows and not bad:
         raise UserError(f"{problems.path}: no rows; give a file with at least one")
     return rows
 
 
-def _check_text(problems: Problems, line: int, text: str, line_of_text: dict[str, int]) -> None:
+def _check_text(problems: _Problems, line: int, text: str, line_of_text: dict[str, int]) -> None:
     if not text.strip():
         problems.add(line, "the question is empty; give it a text or leave it out")
     elif (first := line_of_text.setdefault(text, line)) != line:
@@ -133,35 +212,26 @@ def _check_text(problems: Problems, line: int, text: str, line_of_text: dict[str
 # ---- training sets ---------------------------------------------------------------------------------------------------
 
 
-def check_training_set(
-    problems: Problems, kind: str, args: argparse.Namespace, split: str, unchecked: list[str]
+def _check_training_set(
+    problems: _Problems, kind: str, passages: Path_ | None, queries: Path_ | None, split: str, unchecked: list[str]
 ) -> int:
-    """Looks for all that training would stop at, leave out or suffer from; returns the number of rows.
-
-    Args:
-      problems: takes them; its path is that of the training set.
-      kind: its format.
-      args: --corpus and --queries.
-      split: of a BEIR folder.
-      unchecked: takes what could not be looked at.
-    """
+    """Looks for all that training would stop at, leave out or suffer from; returns the number of rows."""
     path = problems.path
     rows = 0
-    corpus = None if args.corpus is None else read_corpus(args.corpus)
+    corpus = None if passages is None else read_corpus(passages)
     if kind == "beir":
-        rows += check_corpus(problems) if args.corpus is None else 0
+        rows += _check_corpus(problems) if corpus is None else 0
         problems.path = path
-        rows += check_questions(problems)
+        rows += _check_questions(problems)
         if corpus is None:
             corpus = read_corpus(path, skip_bad=True)
-    if kind in NEED_QUERIES and args.queries is None:
-        unchecked.append("ids of questions were not looked up, for that give --queries FILE")
+    if kind in NEED_QUERIES and queries is None:
+        unchecked.append("ids of questions were not looked up; give --queries FILE to check them")
     problems.path = examples_file(path, split)
-    known = kind not in NEED_QUERIES or args.queries is not None
-    # Those of a BEIR folder have been looked at in its queries file.
-    looked_at = known and kind != "beir"
-    checker = ExampleChecker(problems, corpus, spread=kind in ROW_FORMATS, check_texts=looked_at)
-    found = numbered_examples(path, format=kind, corpus=corpus, queries=args.queries, split=split)
+    known = kind not in NEED_QUERIES or queries is not None
+    # A BEIR folder's texts have been checked in its queries file.
+    checker = _ExampleChecker(problems, corpus, spread=kind in ROW_FORMATS, check_texts=known and kind != "beir")
+    found = numbered_examples(path, format=kind, corpus=corpus, queries=queries, split=split)
     for line, row in counted(found, "row"):
         rows += 1
         if isinstance(row, RowError):
@@ -169,26 +239,26 @@ def check_training_set(
         else:
             checker.check(row)
     if checker.ids_alone:
-        unchecked.append("ids of passages were not looked up, for that give --corpus FILE")
+        unchecked.append("ids of passages were not looked up; give --corpus FILE to check them")
     if not rows:
         raise UserError(f"{problems.path}: no rows; give a file with at least one")
     return rows
 
 
-class ExampleChecker:
-    """Looks at examples one after the other.
+class _ExampleChecker:
+    """Checks examples one after the other.
 
     Args:
-      problems: takes what is wrong.
-      corpus: where ids are looked up, if it is there.
-      spread: whether several rows of one question are as it should be.
-      check_texts: whether to look at the questions' texts.
+      problems: collects the problems.
+      corpus: where ids are looked up, if given.
+      spread: whether the format spreads a question over several rows.
+      check_texts: whether to check the questions' texts.
 
     Attributes:
-      ids_alone: whether a passage was known by an id that could not be looked up.
+      ids_alone: whether a passage has only an id, which could not be looked up.
     """
 
-    def __init__(self, problems: Problems, corpus: Corpus | None, spread: bool, check_texts: bool):
+    def __init__(self, problems: _Problems, corpus: Corpus | None, spread: bool, check_texts: bool):
         self.problems = problems
         self.corpus = corpus
         self.spread = spread
@@ -198,10 +268,10 @@ class ExampleChecker:
         self.ids_alone = False
 
     def check(self, example: Example) -> None:
-        """Looks at one."""
+        """Checks one example."""
         line, add = example.line, self.problems.add
         first, text = self.first_of_id.setdefault(example.id, (line, example.question))
-        if text != example.question:  # Rows with the same one are joined.
+        if text != example.question:  # Rows with the same id are joined.
             add(line, f"question '{example.id}' has another text on line {first}; give every question an id of its own")
         if self.check_texts and (first == line or not self.spread):
             _check_text(self.problems, line, example.question, self.line_of_text)
@@ -230,7 +300,7 @@ class ExampleChecker:
                 self.problems.add(line, f"passage '{candidate.id}' has another text in the corpus; check the corpus")
 
     def _check_repeats(self, candidates: Iterable[Candidate], what: str, line: int) -> dict[object, str]:
-        """Returns what to call each passage, by its content (its id, where that is all that is known)."""
+        """Returns each passage's name for messages, by its content (by its id if the content is unknown)."""
         names: dict[object, str] = {}
         for candidate in candidates:
             content: object = candidate.title, candidate.text
@@ -246,7 +316,7 @@ class ExampleChecker:
 
 
 def _name(candidate: Candidate) -> str:
-    """What to call a passage: its id, or how it begins."""
+    """What messages call a passage: its id, or how it begins."""
     if candidate.id is not None:
         return f"'{candidate.id}'"
     begin = " ".join(f"{candidate.title} {candidate.text}".split())

@@ -1,7 +1,7 @@
 """Training formats of bare texts: FlagEmbedding's lines, sentence-transformers' columns, MS MARCO's text triples.
 
-They hold no titles and mostly no ids. Where a question may stand on many rows (columns and triples), the rows of one
-text get one id, the number of the first, so that they can be joined.
+They have no titles and mostly no ids. In formats with several rows per question (columns and triples), the rows of one
+text get the same id, the number of the first, so that they can be joined.
 """
 
 import csv
@@ -16,9 +16,11 @@ from jaxretr.data.text_rows import (
     RowError,
     bare_suffix,
     check_utf8,
+    filled_lines,
     json_lines,
     missing_field,
     numbered_lines,
+    parsed,
     string_field,
     tsv_rows,
 )
@@ -35,22 +37,19 @@ LABELS = ("label", "labels", "score", "scores")
 def read_flag(path: Path) -> Iterator[Row]:
     """Yields the examples of FlagEmbedding's lines {query, pos, neg, pos_scores, neg_scores, prompt, type}.
 
-    The prompt of a row is not taken over (prompts belong to the model here); a warning says so.
+    The prompt of a row is ignored, with a warning, since prompts belong to the model here.
     """
     prompts = 0
-    for row_number, (line, row) in enumerate(json_lines(path)):
-        if isinstance(row, RowError):
-            yield line, row
-            continue
-        try:
-            question = string_field(row, ("query",))
-            if question is None:
-                raise missing_field(row, ("query",))
-            prompts += bool(row.get("prompt"))
-            kinds = (_scored_texts(row, "pos"), _scored_texts(row, "neg"))
-            yield line, Example(str(row_number), question, (), *kinds, line=line)
-        except RowError as error:
-            yield line, error
+
+    def parse(row: dict[str, Any], number: int, line: int) -> Example:
+        nonlocal prompts
+        question = string_field(row, ("query",))
+        if question is None:
+            raise missing_field(row, ("query",))
+        prompts += bool(row.get("prompt"))
+        return Example(str(number), question, (), _scored_texts(row, "pos"), _scored_texts(row, "neg"), line=line)
+
+    yield from parsed(json_lines(path), parse)
     if prompts:
         _log.warning("%s: %d rows have a prompt, which is not used; set it as the model's", path, prompts)
 
@@ -58,7 +57,7 @@ def read_flag(path: Path) -> Iterator[Row]:
 def _scored_texts(row: dict[str, Any], name: str) -> tuple[Candidate, ...]:
     texts, scores = row.get(name) or [], row.get(f"{name}_scores")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise RowError(f'field "{name}" is no list of texts; write ["text", ...]')
+        raise RowError(f'field "{name}" is not a list of texts; write ["text", ...]')
     if scores is None:
         return tuple(Candidate(None, "", text) for text in texts)
     if not isinstance(scores, list) or len(scores) != len(texts):
@@ -74,28 +73,26 @@ def _scored_texts(row: dict[str, Any], name: str) -> tuple[Candidate, ...]:
 
 
 def read_columns(path: Path) -> Iterator[Row]:
-    """Yields the examples of sentence-transformers' columns: anchor, positive, negative_1 ... n in this ORDER.
+    """Returns the examples of sentence-transformers' columns: anchor, positive, negative_1 ... n in this ORDER.
 
-    JSON lines, or .csv and .tsv with a header. Their names do not matter but for label, labels, score and scores:
-      beside (anchor, positive): 0 or less makes the positive a negative; a score is kept;
-      beside negatives: the scores of all passages, the positive's first, or how far the positive is above each
+    JSON lines, or .csv and .tsv with a header. Their names do not matter except for label, labels, score and scores:
+      next to (anchor, positive): 0 or less makes the positive a negative; a score is kept;
+      next to negatives: the scores of all passages, the positive's first, or how far the positive is above each
       negative, as for MarginMSELoss.
-    A negative that is null, or empty in a .csv or .tsv, is none.
+    A negative that is null, or empty in a .csv or .tsv, is ignored.
     """
     id_of_anchor: dict[str, str] = {}
     names: list[str] = []
-    for row_number, (line, row) in enumerate(_columns(path)):
-        try:
-            if isinstance(row, RowError):
-                raise row
-            names = names or list(row)
-            # Only now: another row's error must not hide that the columns make no sense.
-            text_names = [name for name in names if name not in LABELS]
-            if len(text_names) < 2:
-                raise RowError(f"columns {', '.join(names)}: anchor and positive are needed; add the missing one")
-            yield line, _columns_example(row, text_names, row_number, line, id_of_anchor)
-        except RowError as error:
-            yield line, error
+
+    def parse(row: dict[str, Any], number: int, line: int) -> Example:
+        names[:] = names or list(row)
+        # Only now: another row's error must not hide that the columns make no sense.
+        text_names = [name for name in names if name not in LABELS]
+        if len(text_names) < 2:
+            raise RowError(f"columns {', '.join(names)}: anchor and positive are needed; add the missing one")
+        return _columns_example(row, text_names, number, line, id_of_anchor)
+
+    return parsed(_columns(path), parse)
 
 
 def _columns_example(
@@ -197,20 +194,16 @@ def csv_rows(path: Path) -> Iterator[tuple[int, list[str] | RowError]]:
 
 
 def read_triples(path: Path) -> Iterator[Row]:
-    """Yields an example for every `query<TAB>positive<TAB>negative`; nothing is quoted."""
+    """Returns an example for every `query<TAB>positive<TAB>negative`; nothing is quoted."""
     id_of_query: dict[str, str] = {}
-    rows = (numbered for numbered in numbered_lines(path) if numbered[1].strip())
-    for row_number, (line, text) in enumerate(rows):
-        try:
-            check_utf8(text)
-            fields = text.split("\t")
-            if len(fields) != 3:
-                raise RowError(
-                    f"{len(fields)} columns where query<TAB>positive<TAB>negative was expected; check its tabs"
-                )
-            query, positive, negative = fields
-            id = id_of_query.setdefault(query, str(row_number))
-            kinds = ((Candidate(None, "", positive),), (Candidate(None, "", negative),))
-            yield line, Example(id, query, (), *kinds, line=line)
-        except RowError as error:
-            yield line, error
+
+    def parse(text: str, number: int, line: int) -> Example:
+        check_utf8(text)
+        fields = text.split("\t")
+        if len(fields) != 3:
+            raise RowError(f"{len(fields)} columns instead of query<TAB>positive<TAB>negative; check its tabs")
+        query, positive, negative = fields
+        id = id_of_query.setdefault(query, str(number))
+        return Example(id, query, (), (Candidate(None, "", positive),), (Candidate(None, "", negative),), line=line)
+
+    return parsed(filled_lines(path), parse)

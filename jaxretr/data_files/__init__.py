@@ -1,0 +1,1 @@
+"""Data files of any format: converted, described and checked."""

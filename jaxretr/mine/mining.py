@@ -1,0 +1,281 @@
+"""`jaxretr.mine`: hard negatives for training questions, from BM25 or from a run."""
+
+import json
+import logging
+import math
+import os
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxretr.data.corpus import Corpus, read_corpus
+from jaxretr.data.questions import Question
+from jaxretr.data.training_set import Ragged, TrainingSet, load_training_set
+from jaxretr.errors import UsageError, UserError
+from jaxretr.evaluate.answers import Match
+from jaxretr.evaluate.runs import read_trec
+from jaxretr.mine.negatives import REASONS, Filters, MiningReport, Ranking, hard_negatives, rankings_of_run
+from jaxretr.progress import Progress
+from jaxretr.search.bm25 import Bm25Index
+from jaxretr.search.bm25.words import Bm25Settings
+from jaxretr.storage.files import atomic_write
+
+log = logging.getLogger(__name__)
+
+Path_ = str | Path
+
+# Questions searched at a time.
+_BLOCK = 256
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MinedSet:
+    """Training questions with their hard negatives, B examples.
+
+    Attributes:
+      questions: B questions.
+      corpus: the N passages to which the rows point.
+      positives: corpus rows, int32; none is empty.
+      positive_scores: float32, aligned with `positives`; nan if the ranking does not tell.
+      negatives: corpus rows, int32, the best ranked first; may be empty.
+      negative_scores: float32, aligned with `negatives`.
+      filters: what made a passage a negative.
+      report: what was kept and what was filtered.
+    """
+
+    questions: Sequence[Question]
+    corpus: Corpus
+    positives: Ragged
+    positive_scores: Ragged
+    negatives: Ragged
+    negative_scores: Ragged
+    filters: Filters
+    report: MiningReport
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    def __repr__(self) -> str:
+        return f"MinedSet({len(self.negatives.values)} negatives of {len(self)} questions)"
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yields each example as a row of Tevatron's second format, which ignores the scores."""
+        ids = self.corpus.ids
+        for number, question in enumerate(self.questions):
+            yield {
+                "query_id": question.id,
+                "query_text": question.text,
+                "query_image": None,
+                "positive_document_ids": [ids[row] for row in self.positives[number].tolist()],
+                "negative_document_ids": [ids[row] for row in self.negatives[number].tolist()],
+                "positive_scores": _numbers(self.positive_scores[number]),
+                "negative_scores": _numbers(self.negative_scores[number]),
+            }
+
+    def save(self, path: Path_) -> None:
+        """Writes a training file in Tevatron's second format, whole or not at all.
+
+        Raises:
+          UserError: it cannot be written.
+        """
+        with atomic_write(Path(path).expanduser(), "wb") as file:
+            for record in self.records():
+                file.write(_line(record))
+
+    def to_json(self) -> str:
+        """The report as JSON."""
+        return json.dumps(self.report.as_dict(), indent=2)
+
+    def table(self) -> str:
+        """The report for people."""
+        report = self.report.as_dict()
+        negatives, top, wanted = report["negatives"], report["positive_in_top"], self.filters.negatives
+        lines = [
+            f"{report['questions']} questions, {negatives['mean']:.2f} negatives each: "
+            f"{negatives['questions_by_number'].get(str(wanted), 0)} have all {wanted}, "
+            f"{report['questions_without_negatives']} have none"
+        ]
+        lines += [f"dropped {report['dropped'][key]} passages: {meaning} ({key})" for key, meaning in REASONS.items()]
+        share = 100 * top["share"]
+        return "\n".join([*lines, f"{share:.1f} % of the questions have a positive among the best {top['depth']}"])
+
+
+def mine(
+    train: Path_,
+    *,
+    corpus: Path_ | Corpus,
+    split: str = "train",
+    run: Path_ | Mapping[str, Mapping[str, float]] | None = None,
+    negatives: int = 30,
+    ranks: tuple[int, int] = (1, 100),
+    depth: int | None = None,
+    margin: float | None = None,
+    relative_margin: float | None = None,
+    answers: Match | None = "string",
+    bm25: Bm25Settings | None = None,
+    skip_bad: bool = False,
+) -> MinedSet:
+    """Finds hard negatives: passages that BM25, or a run, ranks high for a question, filtered.
+
+    Args:
+      train: questions with positives: any training file, or a BEIR folder.
+      corpus: the passages, or their file.
+      split: the judgements of a BEIR folder.
+      run: mine from this run instead of BM25: a TREC file, or {question id: {passage id: score}}.
+      negatives: negatives per question, at most.
+      ranks: first and last rank to draw from, counted from 1.
+      depth: passages to rank, for the report; by default the last rank.
+      margin: negatives score at most the best positive's score - margin.
+      relative_margin: and at most (1 - relative_margin) times that score.
+      answers: how to recognise passages that contain an answer, which are dropped; None keeps them.
+      bm25: BM25's settings.
+      skip_bad: skip and count bad rows, and positives that the corpus lacks.
+
+    Raises:
+      UsageError: arguments that contradict each other.
+      UserError: a file cannot be read, or its ids do not match the corpus.
+    """
+    filters = Filters(
+        negatives=negatives,
+        first_rank=ranks[0],
+        last_rank=ranks[1],
+        margin=margin,
+        relative_margin=relative_margin,
+        answers=answers,
+    )
+    depth = filters.last_rank if depth is None else depth
+    if depth < filters.last_rank:
+        raise UsageError(f"--depth {depth} ends before the ranks {filters.first_rank}:{filters.last_rank}; raise it")
+    if run is not None and bm25 is not None:
+        raise UsageError("--k1, --b and --stemmer have no effect with --run, which gives the ranking; leave them out")
+
+    corpus = corpus if isinstance(corpus, Corpus) else read_corpus(corpus)
+    training = load_training_set(train, corpus, split=split, skip_bad=skip_bad)
+    questions, positives = _known_to_the_corpus(str(train), training, skip_bad)
+    if run is None:
+        log.info("indexing %d passages", len(corpus))
+        rankings = _rankings_of_bm25(
+            Bm25Index.build(corpus, **asdict(bm25 or Bm25Settings())), questions, positives, depth
+        )
+    else:
+        rankings = _rankings_of_run(run, questions, positives, corpus, depth)
+
+    report = MiningReport(min(depth, len(corpus)))
+    found, known = _Lists(), _Lists()
+    with Progress(len(questions), "question", "mined") as progress:
+        mined_of_all = hard_negatives(questions, positives, rankings, corpus, filters)
+        for number, mined in enumerate(mined_of_all, start=1):
+            found.add(mined.rows, mined.scores)
+            known.add(positives[number - 1], mined.positive_scores)
+            report.add(mined)
+            if number % _BLOCK == 0 or number == len(questions):
+                progress.advance((number - 1) % _BLOCK + 1)
+    if report.positive_scores_unknown:
+        log.warning(
+            "the positives of %d questions have no score in the run: with a margin nothing is kept for them",
+            report.positive_scores_unknown,
+        )
+    return MinedSet(questions, corpus, *known.ragged(), *found.ragged(), filters, report)
+
+
+class _Lists:
+    """Rows and scores of one question after the other, as numbers alone."""
+
+    def __init__(self) -> None:
+        self.offsets, self.rows, self.scores = array("q", [0]), array("i"), array("f")
+
+    def add(self, rows: Sequence[int] | np.ndarray, scores: np.ndarray) -> None:
+        self.rows.extend(int(row) for row in rows)
+        self.scores.extend(scores.tolist())
+        self.offsets.append(len(self.rows))
+
+    def ragged(self) -> tuple[Ragged, Ragged]:
+        offsets = np.array(self.offsets, np.int64)
+        return Ragged(offsets, np.array(self.rows, np.int32)), Ragged(offsets, np.array(self.scores, np.float32))
+
+
+def _known_to_the_corpus(path: str, training: TrainingSet, skip_bad: bool) -> tuple[list[Question], list[list[int]]]:
+    """Returns the questions and their positives' rows, without those that have no id in the corpus."""
+    rows = [training.positives[number].tolist() for number in range(len(training))]
+    unknown = [number for number, of_one in enumerate(rows) if max(of_one) >= training.corpus_rows]
+    if unknown:
+        problem = (
+            f"{path}: {len(unknown)} questions have a positive passage that is not in the corpus "
+            f"(the first: '{training.questions[unknown[0]].id}')"
+        )
+        if not skip_bad:
+            raise UserError(
+                f"{problem}, and mined passages are written as ids of the corpus; "
+                "give the corpus that the file was made from, or leave them out with --skip-bad"
+            )
+        rows = [[row for row in of_one if row < training.corpus_rows] for of_one in rows]
+        left = sum(not of_one for of_one in rows)
+        log.warning("%s; those positives are left out, and %d questions that have no other", problem, left)
+        if left == len(rows):
+            raise UserError(f"{path}: no positive passage is in the corpus; give the corpus that it was made from")
+    kept = [number for number, of_one in enumerate(rows) if of_one]
+    return [training.questions[number] for number in kept], [rows[number] for number in kept]
+
+
+def _rankings_of_bm25(
+    index: Bm25Index, questions: Sequence[Question], positives: Sequence[Sequence[int]], depth: int
+) -> Iterator[Ranking]:
+    for start in range(0, len(questions), _BLOCK):
+        texts = [question.text for question in questions[start : start + _BLOCK]]
+        wanted = positives[start : start + _BLOCK]
+        scores, rows, of_positives = index.search_and_score(texts, depth, wanted, threads=os.cpu_count() or 1)
+        yield from map(Ranking, rows, scores, of_positives)
+
+
+def _rankings_of_run(
+    run: Path_ | Mapping[str, Mapping[str, float]],
+    questions: Sequence[Question],
+    positives: Sequence[Sequence[int]],
+    corpus: Corpus,
+    depth: int,
+) -> Iterator[Ranking]:
+    path = None if isinstance(run, Mapping) else Path(run)
+    name = "the run" if path is None else str(path)
+    found = run if isinstance(run, Mapping) else read_trec(Path(run))
+    without = [question.id for question in questions if question.id not in found]
+    if len(without) == len(questions):
+        raise UserError(
+            f"{name}: has hits for none of the {len(questions)} training questions; check that the ids match"
+        )
+    if without:
+        log.warning(
+            "%s: no hits for %d of %d questions (the first: '%s')", name, len(without), len(questions), without[0]
+        )
+    row_of_id = {id: row for row, id in enumerate(corpus.ids)}
+    for question in questions:
+        for id in found.get(question.id, ()):
+            if id not in row_of_id:
+                where = name if path is None else f"{path}:{_line_of_hit(path, question.id, id)}"
+                raise UserError(f"{where}: passage '{id}' is not in the corpus; give the corpus that was searched")
+    return rankings_of_run(found, questions, positives, row_of_id, depth)
+
+
+def _line_of_hit(path: Path, question_id: str, passage_id: str) -> int:
+    wanted = question_id.encode(), passage_id.encode()
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            fields = line.removeprefix(b"\xef\xbb\xbf").split()
+            if fields and (fields[0], fields[2]) == wanted:
+                return number
+    raise AssertionError(f"{path} has changed while it was read")
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON input may contain: it survives if escaped
+        return json.dumps(record).encode() + b"\n"
+
+
+def _numbers(scores: np.ndarray) -> list[float | None]:
+    """Returns float32 scores with the 9 digits that restore them; null for an unknown or infinite one."""
+    return [float(f"{score:.9g}") if math.isfinite(score) else None for score in scores.tolist()]
