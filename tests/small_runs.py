@@ -28,7 +28,7 @@ LENGTH, SIZE = 16, tiny.BERT.hidden_size
 # Of a device.
 SHARD = ROWS // DEVICES
 
-ENCODER = {"max_question_length": LENGTH, "max_passage_length": LENGTH, "dropout": 0.1}
+ENCODER = {"max_question_length": LENGTH, "max_passage_length": LENGTH}
 INDEX = {"refresh_every": 2, "write_back": True, "block_rows": 8, "encode_rows": SHARD}
 # Some biases have no gradient but rounding noise; with the usual eps Adam would take full steps along it. And nothing
 # is clipped, so that Adam's first moment tells the gradient.
