@@ -2,7 +2,7 @@
 # .venv and installs what it needs when that is missing or out of date. Another Python: make PYTHON=python3.12 test
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-.PHONY: help quickstart reproduce-spar reproduce-ddr reproduce-typos test test-slow test-all mutations lint format bench clean
+.PHONY: help quickstart reproduce-spar reproduce-ddr reproduce-typos test test-slow test-all mutations lint format bench docs notebooks clean
 
 BIN := .venv/bin
 PYTHON ?= python3.11 python3.12 python3.13 python3
@@ -49,8 +49,17 @@ bench: .venv/.installed-dev ## encoding, exact search and supervised training ag
 	JAX_PLATFORMS=cpu $(BIN)/python benchmarks/search.py --rows 20000 --queries 1 64 --repeats 3
 	JAX_PLATFORMS=cpu $(BIN)/python benchmarks/train.py --batch-size 8 --steps 2 --rounds 2
 
+docs: .venv/.installed-docs ## the documentation, in docs/_build/html; a warning is an error
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo docs/_build/html/index.html
+
+# At the settings in the notebooks, minutes each; commit what it changes. Some: make notebooks NOTEBOOKS=notebooks/main_flow.ipynb
+NOTEBOOKS ?= notebooks/*.ipynb
+notebooks: .venv/.installed-dev ## execute the notebooks and save their outputs in them
+	$(BIN)/python docs/execute.py $(NOTEBOOKS)
+
 clean: ## remove .venv and all that was built
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .jax_cache build dist *.egg-info
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .jax_cache build dist docs/_build docs/_generated docs/notebooks *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # uv installs in a tenth of pip's time; it reads no pip.conf, so where only a mirror is reachable pip takes over.
@@ -77,4 +86,8 @@ $(BIN)/uv:
 .venv/.installed-dev: .venv/.installed requirements-torch.txt requirements-dev.txt
 	$(BIN)/pip install --quiet --no-deps --timeout 15 --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu -r requirements-torch.txt
 	$(INSTALL) -e '.[dev]'
+	touch $@
+
+.venv/.installed-docs: .venv/.installed requirements-docs.txt
+	$(INSTALL) -e '.[docs]'
 	touch $@

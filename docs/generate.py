@@ -1,0 +1,121 @@
+"""Writes the pages that are made from the code: every setting, every command, every public name."""
+
+import ast
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import jaxretr
+from jaxretr import cli, config
+
+
+def write(folder: Path) -> None:
+    """Writes configuration.md, cli.md and api.md."""
+    folder.mkdir(exist_ok=True)
+    for name, lines in (("configuration", configuration()), ("cli", commands()), ("api", public_names())):
+        (folder / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+# ---- configuration ---------------------------------------------------------------------------------------------------
+
+
+def configuration() -> Iterator[str]:
+    """Yields the page of all settings: the kinds of config, then each section once."""
+    sections: list[type] = []
+    for kind, cls in config.KINDS.items():
+        yield from (f"## {cls.__name__}", "", f"{_text(cls.__doc__)} (kind `{kind}`)", "")
+        yield from _table(cls, sections)
+    done: list[type] = []
+    while remaining := [cls for cls in sections if cls not in done]:
+        for cls in remaining:
+            yield from (f"## {cls.__name__}", "", _text(cls.__doc__), "")
+            yield from _table(cls, sections)
+            done.append(cls)
+
+
+def _table(cls: Any, sections: list[type]) -> Iterator[str]:
+    meanings, types = _meanings(cls), get_type_hints(cls)
+    yield from ("| setting | type | default | meaning |", "|---|---|---|---|")
+    for field in dataclasses.fields(cls):
+        inner = next((each for each in _classes(types[field.name]) if dataclasses.is_dataclass(each)), None)
+        if inner is not None and inner not in sections:
+            sections.append(inner)
+        kind = f"[{inner.__name__}](#{inner.__name__.lower()})" if inner else f"`{_type(types[field.name])}`"
+        meaning = meanings.get(field.name, "" if inner is None else _text(inner.__doc__).split(". ")[0])
+        yield f"| `{field.name}` | {_cell(kind)} | {_cell(_default(field))} | {_cell(meaning)} |"
+    yield ""
+
+
+def _meanings(cls: type) -> dict[str, str]:
+    """The docstrings of a dataclass's fields and of those that it inherits, which Python does not keep."""
+    found: dict[str, str] = {}
+    for each in reversed(cls.__mro__[:-1]):
+        if not dataclasses.is_dataclass(each):
+            continue
+        body = ast.parse(inspect.getsource(each)).body[0].body  # pyright: ignore[reportAttributeAccessIssue]
+        for line, following in zip(body, body[1:], strict=False):
+            if isinstance(line, ast.AnnAssign) and isinstance(following, ast.Expr):
+                found[line.target.id] = _text(ast.literal_eval(following.value))  # pyright: ignore[reportAttributeAccessIssue]
+    return found
+
+
+def _classes(kind: Any) -> Iterator[type]:
+    yield from (each for each in (kind, *getattr(kind, "__args__", ())) if isinstance(each, type))
+
+
+def _type(kind: Any) -> str:
+    text = kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else str(kind)
+    return re.sub(r"\btyping\.", "", text)
+
+
+def _default(field: Any) -> str:
+    if field.default is not dataclasses.MISSING:
+        return f"`{field.default!r}`"
+    return "" if field.default_factory is not dataclasses.MISSING else "required"
+
+
+def _text(docstring: str | None) -> str:
+    return " ".join((docstring or "").split())
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|").replace("[CLS]", r"\[CLS\]").replace("<", r"\<")
+
+
+# ---- commands --------------------------------------------------------------------------------------------------------
+
+
+def commands() -> Iterator[str]:
+    """Yields the page of all commands: the help of each."""
+    first, parsers = cli.build_parser()
+    for name, parser in {"": first, **parsers}.items():
+        yield from (f"{'###' if ' ' in name else '##'} jaxretr {name}".rstrip(), "")
+        # As in a terminal of 100 columns, wherever this is built.
+        parser.formatter_class = _Formatter
+        yield from ("```text", parser.format_help().rstrip(), "```", "")
+
+
+class _Formatter(cli.argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str, **settings: Any):
+        super().__init__(prog, **{**settings, "width": 100})
+
+
+# ---- public names ----------------------------------------------------------------------------------------------------
+
+
+def public_names() -> Iterator[str]:
+    """Yields autodoc's directive for each public name, classes first."""
+    homes = {**jaxretr._CLASSES, **jaxretr._FUNCTIONS}
+    for title, kind, names in (
+        ("Classes", "autoclass", jaxretr._CLASSES),
+        ("Functions", "autofunction", jaxretr._FUNCTIONS),
+    ):
+        yield from (f"## {title}", "", "```{eval-rst}")
+        for name in sorted(names):
+            yield f".. {kind}:: {homes[name]}.{name}"
+            if kind == "autoclass":
+                yield "   :members:"
+        yield from ("```", "")
