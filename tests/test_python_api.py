@@ -4,6 +4,7 @@ import copy
 import inspect
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ import jaxretr
 from jaxretr.config import AdapterShape
 from jaxretr.data.readers import read_corpus, read_qrels, read_questions
 from jaxretr.data.tokens import load_tokenizer
+from jaxretr.data.typos import TypoGenerator
 from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.runs import read_run, read_trec
@@ -26,6 +28,7 @@ from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, init_params
 from jaxretr.models.question_scorer import QuestionScorer
+from jaxretr.search.bm25 import Bm25Index
 from jaxretr.search.exact import ExactIndex
 from jaxretr.search.scann.index import ScannIndex
 
@@ -100,6 +103,10 @@ def test_reprs_say_what_it_is(encoder: DualEncoder, tiny_models: Path, tmp_path:
     assert repr(store) == (
         f"EmbeddingStore('{tmp_path / 'store'}', 20 passages, 16 dimensions, float32, 1 shards, of {path})"
     )
+    corpus = read_corpus(tiny.DATA)
+    assert repr(corpus) == "Corpus(20 passages)"
+    assert repr(Bm25Index.build(corpus)).startswith("Bm25Index(20 passages, ")
+    assert repr(TypoGenerator(seed=3)) == "TypoGenerator('dictionary', keyboard='qwerty', seed=3)"
 
 
 # ---- pickle and copy -------------------------------------------------------------------------------------------------
@@ -133,10 +140,13 @@ def test_models_and_indexes_can_be_sent_to_another_process_and_copied(
     np.testing.assert_array_equal(duplicate(store).rows(0, 20), store.rows(0, 20))
 
 
-def test_an_index_that_cannot_be_copied_says_what_to_do():
-    index = ScannIndex.__new__(ScannIndex)
+@pytest.mark.parametrize(
+    ("kind", "remedy"), [(ScannIndex, "ScannIndex.load(folder)"), (Bm25Index, "Bm25Index.build(corpus)")]
+)
+def test_an_index_that_cannot_be_copied_says_what_to_do(kind: type, remedy: str):
+    index = kind.__new__(kind)
     for attempt in (pickle.dumps, copy.deepcopy):
-        with pytest.raises(TypeError, match=r"cannot be pickled or copied: .* ScannIndex\.load\(folder\)"):
+        with pytest.raises(TypeError, match=rf"cannot be pickled or copied: .* {re.escape(remedy)}"):
             attempt(index)
 
 

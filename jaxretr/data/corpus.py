@@ -101,6 +101,9 @@ class Corpus:
             )
         return Corpus([*self.ids, *other.ids], [*self.titles, *other.titles], [*self.texts, *other.texts])
 
+    def __repr__(self) -> str:
+        return f"Corpus({len(self)} passages)"
+
     def __len__(self) -> int:
         return len(self.ids)
 

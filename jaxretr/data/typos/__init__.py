@@ -98,6 +98,10 @@ class TypoGenerator:
         self._words = Words(Sources(keys, "".join(keys), table))
         self._key = output(output(0, PROFILES.index(profile)), operator.index(seed))
 
+    def __repr__(self) -> str:
+        list_ = "" if self.misspellings is None else f", misspellings={str(self.misspellings)!r}"
+        return f"TypoGenerator({self.profile!r}, keyboard={self.keyboard!r}{list_}, seed={self.seed})"
+
     def __reduce__(self) -> tuple[object, tuple[str]]:
         # What was found out about words stays behind when a worker process gets a copy.
         settings = {"keyboard": self.keyboard, "misspellings": self.misspellings, "seed": self.seed}

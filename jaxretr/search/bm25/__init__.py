@@ -11,7 +11,7 @@ something.
 
 from array import array
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +78,15 @@ class Bm25Index:
         slabs: list[Slab] = [(np.frombuffer(words, np.uint32), np.frombuffer(lengths, np.int32))]
         statistics = Statistics.count(slabs, len(vocabulary))
         return cls(Postings(lambda: slabs, statistics, settings), vocabulary, statistics.order())
+
+    def __repr__(self) -> str:
+        return f"Bm25Index({self.num_passages} passages, {len(self._vocabulary)} words)"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            "a Bm25Index cannot be pickled or copied: its postings belong to compiled loops; build it from the corpus, "
+            "with Bm25Index.build(corpus)"
+        )
 
     def search(
         self, questions: Sequence[str], k: int, *, threads: int = 1
