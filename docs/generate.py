@@ -5,6 +5,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -59,7 +60,7 @@ def _meanings(cls: type) -> dict[str, str]:
         if not dataclasses.is_dataclass(each):
             continue
         body = ast.parse(inspect.getsource(each)).body[0].body  # pyright: ignore[reportAttributeAccessIssue]
-        for line, following in zip(body, body[1:], strict=False):
+        for line, following in itertools.pairwise(body):
             if isinstance(line, ast.AnnAssign) and isinstance(following, ast.Expr):
                 found[line.target.id] = _text(ast.literal_eval(following.value))  # pyright: ignore[reportAttributeAccessIssue]
     return found
