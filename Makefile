@@ -59,7 +59,8 @@ notebooks: .venv/.installed-dev ## execute the notebooks and save their outputs 
 	$(BIN)/python docs/execute.py $(NOTEBOOKS)
 
 clean: ## remove .venv and all that was built
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .jax_cache build dist docs/_build docs/_generated docs/notebooks *.egg-info
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .jax_cache build dist *.egg-info
+	rm -rf docs/_build docs/_generated docs/notebooks docs/tpu.md docs/contributing.md docs/changelog.md
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # uv installs in a tenth of pip's time; it reads no pip.conf, so where only a mirror is reachable pip takes over.

@@ -24,13 +24,13 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "_generated"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
-nb_execution_mode = "off"  # The outputs are those in the files: `make notebooks` writes them.
+nb_execution_mode = "off"  # Shown with the outputs in the files, which `make notebooks` writes.
 suppress_warnings = ["mystnb.unknown_mime_type"]
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_class_signature = "separated"
-autodoc_mock_imports: list[str] = []
+add_module_names = False
 napoleon_include_init_with_doc = True
 napoleon_use_ivar = True
 
@@ -57,7 +57,6 @@ def _links(app: Any, docname: str, source: list[str]) -> None:
     """Lets links be relative to the file, as GitHub shows them: to a page here, or else to the repository."""
     page = next((page for page in COPIES if page.rsplit(".", 1)[0] == docname), None)
     folder = (ROOT / COPIES[page]).parent if page else (HERE / docname).parent
-    here = (HERE / docname).parent
 
     def link(found: re.Match[str]) -> str:
         target = (folder / found[1]).resolve()
@@ -73,7 +72,6 @@ def _links(app: Any, docname: str, source: list[str]) -> None:
         line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if f"def {found[2]}(" in text)
         return f"[`{found[1]}::{found[2]}`]({GITHUB}/{path.relative_to(ROOT).as_posix()}#L{line})"
 
-    del here
     if not docname.startswith("notebooks/"):
         source[0] = _TEST.sub(test, _LINK.sub(link, source[0]))
 

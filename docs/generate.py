@@ -1,9 +1,13 @@
 """Writes the pages that are made from the code: every setting, every command, every public name."""
 
+import argparse
 import ast
 import dataclasses
+import importlib
 import inspect
+import itertools
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -44,7 +48,7 @@ def _table(cls: Any, sections: list[type]) -> Iterator[str]:
         if inner is not None and inner not in sections:
             sections.append(inner)
         kind = f"[{inner.__name__}](#{inner.__name__.lower()})" if inner else f"`{_type(types[field.name])}`"
-        meaning = meanings.get(field.name, "" if inner is None else _text(inner.__doc__).split(". ")[0])
+        meaning = meanings.get(field.name, "" if inner is None else _first_sentence(inner.__doc__))
         yield f"| `{field.name}` | {_cell(kind)} | {_cell(_default(field))} | {_cell(meaning)} |"
     yield ""
 
@@ -56,7 +60,7 @@ def _meanings(cls: type) -> dict[str, str]:
         if not dataclasses.is_dataclass(each):
             continue
         body = ast.parse(inspect.getsource(each)).body[0].body  # pyright: ignore[reportAttributeAccessIssue]
-        for line, following in zip(body, body[1:], strict=False):
+        for line, following in itertools.pairwise(body):
             if isinstance(line, ast.AnnAssign) and isinstance(following, ast.Expr):
                 found[line.target.id] = _text(ast.literal_eval(following.value))  # pyright: ignore[reportAttributeAccessIssue]
     return found
@@ -81,6 +85,10 @@ def _text(docstring: str | None) -> str:
     return " ".join((docstring or "").split())
 
 
+def _first_sentence(docstring: str | None) -> str:
+    return re.split(r"(?<!al)\. ", _text(docstring))[0].rstrip(".")
+
+
 def _cell(text: str) -> str:
     return text.replace("|", r"\|").replace("[CLS]", r"\[CLS\]").replace("<", r"\<")
 
@@ -98,7 +106,7 @@ def commands() -> Iterator[str]:
         yield from ("```text", parser.format_help().rstrip(), "```", "")
 
 
-class _Formatter(cli.argparse.RawDescriptionHelpFormatter):
+class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str, **settings: Any):
         super().__init__(prog, **{**settings, "width": 100})
 
@@ -107,15 +115,33 @@ class _Formatter(cli.argparse.RawDescriptionHelpFormatter):
 
 
 def public_names() -> Iterator[str]:
-    """Yields autodoc's directive for each public name, classes first."""
-    homes = {**jaxretr._CLASSES, **jaxretr._FUNCTIONS}
-    for title, kind, names in (
-        ("Classes", "autoclass", jaxretr._CLASSES),
-        ("Functions", "autofunction", jaxretr._FUNCTIONS),
-    ):
-        yield from (f"## {title}", "", "```{eval-rst}")
-        for name in sorted(names):
-            yield f".. {kind}:: {homes[name]}.{name}"
-            if kind == "autoclass":
-                yield "   :members:"
-        yield from ("```", "")
+    """Yields autodoc's directive for each public name, and for what the functions return."""
+    functions = {name: _member(home, name) for name, home in sorted(jaxretr._FUNCTIONS.items())}
+    yield from ("## Functions", "")
+    for name in functions:
+        yield from _directive("autofunction", f"jaxretr.{name}", jaxretr._FUNCTIONS[name], name)
+    yield from ("## Classes", "")
+    for name, home in sorted(jaxretr._CLASSES.items()):
+        yield from _directive("autoclass", f"jaxretr.{name}", home, name)
+    yield from ("## What the functions return", "")
+    for result in dict.fromkeys(_returned(function) for function in functions.values()):
+        if result is not None and result.__name__ not in jaxretr.__all__:
+            yield from _directive("autoclass", result.__name__, result.__module__, result.__name__)
+
+
+def _directive(kind: str, title: str, home: str, name: str) -> Iterator[str]:
+    members = ["   :members:"] if kind == "autoclass" else []
+    yield from (f"### {title}", "", "```{eval-rst}", f".. {kind}:: {home}.{name}", *members, "```", "")
+
+
+def _member(home: str, name: str) -> Any:
+    return getattr(importlib.import_module(home), name)
+
+
+def _returned(function: Any) -> type | None:
+    """The class of the library's own that a function is annotated to return."""
+    found = inspect.signature(function).return_annotation
+    if isinstance(found, str):  # A forward reference; only those of its own module are resolved.
+        found = getattr(sys.modules[function.__module__], found, None)
+    ours = isinstance(found, type) and found.__module__.startswith("jaxretr.")
+    return found if ours and found.__module__ != config.__name__ else None

@@ -272,11 +272,32 @@ def test_verified_index_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     check_picture(notebook, 2)
 
 
+def test_main_flow_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workdir = folder / "main_flow"
+    notebook = run_notebook("main_flow", folder, monkeypatch, STEPS=2, BATCH=8, LENGTH=16, WORKDIR=workdir)
+    printed = texts(notebook)
+    assert "did you mean" in printed, "a misspelt setting"
+    assert evaluated_steps(workdir / "run") == [0, 1, 2]
+    assert re.search(r"^best step: [012]$", printed, re.MULTILINE)
+    check_picture(notebook)
+    assert "recall@20" in printed and "BM25" in printed.upper()
+    assert "SearchRun(16 questions, 160 hits)" in printed
+    assert len((workdir / "run.trec").read_text().splitlines()) == 160
+    assert "golden vectors recomputed" in printed and re.search(r"^100\.0% of the exact ten best", printed, re.MULTILINE)
+    assert printed.count(": intact; ") == 4
+    assert "differs" in printed or "changed" in printed, "a flipped bit is found"
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_are_kept_without_outputs(path: Path) -> None:
+def test_notebooks_are_kept_whole_and_small(path: Path) -> None:
+    """Without outputs, or with those of one run from top to bottom, as `make notebooks` writes them."""
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert cells
-    assert not any(cell.outputs or cell.execution_count for cell in cells)
+    assert [cell.execution_count for cell in cells] in ([None] * len(cells), [*range(1, len(cells) + 1)])
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert not any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs)
+    assert not any(str(ROOT) in json.dumps(output) for output in outputs), "a path of the machine that ran it"
+    assert path.stat().st_size < 1_000_000
     assert f"github/jaxretr/jaxretr/blob/main/notebooks/{path.name}" in notebook.cells[0].source

@@ -64,6 +64,7 @@ class CombinedEncoder(TextEncoder[CombinedConfig]):
 
       concatenate: question [w_1 Q_1(q); w_2 Q_2(q); ...], passage [P_1(p); P_2(p); ...]. The inner product is
         sum_i w_i Q_i(q).P_i(p), the weighted sum of the parts' own scores.
+
       sum: question sum_i w_i Q_i(q), passage sum_i P_i(p), of the same size as the parts.
 
     Nothing is scaled but by the weights: the vectors of a part that gives vectors of length 1 keep that length. By
