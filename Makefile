@@ -2,7 +2,7 @@
 # .venv and installs what it needs when that is missing or out of date. Another Python: make PYTHON=python3.12 test
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-.PHONY: help quickstart reproduce-spar reproduce-ddr reproduce-typos test test-slow test-all lint format bench clean
+.PHONY: help quickstart reproduce-spar reproduce-ddr reproduce-typos test test-slow test-all mutations lint format bench clean
 
 BIN := .venv/bin
 PYTHON ?= python3.11 python3.12 python3.13 python3
@@ -32,6 +32,9 @@ test-slow: .venv/.installed-dev ## the slow tests alone
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow $(TESTS)
 
 test-all: test test-slow ## both
+
+mutations: .venv/.installed-dev ## wrong formulas, each of which the quick tests must catch
+	$(BIN)/python tests/mutations.py $(MUTATIONS)
 
 lint: .venv/.installed-dev ## format, lint, types, shell scripts
 	$(BIN)/ruff format --check .

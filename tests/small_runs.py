@@ -74,7 +74,9 @@ def write_corpus(path: Path) -> str:
     draws = random.Random(0)
     rows = [{"_id": passage.id, "title": passage.title, "text": passage.text} for passage in known]
     for number in range(PASSAGES - len(rows)):
-        rows.append({"_id": f"drawn {number}", "title": "", "text": " ".join(draws.sample(words, draws.randint(4, 12)))})
+        rows.append(
+            {"_id": f"drawn {number}", "title": "", "text": " ".join(draws.sample(words, draws.randint(4, 12)))}
+        )
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return str(path)
 

@@ -4,7 +4,6 @@ The same at larger sizes, on 4 x 2 devices and against PyTorch: test_art_devices
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax

@@ -227,7 +227,9 @@ def test_a_corpus_is_encoded_once_for_the_same_weights(whole: Whole) -> None:
 def test_the_best_model_is_kept_and_its_figures_are_those_of_its_vectors(whole: Whole, eight: Tried) -> None:
     evaluated = {line["step"]: line["acc@20"] for line in read_metrics(whole.folder) if "acc@20" in line}
     best = json.loads((whole.folder / "best.json").read_text())
-    assert evaluated.keys() == {0, 2, 4} and evaluated[best["step"]] == max(evaluated.values()) == whole.figures["acc@20"]
+    assert (
+        evaluated.keys() == {0, 2, 4} and evaluated[best["step"]] == max(evaluated.values()) == whole.figures["acc@20"]
+    )
     model, corpus = DualEncoder.from_pretrained(whole.folder), eight.run.examples.passages
     texts = [
         {"title": title, "text": text}
@@ -246,8 +248,6 @@ def test_the_best_model_is_kept_and_its_figures_are_those_of_its_vectors(whole: 
 def test_the_metrics_say_what_took_how_long(whole: Whole) -> None:
     parts = {name for line in read_metrics(whole.folder) for name in line if name.startswith("seconds/")}
     assert parts == {f"seconds/{name}" for name in ("input", "first_step", "steps", "evaluation", "checkpoints")}
-
-
 
 
 def test_a_run_in_a_bucket_is_that_of_a_folder_and_goes_on_after_a_kill(
