@@ -33,6 +33,9 @@ test-slow: .venv/.installed-dev ## the slow tests alone
 
 test-all: test test-slow ## both
 
+mutations: .venv/.installed-dev ## wrong formulas, each of which the quick tests must catch
+	$(BIN)/python tests/mutations.py $(MUTATIONS)
+
 lint: .venv/.installed-dev ## format, lint, types, import directions, shell scripts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

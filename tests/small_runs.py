@@ -1,14 +1,14 @@
 """The smallest runs that show what larger ones do: encoders of one layer, texts of 16 tokens, one compiled step a file.
 
 The tests of guarantees (test_*_guarantees.py) share them, so that `make test` compiles each of these programs once. Their
-corpus has 3,500 passages, 512 rows for each of eight devices: seven devices' rows are passages, at least in part, the last
-device's are padding alone, and no other size of the model is as large, so that an array with scores of the whole corpus shows.
+corpus has 4,400 passages, 640 rows for each of eight devices: seven devices' rows are passages, at least in part, the last
+device's are padding alone; and nothing else has that size, so that an array with scores of the whole corpus shows.
 """
 
 import dataclasses
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,17 @@ import pytest
 import tiny
 
 from jaxretr.data.readers import read_corpus
+from jaxretr.data.tokens import load_tokenizer
+from jaxretr.models.bert import BertEncoder
+from jaxretr.models.formats.bert_params import export_bert
+from jaxretr.models.formats.hf_folder import write_folder
+from jaxretr.models.formats.t5_params import export_t5
+from jaxretr.models.layers import Params, define
+from jaxretr.models.t5 import T5Model
 from jaxretr.plan.compiled_text import Program
 from jaxretr.train import train
 
-PASSAGES, ROWS, DEVICES = 3_500, 4_096, 8
+PASSAGES, ROWS, DEVICES = 4_400, 5_120, 8
 LENGTH, SIZE = 16, tiny.BERT.hidden_size
 # Of a device.
 SHARD = ROWS // DEVICES
@@ -38,9 +45,26 @@ TRAIN = {"steps": 4, "save_every": 2, "eval_every": 2, "best_metric": "acc@20"}
 
 def write_models(folder: Path) -> None:
     """`encoder` and `scorer` of one layer, whose embeddings differ much from text to text."""
+    texts = [f"{passage.title} {passage.text}" for passage in read_corpus(tiny.DATA)]
     bert = dataclasses.replace(tiny.BERT, num_hidden_layers=1)
     t5 = dataclasses.replace(tiny.T5, num_layers=1, num_decoder_layers=1)
-    tiny.write_models(folder, 0.3, bert=bert, t5=t5)
+    for name, kind, exported in (
+        ("encoder", "bert", export_bert(bert, drawn(lambda rngs: BertEncoder(bert, rngs=rngs), 1, 0.3))),
+        ("scorer", "t5", export_t5(t5, drawn(lambda rngs: T5Model(t5, rngs=rngs), 2, 0.15))),
+    ):
+        tiny.write_tokenizer(kind, texts, folder / f"{name}_tokenizer")
+        write_folder(folder / name, *exported, load_tokenizer(folder / f"{name}_tokenizer"))
+
+
+def drawn(make: Callable[[Any], Any], seed: int, scale: float) -> Params:
+    """Random parameters, by numpy: a program that draws them as models begin takes seconds to compile."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path: Any, shape: Any) -> np.ndarray:
+        around = 1.0 if path[-1].key == "scale" else 0.0
+        return (around + scale * rng.normal(size=shape.shape)).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, define(make)[1])
 
 
 def write_corpus(path: Path) -> str:
@@ -81,6 +105,11 @@ def compiled_step(run: Any, *arguments: Any) -> Program:
     compiled = run.train_step.lower(*arguments).compile({"xla_backend_optimization_level": 0})
     run.train_step = compiled
     return Program(compiled.as_text())
+
+
+def of_corpus_size(program: Program) -> set[tuple[int, ...]]:
+    """The shapes of the arrays with a place for every row of the corpus, or of a device's part of it."""
+    return {array.shape for array in program.arrays if {SHARD, ROWS} & set(array.shape)}
 
 
 @contextmanager

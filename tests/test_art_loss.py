@@ -1,10 +1,17 @@
 """ART's loss: its value against numpy, its gradient against the closed form, and what no gradient flows into."""
 
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
+from tiny import BERT, T5, art_config
 
+from jaxretr.models.embed import DualEncoderConfig
+from jaxretr.models.scorer import Prompt
 from jaxretr.objectives.art import art_loss
+from jaxretr.parallel.mesh import make_mesh
+from jaxretr.recipes.art import art_program
 
 B, K, TAU = 3, 5, 4.0
 
@@ -71,3 +78,9 @@ def test_equal_distributions_cost_nothing(scores: tuple[np.ndarray, np.ndarray])
     loss, gradient = jax.value_and_grad(lambda s: art_loss(s, teacher, temperature=TAU))(TAU * (teacher + 3))
     np.testing.assert_allclose(loss, 0, atol=1e-6)
     np.testing.assert_allclose(gradient, np.zeros((B, K)), atol=1e-6)
+
+
+def test_by_default_scores_are_divided_by_the_root_of_the_embedding_s_size(tmp_path: Path) -> None:
+    config, encoder = art_config(tmp_path), DualEncoderConfig(BERT)
+    program = art_program(config, encoder, T5, Prompt((), ()), 20, make_mesh())
+    assert program.temperature == 4.0 == BERT.hidden_size**0.5

@@ -1,5 +1,7 @@
 """Several processes train as one would; one that differs, fails, dies or never comes is named, and the rest ends."""
 
+import hashlib
+import json
 import socket
 import time
 from pathlib import Path
@@ -11,7 +13,9 @@ from processes import ended, last_error
 from safetensors.numpy import load_file
 from training_processes import PROGRAM, start
 
+from jaxretr.errors import UserError
 from jaxretr.metrics_log import read_metrics
+from jaxretr.parallel import hosts
 from jaxretr.parallel.hosts import EXIT_AGAIN
 
 
@@ -121,3 +125,76 @@ def test_a_host_that_fails_ends_the_others(tiny_models: Path, tmp_path: Path) ->
     # The same code: another start alone would not help.
     assert code == 1 and "process 1 failed: " in last_error(errors) and "mend that" in last_error(errors)
     assert time.monotonic() - began < 120
+
+
+# ---- without processes: what each of them does with what the others wrote --------------------------------------------
+
+
+class Store(dict[str, str]):
+    """The coordinator's key-value store, as processes see it."""
+
+    def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        assert allow_overwrite or key not in self
+        self[key] = value
+
+    def key_value_dir_get(self, prefix: str) -> list[tuple[str, str]]:
+        return [(key, value) for key, value in self.items() if key.startswith(prefix)]
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    """This process is number 0 of three."""
+    found = Store()
+    monkeypatch.setattr(hosts, "_client", lambda: found)
+    monkeypatch.setattr("jax.process_count", lambda: 3)
+    monkeypatch.setattr("jax.process_index", lambda: 0)
+    return found
+
+
+def agrees(store: Store, monkeypatch: pytest.MonkeyPatch, *others: dict[str, str]) -> None:
+    """Compares {"config": "a"} with what the others have."""
+    monkeypatch.setattr(hosts, "_visits", iter([7]))
+    for process, facts in enumerate(others, start=1):
+        digests = {name: hashlib.sha256(value.encode()).hexdigest() for name, value in facts.items()}
+        store[f"{hosts._FACTS}/the start/7/{process}"] = json.dumps({"host": f"host{process}", "facts": digests})
+    hosts.agree("the start", {"config": "a"})
+
+
+def test_facts_that_differ_are_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"^the start: process 2 \(host2\) has another config than the rest"):
+        agrees(store, monkeypatch, {"config": "a"}, {"config": "b"})
+
+
+def test_equal_facts_pass(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    agrees(store, monkeypatch, {"config": "a"}, {"config": "a"})
+
+
+def test_a_process_that_does_not_come_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXRETR_JOIN_SECONDS", "1")
+    with pytest.raises(UserError, match="process 2 of 3 has not come to the start"):
+        agrees(store, monkeypatch, {"config": "a"})
+
+
+@pytest.mark.parametrize(
+    ("said", "why", "code"),
+    [
+        (f"{hosts._FAILED}1 no such file", "process 1 failed: no such file", 1),
+        ("12", "process 1 has given no sign of life for 0 seconds", EXIT_AGAIN),
+    ],
+)
+def test_a_process_that_failed_or_is_silent_ends_the_others(
+    store: Store, monkeypatch: pytest.MonkeyPatch, said: str, why: str, code: int
+) -> None:
+    class Ended(BaseException):
+        pass
+
+    def leave(reason: str, code: int = EXIT_AGAIN) -> None:
+        raise Ended(reason, code)
+
+    monkeypatch.setattr(hosts, "leave", leave)
+    monkeypatch.setattr(hosts, "_pause", lambda: 0.01)
+    monkeypatch.setattr(hosts.distributed.global_state, "process_id", 0)
+    store[f"{hosts._ALIVE}/1"] = said
+    with pytest.raises(Ended) as ended_by:
+        hosts._Watch(0).run()
+    assert ended_by.value.args == (why, code)

@@ -283,7 +283,9 @@ def test_main_flow_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "recall@20" in printed and "BM25" in printed.upper()
     assert "SearchRun(16 questions, 160 hits)" in printed
     assert len((workdir / "run.trec").read_text().splitlines()) == 160
-    assert "golden vectors recomputed" in printed and re.search(r"^100\.0% of the exact ten best", printed, re.MULTILINE)
+    assert "golden vectors recomputed" in printed and re.search(
+        r"^100\.0% of the exact ten best", printed, re.MULTILINE
+    )
     assert printed.count(": intact; ") == 4
     assert "differs" in printed or "changed" in printed, "a flipped bit is found"
 
