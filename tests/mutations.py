@@ -116,8 +116,8 @@ MUTATIONS = (
     Mutation(
         "a pooler's tanh on the [CLS] state",
         "models/embed.py",
-        "pooled = states[:, 0]",
-        "pooled = jnp.tanh(states[:, 0])",
+        "return states[:, 0]",
+        "return jnp.tanh(states[:, 0])",
         ("test_bert_parity.py::test_dpr_embedding_equals_pooler_output_of_transformers[dpr-question]",),
     ),
     Mutation(
