@@ -86,38 +86,45 @@ def render(grids: Sequence[Grid], form: str) -> str:
 
 
 def as_text(grid: Grid) -> str:
-    """A table in columns of equal width; daggers stand behind the figures, bold type is left out."""
+    """A table in aligned columns; daggers follow the numbers, bold type is left out."""
     marks = any(cell.marked for row in grid.rows for cell in row.cells)
-    lines = [(grid.head, *(column + " " * marks for column in grid.columns))]
-    lines += [
-        (" ".join(row.name.split()), *(cell.text + ("†" if cell.marked else " ") * marks for cell in row.cells))
+    heads = [grid.head, *(column + " " * marks for column in grid.columns)]
+    rows = [
+        [" ".join(row.name.split()), *(cell.text + ("†" if cell.marked else " ") * marks for cell in row.cells)]
         for row in grid.rows
     ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    table = ["  ".join([cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])]).rstrip() for cells in lines]
-    rule = "-" * max(map(len, table))
-    ruled = [[rule, line] if row.ruled else [line] for row, line in zip(grid.rows, table[1:], strict=True)]
-    return "\n".join([grid.title, table[0], *(line for lines in ruled for line in lines), *grid.notes])
+    head, *lines = [line.rstrip() for line in _tabulated(heads, rows, "plain").splitlines()]
+    rule = "-" * max(map(len, [head, *lines]))
+    ruled = [[rule, line] if row.ruled else [line] for row, line in zip(grid.rows, lines, strict=True)]
+    return "\n".join([grid.title, head, *(line for pair in ruled for line in pair), *grid.notes])
 
 
 def as_markdown(grid: Grid) -> str:
     """A table of GitHub's Markdown, the notes below it."""
-    lines = [f"**{_markdown(grid.title)}**", ""]
-    lines += [_markdown_row([_markdown(name) for name in (grid.head, *grid.columns)])]
-    lines += [_markdown_row(["---", *("---:" for _ in grid.columns)])]
+    rows = []
     for row in grid.rows:
-        cells = []
-        for cell in row.cells:
-            text = _markdown(cell.text)
-            cells.append((f"**{text}**" if cell.best else text) + ("†" if cell.marked else ""))
-        lines.append(_markdown_row([_markdown(row.name), *cells]))
+        texts = [_markdown(cell.text) for cell in row.cells]
+        bold = [f"**{text}**" if cell.best else text for text, cell in zip(texts, row.cells, strict=True)]
+        marked = [text + "†" * cell.marked for text, cell in zip(bold, row.cells, strict=True)]
+        rows.append([_markdown(row.name), *marked])
+    heads = [_markdown(name) for name in (grid.head, *grid.columns)]
+    lines = [f"**{_markdown(grid.title)}**", "", _tabulated(heads, rows, "pipe")]
     if notes := grid.notes_with_bold():
         lines += ["", " ".join(map(_markdown, notes))]
     return "\n".join(lines)
 
 
+def _tabulated(heads: Sequence[str], rows: Sequence[Sequence[str]], form: str) -> str:
+    """Names on the left, numbers on the right, each as it is written."""
+    from tabulate import tabulate
+
+    columns = ("left", *("right" for _ in heads[1:]))
+    return tabulate(rows, heads, tablefmt=form, colalign=columns, disable_numparse=True, preserve_whitespace=True)
+
+
 def as_latex(grid: Grid) -> str:
     """A table environment of LaTeX with the rules of booktabs; title and notes are its caption."""
+    # tabulate has these rules only together with its own escapes, which would escape bold type and daggers.
     lines = [
         "% needs \\usepackage{booktabs}, and \\usepackage[T1]{fontenc}",
         "\\begin{table}",
@@ -145,10 +152,6 @@ def latex_escaped(text: str) -> str:
 
 def _markdown(text: str) -> str:
     return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _latex_row(cells: Sequence[str]) -> str:

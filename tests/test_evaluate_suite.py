@@ -1,6 +1,7 @@
 """`jaxretr evaluate MODEL --suite` and `--index`: what is found and left out, averages, going on after a kill."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -169,7 +170,7 @@ def test_tables_of_a_suite(models, suite, tmp_path, capsys):
     latex = capsys.readouterr().out
     assert "\\begin{tabular}{lrrrr}" in latex and latex.count("\\midrule") == 3
     assert run(*words, "--format", "markdown") == 0
-    assert "| average |  |  |  | 0." in capsys.readouterr().out
+    assert re.search(r"\| average( *\| *){4}0\.", capsys.readouterr().out)
 
 
 def test_no_data_set_is_an_error(models, tmp_path, capsys):
