@@ -224,7 +224,7 @@ def test_art_without_a_train_split_learns_from_questions_of_no_split(beir: Any, 
     texts = read_art_texts(data, tmp_path)
     assert [question.id for question in texts.questions] == [f"question{n}" for n in range(25, 30)]
     assert texts.dev is None
-    assert "no judgements choose a checkpoint (never those of a test split), so that the last" in caplog.text
+    assert "no judgements choose a checkpoint (never those of a test split), so the last" in caplog.text
 
 
 def test_art_whose_questions_are_all_test_questions_is_refused(tmp_path: Path, beir: Any):

@@ -81,7 +81,8 @@ def add_commands(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Makes the set, or continues an interrupted run, and prints its size."""
-    from jaxretr.mine.lexical import DEV, mine_lexical
+    from jaxretr.data.lexical_set import DEV
+    from jaxretr.mine.lexical import mine_lexical
 
     began = time.monotonic()
     names = ("corpus", "out", "queries", "positives", "negative_ranks", "sampling", "base", "per_passage", "documents")

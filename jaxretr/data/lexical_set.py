@@ -23,6 +23,9 @@ from jaxretr.storage.files import atomic_write
 META = "meta.json"
 SOURCES = "sources.npy"
 
+DEV = "dev"
+"""The folder of the held-out queries, a set inside the set."""
+
 _FORMAT = "jaxretr-lexical"
 _VERSION = 1
 

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.config import ArtConfig, Config, ContrastiveConfig, MlmConfig, PassageLmConfig
-from jaxretr.data.formats.kinds import FORMATS, KINDS, file_kind
-from jaxretr.data.lexical_set import LexicalSet, is_lexical_set
+from jaxretr.data.formats.kinds import FORMATS, KINDS, WITH_PASSAGES, file_kind
+from jaxretr.data.lexical_set import DEV, LexicalSet, is_lexical_set
 from jaxretr.data.readers import beir_splits, qrels_path
-from jaxretr.data.training_passages import WITH_PASSAGES
 from jaxretr.errors import UsageError, UserError
 
 log = logging.getLogger(__name__)
 
-# Names of the split that chooses the best checkpoint. Never "test": what is chosen by it cannot be measured on it.
+# Names of the split that chooses the best checkpoint. Never "test": a model chosen by a split cannot be measured on it.
 _DEV_SPLITS = ("dev", "validation", "val", "valid")
 _TRAIN = "train"
 
@@ -29,31 +28,27 @@ _HELD_OUT = 1000
 # Training formats without the passages' texts.
 _IDS_ALONE = ("tevatron2", "distillation", "triples-ids", "qrels")
 
-# Where `jaxretr mine lexical --dev N` puts the dev set, below the set.
-_LEXICAL_DEV = "dev"
-
 
 def with_data(config: Config, path: str | Path, stated: Mapping[str, Any]) -> Config:
     """Points a config at a BEIR folder, a training file, a lexical set, or (text objectives) a corpus.
 
-    Corpus, training questions or pairs, splits and dev data are all taken from there; none of the config's own data
+    Corpus, training questions or pairs, splits and dev data are taken from there; none of the config's own data
     remains. If there is no dev split, training questions are held out for one. A test split is used if it is stated,
     or if no other questions have judgements, with a warning.
 
     Args:
       config: an experiment of any kind.
       path: the folder or file.
-      stated: settings of the section `data` that the user gives, without "data."; their splits are used, and no dev
-        data is looked for beside theirs.
+      stated: settings of the section `data` that the user gives, without "data."; their splits are used, and dev data
+        among them replaces that of the path.
 
     Returns:
-      The config with another section `data`. Where that asks for it, a metric of answers (acc@k) in
-      `train.best_metric` becomes that of judgements (recall@k), and negatives that the data does not have are not
-      asked for.
+      The config with another section `data`. If the data has only judgements, the metric acc@k in `train.best_metric`
+      becomes recall@k, and negatives that the data does not have are set to 0.
 
     Raises:
       UserError: the path is none of these, or has no training questions.
-      UsageError: it is of no use for this kind of config.
+      UsageError: this kind of config cannot use it.
     """
     path = Path(path)
     kind = "lexical" if is_lexical_set(path) else file_kind(path)
@@ -70,7 +65,7 @@ def with_data(config: Config, path: str | Path, stated: Mapping[str, Any]) -> Co
 
 def _contrastive(config: ContrastiveConfig, path: Path, kind: str, stated: Mapping[str, Any]) -> Config:
     # Only lexical sets have their dev set inside.
-    wants_lexical = config.data.dev == str(Path(config.data.train) / _LEXICAL_DEV)
+    wants_lexical = config.data.dev == str(Path(config.data.train) / DEV)
     if wants_lexical and kind != "lexical":
         raise UsageError(
             f"{path}: {config.name} learns from a lexical set; make one with: jaxretr mine lexical --corpus {path} "
@@ -93,7 +88,7 @@ def _contrastive(config: ContrastiveConfig, path: Path, kind: str, stated: Mappi
         files = LexicalSet.open(path).settings.get("corpus", {}).get("files", [])
         if not files and "corpus" not in stated:
             raise UsageError(f"{path}: does not name the corpus that it was made from; name it with --data.corpus FILE")
-        dev = path.expanduser() / _LEXICAL_DEV
+        dev = path.expanduser() / DEV
         values |= {"corpus": next(iter(files), None), "more_corpora": tuple(files[1:])}
         values |= {"dev": str(dev)} if dev.is_dir() else {}
     elif kind == "beir":
@@ -221,14 +216,14 @@ def _say(path: Path, split: str | None, dev: str | None, values: Mapping[str, An
         f"split {split}" if split else "questions of no split" if values.get("exclude_splits") else "its questions"
     )
     if values["held_out"]:
-        chosen = f"a tenth of them, {values['held_out']} at the most, which are held out"
+        chosen = f"a tenth of them, at most {values['held_out']}, which are held out"
     elif values["dev_questions"] is not None:
         chosen = f"split {dev}"
     elif values.get("dev") or stated:
-        chosen = values.get("dev") or "the dev data that was stated"
+        chosen = values.get("dev") or "the given dev data"
     else:
         log.warning(
-            "%s: trains on %s; no judgements choose a checkpoint (never those of a test split), so that the last step's "
+            "%s: trains on %s; no judgements choose a checkpoint (never those of a test split), so the last step's "
             "model is kept; add qrels/dev.tsv, or give --data.dev-questions and --data.dev-qrels",
             *(path, trained),
         )

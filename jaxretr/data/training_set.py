@@ -11,7 +11,7 @@ import numpy as np
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.duplicate_groups import duplicate_groups_among, rows_of_texts
 from jaxretr.data.formats.examples import Candidate, Example
-from jaxretr.data.formats.kinds import training_format
+from jaxretr.data.formats.kinds import is_training_file, training_format
 from jaxretr.data.formats.reading import examples_file, read_examples
 from jaxretr.data.questions import Question
 from jaxretr.errors import UserError
@@ -151,6 +151,15 @@ def load_training_set(
     for example in examples:
         builder.add(example)
     return builder.finish()
+
+
+def read_passages(path: str | Path) -> Corpus:
+    """Reads a corpus, or the positives and negatives of a training file, each once.
+
+    Raises:
+      UserError: as `read_corpus` and `load_training_set`.
+    """
+    return load_training_set(path).passages if is_training_file(path) else read_corpus(path)
 
 
 # ---- candidates to rows ----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import numpy as np
 from jaxretr.data.arrays import write_array
 from jaxretr.data.corpus import Passage
 from jaxretr.data.corpus_stream import CorpusStream
-from jaxretr.data.lexical_set import SOURCES, LexicalSet, Ranking, Selection, is_lexical_set, usable_queries
+from jaxretr.data.lexical_set import DEV, SOURCES, LexicalSet, Ranking, Selection, is_lexical_set, usable_queries
 from jaxretr.data.mapped_texts import QueryStore, write_queries
 from jaxretr.data.questions import Question, read_questions
 from jaxretr.errors import UsageError, UserError
@@ -26,9 +26,6 @@ from jaxretr.storage.files import atomic_write
 log = logging.getLogger(__name__)
 
 Path_ = str | Path
-
-DEV = "dev"
-"""The folder of the held-out queries, inside that of the set."""
 
 _WORK = "work"
 _COMMAND = "command.json"

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from jaxretr.config import ArtData
 from jaxretr.data.corpus import Corpus
+from jaxretr.data.formats.kinds import is_training_file
 from jaxretr.data.held_out import held_out
 from jaxretr.data.mapped_corpus import mapped_corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import qrels_path, read_qrels, read_questions
-from jaxretr.data.training_passages import is_training_file
 from jaxretr.data.training_set import load_training_set
 from jaxretr.errors import UsageError, UserError
 from jaxretr.recipes.whole_corpus import Judged, dev_questions

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from jaxretr.config import ArtConfig, Config, ContrastiveConfig
 from jaxretr.data.corpus import iter_passages
-from jaxretr.data.training_passages import is_training_file, read_passages
+from jaxretr.data.formats.kinds import is_training_file
+from jaxretr.data.training_set import read_passages
 from jaxretr.errors import UserError
 from jaxretr.recipes.run_examples import read_run_examples
 

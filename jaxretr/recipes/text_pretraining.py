@@ -16,7 +16,7 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import Template, load_tokenizer
-from jaxretr.data.training_passages import read_passages
+from jaxretr.data.training_set import read_passages
 from jaxretr.errors import UserError
 from jaxretr.models.layers import Params
 from jaxretr.objectives.token_step import SumLoss, make_token_loss, make_token_step

@@ -44,6 +44,9 @@ NEED_QUERIES = ("distillation", "triples-ids", "qrels")
 ROW_FORMATS = ("sentence-transformers", "triples", "triples-ids")
 """Formats that may spread a question over several rows, which have one id."""
 
+WITH_PASSAGES = ("dpr", "dpr-scale", "tevatron", "sentence-transformers", "flag")
+"""Training formats with the passages' texts in named fields. A table without a header may be a corpus."""
+
 _OTHERWISE = {
     "corpus": "give it as the corpus of a training set",
     "questions": "give it as the queries of a training set",
@@ -107,6 +110,17 @@ def training_format(path: str | Path, format: str | None = None) -> str:
     elif not path.is_dir():
         raise UserError(f"{path}: is not a folder; give a BEIR folder (corpus.jsonl, queries.jsonl, qrels/)")
     return format
+
+
+def is_training_file(path: str | Path) -> bool:
+    """Whether a file (not a folder) is in one of the formats `WITH_PASSAGES`."""
+    path = Path(path).expanduser()
+    if path.is_dir():
+        return False
+    try:
+        return file_kind(path) in WITH_PASSAGES
+    except UserError:  # Not a known format: the reader's own error is more helpful.
+        return False
 
 
 def named_split(split: str | None, *formats: str) -> str:
