@@ -2,7 +2,7 @@
 # .venv and installs what it needs when that is missing or out of date. Another Python: make PYTHON=python3.12 test
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-.PHONY: help quickstart reproduce-spar reproduce-ddr reproduce-typos test test-slow test-all lint format bench clean
+.PHONY: help quickstart reproduce-spar reproduce-ddr reproduce-typos test test-slow test-all mutations lint format docs notebooks bench clean
 
 BIN := .venv/bin
 PYTHON ?= python3.11 python3.12 python3.13 python3
@@ -33,15 +33,22 @@ test-slow: .venv/.installed-dev ## the slow tests alone
 
 test-all: test test-slow ## both
 
-lint: .venv/.installed-dev ## format, lint, types, shell scripts
+lint: .venv/.installed-dev ## format, lint, types, import directions, shell scripts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
 	$(BIN)/shellcheck -x -P tpu tpu/*.sh tpu/slurm.sbatch .ci/run
 
 format: .venv/.installed-dev ## let ruff format the code and order the imports
 	$(BIN)/ruff check --fix --quiet .
 	$(BIN)/ruff format .
+
+docs: .venv/.installed-docs ## the documentation into docs/_build/html; a warning is an error
+	JAX_PLATFORMS=cpu $(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+
+notebooks: .venv/.installed-docs ## execute notebooks/ and store their outputs, or NOTEBOOKS="main_flow"
+	JAX_PLATFORMS=cpu $(BIN)/python docs/execute_notebooks.py $(NOTEBOOKS)
 
 bench: .venv/.installed-dev ## encoding, exact search and supervised training against their peers, at a small size
 	JAX_PLATFORMS=cpu $(BIN)/python benchmarks/encode.py --count 64 --rounds 3
@@ -76,4 +83,8 @@ $(BIN)/uv:
 .venv/.installed-dev: .venv/.installed requirements-torch.txt requirements-dev.txt
 	$(BIN)/pip install --quiet --no-deps --timeout 15 --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu -r requirements-torch.txt
 	$(INSTALL) -e '.[dev]'
+	touch $@
+
+.venv/.installed-docs: .venv/.installed requirements-docs.txt
+	$(INSTALL) -e '.[docs]'
 	touch $@

@@ -24,9 +24,7 @@ if __name__ == "__main__":
 
 from jaxretr import config as configuration
 from jaxretr.plan.compiled_facts import KnownPrograms
-from jaxretr.plan.corpus_sizes import corpus_size
 from jaxretr.plan.requirements import GIB, Plan, plan
-from jaxretr.plan.topologies import topology
 
 if TYPE_CHECKING:
     from jaxretr.config import Config
@@ -90,8 +88,7 @@ def plan_system(name: str, config: "Config", slice_name: str, programs: Sequence
       programs: names of those to compile; all if there are none.
       known: programs that need not be compiled again.
     """
-    size = corpus_size(config, SYSTEMS[name].passages)
-    return plan(config, topology(slice_name), size, topology=slice_name, programs=programs, known=known)
+    return plan(config, slice_name, SYSTEMS[name].passages, programs=programs, known=known)
 
 
 def row(name: str, config: "Config", planned: Plan, utilisation: float) -> str:

@@ -7,7 +7,7 @@ T0-3B's weights to a folder of their own (any T5 v1.1 will do).
 
 import os
 
-from jaxretr.config import Art, ArtConfig, ArtData, Encoder, Optimizer, Scorer, Train
+from jaxretr.config import Art, ArtConfig, ArtData, Encoder, LiveIndex, Optimizer, Scorer, Train
 
 DATA = os.environ.get("JAXRETR_DATA", "data")
 QUESTIONS = 79_168
@@ -34,10 +34,9 @@ def config() -> ArtConfig:
         art=Art(
             top_k=32,
             temperature=None,  # sqrt(768)
-            refresh_every=500,
-            write_back=False,  # the paper's index is stale between two refreshes
-            index_dtype="bfloat16",
         ),
+        # The paper's index is stale between two refreshes.
+        index=LiveIndex(refresh_every=500, write_back=False, dtype="bfloat16"),
         optimizer=Optimizer(learning_rate=2e-5, weight_decay=0.1, clip=1.0, warmup=0.01, final=0.02),
         train=Train(
             steps=10 * QUESTIONS // BATCH,

@@ -19,7 +19,10 @@ from jaxretr.version import __version__
 
 # The modules with the options of the commands, and the commands in the order in which help lists them.
 _OPTIONS = (
-    "train_options",
+    "quickstart",
+    "train",
+    "configs",
+    "debug_replay",
     "encode_options",
     "search",
     "bm25",
@@ -60,9 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_closed_streams()
     try:
         args = parse(words)
-        from jaxretr.commands import process, process_options
+        from jaxretr.commands import process
 
-        process_options.apply(args)
+        process.apply(args)
         process.set_up()
         importlib.import_module(f"jaxretr.commands.{args.module}").run(args)
         sys.stdout.flush()  # Here, where a reader that has gone is dealt with.
@@ -170,15 +173,16 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _parse_train(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
-    from jaxretr.commands.train_options import module_of
+    from jaxretr.commands.train import check
 
     if {"-h", "--help"} & set(words):
         with contextlib.suppress(UsageError):  # Without a config it is the command's own help that is wanted.
             args, args.overrides = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
-            args.module, args.command_help = "train_settings", parser.format_help()
+            args.command_help = parser.format_help()
             return args
     args, args.overrides = parser.parse_known_args(words)
-    args.module = module_of(args)
+    args.command_help = None
+    check(args)
     return args
 
 

@@ -5,9 +5,10 @@ checkpoint go through this file, and both refuse a name that does not exist.
 """
 
 import dataclasses
+import functools
 import json
 import runpy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -17,6 +18,7 @@ from jaxretr.json_dataclass import dataclass_from
 
 Dtype = Literal["float32", "bfloat16"]
 EncodeDtype = Literal["auto", "float32", "bfloat16"]
+Pooling = Literal["cls", "mean"]
 
 # Among the figures of evaluations; of all others more is better.
 LOWER_IS_BETTER = ("loss", "average_rank")
@@ -148,7 +150,7 @@ class Encoder:
     """Train adapters of this shape and nothing else. Where `path` has such adapters already, they are trained on."""
     shared: bool = False
     """One tower for questions and passages instead of two."""
-    pooling: Literal["cls", "mean"] = "cls"
+    pooling: Pooling = "cls"
     """What becomes of the last layer: the vector of [CLS], or the mean over the tokens."""
     normalise: bool = False
     """Scale the embeddings to length 1, so that scores are cosines."""
@@ -202,6 +204,22 @@ class DevData:
         return self.dev_questions is not None or self.held_out > 0
 
 
+@dataclass(frozen=True)
+class LiveIndex:
+    """The corpus's embeddings on the devices, which a training step searches."""
+
+    refresh_every: int = 500
+    """R: the whole corpus is encoded again every R steps."""
+    write_back: bool = False
+    """Put the fresh passage embeddings of a step into the index in the same step (with dropout's noise, if on)."""
+    dtype: Dtype = "bfloat16"
+    """Of the embeddings."""
+    block_rows: int = 16384
+    """Corpus rows that the search scores at once on each device."""
+    encode_rows: int = 512
+    """Corpus rows that the refresh encodes at once on each device."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ArtData(DevData):
     """Input of an ART run. The training questions need neither answers nor judgements."""
@@ -227,21 +245,39 @@ class Art:
     """tau, which divides the student's scores; None is the square root of the embedding's size."""
     teacher_temperature: float = 1.0
     """Divides the teacher's scores."""
-    refresh_every: int = 500
-    """R: the whole corpus is encoded anew every R steps."""
-    write_back: bool = True
-    """Put the retrieved passages' fresh embeddings into the index in the same step (with dropout's noise, if on)."""
     shuffle_teacher: bool = False
     """The control: the teacher's scores of each question are dealt out to its passages at random."""
-    index_dtype: Dtype = "bfloat16"
-    """Of the index's embeddings."""
-    block_rows: int = 16384
-    """Corpus rows that the search scores at once on each device."""
-    encode_rows: int = 512
-    """Corpus rows that the refresh encodes at once on each device."""
     chunk: int = 32
     """Passages that the training step embeds at once on each device, or as many tokens of questions: memory, not
     mathematics."""
+
+
+# The settings of an ART run's live index were in its section `art` once. Older config files, JSON files and
+# command lines name its settings there, and are still read: old name in `art` -> name in `index`.
+INDEX_IN_ART = {
+    "refresh_every": "refresh_every",
+    "write_back": "write_back",
+    "index_dtype": "dtype",
+    "block_rows": "block_rows",
+    "encode_rows": "encode_rows",
+}
+_MOVED = "_moved_to_index"
+
+
+def _accept_older_names(init: Callable[..., None]) -> Callable[..., None]:
+    """Lets `Art(...)` take the settings of the index, which `ArtConfig` then moves to its own section."""
+
+    @functools.wraps(init)
+    def accepting(self: "Art", *args: Any, **settings: Any) -> None:
+        moved = {INDEX_IN_ART[name]: settings.pop(name) for name in list(settings) if name in INDEX_IN_ART}
+        init(self, *args, **settings)
+        if moved:
+            object.__setattr__(self, _MOVED, moved)
+
+    return accepting
+
+
+Art.__init__ = _accept_older_names(Art.__init__)
 
 
 @dataclass(frozen=True)
@@ -305,6 +341,13 @@ class ArtConfig(Config):
     scorer: Scorer
     art: Art = field(default_factory=Art)
     typos: Typos = field(default_factory=Typos)
+    index: LiveIndex = field(default_factory=lambda: LiveIndex(write_back=True))
+
+    def __post_init__(self) -> None:
+        moved: dict[str, Any] = vars(self.art).get(_MOVED, {})
+        if moved:
+            object.__setattr__(self, "index", dataclasses.replace(self.index, **moved))
+            object.__setattr__(self, "art", dataclasses.replace(self.art))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,22 +422,6 @@ class Contrastive:
     chunk: int = 32
     """Passages that each device embeds at once, or as many tokens of questions: memory, not mathematics. The batch is
     `train.batch_size`."""
-
-
-@dataclass(frozen=True)
-class LiveIndex:
-    """The corpus's embeddings on the devices, for retrieved negatives and the corpus-wide softmax."""
-
-    refresh_every: int = 500
-    """The whole corpus is encoded anew every so many steps."""
-    write_back: bool = False
-    """Put the batch's fresh passage embeddings into the index in the same step."""
-    dtype: Dtype = "bfloat16"
-    """Of the embeddings."""
-    block_rows: int = 16384
-    """Corpus rows that the search scores at once on each device."""
-    encode_rows: int = 512
-    """Corpus rows that the refresh encodes at once on each device."""
 
 
 @dataclass(frozen=True)
@@ -541,6 +568,17 @@ KINDS: dict[str, type[Config]] = {
 }
 
 
+def check_numbers(config: Config) -> None:
+    """Refuses counts that no run can have."""
+    for name in ("steps", "batch_size", "log_every", "save_every", "eval_every", "keep"):
+        if (value := getattr(config.train, name)) < 1:
+            raise UsageError(f"train.{name}={value}: must be at least 1; set --train.{name.replace('_', '-')}")
+    if config.train.stop_factor is not None and not config.train.stop_factor > 1:
+        raise UsageError(f"train.stop_factor={config.train.stop_factor}: must be above 1; set --train.stop-factor")
+    if config.train.seed < 0:
+        raise UsageError(f"train.seed={config.train.seed}: must be at least 0; set --train.seed")
+
+
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Runs an experiment file's `config()` and applies command-line overrides.
 
@@ -580,6 +618,7 @@ def override(config: Config, words: Sequence[str]) -> Config:
     """Applies overrides like "--train.steps" "10"; raises UsageError for a wrong name or value."""
     if not words:
         return config
+    words = [_renamed(config, word) for word in words]
     known = {name.replace("_", "-") for name in _flat_names(config)}
     for word in words:
         name = word.split("=", 1)[0].removeprefix("--").replace("_", "-")
@@ -603,6 +642,17 @@ def override(config: Config, words: Sequence[str]) -> Config:
         # What follows is tyro's own advice, on a --help that is not this program's.
         text = text.split("Argument helptext:")[0].split("For full helptext")[0].strip(" .")
         raise UsageError(f"{' '.join(words)}: {text}; correct these settings of the config") from None
+
+
+def _renamed(config: Config, word: str) -> str:
+    """An option under its present name, e.g. --index.no-write-back for --art.no-write-back."""
+    option, equals, value = word.partition("=")
+    section, _, name = option.partition(".")
+    negated = "no-" if name.startswith(("no-", "no_")) else ""
+    name = INDEX_IN_ART.get(name[len(negated) :].replace("-", "_"))
+    if not isinstance(config, ArtConfig) or section != "--art" or name is None:
+        return word
+    return f"--index.{negated}{name.replace('_', '-')}{equals}{value}"
 
 
 def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
@@ -732,4 +782,11 @@ def from_json(values: dict[str, Any], where: str = "config") -> Config:
     kind = values.pop("kind", None)
     if kind not in KINDS:
         raise UsageError(f"{where}: unknown kind {kind!r}{did_you_mean(str(kind), KINDS)}")
+    if kind == "art" and isinstance(values.get("art"), dict):
+        art, index = dict(values["art"]), values.get("index")
+        moved = {INDEX_IN_ART[name]: art.pop(name) for name in list(art) if name in INDEX_IN_ART}
+        if moved:
+            # An older file names them all; otherwise `write_back` has ART's default.
+            index = index if isinstance(index, dict) else dataclasses.asdict(LiveIndex(write_back=True))
+            values |= {"art": art, "index": index | moved}
     return dataclass_from(KINDS[kind], values, where)

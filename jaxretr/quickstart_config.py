@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from jaxretr.assets import ENCODER_SMALL, QUICKSTART, SCORER_SMALL
-from jaxretr.config import Art, ArtConfig, ArtData, Encoder, Optimizer, Scorer, Train
+from jaxretr.config import Art, ArtConfig, ArtData, Encoder, LiveIndex, Optimizer, Scorer, Train
 
 
 def config(workdir: str = "runs") -> ArtConfig:
@@ -39,13 +39,9 @@ def config(workdir: str = "runs") -> ArtConfig:
             top_k=8,
             temperature=0.05,
             teacher_temperature=0.15,
-            refresh_every=10,
-            write_back=False,
-            index_dtype="float32",
-            # Small pieces stay in a CPU's cache.
-            encode_rows=16,
-            chunk=16,
+            chunk=16,  # Small pieces stay in a CPU's cache.
         ),
+        index=LiveIndex(refresh_every=10, write_back=False, dtype="float32", encode_rows=16),
         optimizer=Optimizer(learning_rate=2e-4, weight_decay=0.01, warmup=0.05),
         train=Train(steps=40, batch_size=16, log_every=5, save_every=20, eval_every=10),
     )

@@ -28,6 +28,7 @@ from jaxretr.config import (
     ContrastiveConfig,
     MlmConfig,
     PassageLmConfig,
+    check_numbers,
     from_json,
     to_json,
 )
@@ -38,6 +39,8 @@ from jaxretr.parallel.compilation_cache import keep_programs
 from jaxretr.parallel.hosts import EXIT_AGAIN, agree, program_facts, together
 from jaxretr.parallel.mesh import DATA, make_mesh
 from jaxretr.profiling import StepTrace, Stopwatch
+from jaxretr.recipes.corpus_sizes import CorpusSize
+from jaxretr.recipes.outline import Outline
 from jaxretr.storage.files import atomic_write
 from jaxretr.storage.paths import as_path
 from jaxretr.storage.run_folder import RunFolder
@@ -91,23 +94,41 @@ class Run(Protocol):
 
 def build(config: Config, mesh: Mesh, workdir: Path) -> Run:
     """Reads a run's data and models and compiles nothing yet."""
+    return _recipe(config)(config, mesh, workdir)
+
+
+def outline(config: Config, mesh: Mesh, size: CorpusSize) -> Outline:
+    """Gives a run's programs and the shapes of their arguments; reads no weights and allocates nothing.
+
+    Args:
+      config: of the run.
+      mesh: the devices, which need not be here.
+      size: of the corpus.
+
+    Raises:
+      UserError: a model whose shape is not known, or settings that contradict each other.
+    """
+    return _recipe(config).outline(config, mesh, size)
+
+
+def _recipe(config: Config) -> Any:
     # Imported here: each recipe pulls in its own models.
     if isinstance(config, ArtConfig):
         from jaxretr.recipes.art import ArtRun
 
-        return ArtRun(config, mesh, workdir)
+        return ArtRun
     if isinstance(config, ContrastiveConfig):
         from jaxretr.recipes.contrastive import ContrastiveRun
 
-        return ContrastiveRun(config, mesh, workdir)
+        return ContrastiveRun
     if isinstance(config, MlmConfig):
         from jaxretr.recipes.mlm import MlmRun
 
-        return MlmRun(config, mesh, workdir)
+        return MlmRun
     if isinstance(config, PassageLmConfig):
         from jaxretr.recipes.passage_lm import PassageLmRun
 
-        return PassageLmRun(config, mesh, workdir)
+        return PassageLmRun
     raise UsageError(f"{type(config).__name__}: no recipe for this kind of config")
 
 
@@ -354,17 +375,6 @@ def write_config(workdir: Path, config: Config) -> None:
     """Notes the config that the folder was begun with."""
     with atomic_write(workdir / "config.json") as file:
         json.dump(to_json(config), file, indent=2)
-
-
-def check_numbers(config: Config) -> None:
-    """Refuses counts that no run can have."""
-    for name in ("steps", "batch_size", "log_every", "save_every", "eval_every", "keep"):
-        if (value := getattr(config.train, name)) < 1:
-            raise UsageError(f"train.{name}={value}: must be at least 1; set --train.{name.replace('_', '-')}")
-    if config.train.stop_factor is not None and not config.train.stop_factor > 1:
-        raise UsageError(f"train.stop_factor={config.train.stop_factor}: must be above 1; set --train.stop-factor")
-    if config.train.seed < 0:
-        raise UsageError(f"train.seed={config.train.seed}: must be at least 0; set --train.seed")
 
 
 class Interruption:

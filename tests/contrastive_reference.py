@@ -42,9 +42,9 @@ class Examples:
     def relevant(self, program: ContrastiveProgram, i: int) -> set[int]:
         """Contents that are no negatives of question i."""
         relevant: set[int] = set()
-        if program.mask_known_positives:
+        if program.negatives.mask_known_positives:
             relevant |= set(self.known[i].tolist())
-        if program.mask_duplicates:
+        if program.negatives.mask_duplicates:
             relevant |= {self.content(i, place) for place in self.positives(program, i)}
         return relevant
 
@@ -74,14 +74,14 @@ def loss(program: ContrastiveProgram, q: Any, p: Any, examples: Examples, forms:
         questions, passages = cut(q), cut(p)
         for i in range(b):
             own = to_passages(program, questions[i], passages, index, examples, i)
-            if program.symmetric:
+            if program.contrastive.symmetric:
                 asked = questions[:, None]
                 if program.typos.multi_positive:
                     asked = torch.cat([asked, cut(forms)], dim=1)
                 own = (own + to_questions(program, passages[i], asked, examples, i)) / 2
-            own = program.contrastive_weight * own
-            if program.distillation != "none":
-                own = own + program.distillation_weight * distilled(program, questions[i], passages[i], examples, i)
+            own = program.distillation.contrastive_weight * own
+            if program.distillation.loss != "none":
+                own = own + program.distillation.weight * distilled(program, questions[i], passages[i], examples, i)
             if forms is not None:
                 own = program.typos.clean_weight * own
                 own = own + for_typos(program, questions, cut(forms), passages, index, examples, i)
@@ -92,7 +92,7 @@ def loss(program: ContrastiveProgram, q: Any, p: Any, examples: Examples, forms:
 def to_passages(program: ContrastiveProgram, vector: Any, passages: Any, index: Any, examples: Examples, i: int) -> Any:
     """Question i's cross-entropy, read with `vector`: each positive against the negatives alone, and the mean."""
     negatives = [vector @ passages[j, place] for j, place in negatives_of(program, examples, i)]
-    if program.corpus_softmax:
+    if program.contrastive.corpus_softmax:
         negatives += list(index[distant_of(program, examples, i)] @ vector)
     places = examples.positives(program, i)
     return mean_of([entropy(program, vector @ passages[i, place], negatives) for place in places])
@@ -126,19 +126,19 @@ def for_typos(
         total = total + typos.contrast_weight * mean_of(each)
     for form in forms[i]:
         if typos.passage_weight:
-            own = program.contrastive_weight * to_passages(program, form, passages, index, examples, i)
-            if program.distillation != "none":
-                own = own + program.distillation_weight * distilled(program, form, passages[i], examples, i)
+            own = program.distillation.contrastive_weight * to_passages(program, form, passages, index, examples, i)
+            if program.distillation.loss != "none":
+                own = own + program.distillation.weight * distilled(program, form, passages[i], examples, i)
             total = total + typos.passage_weight * own / len(forms[i])
         if typos.self_teaching_weight:
             there = torch.tensor(examples.rows != NO_PASSAGE)
-            target = passages[there].detach() @ questions[i].detach() / program.temperature
-            taught = divergence(target, passages[there] @ form / program.temperature)
+            target = passages[there].detach() @ questions[i].detach() / program.contrastive.temperature
+            taught = divergence(target, passages[there] @ form / program.contrastive.temperature)
             total = total + typos.self_teaching_weight * taught / len(forms[i])
     for v in range(forms.shape[1]):
         if typos.passage_self_teaching_weight:
-            target = questions.detach() @ passages[i, 0].detach() / program.temperature
-            taught = divergence(target, forms[:, v] @ passages[i, 0] / program.temperature)
+            target = questions.detach() @ passages[i, 0].detach() / program.contrastive.temperature
+            taught = divergence(target, forms[:, v] @ passages[i, 0] / program.contrastive.temperature)
             total = total + typos.passage_self_teaching_weight * taught / forms.shape[1]
     return total
 
@@ -147,7 +147,7 @@ def entropy(program: ContrastiveProgram, positive: Any, negatives: list[Any]) ->
     """-log softmax of the positive's score."""
     import torch
 
-    scores = torch.stack([positive, *negatives]) / program.temperature
+    scores = torch.stack([positive, *negatives]) / program.contrastive.temperature
     return torch.nn.functional.cross_entropy(scores[None], torch.tensor([0]))
 
 
@@ -203,10 +203,10 @@ def distilled(program: ContrastiveProgram, vector: Any, own: Any, examples: Exam
     student = {place: vector @ own[place] for place in places}
     if len(places) < 2:
         return nothing
-    if program.distillation == "margin_mse":
+    if program.distillation.loss == "margin_mse":
         if 0 not in places:
             return nothing
         errors = [(student[0] - student[place]) - float(teacher[i, 0] - teacher[i, place]) for place in places[1:]]
         return sum(error**2 for error in errors) / len(errors)
-    target = torch.tensor(teacher[i, places] / program.teacher_temperature).double()
-    return divergence(target, torch.stack([student[place] for place in places]) / program.temperature)
+    target = torch.tensor(teacher[i, places] / program.distillation.teacher_temperature).double()
+    return divergence(target, torch.stack([student[place] for place in places]) / program.contrastive.temperature)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxretr.errors import UserError
-from jaxretr.export.verify import verify
+from jaxretr.export.exporting import verify
 
 
 def each_changed_byte(folder: Path, sealed: str, seed: int = 7) -> Iterator[tuple[Path, int]]:

@@ -51,7 +51,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ours(models: Path, workdir: Path, mesh: jax.sharding.Mesh, steps: int, write_back: bool) -> tuple[History, ArtRun]:
     config = art_config(
         models,
-        art={"top_k": TOP_K, "refresh_every": REFRESH_EVERY, "write_back": write_back},
+        art={"top_k": TOP_K},
+        index={"refresh_every": REFRESH_EVERY, "write_back": write_back},
         optimizer={"learning_rate": RATE, "warmup": WARMUP, "final": FINAL, "eps": EPS},
         train={"steps": STEPS, "batch_size": 8, "seed": SEED},
     )

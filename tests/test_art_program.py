@@ -29,7 +29,7 @@ class Compiled:
 @pytest.fixture(scope="module")
 def run(tiny_models: Path, mesh8: jax.sharding.Mesh, tmp_path_factory: pytest.TempPathFactory) -> ArtRun:
     with few_padding_rows():
-        return ArtRun(art_config(tiny_models, art={"refresh_every": 2}), mesh8, tmp_path_factory.mktemp("run"))
+        return ArtRun(art_config(tiny_models, index={"refresh_every": 2}), mesh8, tmp_path_factory.mktemp("run"))
 
 
 @pytest.fixture(scope="module")

@@ -391,7 +391,7 @@ def test_an_id_with_white_space_is_found_while_bm25_reads(
 def test_an_id_with_white_space_is_found_while_fuse_reads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, first: str, second: str
 ) -> None:
-    monkeypatch.setattr("jaxretr.commands.fuse.reciprocal_rank", None)
+    monkeypatch.setattr("jaxretr.evaluate.run_fusion.reciprocal_rank", None)
     spaced, fine = write(tmp_path / "spaced", first + second), write(tmp_path / "fine", first)
     assert run("fuse", fine, spaced, "--method", "rrf", "--out", tmp_path / "out") == 1
     assert re.fullmatch(

@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from jaxretr import train as program
-from jaxretr.export.run_record import read_run
+from jaxretr.export.card import read_run
 
 
 class Measured:

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import jaxretr
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.errors import UsageError, UserError
 from jaxretr.search.bm25 import Bm25Index
@@ -434,9 +435,8 @@ def test_help_and_import_do_not_load_the_compiler():
 def test_an_installation_that_cannot_be_written_to_searches(tmp_path: Path):
     # Numba looks for a folder for its cache beside the file, then in the user's home: here none can be made.
     package = tmp_path / "site"
-    shutil.copytree(
-        Path(bm25_postings.__file__).parents[2], package / "jaxretr", ignore=shutil.ignore_patterns("__pyc*")
-    )
+    source = Path(jaxretr.__file__).parent
+    shutil.copytree(source, package / "jaxretr", ignore=shutil.ignore_patterns("__pyc*"))
     cache = package / "jaxretr" / "parallel" / "__pycache__"
     cache.write_text("a file where the folder would be")
     program = "from jaxretr.parallel import numba_loops as c; print(c.__file__, c.compiled()(lambda x: x + 1)(1))"

@@ -106,7 +106,7 @@ def test_every_command_has_help_with_an_example_that_parses(command: str, capsys
         assert words[:2] == ["jaxretr", command]
         args = cli.parse(words[1:])
         assert args.command == command
-        assert (args.module == "train_plan") == ("--plan" in words)
+        assert getattr(args, "plan", False) == ("--plan" in words)
     for name in cli.build_parser()[1][command]._option_string_actions:
         assert name in printed
 
@@ -360,7 +360,7 @@ def test_train_passes_overrides_on(monkeypatch: pytest.MonkeyPatch, trained: Pat
     assert run("train", trained / "tiny_art.py", *words, "--profile-steps", "3:4") == 0
     ((config, workdir, profile_steps),) = seen
     assert profile_steps == (3, 4)
-    assert (config.train.steps, config.art.write_back, config.optimizer.clip) == (9, False, 0.5)
+    assert (config.train.steps, config.index.write_back, config.optimizer.clip) == (9, False, 0.5)
     assert workdir == tmp_path
 
 

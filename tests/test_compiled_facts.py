@@ -10,9 +10,9 @@ from tiny import art_config
 
 from jaxretr.plan import compiled_facts
 from jaxretr.plan.compiled_facts import CompiledFacts, KnownPrograms, fingerprint
-from jaxretr.plan.corpus_sizes import corpus_size
 from jaxretr.plan.requirements import plan
 from jaxretr.plan.topologies import at_hand
+from jaxretr.recipes.corpus_sizes import corpus_size
 
 
 def lowered(rows: int = 8):

@@ -9,10 +9,12 @@ import pytest
 from jaxretr import config as configuration
 from jaxretr.commands.config_help import settings_text
 from jaxretr.config import (
+    Art,
     ArtConfig,
     ArtData,
     Config,
     Encoder,
+    LiveIndex,
     MlmConfig,
     PassageLmConfig,
     PretrainData,
@@ -21,6 +23,7 @@ from jaxretr.config import (
     load,
     override,
     to_json,
+    with_settings,
 )
 from jaxretr.errors import UsageError
 
@@ -64,7 +67,9 @@ def test_overrides_replace_values_of_every_type():
     [
         (["--train.steps=7"], "train", "steps", 7),
         (["--train.batch_size", "4"], "train", "batch_size", 4),
-        (["--art.no-write-back"], "art", "write_back", False),
+        (["--index.no-write-back"], "index", "write_back", False),
+        (["--art.no-write-back"], "index", "write_back", False),  # as it was called once
+        (["--art.index_dtype=float32"], "index", "dtype", "float32"),
         (["--art.shuffle-teacher"], "art", "shuffle_teacher", True),
         (["--data.dev-qrels", "f.tsv"], "data", "dev_qrels", "f.tsv"),
     ],
@@ -129,7 +134,7 @@ def test_help_says_what_may_be_typed_and_what_a_setting_is():
     text = settings_text(ART)
     assert "--encoder.pooling {cls,mean}  (cls)\n      What becomes of the last layer" in text
     assert "--encoder.adapter AdapterShape|None  (none)" in text
-    assert "--art.write-back, --art.no-write-back  (on)" in text
+    assert "--index.write-back, --index.no-write-back  (on)" in text
     assert "--data.dev-qrels TEXT|None  (none)\n      Judgements of the dev questions" in text  # of the class above
 
 
@@ -148,7 +153,7 @@ def test_help_says_what_may_be_typed_and_what_a_setting_is():
         ({"optimizer": {"clip": "1"}}, "c.json.optimizer: 'clip' is '1'; it must be a number"),
         ({"encoder": {"path": "e", "pooling": "max"}}, "'pooling' is 'max'; it must be one of cls, mean"),
         ({"encoder": {"path": "e", "passage_path": 3}}, "'passage_path' is 3; it must be a string or null"),
-        ({"art": {"write_back": 1}}, "'write_back' is 1; it must be true or false"),
+        ({"art": {"write_back": 1}}, "c.json.index: 'write_back' is 1; it must be true or false"),
         ({"encoder": {}}, "c.json.encoder: .*path"),
     ],
 )
@@ -162,6 +167,36 @@ def test_json_that_is_no_object_or_lists_what_it_should_not():
         from_json([], "c.json")  # pyright: ignore[reportArgumentType]
     with pytest.raises(UsageError, match=r"'corpora' is .*; it must be a list, each a string"):
         from_json({**to_json(MLM), "data": {"corpora": ["a", 1]}}, "c.json")
+
+
+OF_THE_INDEX = {"refresh_every": 7, "write_back": False, "index_dtype": "float32", "block_rows": 8, "encode_rows": 4}
+
+
+def test_json_of_runs_whose_index_was_part_of_art_is_read():
+    """Checkpoints and run folders from before `index` was a section of its own resume."""
+    values = to_json(ART)
+    del values["index"]
+    values["art"] |= OF_THE_INDEX
+    config = from_json(values, "c.json")
+    assert isinstance(config, ArtConfig)
+    assert config.index == LiveIndex(7, False, "float32", 8, 4)
+    assert dataclasses.replace(config, index=ART.index) == ART
+    assert from_json(to_json(config)) == config
+    changed = with_settings(ART, {"art.refresh_every": 7, "art.index_dtype": "bfloat16"})
+    assert isinstance(changed, ArtConfig)
+    assert changed.index == dataclasses.replace(ART.index, refresh_every=7, dtype="bfloat16")
+
+
+def test_config_files_whose_index_was_part_of_art_are_read():
+    older = ArtConfig(
+        name="a", data=ART.data, encoder=ART.encoder, scorer=ART.scorer, art=Art(top_k=4, refresh_every=7)
+    )
+    assert older.index == LiveIndex(refresh_every=7, write_back=True) and older.art == Art(top_k=4)
+    again = dataclasses.replace(older, art=Art(top_k=4, **OF_THE_INDEX))
+    assert again.index == LiveIndex(7, False, "float32", 8, 4)
+    assert dataclasses.replace(again, index=LiveIndex()).index == LiveIndex()
+    with pytest.raises(TypeError, match="refresh_evry"):
+        Art(refresh_evry=7)  # pyright: ignore[reportCallIssue]
 
 
 def test_a_whole_number_serves_as_a_number():

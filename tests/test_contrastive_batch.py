@@ -17,9 +17,9 @@ from contrastive_reference import Examples
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from peers import torch
-from tiny import contrastive_program
+from tiny import changed_program, contrastive_program
 
-from jaxretr.config import Typos
+from jaxretr.config import Distillation, Typos
 from jaxretr.objectives.contrastive import NO_PASSAGE, ContrastiveBatch, ContrastiveProgram, batch_loss
 from jaxretr.parallel.mesh import DATA, make_mesh
 from jaxretr.state import CorpusState
@@ -47,13 +47,10 @@ CASES: dict[str, dict[str, Any]] = {
         "temperature": 0.1,
     },
     "corpus, masked by copies alone": {"corpus_softmax": True, "mask_known_positives": False},
-    "margins": {"distillation": "margin_mse", "distillation_weight": 0.5, "sizes": (3, D)},
+    "margins": {"distillation": Distillation("margin_mse", weight=0.5), "sizes": (3, D)},
     "divergence": {
-        "distillation": "kl",
-        "distillation_weight": 2.0,
-        "contrastive_weight": 0.0,
+        "distillation": Distillation("kl", weight=2.0, contrastive_weight=0.0, teacher_temperature=3.0),
         "temperature": 2.0,
-        "teacher_temperature": 3.0,
     },
     "typos as the paper has them": {"typos": Typos(contrast_weight=1.0, passage_weight=1.0), "temperature": 0.7},
     "forms taught by their question, several positives": {
@@ -76,7 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
         "encoder": dataclasses.replace(PLAIN.encoder, normalise=True),
         "corpus_softmax": True,
         "sizes": (4, D),
-        "distillation": "margin_mse",
+        "distillation": Distillation("margin_mse"),
         "typos": Typos(variants=2, passage_weight=0.7, self_teaching_weight=0.3),
     },
 }
@@ -102,7 +99,7 @@ def drawn(program: ContrastiveProgram) -> tuple[np.ndarray, np.ndarray, Examples
     teacher[[0, 2, 4], [0, 1, 3]] = np.nan
     texts = np.arange(B)
     texts[6] = 1  # asked twice, with other passages
-    return q, p, Examples(rows, known, contents, index, teacher if program.distillation != "none" else None, texts)
+    return q, p, Examples(rows, known, contents, index, teacher if program.distillation.loss != "none" else None, texts)
 
 
 def forms_of(program: ContrastiveProgram, q: np.ndarray) -> np.ndarray | None:
@@ -132,7 +129,11 @@ def ours(
         ),
         teacher=None if examples.teacher is None else jnp.asarray(examples.teacher),
     )
-    index = CorpusState(jnp.asarray(examples.index), jnp.zeros(N, jnp.int32)) if program.corpus_softmax else None
+    index = (
+        CorpusState(jnp.asarray(examples.index), jnp.zeros(N, jnp.int32))
+        if program.contrastive.corpus_softmax
+        else None
+    )
 
     @partial(
         jax.shard_map,
@@ -170,7 +171,7 @@ def ours(
     ],
 )
 def test_loss_and_gradients_are_those_of_the_definition(case: str, devices: int) -> None:
-    program = dataclasses.replace(PLAIN, **CASES[case])
+    program = changed_program(PLAIN, **CASES[case])
     q, p, examples = drawn(program)
     forms = forms_of(program, q)
     vectors = [x for x in (q, p, forms) if x is not None]
@@ -186,7 +187,7 @@ def test_loss_and_gradients_are_those_of_the_definition(case: str, devices: int)
         np.testing.assert_allclose(got, x.grad, atol=1e-5 * largest)
     of_p = gradients[1]
     assert (of_p[examples.rows == NO_PASSAGE] == 0).all()
-    counted = CORPUS if program.corpus_softmax else 0
+    counted = CORPUS if program.contrastive.corpus_softmax else 0
     np.testing.assert_allclose(metrics["negatives"], negatives + counted, rtol=1e-6)
 
 

@@ -102,7 +102,7 @@ def test_gradients_are_reduced_once(run: ContrastiveRun, compiled: Program) -> N
     expected = sorted(tuple(leaf.shape) for leaf in jax.tree.leaves(run.model.params))
     assert sorted(array.shape for array in results if array.shape not in ((), (B,))) == expected
     assert len([array for array in results if array.shape == ()]) <= 5
-    size, places = run.model.config.embedding_size, run.draws.places + run.program.retrieved
+    size, places = run.model.config.embedding_size, run.draws.places + run.program.negatives.retrieved
     scattered = [array for op in compiled.of_kind("reduce-scatter") for array in op.results if array.dtype == "f32"]
     assert sum(array.elements for array in scattered) <= (2 + places + 1) * size * B // DEVICES
 

@@ -20,7 +20,7 @@ from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UserError
 from jaxretr.export import onnx_encoder, stablehlo
 from jaxretr.export.encoder_folders import QUESTION
-from jaxretr.export.verify import verify
+from jaxretr.export.exporting import verify
 from jaxretr.models.adapter_layers import init_adapter
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder

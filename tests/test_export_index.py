@@ -21,9 +21,9 @@ from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UsageError, UserError
 from jaxretr.export import golden_hits, vertex
+from jaxretr.export.exporting import verify
 from jaxretr.export.index_source import IndexSource, rebatched
 from jaxretr.export.passage_fields import VertexFields
-from jaxretr.export.verify import verify
 from jaxretr.export.vertex_schema import Checker, row_problem
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.stores import manifest

@@ -17,7 +17,7 @@ from jaxretr.errors import UsageError
 from jaxretr.models.bert import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig
-from jaxretr.models.lexical_start import lexical_start
+from jaxretr.models.starts import lexical_start
 from jaxretr.parallel.mesh import make_mesh
 from jaxretr.recipes.contrastive import ContrastiveRun
 

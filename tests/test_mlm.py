@@ -24,10 +24,10 @@ from jaxretr.errors import UsageError, UserError
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.adapter_layers import init_adapter
+from jaxretr.models.bert import BertMaskedLm
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.formats.bert_params import export_bert
 from jaxretr.models.layers import Params, bind, define
-from jaxretr.models.mlm import BertMaskedLm
 from jaxretr.objectives.mlm import MaskedBatch, mask
 from jaxretr.objectives.token_step import make_token_step
 from jaxretr.parallel import sharding

@@ -20,10 +20,10 @@ from jaxretr.data.lexical_set import LexicalSet, Ranking, Selection
 from jaxretr.data.own_data import with_data
 from jaxretr.data.training_set import load_training_set
 from jaxretr.errors import UsageError, UserError
-from jaxretr.plan.corpus_sizes import corpus_size
 from jaxretr.recipes.art import ArtRun
 from jaxretr.recipes.art_texts import read_art_texts
 from jaxretr.recipes.contrastive import ContrastiveRun
+from jaxretr.recipes.corpus_sizes import corpus_size
 from jaxretr.recipes.run_examples import read_run_examples
 from jaxretr.recipes.text_pretraining import TextData
 

@@ -20,13 +20,14 @@ from jaxretr.config import Config
 from jaxretr.errors import UserError
 from jaxretr.models.formats.model_shapes import encoder_shape, scorer_shape
 from jaxretr.parallel.mesh import make_mesh
-from jaxretr.plan.corpus_sizes import corpus_size
-from jaxretr.plan.matmul_flops import matmul_flops
-from jaxretr.plan.outline import Planned, outline
+from jaxretr.plan.compiled_facts import matmul_flops
 from jaxretr.plan.requirements import plan, remedy
 from jaxretr.plan.topologies import Devices, topology
 from jaxretr.recipes.art import ArtRun
 from jaxretr.recipes.contrastive import ContrastiveRun
+from jaxretr.recipes.corpus_sizes import corpus_size
+from jaxretr.recipes.outline import Planned
+from jaxretr.train import outline
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -140,7 +141,7 @@ def test_an_evaluation_at_refreshes_needs_no_second_index(tiny_models: Path) -> 
     """It searches the live one; where some evaluations fall between refreshes, one more has to fit."""
     mesh = mesh_of(1)
     often, between = (
-        art_config(tiny_models, art={"refresh_every": 3}, train={"eval_every": every, "steps": 7}) for every in (6, 4)
+        art_config(tiny_models, index={"refresh_every": 3}, train={"eval_every": every, "steps": 7}) for every in (6, 4)
     )
     programs = {
         config.train.eval_every: {

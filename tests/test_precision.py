@@ -9,9 +9,9 @@ import pytest
 from tiny import BERT, T5
 
 from jaxretr.config import MlmConfig, PretrainData
+from jaxretr.models.bert import BertMaskedLm
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, tower
 from jaxretr.models.layers import define
-from jaxretr.models.mlm import BertMaskedLm
 from jaxretr.models.scorer import Prompt, score_pairs
 from jaxretr.models.t5 import T5Model
 from jaxretr.objectives.mlm import MaskedBatch

@@ -13,9 +13,9 @@ from jaxretr import optim
 from jaxretr.config import BertShape, MlmConfig, Optimizer, PassageLmConfig, PretrainData, T5Shape, Train
 from jaxretr.data.readers import read_corpus
 from jaxretr.metrics_log import read_metrics
-from jaxretr.models.copying_start import copying_start
 from jaxretr.models.formats import bert_params, t5_params
 from jaxretr.models.scorer import Prompt, score_pairs
+from jaxretr.models.starts import copying_start
 from jaxretr.models.t5 import T5Config
 from jaxretr.objectives.mlm import mask
 from jaxretr.objectives.passage_lm import thinned_windows

@@ -49,11 +49,15 @@ class Given:
 
     def allowed(self, program: ContrastiveProgram, i: int) -> list[int]:
         """What may be drawn for question i, best first."""
-        window = self.ranked()[i, program.first_rank - 1 : program.last_rank].tolist()
+        window = self.ranked()[i, program.negatives.first_rank - 1 : program.negatives.last_rank].tolist()
         barred = {int(self.contents[row]) for row in self.rows[i] if row != NO_PASSAGE}
-        if program.mask_known_positives:
+        if program.negatives.mask_known_positives:
             barred |= set(self.known[i].tolist())
-        bound = np.inf if program.margin is None else self.q[i] @ self.index[self.rows[i, 0]] - program.margin
+        bound = (
+            np.inf
+            if program.negatives.margin is None
+            else self.q[i] @ self.index[self.rows[i, 0]] - program.negatives.margin
+        )
         return [row for row in window if self.contents[row] not in barred and self.q[i] @ self.index[row] <= bound]
 
 
@@ -72,7 +76,7 @@ def found(program: ContrastiveProgram, given: Given, devices: int, steps: int = 
         q: jax.Array, index: CorpusState, contents: jax.Array, rows: jax.Array, known: jax.Array, step: Any
     ) -> Any:
         batch = ContrastiveBatch(rows, rows[:, 0], rows, known, None)  # Its texts are not read.
-        keys = TextKeys.of_step(program, step, len(rows), rows.shape[1] + program.retrieved)
+        keys = TextKeys.of_step(program, step, len(rows), rows.shape[1] + program.negatives.retrieved)
         return retrieve_negatives(program, mesh, q, index, contents, batch, keys)
 
     index = CorpusState(jnp.asarray(given.index), jnp.zeros(ROWS, jnp.int32))

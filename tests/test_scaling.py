@@ -17,9 +17,9 @@ from tiny import BERT, art_config, contrastive_config
 from jaxretr.config import Config, MlmConfig, PretrainData, Train
 from jaxretr.parallel.mesh import make_mesh
 from jaxretr.plan.compiled_text import Array, Program
-from jaxretr.plan.corpus_sizes import CorpusSize
-from jaxretr.plan.outline import outline
 from jaxretr.plan.requirements import CPU_OPTIONS, shard_bytes
+from jaxretr.recipes.corpus_sizes import CorpusSize
+from jaxretr.train import outline
 
 DEVICES = (1, 2, 4, 8)
 B, D, K, N = 64, BERT.hidden_size, 4, 1 << 14

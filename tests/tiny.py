@@ -110,7 +110,8 @@ def art_config(folder: Path, **changes: dict[str, object]) -> ArtConfig:
         ),
         encoder=_encoder(folder),
         scorer=Scorer(path=str(folder / "scorer"), max_length=64, max_question_length=24, chunk=16),
-        art=Art(top_k=4, refresh_every=20, index_dtype="float32", block_rows=8, encode_rows=64),
+        art=Art(top_k=4),
+        index=LiveIndex(refresh_every=20, write_back=True, dtype="float32", block_rows=8, encode_rows=64),
         optimizer=Optimizer(learning_rate=1e-3),
         train=Train(steps=6, batch_size=8, log_every=1, save_every=2, eval_every=3, best_metric="acc@5"),
     )
@@ -147,35 +148,34 @@ def _changed(config: AnyConfig, changes: dict[str, dict[str, object]]) -> AnyCon
 
 
 def contrastive_program(**changes: object) -> ContrastiveProgram:
-    """The plainest supervised program, for tests of parts of the step: embeddings of BERT's size, no encoder needed."""
+    """The plainest supervised program, for tests of parts of the step: embeddings of BERT's size, no encoder needed.
+
+    `changes` are its fields, or fields of its sections: contrastive_program(seed=1, retrieved=3).
+    """
     plain = ContrastiveProgram(
         encoder=DualEncoderConfig(BERT),
         encoder_dtype="float32",
         corpus_rows=20,
-        block_rows=3,
-        encode_rows=8,
+        index=LiveIndex(block_rows=3, encode_rows=8),
         seed=0,
         positives=1,
-        retrieved=0,
-        first_rank=1,
-        last_rank=8,
-        draw="random",
-        margin=None,
-        mask_known_positives=True,
-        mask_duplicates=True,
-        temperature=1.0,
-        symmetric=False,
-        corpus_softmax=False,
         sizes=(BERT.hidden_size,),
+        negatives=Negatives(last_rank=8),
         chunk=8,
         activation_bytes=0,
-        write_back=False,
-        distillation="none",
-        distillation_weight=1.0,
-        contrastive_weight=1.0,
-        teacher_temperature=1.0,
     )
-    return dataclasses.replace(plain, **changes)
+    return changed_program(plain, **changes)
+
+
+def changed_program(program: ContrastiveProgram, **changes: object) -> ContrastiveProgram:
+    """A program with other values of its fields, or of the fields of its sections."""
+    for name, value in changes.items():
+        if not hasattr(program, name):
+            sections = ("contrastive", "negatives", "index")
+            section = next(each for each in sections if hasattr(getattr(program, each), name))
+            name, value = section, dataclasses.replace(getattr(program, section), **{name: value})
+        program = dataclasses.replace(program, **{name: value})
+    return program
 
 
 def write_supervised(folder: Path) -> dict[str, str]:

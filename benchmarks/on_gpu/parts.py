@@ -13,12 +13,11 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jaxretr import optim
-from jaxretr.config import Optimizer
-from jaxretr.models.bert import BertConfig
+from jaxretr.config import Art, LiveIndex, Negatives, Optimizer, Scorer
+from jaxretr.models.bert import BertConfig, BertMaskedLm
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed
 from jaxretr.models.encode import Engine
 from jaxretr.models.layers import Params, define
-from jaxretr.models.mlm import BertMaskedLm
 from jaxretr.models.scorer import Prompt
 from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.objectives import art, contrastive
@@ -203,8 +202,7 @@ def _index_program(encoder: DualEncoderConfig, rows: int) -> IndexProgram:
         encoder=encoder,
         encoder_dtype="bfloat16",
         corpus_rows=rows,
-        block_rows=16384,
-        encode_rows=512,
+        index=LiveIndex(),
         chunk=64,
         activation_bytes=0,
         seed=0,
@@ -229,7 +227,9 @@ def refresh(part: Part) -> None:
 
     def peer() -> Callable[[], Any]:
         weights = params["passage"]["bert"]
-        theirs = part.torch.refresh(encoder.bert, weights, np.asarray(passages.tokens), lengths, program.encode_rows)
+        theirs = part.torch.refresh(
+            encoder.bert, weights, np.asarray(passages.tokens), lengths, program.index.encode_rows
+        )
         _assert_near(np.asarray(index.embeddings[:256], np.float32), theirs()[:256].float().cpu().numpy())
         return theirs
 
@@ -240,7 +240,7 @@ def refresh(part: Part) -> None:
         flops=formulas.bert_flops(encoder.bert, lengths),
         rate=("passages/s", n),
         compile=seconds,
-        shape=f"{_shape(encoder.bert)}, {n} passages of {lengths.mean():.0f} tokens, blocks of {program.encode_rows}",
+        shape=f"{_shape(encoder.bert)}, {n} passages of {lengths.mean():.0f} tokens, blocks of {program.index.encode_rows}",
     )
 
 
@@ -325,22 +325,8 @@ def _contrastive_program(encoder: DualEncoderConfig, rows: int, chunk: int) -> c
     return contrastive.ContrastiveProgram(
         **{**_fields(_index_program(encoder, rows)), "chunk": chunk},
         positives=1,
-        retrieved=0,
-        first_rank=1,
-        last_rank=100,
-        draw="random",
-        margin=None,
-        mask_known_positives=False,
-        mask_duplicates=False,
-        temperature=1.0,
-        symmetric=False,
-        corpus_softmax=False,
+        negatives=Negatives(mask_known_positives=False, mask_duplicates=False),
         sizes=(encoder.embedding_size,),
-        write_back=False,
-        distillation="none",
-        distillation_weight=1.0,
-        contrastive_weight=1.0,
-        teacher_temperature=1.0,
     )
 
 
@@ -382,11 +368,8 @@ def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
         prompt=prompt,
         top_k=k,
         temperature=math.sqrt(encoder.embedding_size),
-        teacher_temperature=1.0,
-        write_back=False,
-        shuffle_teacher=False,
-        teacher_chunk=chunk,
-        scorer_dtype="bfloat16",
+        art=Art(),
+        scorer=Scorer("t5", chunk=chunk, dtype="bfloat16"),
     )
     part.say("compiling")
     call, seconds = compiled(

@@ -1,8 +1,10 @@
 """`jaxretr assemble`: a relevance module in the encoder of a domain."""
 
 import argparse
+from typing import get_args
 
 from jaxretr.commands.parsing import Commands
+from jaxretr.config import Pooling
 
 
 def add_commands(commands: Commands) -> None:
@@ -29,7 +31,7 @@ def add_commands(commands: Commands) -> None:
     add("--out", metavar="DIR", required=True, help="a new or empty folder, or an older model")
     add(
         "--pooling",
-        choices=("cls", "mean"),
+        choices=get_args(Pooling),
         help="for adapters in other layouts, which do not state it (default: mean, as in DDR)",
     )
     add(

@@ -15,40 +15,74 @@ _WIDTH = 110
 _INDENT = " " * 6
 
 
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A setting as help and the reference show it.
+
+    Attributes:
+      option: its name, such as "train.batch-size".
+      type: what to type behind it; "" for switches.
+      value: its value, as text; "required" without a default.
+      meaning: one line.
+    """
+
+    option: str
+    type: str
+    value: str
+    meaning: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A section of settings: its name ("the run" for those without one), what it is about, and its settings."""
+
+    title: str
+    summary: str
+    settings: tuple[Setting, ...]
+
+
 def settings_text(config: Config) -> str:
     """Returns one entry for each setting, by sections: its option, type and value in `config`, and what it means."""
-    own = [item.name for item in dataclasses.fields(config) if not dataclasses.is_dataclass(getattr(config, item.name))]
-    parts = [_section(config, "", own)]
-    parts += [
-        _section(getattr(config, item.name), f"{item.name}.")
-        for item in dataclasses.fields(config)
-        if item.name not in own
-    ]
-    return "\n\n".join(part for part in parts if part)
+    parts = []
+    for section in sections(config):
+        lines = [f"{section.title}: {section.summary}"]
+        for one in section.settings:
+            if one.type:
+                lines.append(f"  --{one.option} {one.type}  ({one.value})")
+            else:
+                *names, leaf = one.option.split(".")
+                lines.append(f"  --{one.option}, --{'.'.join([*names, f'no-{leaf}'])}  ({one.value})")
+            lines += textwrap.wrap(one.meaning, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
 
 
-def _section(section: Any, prefix: str, names: list[str] | None = None) -> str:
-    """The entries of one dataclass, and of those in it."""
-    types = get_type_hints(type(section))
-    lines, inner = [], []
-    for item in dataclasses.fields(section):
-        value = getattr(section, item.name)
-        if names is not None and item.name not in names:
-            continue
-        if dataclasses.is_dataclass(value):
-            inner.append(_section(value, f"{prefix}{item.name}."))
-            continue
+def sections(config: Any, prefix: str = "") -> list[Section]:
+    """The sections of a config, or, with the defaults, of a class of configs; those without settings are left out."""
+    cls = config if isinstance(config, type) else type(config)
+    types = get_type_hints(cls)
+    found, inner = [], []
+    for item in dataclasses.fields(cls):
+        value = getattr(config, item.name) if cls is not config else _default(item, types[item.name])
         option = f"{prefix}{item.name}".replace("_", "-")
-        if types[item.name] is bool:
-            *sections, leaf = option.split(".")
-            lines.append(f"  --{option}, --{'.'.join([*sections, f'no-{leaf}'])}  ({'on' if value else 'off'})")
-        else:
-            lines.append(f"  --{option} {_type(types[item.name])}  ({_value(value)})")
-        meaning = " ".join(_meaning(type(section), item.name).split())
-        lines += textwrap.wrap(meaning, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
-    summary = (type(section).__doc__ or "").split("\n\n")[0]
-    title = f"{prefix.rstrip('.') or 'the run'}: {' '.join(summary.split())}"
-    return "\n\n".join(["\n".join([title, *lines]), *inner])
+        if dataclasses.is_dataclass(value):
+            inner += sections(value, f"{prefix}{item.name}.")
+            continue
+        switch = types[item.name] is bool
+        meaning = " ".join(_meaning(cls, item.name).split())
+        shown = ("on" if value else "off") if switch else _value(value)
+        found.append(Setting(option, "" if switch else _type(types[item.name]), shown, meaning))
+    summary = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+    own = [Section(prefix.rstrip(".") or "the run", summary, tuple(found))] if found else []
+    return own + inner
+
+
+def _default(item: dataclasses.Field[Any], annotation: Any) -> Any:
+    if item.default is not dataclasses.MISSING:
+        return item.default
+    if item.default_factory is not dataclasses.MISSING:
+        return item.default_factory()
+    return annotation if dataclasses.is_dataclass(annotation) else "required"
 
 
 def _meaning(cls: type, name: str) -> str:

@@ -2,7 +2,15 @@
 
 import argparse
 
+from jaxretr.commands.parsing import Commands
 from jaxretr.experiment import shipped, shipped_folder
+
+
+def add_commands(commands: Commands) -> None:
+    """Adds `configs`."""
+    commands.command(
+        "configs", "List the configs that come with the library; jaxretr train takes their names.", "jaxretr configs"
+    )
 
 
 def run(args: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ import argparse
 import jax
 
 from jaxretr.commands.model import load_model
-from jaxretr.commands.process_options import typed
+from jaxretr.commands.process import typed
 from jaxretr.errors import UsageError
 from jaxretr.parallel.hosts import agree, program_facts, stops_when_asked, together
 from jaxretr.parallel.memory import size

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, get_args
 
-from jaxretr.config import EncodeDtype
+from jaxretr.config import EncodeDtype, Pooling
 from jaxretr.errors import UsageError
 
 MODEL = "a run directory, an exported folder, a Hugging Face, sentence-transformers or DPR folder, or a hub name"
@@ -130,7 +130,7 @@ def add_model(parser: Parser, *, optional: bool = False, encodes: bool = True) -
     add = parser.add_argument_group("of MODEL").add_argument
     add("--passage-model", metavar="MODEL2", help="the passage encoder, if it is a folder of its own (DPR's)")
     add("--tokenizer", metavar="DIR", help="a folder or hub name, if MODEL has no tokenizer")
-    add("--pooling", choices=("cls", "mean"), help="if the folder does not state it (default: cls)")
+    add("--pooling", choices=get_args(Pooling), help="if the folder does not state it (default: cls)")
     add(
         "--truncate-dim",
         type=at_least_one,

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
 
     from jaxretr.commands.model import load_model
     from jaxretr.commands.outputs import say_written
-    from jaxretr.commands.process_options import typed
+    from jaxretr.commands.process import typed
     from jaxretr.data.readers import read_corpus, read_questions
     from jaxretr.parallel.hosts import agree, program_facts, stops_when_asked, together
     from jaxretr.search.searching import search

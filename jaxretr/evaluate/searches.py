@@ -8,7 +8,7 @@ from jaxretr.evaluate.measuring import Search
 from jaxretr.search.bm25.searching import bm25_searcher as bm25_search
 
 if TYPE_CHECKING:  # They bring JAX along, which BM25 does without.
-    from jaxretr.models.combined_encoder import TextEncoder
+    from jaxretr.models.text_encoder import TextEncoder
     from jaxretr.stores.embedding_store import EmbeddingStore
     from jaxretr.stores.encoding import Encoder
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from jaxretr.errors import UserError
 from jaxretr.export import golden
-from jaxretr.export.finish import finish, refuse
 from jaxretr.export.golden import Vectors
 from jaxretr.export.huggingface import tokenizer_for
 from jaxretr.export.verify_model import TOLERANCE, compare
@@ -121,7 +120,7 @@ def export(
             "texts": {name: texts[name] for name in sides},
             "example": golden.passage_as_text(parts_of(encoder)[0], *PASSAGE),
         }
-        return finish(partial, out, kind, facts, readme(out.absolute().name, facts), verify)
+        return manifest.finish(partial, out, kind, facts, readme(out.absolute().name, facts), verify)
 
 
 def check(folder: Path, library: str, load: Callable[[Path], Callable[[np.ndarray, np.ndarray], np.ndarray]]) -> str:
@@ -141,11 +140,11 @@ def check(folder: Path, library: str, load: Callable[[Path], Callable[[np.ndarra
     from tokenizers import Tokenizer
 
     stated = manifest.read(folder)
-    refuse(folder, manifest.changed_files(folder, stated))
+    manifest.refuse(folder, manifest.changed_files(folder, stated))
     facts = stated.facts
     # A folder that the manifest names for a tower, but whose files it does not, lies elsewhere.
     strange = [place for one in facts["towers"] if f"{(place := one['folder'])}/{TOKENIZER}" not in stated.files]
-    refuse(folder, [f"{place!r} is no tower's folder" for place in strange])
+    manifest.refuse(folder, [f"{place!r} is no tower's folder" for place in strange])
     expected = np.load(folder / VECTORS, allow_pickle=False)
     found = {}
     for side, texts in facts["texts"].items():
@@ -164,7 +163,7 @@ def check(folder: Path, library: str, load: Callable[[Path], Callable[[np.ndarra
         Vectors(found.get("question", nothing), found.get("passage", nothing)),
         Vectors(expected[:count], expected[count:]),
     )
-    refuse(folder, [f"computed by {library}, {problem}"] if problem else [])
+    manifest.refuse(folder, [f"computed by {library}, {problem}"] if problem else [])
     return (
         f"{len(expected)} golden vectors of {' and '.join(f'{side}s' for side in facts['texts'])}, computed by {library}, agree to "
         f"{difference:.1g} of their length (allowed: {TOLERANCE:.0e})"

@@ -2,22 +2,24 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from jaxretr.data.readers import read_questions
-from jaxretr.errors import UsageError, did_you_mean
+from jaxretr.errors import UsageError, UserError, did_you_mean
 from jaxretr.export import folder as model_folder
 from jaxretr.export.index_source import IndexSource
-from jaxretr.export.verify import verify as verify_export
 from jaxretr.export.verify_model import Library
+from jaxretr.export.verify_model import verify as verify_model
 from jaxretr.progress import Progress
 from jaxretr.search.scann.certificate import Certificate
 from jaxretr.search.scann.certificate import table as certificate_table
 from jaxretr.search.searching import check_store
 from jaxretr.storage.copies import local_copy
+from jaxretr.stores import manifest
 from jaxretr.stores.embedding_store import EmbeddingStore, is_store
 from jaxretr.stores.encoding import Encoder, Path_, encode_texts, loaded, name_of
 from jaxretr.stores.opening import open_store, verify_store
@@ -245,6 +247,17 @@ def _scann(
     return Exported(out, "scann", f"{len(built)} passages", built.certificate)
 
 
+# By the kind that manifest.json names: the module whose verify(folder) -> str recomputes what the folder promises.
+_MODULES = {
+    "scann": "jaxretr.search.scann.upkeep",
+    "vertex": "jaxretr.export.vertex",
+    "pyserini": "jaxretr.export.pyserini",
+    "faiss": "jaxretr.export.faiss_index",
+    "onnx": "jaxretr.export.onnx_encoder",
+    "stablehlo": "jaxretr.export.stablehlo",
+}
+
+
 def verify(folder: Path_, library: Library | None = None) -> Verification:
     """Recomputes what an export or an embedding store promises from the files in its folder.
 
@@ -257,7 +270,7 @@ def verify(folder: Path_, library: Library | None = None) -> Verification:
       UsageError: a library is named for a folder that contains no model.
     """
     if not is_store(folder):
-        return Verification(Path(folder), str(verify_export(Path(local_copy(str(folder))), library)))
+        return Verification(Path(folder), _verify_export(Path(local_copy(str(folder))).expanduser(), library))
     if library is not None:
         raise UsageError(f"{folder}: is an embedding store, which {library} does not read; leave --with out")
     store = EmbeddingStore.open(folder)
@@ -266,3 +279,24 @@ def verify(folder: Path_, library: Library | None = None) -> Verification:
     return Verification(
         Path(folder), f"{meta.rows} {meta.side}s in {meta.shards} shards, of {meta.model}; all hashes agree"
     )
+
+
+def _verify_export(folder: Path, library: Library | None) -> str:
+    """Checks an export of any target; returns what agrees."""
+    if manifest.is_export(folder):
+        kind = manifest.read(folder).kind
+        if library is not None:
+            raise UsageError(f"{folder}: is an export --to {kind}, which {library} does not read; leave --with out")
+        if kind not in _MODULES:
+            hint = did_you_mean(kind, _MODULES) or "; install a newer jaxretr"
+            raise UserError(f"{folder / manifest.MANIFEST}: of an unknown kind '{kind}'{hint}")
+        check: Callable[[Path], str] = import_module(_MODULES[kind]).verify
+        try:
+            return check(folder)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+            # No byte differs from the hashes, so the manifest was written over, with a hash of its own.
+            raise UserError(
+                f"{folder / manifest.MANIFEST}: its facts are not those of an export --to {kind} "
+                f"({type(error).__name__}: {error}); export again"
+            ) from error
+    return str(verify_model(folder, library))

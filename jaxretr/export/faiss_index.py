@@ -15,10 +15,9 @@ import numpy as np
 
 from jaxretr.errors import UserError, import_extra
 from jaxretr.export import golden_hits
-from jaxretr.export.finish import finish, refuse
 from jaxretr.export.golden_hits import Hits
 from jaxretr.export.index_source import IndexSource, silent
-from jaxretr.models.combined_encoder import TextEncoder
+from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.parallel import memory
 from jaxretr.storage.files import atomic_folder, atomic_write
 from jaxretr.stores import manifest
@@ -135,7 +134,7 @@ def export(
         }
         # Verifying reads it again, and memory need not hold it twice.
         del index
-        return finish(partial, out, KIND, facts, _readme(out.absolute().name, facts), verify)
+        return manifest.finish(partial, out, KIND, facts, _readme(out.absolute().name, facts), verify)
 
 
 def verify(folder: Path) -> str:
@@ -150,7 +149,7 @@ def verify(folder: Path) -> str:
     stated = manifest.read(folder)
     facts = stated.facts
     # FAISS trusts what it reads, down to the sizes that it allocates: a changed index is not given to it.
-    refuse(folder, manifest.changed_files(folder, stated))
+    manifest.refuse(folder, manifest.changed_files(folder, stated))
     faiss = import_extra("faiss", "export")
     try:
         read = faiss.read_index_binary if facts["faiss_kind"] == BINARY else faiss.read_index
@@ -159,10 +158,10 @@ def verify(folder: Path) -> str:
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise UserError(f"{folder / INDEX} or {DOCID}: cannot be read ({_first_line(error)}); export again") from error
     if not len(ids) == index.ntotal == facts.get("rows"):
-        refuse(folder, [f"{INDEX} holds {index.ntotal} rows, {DOCID} {len(ids)} ids, not {facts.get('rows')}"])
+        manifest.refuse(folder, [f"{INDEX} holds {index.ntotal} rows, {DOCID} {len(ids)} ids, not {facts.get('rows')}"])
     vectors, expected = golden_hits.read(folder)
     difference = golden_hits.difference(_search(faiss, index, ids, vectors, golden_hits.TOP), expected)
-    refuse(folder, [difference] if difference else [])
+    manifest.refuse(folder, [difference] if difference else [])
     return (
         f"{index.ntotal} rows in a FAISS index ({facts['faiss_kind']}), recall@{facts['recall_at']} "
         f"{facts['recall']:.3f} when it was made ({facts['asked']}); {len(expected.ids)} golden questions find their "

@@ -5,7 +5,7 @@ from typing import Literal
 
 from jaxretr.errors import UsageError, UserError
 from jaxretr.export import card, golden, huggingface, sentence_transformers
-from jaxretr.export.run_record import read_run
+from jaxretr.export.card import read_run
 from jaxretr.export.verify_model import Report, verify
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder

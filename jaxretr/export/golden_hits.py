@@ -15,8 +15,8 @@ import numpy as np
 from jaxretr.errors import UserError
 from jaxretr.export import golden
 from jaxretr.export.index_source import rebatched
-from jaxretr.models.combined_encoder import TextEncoder
 from jaxretr.models.encode import without_truncation_warnings
+from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.search.exact import search_blocks
 from jaxretr.storage.files import atomic_write
 

@@ -17,10 +17,8 @@ from jaxretr.data.corpus import iter_passages
 from jaxretr.data.text_rows import find_input
 from jaxretr.errors import UserError
 from jaxretr.export import golden_hits
-from jaxretr.export.finish import finish, refuse
-from jaxretr.export.index_source import IndexSource, silent
-from jaxretr.export.json_vectors import as_json, expected_bytes
-from jaxretr.models.combined_encoder import TextEncoder
+from jaxretr.export.index_source import IndexSource, as_json, expected_bytes, silent
+from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.parallel import memory
 from jaxretr.storage.files import atomic_folder, atomic_write
 from jaxretr.stores import manifest
@@ -68,7 +66,7 @@ def export(
         vectors = golden_hits.questions(encoder)
         golden_hits.write(partial, vectors, golden_hits.exact(source.pieces(), source.ids, vectors))
         facts = {**source.facts(), "contents": corpus is not None}
-        return finish(partial, out, KIND, facts, _readme(out.absolute().name, facts), verify)
+        return manifest.finish(partial, out, KIND, facts, _readme(out.absolute().name, facts), verify)
 
 
 def verify(folder: Path) -> str:
@@ -93,7 +91,7 @@ def verify(folder: Path) -> str:
         problems.append(f"{EMBEDDINGS} holds an id twice")
     if len(ids) != stated.facts.get("rows"):
         problems.append(f"{EMBEDDINGS} gives {len(ids)} rows instead of {stated.facts.get('rows')}")
-    refuse(folder, problems)
+    manifest.refuse(folder, problems)
     return f"{len(ids)} rows for Pyserini; {len(expected.ids)} golden questions find their passages"
 
 

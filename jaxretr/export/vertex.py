@@ -16,12 +16,10 @@ import numpy as np
 
 from jaxretr.errors import UserError
 from jaxretr.export import golden_hits, passage_fields, row_digests
-from jaxretr.export.finish import finish, refuse
-from jaxretr.export.index_source import IndexSource, silent
-from jaxretr.export.json_vectors import as_json, expected_bytes
+from jaxretr.export.index_source import IndexSource, as_json, expected_bytes, silent
 from jaxretr.export.passage_fields import VertexFields
 from jaxretr.export.vertex_schema import DELETE, MOST_FILES, Checker
-from jaxretr.models.combined_encoder import TextEncoder
+from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.parallel import memory
 from jaxretr.storage.files import atomic_folder, atomic_write
 from jaxretr.stores import manifest
@@ -106,7 +104,7 @@ def export(
             "restricts": list(fields.restricts) if fields else [],
             "crowding": fields.crowding if fields else None,
         }
-        return finish(partial, out, KIND, facts, _readme(out.absolute().name, facts), verify)
+        return manifest.finish(partial, out, KIND, facts, _readme(out.absolute().name, facts), verify)
 
 
 def verify(folder: Path) -> str:
@@ -150,7 +148,7 @@ def verify(folder: Path) -> str:
     for what, count in (("written", len(names)), ("deleted", len(checker.deleted))):
         if facts.get(what) != count:
             problems.append(f"{count} rows are {what}, but {manifest.MANIFEST} says {facts.get(what)}")
-    refuse(folder, problems)
+    manifest.refuse(folder, problems)
     return (
         f"{len(names)} rows and {len(checker.deleted)} ids to delete as Vertex takes them, in {facts['files']} files; "
         f"{len(expected.ids) if expected else 0} golden questions find their passages"

@@ -2,8 +2,8 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
 
+from jaxretr.config import Pooling
 from jaxretr.errors import UsageError
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.dual_encoder import DualEncoder
@@ -15,7 +15,7 @@ def assemble(
     dam: str | Path,
     *,
     out: str | Path | None = None,
-    pooling: Literal["cls", "mean"] | None = None,
+    pooling: Pooling | None = None,
     normalise: bool = False,
 ) -> DualEncoder:
     """Inserts a relevance module (REM) into the encoder of a domain (DAM); the result is an ordinary model.

@@ -1,19 +1,19 @@
-"""Several dual encoders as one (SPAR, https://arxiv.org/abs/2110.06918, section 4.2), and what all encoders share.
+"""Several dual encoders as one (SPAR, https://arxiv.org/abs/2110.06918, section 4.2), and `load_encoder`.
 
 The weights sit on the question side alone. The passages' vectors do not depend on them, so a corpus that is encoded
 once can be searched with any weights.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import tee
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from jaxretr.config import EncodeDtype
+from jaxretr.config import EncodeDtype, Pooling
 from jaxretr.errors import UserError, did_you_mean
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, Side
@@ -21,50 +21,9 @@ from jaxretr.models.formats import combined_folder
 from jaxretr.models.formats.dual_encoder_folder import check_finished
 from jaxretr.models.formats.export_note import NOTE
 from jaxretr.models.formats.hf_files import resolve
+from jaxretr.models.text_encoder import TextEncoder
 
 How = Literal["concatenate", "sum"]
-
-
-class EncoderConfig(Protocol):
-    """What the commands ask of any encoder's configuration."""
-
-    @property
-    def embedding_size(self) -> int: ...
-    @property
-    def max_question_length(self) -> int: ...
-    @property
-    def max_passage_length(self) -> int: ...
-
-
-class TextEncoder(Protocol):
-    """What the commands ask of any encoder; `DualEncoder` and `CombinedEncoder` are two."""
-
-    truncated: int
-
-    @property
-    def config(self) -> EncoderConfig: ...
-
-    def encode_queries(
-        self, queries: Sequence[str], *, batch_size: int | None = None, progress: bool | None = None
-    ) -> np.ndarray: ...
-
-    def encode_passages(
-        self,
-        passages: Sequence[Mapping[str, str] | str | Any],
-        *,
-        batch_size: int | None = None,
-        progress: bool | None = None,
-    ) -> np.ndarray: ...
-
-    def encode_pieces(
-        self,
-        side: Side,
-        pieces: Iterable[Sequence[Any]],
-        *,
-        batch_size: int | None = None,
-        total: int | None = None,
-        advance: Callable[[int], object] = lambda rows: None,
-    ) -> Iterator[tuple[np.ndarray, int]]: ...
 
 
 @dataclass(frozen=True)
@@ -98,7 +57,7 @@ class CombinedConfig:
         return min(part.max_passage_length for part in self.parts)
 
 
-class CombinedEncoder:
+class CombinedEncoder(TextEncoder[CombinedConfig]):
     """Several dual encoders whose embeddings are concatenated or added; used like a `DualEncoder`.
 
     With part i's embeddings Q_i(q) and P_i(p) and its weight w_i:
@@ -205,36 +164,6 @@ class CombinedEncoder:
         """The same parts (not copies of them) with other weights, one a part."""
         return CombinedEncoder(self.parts, weights, self.config.how, names=self.names)
 
-    def encode_queries(
-        self, queries: Sequence[str], *, batch_size: int | None = None, progress: bool | None = None
-    ) -> np.ndarray:
-        """Embeds questions, the weights folded in; arguments and errors as of `DualEncoder.encode_queries`.
-
-        Returns:
-          float32 [n, D], in the order of the texts.
-        """
-        queries = _kept(queries)
-        found = [part.encode_queries(queries, batch_size=batch_size, progress=progress) for part in self.parts]
-        self.truncated = max(part.truncated for part in self.parts)
-        return self._combined("question", found)
-
-    def encode_passages(
-        self,
-        passages: Sequence[Mapping[str, str] | str | Any],
-        *,
-        batch_size: int | None = None,
-        progress: bool | None = None,
-    ) -> np.ndarray:
-        """Embeds passages, whatever the weights; arguments and errors as of `DualEncoder.encode_passages`.
-
-        Returns:
-          float32 [n, D], in the order of the passages.
-        """
-        passages = _kept(passages)
-        found = [part.encode_passages(passages, batch_size=batch_size, progress=progress) for part in self.parts]
-        self.truncated = max(part.truncated for part in self.parts)
-        return self._combined("passage", found)
-
     def encode_pieces(
         self,
         side: Side,
@@ -244,7 +173,6 @@ class CombinedEncoder:
         total: int | None = None,
         advance: Callable[[int], object] = lambda rows: None,
     ) -> Iterator[tuple[np.ndarray, int]]:
-        """Embeds one piece of a corpus after another; arguments, results and errors as of `DualEncoder.encode_pieces`."""
         done = 0
 
         def count(rows: int) -> None:
@@ -260,6 +188,12 @@ class CombinedEncoder:
         ]
         for found in zip(*streams, strict=True):
             yield self._combined(side, [embeddings for embeddings, _ in found]), max(cut for _, cut in found)
+
+    def _encode(self, side: Side, texts: Any, batch_size: int | None, progress: bool | None) -> np.ndarray:
+        texts = list(texts) if isinstance(texts, Iterator) else texts  # Each part reads them.
+        found = [part._encode(side, texts, batch_size, progress) for part in self.parts]
+        self.truncated = max(part.truncated for part in self.parts)
+        return self._combined(side, found)
 
     def _combined(self, side: Side, embeddings: list[np.ndarray]) -> np.ndarray:
         if side == "question":
@@ -285,18 +219,13 @@ def parts_of(encoder: DualEncoder | CombinedEncoder) -> tuple[DualEncoder, ...]:
     return encoder.parts if isinstance(encoder, CombinedEncoder) else (encoder,)
 
 
-def _kept(texts: Any) -> Any:
-    """What can be read once for each part."""
-    return list(texts) if isinstance(texts, Iterator) else texts
-
-
 def load_encoder(
     path_or_name: str | Path,
     *,
     dtype: EncodeDtype = "float32",
     passage_path: str | Path | None = None,
     tokenizer: str | Path | None = None,
-    pooling: Literal["cls", "mean"] | None = None,
+    pooling: Pooling | None = None,
     truncate_dim: int | None = None,
 ) -> DualEncoder | CombinedEncoder:
     """Loads any encoder: a `DualEncoder`, or a `CombinedEncoder` where the folder holds one.

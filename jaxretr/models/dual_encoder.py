@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import jax
 import numpy as np
 
-from jaxretr.config import Dtype, EncodeDtype
+from jaxretr.config import Dtype, EncodeDtype, Pooling
 from jaxretr.data.tokens import passage_joined, passage_pair, question_rows, vocabulary_size
 from jaxretr.errors import UserError, did_you_mean
 from jaxretr.models.adapter import Adapter
@@ -19,10 +19,11 @@ from jaxretr.models.encode import Engine, HostEngine, Job, fastest_dtype
 from jaxretr.models.formats import dual_encoder_folder
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import partition
+from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.parallel.machine import blas_beats_xla
 
 
-class DualEncoder:
+class DualEncoder(TextEncoder[DualEncoderConfig]):
     """Turns questions and passages into vectors whose dot product ranks passages.
 
     Args:
@@ -98,7 +99,7 @@ class DualEncoder:
         tokenizer: str | Path | None = None,
         dtype: EncodeDtype = "float32",
         shared: bool | None = None,
-        pooling: Literal["cls", "mean"] | None = None,
+        pooling: Pooling | None = None,
         passage_template: Literal["pair", "joined"] | None = None,
         max_question_length: int | None = None,
         max_passage_length: int | None = None,
@@ -235,47 +236,6 @@ class DualEncoder:
 
     # ---- encoding ----------------------------------------------------------------------------------------------------
 
-    def encode_queries(
-        self, queries: Sequence[str], *, batch_size: int | None = None, progress: bool | None = None
-    ) -> np.ndarray:
-        """Embeds questions.
-
-        Args:
-          queries: n texts.
-          batch_size: rows a batch; by default what suits the device and the texts' lengths.
-          progress: a progress bar; by default on a terminal, when it takes more than two seconds.
-
-        Returns:
-          float32 [n, D], in the order of the texts.
-
-        Raises:
-          UserError: something that is no text; the message names its index.
-        """
-        return self._encode("question", self._job("question", queries), batch_size, progress)
-
-    def encode_passages(
-        self,
-        passages: Sequence[Mapping[str, str] | str | Any],
-        *,
-        batch_size: int | None = None,
-        progress: bool | None = None,
-    ) -> np.ndarray:
-        """Embeds passages.
-
-        Args:
-          passages: n of {"title": ..., "text": ...} (other keys are ignored, and a missing title is an empty one),
-            objects with `.title` and `.text`, or plain texts.
-          batch_size: as in `encode_queries`.
-          progress: as in `encode_queries`.
-
-        Returns:
-          float32 [n, D], in the order of the passages.
-
-        Raises:
-          UserError: something that is no passage; the message names its index.
-        """
-        return self._encode("passage", self._job("passage", passages), batch_size, progress)
-
     def encode_pieces(
         self,
         side: Side,
@@ -285,21 +245,6 @@ class DualEncoder:
         total: int | None = None,
         advance: Callable[[int], object] = lambda rows: None,
     ) -> Iterator[tuple[np.ndarray, int]]:
-        """Embeds one piece of a corpus after another; the next one is tokenised while one is embedded.
-
-        Args:
-          side: whose tower.
-          pieces: of passages or questions as `encode_passages` or `encode_queries` take them; one ahead is asked for.
-          batch_size: as in `encode_queries`; no batch holds rows of two pieces.
-          total: number of texts of all pieces, by which the batches' shapes are chosen; None: each piece by its own.
-          advance: called with the number of texts that were embedded since the last call.
-
-        Yields:
-          Of each piece float32 [n, D], and how many of its texts were cut at their maximum length.
-
-        Raises:
-          UserError: as `encode_passages`.
-        """
         jobs = (self._job(side, piece) for piece in pieces)
         return self._engine(side).encode_jobs(
             jobs,
@@ -335,7 +280,8 @@ class DualEncoder:
             self._engines[name] = _engine(ready.config, ready.params[name], self.dtype)
         return self._engines[name]
 
-    def _encode(self, side: Side, job: Job, batch_size: int | None, progress: bool | None) -> np.ndarray:
+    def _encode(self, side: Side, texts: Any, batch_size: int | None, progress: bool | None) -> np.ndarray:
+        job = self._job(side, texts)
         embeddings, self.truncated = self._engine(side).encode(
             *(job.rows, job.n, self.config.embedding_size),
             max_length=self._length(side),
@@ -352,7 +298,8 @@ def _engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -> Engi
         from jaxretr.models import host_bert  # Numba, which takes half a second to import.
 
         bare = config.adapter is None or (config.lora_merged and not config.adapter.bottleneck)
-        if bare and host_bert.suits(config.bert):
+        # Another pooling goes through XLA until it is written below as well.
+        if bare and config.pooling in ("cls", "mean") and host_bert.suits(config.bert):
             return HostEngine(_embed_on_host(config, jax.device_get(tower_params)))
     return Engine(_embed_rows(config, dtype), tower_params, dtype)
 

@@ -3,19 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxretr.config import AdapterShape
+from jaxretr.config import AdapterShape, Pooling
 from jaxretr.errors import UserError
 from jaxretr.json_dataclass import dataclass_from
 from jaxretr.models.adapter_layers import abstract_adapter, check_shape, dense_sizes, init_adapter, kinds_of
 from jaxretr.models.bert import BertConfig, BertEncoder
-from jaxretr.models.layers import Params, define, initialise
-from jaxretr.models.precision import matmuls_in
+from jaxretr.models.layers import Params, define, initialise, matmuls_in
 
 Side = Literal["question", "passage"]
 
@@ -27,7 +26,7 @@ class DualEncoderConfig:
     bert: BertConfig
     shared: bool = False
     """One tower for questions and passages, or two of the same shape."""
-    pooling: Literal["cls", "mean"] = "cls"
+    pooling: Pooling = "cls"
     projection_size: int | None = None
     """D of a linear layer after the pooling; None: there is none, and D is the encoder's."""
     normalise: bool = False
@@ -75,7 +74,7 @@ class DualEncoderConfig:
             of nothing or beside a layer that BERT does not have.
         """
         config = dataclass_from(cls, dict(values), where)
-        for name, choices in (("pooling", ("cls", "mean")), ("passage_template", ("pair", "joined"))):
+        for name, choices in (("pooling", get_args(Pooling)), ("passage_template", ("pair", "joined"))):
             if (value := getattr(config, name)) not in choices:
                 raise UserError(f"{where}: '{name}' is {value!r}; it must be one of {', '.join(choices)}")
         if config.adapter is not None:
@@ -252,17 +251,30 @@ def embed(
     encoder = nnx.merge(_graph(config.bert, shape, jnp.dtype(dtype).name, stacked), bert_params)
     with matmuls_in(dtype):
         states = encoder(tokens, lengths, keys, keep_matmuls=keep_matmuls, words=words)
-        if config.pooling == "cls":
-            pooled = states[:, 0]
-        else:
-            real = (jnp.arange(states.shape[1]) < lengths[:, None]).astype(states.dtype)
-            # sentence-transformers' smallest divisor: what a row of length 0 is divided by.
-            pooled = jnp.einsum("bld,bl->bd", states, real) / jnp.maximum(lengths, 1e-9)[:, None]
+        pooled = pool(states, lengths, config.pooling)
     if config.projection_size:
         projection = tower_params["projection"]
         # One small matmul: float32 costs nothing here, and accelerators would round its operands unasked.
         pooled = jnp.matmul(pooled, projection["kernel"], precision=jax.lax.Precision.HIGHEST) + projection["bias"]
     return truncated(pooled, config.embedding_size, normalise=config.normalise)
+
+
+def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
+    """One vector for each row of token states.
+
+    Args:
+      states: of the last layer, float32 [B, L, D].
+      lengths: number of real tokens of each row, int32 [B].
+      pooling: "cls" for the first token's state, "mean" for the mean of the real tokens'.
+
+    Returns:
+      float32 [B, D].
+    """
+    if pooling == "cls":
+        return states[:, 0]
+    real = (jnp.arange(states.shape[1]) < lengths[:, None]).astype(states.dtype)
+    # sentence-transformers' smallest divisor, for rows of length 0.
+    return jnp.einsum("bld,bl->bd", states, real) / jnp.maximum(lengths, 1e-9)[:, None]
 
 
 @cache

@@ -16,8 +16,7 @@ from jaxretr.errors import UsageError, UserError
 from jaxretr.models.adapter_layers import count
 from jaxretr.models.formats import t5_params
 from jaxretr.models.formats.hf_files import resolve
-from jaxretr.models.layers import Params
-from jaxretr.models.precision import matmuls_in
+from jaxretr.models.layers import Params, matmuls_in
 from jaxretr.models.scorer import Prompt, encoder_input, graph, mean_log_prob
 from jaxretr.models.t5 import T5Config
 

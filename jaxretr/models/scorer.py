@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxretr.models.layers import Params, define
-from jaxretr.models.precision import matmuls_in
+from jaxretr.models.layers import Params, define, matmuls_in
 from jaxretr.models.t5 import T5Config, T5Model
 
 PREFIX = "Passage: "

@@ -21,7 +21,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxretr.config import Typos
+from jaxretr.config import Art, Scorer, Typos
 from jaxretr.models.layers import Params
 from jaxretr.models.scorer import Prompt, score_pairs
 from jaxretr.models.t5 import T5Config
@@ -80,19 +80,18 @@ class QuestionBatch:
     """The questions' misspelt forms, tokens [B, V, L] and lengths [B, V]; None without terms for typos."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ArtProgram(IndexProgram):
-    """All that is fixed while an ART run's programs are compiled."""
+    """All that is fixed while an ART run's programs are compiled: sections of its config, and what follows from them."""
 
     t5: T5Config
     prompt: Prompt
+    scorer: Scorer
+    art: Art
     top_k: int
+    """`art.top_k`, or the size of a smaller corpus."""
     temperature: float
-    teacher_temperature: float
-    write_back: bool
-    shuffle_teacher: bool
-    teacher_chunk: int
-    scorer_dtype: Any
+    """`art.temperature`, or its default for the size of the embedding."""
     typos: Typos = field(default_factory=Typos)
 
 
@@ -141,7 +140,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
 
         # 3. Ask the teacher.
         teacher = teach(program, scorer_params, scorer_found, batch)  # [b, K]
-        if program.shuffle_teacher:
+        if program.art.shuffle_teacher:
             teacher = jax.vmap(jax.random.permutation)(keys.draws, teacher)
 
         # 4. Embed questions and passages with gradient, compare.
@@ -169,7 +168,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
         (loss, (student, fresh, terms)), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
 
         # 5. Write the fresh embeddings back, reduce once, update.
-        if program.write_back:
+        if program.index.write_back:
             index = write_back(index, rows, fresh, state.step)
         metrics = {
             "loss": loss,
@@ -199,7 +198,7 @@ def compare(program: ArtProgram, vectors: jax.Array, p: jax.Array, teacher: jax.
     """
     student = jnp.einsum("bfd,bkd->bfk", vectors, p, precision=lax.Precision.HIGHEST) / program.temperature
     everything = jnp.ones(student.shape, bool)
-    return kl_divergence(student, teacher[:, None] / program.teacher_temperature, everything), student
+    return kl_divergence(student, teacher[:, None] / program.art.teacher_temperature, everything), student
 
 
 @jax.named_scope("teacher")
@@ -212,7 +211,7 @@ def teach(program: ArtProgram, params: Params, found: CorpusTokens, batch: Quest
         jnp.repeat(batch.targets, k, axis=0),
         jnp.repeat(batch.target_lengths, k, axis=0),
     )
-    size = block_size(b * k, program.teacher_chunk)
-    score = partial(score_pairs, program.t5, program.prompt, params, dtype=program.scorer_dtype)
+    size = block_size(b * k, program.scorer.chunk)
+    score = partial(score_pairs, program.t5, program.prompt, params, dtype=program.scorer.dtype)
     scores = lax.map(lambda chunk: score(*chunk), in_blocks(pairs, size)).reshape(-1)
     return lax.stop_gradient(scores[-(b * k) :].reshape(b, k))

@@ -5,21 +5,60 @@ Inside a shard_map over the mesh's "data" axis: b = B / devices questions are lo
 passages count are in contrastive_losses.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxretr.config import Contrastive, Distillation, Negatives, Typos
 from jaxretr.models.embed import truncated
 from jaxretr.objectives.contrastive_losses import NO_PASSAGE, Masks, among, contrastive_losses
-from jaxretr.objectives.contrastive_program import ContrastiveBatch, ContrastiveProgram
 from jaxretr.objectives.corpus_softmax import corpus_logsumexp
 from jaxretr.objectives.distillation import kl_divergence, margin_mse
+from jaxretr.objectives.live_index import IndexProgram
 from jaxretr.objectives.typo_terms import form_losses, self_teaching_losses
 from jaxretr.parallel.mesh import DATA
-from jaxretr.state import CorpusState
+from jaxretr.state import CorpusState, CorpusTokens
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class ContrastiveBatch:
+    """The examples of one step, sharded by row. Passages are rows of the corpus, NO_PASSAGE where there is none."""
+
+    tokens: jax.Array
+    """[CLS] q [SEP], integers [B, L]."""
+    lengths: jax.Array
+    """int32 [B]."""
+    rows: jax.Array
+    """int32 [B, C]: places of positives, then of negatives; the retrieved ones are not among them yet."""
+    known: jax.Array
+    """Contents (first rows with that title and text) of all judged positives, int32 [B, Q]."""
+    teacher: jax.Array | None
+    """A teacher's scores of `rows`, float32 [B, C], NaN where it gave none; None without distillation."""
+    forms: CorpusTokens | None = None
+    """The questions' misspelt forms, tokens [B, V, L] and lengths [B, V]; None without terms for typos."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveProgram(IndexProgram):
+    """All that is fixed while a contrastive run's programs are compiled: sections of its config, and what follows."""
+
+    positives: int
+    """Places of positives among each question's passages."""
+    sizes: tuple[int, ...]
+    """Of the embedding's prefixes, the whole included, whose losses are summed."""
+    contrastive: Contrastive = field(default_factory=Contrastive)
+    negatives: Negatives = field(default_factory=Negatives)
+    distillation: Distillation = field(default_factory=Distillation)
+    typos: Typos = field(default_factory=Typos)
+
+    @property
+    def searches(self) -> bool:
+        """Whether the step reads the live index."""
+        return self.negatives.retrieved > 0 or self.contrastive.corpus_softmax
 
 
 @jax.named_scope("loss")
@@ -56,14 +95,14 @@ def batch_loss(
     contents, known = (lax.all_gather(x, DATA, tiled=True, to="invarying") for x in (own, batch.known))
     settings = {
         "positives": program.positives,
-        "mask_known_positives": program.mask_known_positives,
-        "mask_duplicates": program.mask_duplicates,
+        "mask_known_positives": program.negatives.mask_known_positives,
+        "mask_duplicates": program.negatives.mask_duplicates,
     }
     masks = Masks.of_batch(own, contents, batch.known, first=first, **settings)
     false_negatives = jnp.concatenate(
         [
-            known if program.mask_known_positives else known[:, :0],
-            contents[:, : program.positives if program.mask_duplicates else 0],
+            known if program.negatives.mask_known_positives else known[:, :0],
+            contents[:, : program.positives if program.negatives.mask_duplicates else 0],
         ],
         axis=1,
     )
@@ -87,7 +126,7 @@ def batch_loss(
             batch,
         )
         losses, scores = (x[:, 0] for x in to_passages.softmax(own_q[:, None], all_q[:, None]))
-        if program.symmetric:
+        if program.contrastive.symmetric:
             asked = all_q[:, None]
             if program.typos.multi_positive and all_forms is not None:
                 asked = jnp.concatenate([asked, all_forms], axis=1)
@@ -103,7 +142,7 @@ def batch_loss(
                 counted,
                 partial(to_passages.losses, everyone=all_forms),
                 tokens=batch.tokens,
-                temperature=program.temperature,
+                temperature=program.contrastive.temperature,
             )
             losses = program.typos.clean_weight * losses + of_forms
             if program.typos.passage_self_teaching_weight:
@@ -115,7 +154,7 @@ def batch_loss(
         best = jnp.where(masks.negative, scores, -jnp.inf).max(axis=-1)
         metrics["accuracy"] = (jnp.where(masks.positive, scores, -jnp.inf).max(axis=-1) > best).sum() / size
         # The corpus is counted without taking off the batch's own rows: they are few.
-        distant = program.corpus_rows if program.corpus_softmax else 0
+        distant = program.corpus_rows if program.contrastive.corpus_softmax else 0
         metrics["negatives"] = masks.negative.sum() / size + jnp.float32(distant * b / size)
     return loss, metrics
 
@@ -146,18 +185,18 @@ class _ToPassages:
 
     def with_distillation(self, losses: jax.Array, vectors: jax.Array) -> jax.Array:
         """Contrastive losses of vectors and what they learn from a teacher, each with its weight, [b, F]."""
-        losses = self.program.contrastive_weight * losses
-        if self.program.distillation != "none":
-            losses += self.program.distillation_weight * self.distilled(vectors)
+        losses = self.program.distillation.contrastive_weight * losses
+        if self.program.distillation.loss != "none":
+            losses += self.program.distillation.weight * self.distilled(vectors)
         return losses
 
     def softmax(self, vectors: jax.Array, everyone: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The cross-entropy over the passages [b, F], with the scores [b, F, M]."""
         program = self.program
         b, f, dim = vectors.shape
-        scores = (_scores(vectors.reshape(b * f, dim), self.all_p) / program.temperature).reshape(b, f, -1)
+        scores = (_scores(vectors.reshape(b * f, dim), self.all_p) / program.contrastive.temperature).reshape(b, f, -1)
         further = None
-        if program.corpus_softmax:
+        if program.contrastive.corpus_softmax:
             assert self.index is not None
             of_batch = corpus_logsumexp(
                 everyone.reshape(-1, dim),
@@ -166,9 +205,9 @@ class _ToPassages:
                 self.rows.reshape(-1),
                 jnp.repeat(self.false_negatives, f, axis=0),
                 num_valid=program.corpus_rows,
-                temperature=program.temperature,
+                temperature=program.contrastive.temperature,
                 normalise=program.encoder.normalise and dim < program.encoder.embedding_size,
-                block_rows=program.block_rows,
+                block_rows=program.index.block_rows,
             )  # [B F]
             further = lax.dynamic_slice_in_dim(of_batch, self.first * f, b * f).reshape(b, f)
         masks = self.masks
@@ -182,9 +221,11 @@ class _ToPassages:
         student = jnp.einsum("bfd,bcd->bfc", vectors, own, precision=lax.Precision.HIGHEST)
         teacher = batch.teacher[:, None]
         scored = (batch.rows[:, None] != NO_PASSAGE) & ~jnp.isnan(teacher)
-        if program.distillation == "margin_mse":
+        if program.distillation.loss == "margin_mse":
             return margin_mse(student, teacher, scored)
-        return kl_divergence(student / program.temperature, teacher / program.teacher_temperature, scored)
+        return kl_divergence(
+            student / program.contrastive.temperature, teacher / program.distillation.teacher_temperature, scored
+        )
 
 
 def _prefix(program: ContrastiveProgram, dim: int, embeddings: jax.Array) -> jax.Array:
@@ -214,16 +255,16 @@ def _of_passages(
     b, places = len(own), program.positives
     size, f, dim = asked.shape
     passages = p[:, :places].reshape(b * places, dim)
-    scores = _scores(passages, asked.reshape(size * f, dim)) / program.temperature
+    scores = _scores(passages, asked.reshape(size * f, dim)) / program.contrastive.temperature
     scores = scores.reshape(b, places, size * f)
     mine = jnp.arange(size) == (first + jnp.arange(b))[:, None]  # [b, B]
     losses = []
     for place in range(places):
         content = own[:, place]
         fits = jnp.zeros(mine.shape, bool)
-        if program.mask_known_positives:
+        if program.negatives.mask_known_positives:
             fits |= among(content, known).T
-        if program.mask_duplicates:
+        if program.negatives.mask_duplicates:
             fits |= among(content, contents[:, :places]).T
         valid = (content != NO_PASSAGE)[:, None]
         positive, negative = (jnp.repeat(mask, f, axis=1) for mask in (mine & valid, ~mine & ~fits & valid))
@@ -234,6 +275,6 @@ def _of_passages(
 def _passages_taught(program: ContrastiveProgram, p: jax.Array, all_q: jax.Array, all_forms: jax.Array) -> jax.Array:
     """KL of each first positive's distribution over the questions, [b, D'], and over their misspelt forms, float32 [b]."""
     b, (size, v, dim) = len(p), all_forms.shape
-    clean = _scores(p, all_q) / program.temperature
-    misspelt = (_scores(p, all_forms.reshape(size * v, dim)) / program.temperature).reshape(b, size, v)
+    clean = _scores(p, all_q) / program.contrastive.temperature
+    misspelt = (_scores(p, all_forms.reshape(size * v, dim)) / program.contrastive.temperature).reshape(b, size, v)
     return self_teaching_losses(clean, misspelt.swapaxes(1, 2), jnp.ones(clean.shape, bool))

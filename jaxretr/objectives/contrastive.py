@@ -18,9 +18,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxretr.models.layers import Params
-from jaxretr.objectives.batch_loss import batch_loss
+from jaxretr.objectives.batch_loss import ContrastiveBatch, ContrastiveProgram, batch_loss
 from jaxretr.objectives.contrastive_losses import NO_PASSAGE, Masks, among, contrastive_losses
-from jaxretr.objectives.contrastive_program import ContrastiveBatch, ContrastiveProgram
 from jaxretr.objectives.live_index import (
     embed_passages,
     embed_questions,
@@ -82,12 +81,12 @@ def make_step(
     ) -> tuple[TrainState, CorpusState | None, dict[str, jax.Array], jax.Array]:
         # "Varying" keeps the gradients local; there is one reduction below, outside of every loop.
         params = jax.tree.map(lambda x: lax.pcast(x, DATA, to="varying"), state.params)
-        b, c = len(batch.tokens), batch.rows.shape[1] + program.retrieved
+        b, c = len(batch.tokens), batch.rows.shape[1] + program.negatives.retrieved
         keys = TextKeys.of_step(program, state.step, b, c, program.typos.forms)
 
         # 1. Find negatives with the question vectors of this step.
         rows = batch.rows
-        if program.retrieved:
+        if program.negatives.retrieved:
             assert index is not None
             searched = embed_questions(program, params, state.frozen, batch.tokens, batch.lengths, keys.questions)
             found = retrieve_negatives(program, mesh, searched, index, contents, batch, keys)
@@ -109,9 +108,9 @@ def make_step(
 
         # 4. Write the fresh embeddings back, reduce once, update.
         if index is not None:
-            if program.write_back:
+            if program.index.write_back:
                 written = everyone
-                if program.corpus_softmax:
+                if program.contrastive.corpus_softmax:
                     # On CPUs XLA copies the whole index unless what is written depends on what has read it; it drops an
                     # optimization_barrier before it decides. The loss has read the index; a NaN loss writes nothing.
                     written = jnp.where(jnp.isnan(loss), NO_PASSAGE, everyone)
@@ -150,27 +149,27 @@ def retrieve_negatives(
       int32 [b, retrieved] corpus rows, NO_PASSAGE where too few passages are left.
     """
     b = len(questions)
-    depth = min(program.last_rank, program.corpus_rows)
+    depth = min(program.negatives.last_rank, program.corpus_rows)
     scores, rows = find_passages(program, mesh, questions, index, depth)  # [B, k], the same everywhere
     found = fetch_rows(contents, rows)  # [b, k]
     first = lax.axis_index(DATA) * b
     scores, rows = (lax.dynamic_slice_in_dim(x, first, b) for x in (scores, rows))
-    allowed = jnp.broadcast_to(jnp.arange(depth) >= program.first_rank - 1, rows.shape)
-    if program.mask_known_positives:
+    allowed = jnp.broadcast_to(jnp.arange(depth) >= program.negatives.first_rank - 1, rows.shape)
+    if program.negatives.mask_known_positives:
         allowed &= ~jax.vmap(among)(found, batch.known[:, None])[:, 0]
     # Whatever the masks, a question's own positives and negatives of this step are not taken again.
     everyone = lax.all_gather(batch.rows, DATA, tiled=True, to="invarying")
     own = jnp.where(batch.rows == NO_PASSAGE, NO_PASSAGE, fetch_rows(contents, everyone))
     allowed &= ~jax.vmap(among)(found, own[:, None])[:, 0]
-    if program.margin is not None:
+    if program.negatives.margin is not None:
         positive = fetch_rows(index.embeddings, everyone[:, :1])[:, 0]  # [b, D]
         its_score = jnp.einsum("bd,bd->b", questions, positive, precision=lax.Precision.HIGHEST)
-        allowed &= scores <= (its_score - program.margin)[:, None]
-    if program.draw == "top":
+        allowed &= scores <= (its_score - program.negatives.margin)[:, None]
+    if program.negatives.draw == "top":
         order = jnp.broadcast_to(-jnp.arange(depth, dtype=jnp.float32), rows.shape)
     else:
         order = jax.vmap(lambda key: jax.random.uniform(key, (depth,)))(keys.draws)
     # The highest of the allowed places; the others stand behind all of them.
-    value, place = lax.top_k(jnp.where(allowed, order, -jnp.inf), min(program.retrieved, depth))
+    value, place = lax.top_k(jnp.where(allowed, order, -jnp.inf), min(program.negatives.retrieved, depth))
     taken = jnp.where(value == -jnp.inf, NO_PASSAGE, jnp.take_along_axis(rows, place, axis=1))
-    return jnp.pad(taken, ((0, 0), (0, program.retrieved - taken.shape[1])), constant_values=NO_PASSAGE)
+    return jnp.pad(taken, ((0, 0), (0, program.negatives.retrieved - taken.shape[1])), constant_values=NO_PASSAGE)

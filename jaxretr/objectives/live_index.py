@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jaxretr.config import LiveIndex
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, embed, tower, word_table
 from jaxretr.models.layers import Params
 from jaxretr.objectives.blocks import block_size, block_start, num_blocks
@@ -29,7 +30,7 @@ from jaxretr.state import CorpusState, CorpusTokens
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class IndexProgram:
     """All that is fixed while the programs around a live index are compiled."""
 
@@ -37,12 +38,9 @@ class IndexProgram:
     encoder_dtype: Any
     corpus_rows: int
     """Passages of the corpus; the sharded arrays' further rows are padding."""
-    block_rows: int
-    """Corpus rows that the search scores at once on each device."""
-    encode_rows: int
-    """Corpus rows that the refresh encodes at once on each device."""
+    index: LiveIndex
     chunk: int
-    """Passages that a training step embeds at once on each device."""
+    """Passages that a training step embeds at once on each device, as the section of the objective sets it."""
     activation_bytes: int
     """So much a device may keep of questions' and of passages' activations for the backward pass. Where all chunks'
     fit in, each is embedded once; else twice."""
@@ -168,7 +166,7 @@ def find_passages(
         k,
         num_valid=program.corpus_rows,
         queries_sharded=True,
-        block_rows=program.block_rows,
+        block_rows=program.index.block_rows,
     )
 
 
@@ -243,7 +241,7 @@ def make_refresh(program: IndexProgram, mesh: Mesh) -> Callable[..., CorpusState
     )
     def refresh(params: Params, passages: CorpusTokens, index: CorpusState, step: jax.Array) -> CorpusState:
         n, width = passages.tokens.shape
-        size = block_size(n, program.encode_rows)
+        size = block_size(n, program.index.encode_rows)
         widths = bucket_widths(width)
         # Shortest first, so that a block's rows have about the same length and none pays for a longer one. What the
         # first block shares with the second, the shortest rows, is encoded twice.
@@ -293,7 +291,7 @@ def make_search(program: IndexProgram, mesh: Mesh, k: int) -> Callable[..., tupl
             k,
             num_valid=program.corpus_rows,
             queries_sharded=True,
-            block_rows=program.block_rows,
+            block_rows=program.index.block_rows,
         )
 
     return search

@@ -1,8 +1,9 @@
 """What a run needs before it runs: its programs compiled ahead of time, and read off them memory, communication, work.
 
-No weights, no data and no corpus come near a device: all arguments are shapes (jaxretr/plan/outline.py).
+No weights, no data and no corpus come near a device: all arguments are shapes (jaxretr/recipes/outline.py).
 """
 
+import dataclasses
 import logging
 import math
 from collections.abc import Collection
@@ -11,14 +12,15 @@ from typing import Any
 
 import jax
 
-from jaxretr.config import ArtConfig, Config, ContrastiveConfig, MlmConfig
+from jaxretr.config import ArtConfig, Config, ContrastiveConfig, MlmConfig, check_numbers
 from jaxretr.errors import UsageError
 from jaxretr.parallel.mesh import DATA, make_mesh
-from jaxretr.plan.compiled_facts import CollectivePlan, KnownPrograms
-from jaxretr.plan.corpus_sizes import CorpusSize
-from jaxretr.plan.matmul_flops import matmul_flops
-from jaxretr.plan.outline import Outline, Planned, outline
-from jaxretr.plan.topologies import CHIPS, Devices
+from jaxretr.plan.compiled_facts import CollectivePlan, KnownPrograms, matmul_flops
+from jaxretr.plan.topologies import CHIPS, Devices, at_hand
+from jaxretr.plan.topologies import topology as slice_of_tpus
+from jaxretr.recipes.corpus_sizes import CorpusSize, corpus_size
+from jaxretr.recipes.outline import Outline, Planned
+from jaxretr.train import outline
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +62,9 @@ class ProgramPlan:
     """The least that these take at the chip's peak; None where that is not known."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
-    """All programs of a run."""
+    """What all programs of a run need on some devices."""
 
     config: str
     passages: int
@@ -87,30 +89,74 @@ class Plan:
         """Whether no program is known not to fit."""
         return all(program.fits is not False for program in self.programs)
 
+    def __repr__(self) -> str:
+        verdict = "fits" if self.fits else "does not fit"
+        return f"Plan({self.config} on {self.topology}: {verdict}, {', '.join(each.name for each in self.programs)})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns everything that was measured as JSON values."""
+        return {**dataclasses.asdict(self), "fits": self.fits}
+
+    def table(self) -> str:
+        """Returns the plan as text, one paragraph for each program."""
+        lines = [
+            f"{self.config} on {self.topology}: {self.devices} devices ({self.data} share batch and corpus"
+            + (f", {self.model} one copy of the model)" if self.model > 1 else ")"),
+            f"parameters: {self.parameters:,}",
+            f"passages: {self.passages:,} ({self.passages_source})"
+            if self.passages
+            else "passages: none on the devices",
+            "memory of a device: "
+            + ("unknown" if self.capacity is None else f"{self.capacity / 2**30:.2f} GiB can be used"),
+        ]
+        for program in self.programs:
+            lines += ["", *_lines_of(program, self.tflops)]
+        return "\n".join(lines)
+
+
+def _lines_of(program: ProgramPlan, tflops: float | None) -> list[str]:
+    verdict = {True: "fits", False: "DOES NOT FIT", None: "memory unknown"}[program.fits]
+    lines = [f"{program.name} ({program.when}): {verdict}"]
+    rows = [(name, bytes) for name, bytes in program.groups.items()]
+    rows += [(f"{name} (beside it)", bytes) for name, bytes in program.beside.items()]
+    if program.temporaries is not None:
+        rows.append(("temporaries", program.temporaries))
+    rows.append(("peak", program.peak))
+    lines += [f"  {name:<36} {bytes / 2**30:>10.4f} GiB" for name, bytes in rows]
+    for collective in program.collectives:
+        where = ", in a loop" if collective.in_loop else ""
+        lines.append(f"  {f'{collective.count} x {collective.kind}{where}':<36} {collective.bytes / 2**20:>10.4f} MiB")
+    lines.append(f"  {'matrix products':<36} {program.flops / 1e12:>10.4f} TFLOP, all devices together")
+    if program.seconds is not None:
+        lines.append(f"  {'at the least':<36} {program.seconds:>10.4f} s, at {tflops:g} TFLOP/s a device")
+    return lines
+
 
 def plan(
     config: Config,
-    devices: Devices,
-    size: CorpusSize,
+    topology: str | Devices | None = None,
+    passages: int | CorpusSize | None = None,
     *,
-    topology: str = "",
     programs: Collection[str] = (),
     known: KnownPrograms | None = None,
 ) -> Plan:
-    """Compiles the programs of a run and measures them.
+    """Compiles the programs of a run without running them, and measures them.
 
     Args:
       config: of the run.
-      devices: to compile for.
-      size: of the corpus.
-      topology: the devices' name.
+      topology: what to compile for: a slice of TPUs by name, such as "v5e:4x4", for which no TPU is needed (call
+        `jaxretr.parallel.tpu_environment.compile_for_tpus` before JAX is imported); None: the devices at hand.
+      passages: size of the corpus; None: counted in its files, or known by their name.
       programs: names of those to compile; all by default.
       known: programs that need not be compiled again.
 
     Raises:
       UsageError: a batch or a `mesh.model` that does not divide over the devices.
-      UserError: a model whose shape is not known.
+      UserError: an unknown slice, a model whose shape is not known, or a corpus whose size is not.
     """
+    check_numbers(config)
+    size = passages if isinstance(passages, CorpusSize) else corpus_size(config, passages)
+    devices = slice_of_tpus(topology) if isinstance(topology, str) else topology or at_hand()
     mesh = make_mesh(devices.devices, model=config.mesh.model)
     if config.train.batch_size % mesh.shape[DATA]:
         raise UsageError(
@@ -122,7 +168,7 @@ def plan(
     chip = None if devices.chip is None else CHIPS[devices.chip]
     capacity = _limit(devices) if chip is None else int(chip.usable_gib * GIB) // devices.per_chip
     tflops = None if chip is None else chip.tflops / devices.per_chip
-    name = topology or f"{len(devices.devices)} x {devices.devices[0].device_kind}"
+    name = devices.name or f"{len(devices.devices)} x {devices.devices[0].device_kind}"
     known = known or KnownPrograms()
     compiled = tuple(_program(program, run, devices, name, capacity, tflops, known) for program in chosen)
     return Plan(
@@ -223,9 +269,7 @@ def remedy(config: Config, planned: Plan) -> str:
             ways.append(f"--chunk {max(1, min(config.chunk or rows, rows) // 2)}")
         else:
             ways.append("a smaller --train.batch-size")
-    elif isinstance(config, ArtConfig):
-        ways.append(f"--art.encode-rows {max(1, config.art.encode_rows // 2)}")
-    elif isinstance(config, ContrastiveConfig):
+    elif isinstance(config, ArtConfig | ContrastiveConfig):
         ways.append(f"--index.encode-rows {max(1, config.index.encode_rows // 2)}")
     replicated = sum(
         size for name, size in held.items() if name in ("parameters", "optimizer state", "scorer", "frozen parameters")

@@ -52,6 +52,8 @@ class Devices(NamedTuple):
     chip: str | None
     """Name of the kind in CHIPS; None for other devices."""
     chips: int
+    name: str = ""
+    """Of a slice of TPUs."""
 
     @property
     def per_chip(self) -> int:
@@ -82,7 +84,7 @@ def topology(name: str) -> Devices:
     except Exception as error:  # libtpu says by a status what it does not know.
         what = str(error).splitlines()[0].removeprefix("INVALID_ARGUMENT: ")
         raise UserError(f"--topology {name}: no such slice of TPUs ({what}); give one {known}") from error
-    return Devices(list(devices), parts[1], math.prod(int(size) for size in parts[2].split("x")))
+    return Devices(list(devices), parts[1], math.prod(int(size) for size in parts[2].split("x")), name)
 
 
 def at_hand() -> Devices:
@@ -91,4 +93,5 @@ def at_hand() -> Devices:
     chips = {
         tuple(getattr(device, "coords", (device.id,))) for device in devices
     }  # The cores of a TPU's chip share them.
-    return Devices(devices, KINDS.get(devices[0].device_kind), len(chips))
+    kind = devices[0].device_kind
+    return Devices(devices, KINDS.get(kind), len(chips))

@@ -11,19 +11,33 @@ from jax.sharding import Mesh
 from jaxretr import optim
 from jaxretr.config import ArtConfig
 from jaxretr.data.batches import MadeAhead, QuestionBatches
-from jaxretr.data.token_store import TokenStore
-from jaxretr.data.tokens import Template
+from jaxretr.data.token_store import TokenStore, ids_dtype
+from jaxretr.data.tokens import Template, load_tokenizer
 from jaxretr.errors import UsageError
-from jaxretr.models.embed import DualEncoderConfig
-from jaxretr.models.question_scorer import QuestionScorer
+from jaxretr.models.embed import DualEncoderConfig, abstract_params
+from jaxretr.models.formats.model_shapes import scorer_shape, vocabulary_of
+from jaxretr.models.layers import Params, define
+from jaxretr.models.question_scorer import QuestionScorer, passage_length
 from jaxretr.models.scorer import Prompt
-from jaxretr.models.t5 import T5Config
+from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.objectives.art import ArtProgram, QuestionBatch, make_step
 from jaxretr.parallel import sharding
 from jaxretr.parallel.hosts import fingerprint
 from jaxretr.parallel.mesh import check_cpu_devices
 from jaxretr.recipes.art_texts import read_art_texts
-from jaxretr.recipes.encoder_start import load_encoder
+from jaxretr.recipes.corpus_sizes import CorpusSize
+from jaxretr.recipes.encoder_start import encoder_config, load_encoder
+from jaxretr.recipes.outline import (
+    INDEX,
+    SCORER,
+    T5_PROMPT,
+    TOKENS,
+    AbstractCorpus,
+    Outline,
+    abstract_tokens,
+    of_state,
+    training_step,
+)
 from jaxretr.recipes.step_questions import StepQuestions
 from jaxretr.recipes.whole_corpus import (
     DevSet,
@@ -51,7 +65,19 @@ class ArtState(NamedTuple):
     index: CorpusState
 
 
-class ArtRun:
+class ArtPrograms:
+    """What an ART run compiles; it depends on the config, the shapes of the models and the size of the corpus alone."""
+
+    def __init__(
+        self, config: ArtConfig, encoder: DualEncoderConfig, t5: T5Config, prompt: Prompt, corpus_rows: int, mesh: Mesh
+    ):
+        self.program = art_program(config, encoder, t5, prompt, corpus_rows, mesh)
+        self.frozen = frozen_branches(config.encoder)
+        self.optimizer = optim.build(config.optimizer, config.train.steps)
+        self.train_step = make_step(self.program, self.optimizer, mesh)
+
+
+class ArtRun(ArtPrograms):
     """An ART run as train.py sees it."""
 
     def __init__(self, config: ArtConfig, mesh: Mesh, workdir: Path):
@@ -69,15 +95,10 @@ class ArtRun:
         self.corpus, self.questions = texts.corpus, texts.questions
 
         # ---- programs ------------------------------------------------------------------------------------------------
-        self.program = art_program(
-            config, self.model.config, self.scorer.config, self.scorer.prompt, len(self.corpus), mesh
-        )
-        self.frozen = frozen_branches(config.encoder)
-        self.optimizer = optim.build(config.optimizer, config.train.steps)
-        self.train_step = make_step(self.program, self.optimizer, mesh)
+        super().__init__(config, self.model.config, self.scorer.config, self.scorer.prompt, len(self.corpus), mesh)
 
         # ---- corpus --------------------------------------------------------------------------------------------------
-        self.whole = WholeCorpus(self.model, self.corpus, self.program, mesh, stores, config.art.index_dtype)
+        self.whole = WholeCorpus(self.model, self.corpus, self.program, mesh, stores, config.index.dtype)
         self.scorer_passages = corpus_tokens(
             TokenStore.build(
                 stores,
@@ -104,6 +125,31 @@ class ArtRun:
         )
         self.made = MadeAhead(self._on_host)
         self.dev = DevSet(texts.dev, self.corpus, self.model, mesh, stores, config.typos)
+
+    @staticmethod
+    def outline(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
+        """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it."""
+        encoder, t5 = encoder_config(config.encoder), scorer_shape(config.scorer.path)
+        local = Path(config.scorer.path).expanduser().is_dir()
+        prompt = Prompt.of(load_tokenizer(config.scorer.path)) if local else T5_PROMPT
+        run = ArtPrograms(config, encoder, t5, prompt, size.searched, mesh)
+        state = abstract_train_state(abstract_params(encoder), run.optimizer, mesh, run.frozen)
+        corpus = AbstractCorpus(config.encoder, encoder, mesh, size)
+        index, passages = corpus.index(config.index), corpus.tokens
+        ids = ids_dtype(vocabulary_of(config.scorer.path) if local else t5.vocab_size)
+        scorer_passages = abstract_tokens(mesh, ids, corpus.rows, passage_length(prompt, config.scorer.max_length))
+        scorer = sharding.abstract(abstract_scorer(t5, config.scorer.dtype), mesh)
+        questions, forms = corpus.questions(config.train.batch_size, config.typos)
+        targets = abstract_tokens(mesh, ids, config.train.batch_size, config.scorer.max_question_length)
+        batch = QuestionBatch(questions.tokens, questions.lengths, targets.tokens, targets.lengths, forms)
+        resident = {**of_state(state), TOKENS: (passages, scorer_passages), INDEX: index, SCORER: scorer}
+        programs = [
+            training_step(run.train_step, (state, index, passages, scorer_passages, scorer, batch), resident),
+            corpus.refresh(run.program, state, index),
+        ]
+        if config.data.has_dev_questions:
+            programs += corpus.evaluation(run.program, state, index, config.train, searches=True)
+        return Outline(programs, resident)
 
     # ---- as train.py calls it ----------------------------------------------------------------------------------------
 
@@ -138,7 +184,7 @@ class ArtRun:
     def refreshed(self, state: ArtState, number: int) -> ArtState:
         """The state with a fresh index, if one is due before step `number`."""
         train, index = state
-        if refresh_is_due(number, self.config.art.refresh_every, self.config.train, bool(self.dev.questions)):
+        if refresh_is_due(number, self.config.index.refresh_every, self.config.train, bool(self.dev.questions)):
             index = self.whole.refresh(train, index)
         return ArtState(train, index)
 
@@ -160,6 +206,12 @@ class ArtRun:
         chosen = self.batches.indices(number)
         tokens, lengths, forms = self.read.of_step(chosen, number)
         return (tokens, lengths, *select(self.target_rows, chosen)), forms
+
+
+def abstract_scorer(t5: T5Config, dtype: str) -> Params:
+    """The shapes of a T5's parameters."""
+    shapes = define(lambda rngs: T5Model(t5, rngs=rngs))[1]
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jax.numpy.dtype(dtype)), shapes)
 
 
 def art_program(
@@ -188,21 +240,17 @@ def art_program(
         log.warning("art.top_k=%d, but the corpus has %d passages: using %d", config.art.top_k, top_k, top_k)
     return ArtProgram(
         encoder=encoder,
-        t5=t5,
-        prompt=prompt,
+        encoder_dtype=config.encoder.dtype,
         corpus_rows=corpus_rows,
-        top_k=top_k,
-        temperature=config.art.temperature or float(encoder.embedding_size) ** 0.5,
-        teacher_temperature=config.art.teacher_temperature,
-        write_back=config.art.write_back,
-        shuffle_teacher=config.art.shuffle_teacher,
-        teacher_chunk=config.scorer.chunk,
-        block_rows=config.art.block_rows,
-        encode_rows=config.art.encode_rows,
+        index=config.index,
         chunk=config.art.chunk,
         activation_bytes=activation_bytes(config.encoder, mesh),
-        encoder_dtype=config.encoder.dtype,
-        scorer_dtype=config.scorer.dtype,
         seed=config.train.seed,
+        t5=t5,
+        prompt=prompt,
+        scorer=config.scorer,
+        art=config.art,
+        top_k=top_k,
+        temperature=config.art.temperature or float(encoder.embedding_size) ** 0.5,
         typos=config.typos,
     )

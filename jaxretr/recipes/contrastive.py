@@ -16,13 +16,15 @@ from jaxretr.data.token_statistics import document_frequencies
 from jaxretr.data.tokens import vocabulary_size
 from jaxretr.errors import UsageError
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.embed import DualEncoderConfig, JointConfig
-from jaxretr.models.lexical_start import lexical_start
+from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_joint_params, abstract_params
+from jaxretr.models.starts import lexical_start
 from jaxretr.objectives.contrastive import ContrastiveBatch, ContrastiveProgram, make_step
 from jaxretr.parallel.hosts import fingerprint
 from jaxretr.parallel.mesh import check_cpu_devices, put_rows
-from jaxretr.recipes.encoder_start import load_encoder
-from jaxretr.recipes.joint import JointModel
+from jaxretr.recipes.corpus_sizes import CorpusSize
+from jaxretr.recipes.encoder_start import encoder_config, load_encoder
+from jaxretr.recipes.joint import JointModel, joint_config
+from jaxretr.recipes.outline import INDEX, TOKENS, AbstractCorpus, Outline, of_state, training_step
 from jaxretr.recipes.run_examples import read_run_examples
 from jaxretr.recipes.step_questions import StepQuestions
 from jaxretr.recipes.validation import ValidationSet
@@ -30,6 +32,7 @@ from jaxretr.recipes.whole_corpus import (
     DevSet,
     Judged,
     WholeCorpus,
+    abstract_rows,
     abstract_train_state,
     activation_bytes,
     dev_questions,
@@ -52,7 +55,24 @@ class ContrastiveState(NamedTuple):
     index: CorpusState | None
 
 
-class ContrastiveRun:
+class ContrastivePrograms:
+    """What a supervised run compiles; it depends on the config, the model's shape and the number of passages alone."""
+
+    def __init__(
+        self,
+        config: ContrastiveConfig,
+        encoder: DualEncoderConfig | JointConfig,
+        corpus_rows: int,
+        positives: int,
+        mesh: Mesh,
+    ):
+        self.program = contrastive_program(config, encoder, corpus_rows, positives, mesh)
+        self.frozen = ("lexical",) if config.joint.lexical is not None else frozen_branches(config.encoder)
+        self.optimizer = optim.build(config.optimizer, config.train.steps)
+        self.train_step = make_step(self.program, self.optimizer, mesh)
+
+
+class ContrastiveRun(ContrastivePrograms):
     """A supervised run as train.py sees it."""
 
     def __init__(self, config: ContrastiveConfig, mesh: Mesh, workdir: Path):
@@ -78,10 +98,7 @@ class ContrastiveRun:
         self.made = MadeAhead(self._on_host)
 
         # ---- programs ------------------------------------------------------------------------------------------------
-        self.program = contrastive_program(config, self.model.config, self.corpus_rows, self.draws.positives, mesh)
-        self.frozen = untrained(config)
-        self.optimizer = optim.build(config.optimizer, config.train.steps)
-        self.train_step = make_step(self.program, self.optimizer, mesh)
+        super().__init__(config, self.model.config, self.corpus_rows, self.draws.positives, mesh)
 
         # ---- passages ------------------------------------------------------------------------------------------------
         self.whole = WholeCorpus(self.model, passages, self.program, mesh, stores, config.index.dtype)
@@ -107,12 +124,46 @@ class ContrastiveRun:
             self.most_negatives,
         )
 
+    @staticmethod
+    def outline(config: ContrastiveConfig, mesh: Mesh, size: CorpusSize) -> Outline:
+        """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it."""
+        check(config)
+        joint = config.joint.lexical is not None
+        encoder = joint_config(config.encoder, config.joint) if joint else encoder_config(config.encoder)
+        params = abstract_joint_params(encoder) if isinstance(encoder, JointConfig) else abstract_params(encoder)
+        # What the training file has fewer of is less; the run reports it when it has read the file.
+        positives = config.contrastive.max_positives if config.contrastive.positives == "all" else 1
+        run = ContrastivePrograms(config, encoder, size.searched, positives, mesh)
+        state = abstract_train_state(params, run.optimizer, mesh, run.frozen)
+        corpus = AbstractCorpus(config.encoder, encoder, mesh, size)
+        contents = abstract_rows(mesh, "int32", corpus.rows)
+        index = corpus.index(config.index)
+        b, places = config.train.batch_size, positives + config.negatives.static + config.negatives.mined
+        questions, forms = corpus.questions(b, config.typos)
+        batch = ContrastiveBatch(
+            questions.tokens,
+            questions.lengths,
+            abstract_rows(mesh, "int32", b, places),
+            abstract_rows(mesh, "int32", b, config.contrastive.max_positives),
+            abstract_rows(mesh, "float32", b, places) if config.distillation.loss != "none" else None,
+            forms,
+        )
+        searches = run.program.searches
+        resident = {**of_state(state), TOKENS: (corpus.tokens, contents), **({INDEX: index} if searches else {})}
+        arguments = (state, index if searches else None, corpus.tokens, contents, batch)
+        programs = [training_step(run.train_step, arguments, resident)]
+        if searches:
+            programs.append(corpus.refresh(run.program, state, index))
+        if config.data.has_dev_questions and size.searched:
+            programs += corpus.evaluation(run.program, state, index, config.train, searches)
+        return Outline(programs, resident)
+
     @property
     def most_negatives(self) -> int:
         """Negatives of a question in one step, before masking; the log's `negatives` is their number after it."""
-        places = self.draws.places + self.program.retrieved
+        places = self.draws.places + self.program.negatives.retrieved
         in_batch = self.config.train.batch_size * places - self.program.positives
-        return in_batch + (self.corpus_rows if self.program.corpus_softmax else 0)
+        return in_batch + (self.corpus_rows if self.program.contrastive.corpus_softmax else 0)
 
     def _lexical_start(self) -> DualEncoder:
         """The model with weights that compare words, as rare as they are in the corpus."""
@@ -222,38 +273,20 @@ def contrastive_program(
         encoder=encoder,
         encoder_dtype=config.encoder.dtype,
         corpus_rows=corpus_rows,
-        block_rows=config.index.block_rows,
-        encode_rows=config.index.encode_rows,
-        seed=config.train.seed,
-        positives=positives,
-        retrieved=config.negatives.retrieved,
-        first_rank=config.negatives.first_rank,
-        last_rank=config.negatives.last_rank,
-        draw=config.negatives.draw,
-        margin=config.negatives.margin,
-        mask_known_positives=config.negatives.mask_known_positives,
-        mask_duplicates=config.negatives.mask_duplicates,
-        temperature=config.contrastive.temperature,
-        symmetric=config.contrastive.symmetric,
-        corpus_softmax=config.contrastive.corpus_softmax,
-        sizes=sizes,
+        index=config.index,
         chunk=config.contrastive.chunk,
         activation_bytes=activation_bytes(config.encoder, mesh),
-        write_back=config.index.write_back,
-        distillation=config.distillation.loss,
-        distillation_weight=config.distillation.weight,
-        contrastive_weight=config.distillation.contrastive_weight,
-        teacher_temperature=config.distillation.teacher_temperature,
+        seed=config.train.seed,
+        positives=positives,
+        sizes=sizes,
+        contrastive=config.contrastive,
+        negatives=config.negatives,
+        distillation=config.distillation,
         typos=config.typos,
     )
     if program.searches and not corpus_rows:
         raise UsageError("retrieved negatives and the corpus-wide softmax need a corpus; set --data.corpus FILE")
     return program
-
-
-def untrained(config: ContrastiveConfig) -> tuple[str, ...]:
-    """Names of the branches of the parameters that a run does not train."""
-    return ("lexical",) if config.joint.lexical is not None else frozen_branches(config.encoder)
 
 
 def check(config: ContrastiveConfig) -> None:

@@ -10,21 +10,25 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxretr.config import MlmConfig, Optimizer
+from jaxretr.data.token_store import ids_dtype
 from jaxretr.data.tokens import Template
 from jaxretr.data.windows import random_windows
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models.adapter import same_towers
-from jaxretr.models.bert import BertConfig
-from jaxretr.models.context_start import context_start
+from jaxretr.models.bert import BertConfig, BertMaskedLm, fresh_head
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.formats.bert_params import export_bert
 from jaxretr.models.formats.hf_folder import write_folder
-from jaxretr.models.layers import Params
-from jaxretr.models.mlm import fresh_head
-from jaxretr.objectives.mlm import MaskedBatch, mask, masked_lm_loss
+from jaxretr.models.formats.model_shapes import encoder_shape
+from jaxretr.models.layers import Params, define
+from jaxretr.models.starts import context_start
+from jaxretr.objectives.mlm import MaskedBatch, mask, masked_lm_loss, prediction_places
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import check_cpu_devices
-from jaxretr.recipes.text_pretraining import LanguageModelRun, TextData, TokenPrograms
+from jaxretr.recipes.corpus_sizes import CorpusSize
+from jaxretr.recipes.outline import Outline
+from jaxretr.recipes.text_pretraining import LanguageModelRun, TextData, TokenPrograms, language_model_outline
+from jaxretr.recipes.whole_corpus import abstract_rows
 from jaxretr.state import TrainState
 
 log = logging.getLogger(__name__)
@@ -62,6 +66,23 @@ class MlmRun(LanguageModelRun):
             )
 
         super().__init__(config, mesh, self._first_parameters, mlm_programs(config, self.bert, mesh), batch, data)
+
+    @staticmethod
+    def outline(config: MlmConfig, mesh: Mesh, size: CorpusSize) -> Outline:
+        """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it."""
+        start = None if config.start is None else encoder_shape(config.start).bert
+        bert = mlm_bert(config, start, config.data.vocab_size)
+        params = define(lambda rngs: BertMaskedLm(bert, dtype=config.dtype, rngs=rngs))[1]
+        width = config.data.max_length
+        places = prediction_places(width, config.mask_rate)
+
+        def batch(rows: int) -> MaskedBatch:
+            of_places = [abstract_rows(mesh, dtype, rows, places) for dtype in ("int32", "int32", "float32")]
+            tokens = abstract_rows(mesh, ids_dtype(bert.vocab_size), rows, width)
+            return MaskedBatch(tokens, abstract_rows(mesh, "int32", rows), *of_places)
+
+        programs = mlm_programs(config, bert, mesh)
+        return language_model_outline(config, config.data.held_out, mesh, programs, params, batch)
 
     def _first_parameters(self, seed: int) -> Params:
         """Those of a new encoder, or of `start`; a head that `start` lacks is drawn."""

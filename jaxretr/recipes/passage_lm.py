@@ -9,19 +9,25 @@ from jax.sharding import Mesh
 
 from jaxretr.config import PassageLmConfig
 from jaxretr.data.readers import read_beir
+from jaxretr.data.token_store import ids_dtype
 from jaxretr.data.tokens import Template, scorer_target
-from jaxretr.models.copying_start import copying_start
 from jaxretr.models.formats.hf_folder import write_folder
 from jaxretr.models.formats.t5_params import export_t5
-from jaxretr.models.layers import Params, bind
-from jaxretr.models.precision import matmuls_in
+from jaxretr.models.layers import Params, bind, define, matmuls_in
 from jaxretr.models.scorer import Prompt, encoder_input, graph
-from jaxretr.models.t5 import T5Config
+from jaxretr.models.starts import copying_start
+from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.objectives.passage_lm import Example, thinned_windows
 from jaxretr.objectives.token_step import masked_sum
 from jaxretr.parallel.mesh import check_cpu_devices
-from jaxretr.recipes.text_pretraining import LanguageModelRun, TextData, TokenPrograms
+from jaxretr.recipes.corpus_sizes import CorpusSize
+from jaxretr.recipes.outline import T5_PROMPT, Outline
+from jaxretr.recipes.text_pretraining import LanguageModelRun, TextData, TokenPrograms, language_model_outline
+from jaxretr.recipes.whole_corpus import abstract_rows
 from jaxretr.state import TrainState
+
+# How many ids "Question: " has in T5's own vocabulary.
+T5_TARGET_START = 3
 
 
 class PassageLmRun(LanguageModelRun):
@@ -34,6 +40,20 @@ class PassageLmRun(LanguageModelRun):
         programs = passage_lm_programs(config, self.t5, Prompt.of(data.tokenizer), mesh)
         examples = Examples(config, data)
         super().__init__(config, mesh, lambda seed: copying_start(self.t5, seed), programs, examples.batch, data)
+
+    @staticmethod
+    def outline(config: PassageLmConfig, mesh: Mesh, size: CorpusSize) -> Outline:
+        """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it."""
+        t5 = passage_lm_t5(config, config.data.vocab_size)
+        params = define(lambda rngs: T5Model(t5, rngs=rngs))[1]
+        ids = ids_dtype(t5.vocab_size)
+
+        def batch(rows: int) -> Example:
+            parts = [(config.data.max_length,), (), (target_width(config, T5_TARGET_START),), ()]
+            return Example(*(abstract_rows(mesh, ids if part else "int32", rows, *part) for part in parts))
+
+        programs = passage_lm_programs(config, t5, T5_PROMPT, mesh)
+        return language_model_outline(config, config.data.held_out, mesh, programs, params, batch)
 
     def save_model(self, state: TrainState, folder: Path) -> None:
         """Writes a Hugging Face folder (T5ForConditionalGeneration)."""

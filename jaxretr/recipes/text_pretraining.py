@@ -22,6 +22,7 @@ from jaxretr.models.layers import Params
 from jaxretr.objectives.token_step import SumLoss, make_token_loss, make_token_step
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import DATA
+from jaxretr.recipes.outline import BATCH, PARAMETERS, Outline, Planned, of_state, training_step
 from jaxretr.recipes.whole_corpus import abstract_train_state
 from jaxretr.state import TrainState
 from jaxretr.streams import HostStream, host_generator
@@ -98,6 +99,29 @@ class TokenPrograms(NamedTuple):
 def evaluation_rows(config: Config, held_out: int, mesh: Mesh) -> int:
     """How many of the passages that are held out the evaluation takes at once; 0: there is none."""
     return min(config.train.batch_size, held_out // mesh.shape[DATA] * mesh.shape[DATA])
+
+
+def language_model_outline(
+    config: Config, held_out: int, mesh: Mesh, programs: TokenPrograms, params: Params, batch: Callable[[int], Any]
+) -> Outline:
+    """The programs of a pretraining run and the shapes of their arguments.
+
+    Args:
+      config: of the run.
+      held_out: passages that it is evaluated on.
+      mesh: the devices.
+      programs: the compiled ones.
+      params: the shapes of the parameters.
+      batch: rows -> the shapes of a batch of so many passages.
+    """
+    state = abstract_train_state(params, programs.optimizer, mesh)
+    planned = [training_step(programs.step, (state, batch(config.train.batch_size)), of_state(state))]
+    if size := evaluation_rows(config, held_out, mesh):
+        rows = batch(size)
+        groups = {PARAMETERS: state.params, BATCH: rows}
+        what = f"for every {size} held-out passages"
+        planned.append(Planned("evaluation", what, programs.evaluation, (state.weights, rows), groups))
+    return Outline(planned, of_state(state))
 
 
 class LanguageModelRun:

@@ -84,7 +84,7 @@ class ValidationSet:
             own = self._own[start : start + self.config.batch_size]
             place = np.searchsorted(self._embedded, np.maximum(own, self._embedded[0]))
             vectors = passages[place].reshape(-1, passages.shape[1])
-            scores = questions[start : start + len(own)] @ vectors.T / self.program.temperature
+            scores = questions[start : start + len(own)] @ vectors.T / self.program.contrastive.temperature
             known = self._known(range(start, start + len(own)))
             masks = Masks.of_batch(
                 jnp.asarray(own),
@@ -92,8 +92,8 @@ class ValidationSet:
                 known,
                 first=0,
                 positives=1,
-                mask_known_positives=self.program.mask_known_positives,
-                mask_duplicates=self.program.mask_duplicates,
+                mask_known_positives=self.program.negatives.mask_known_positives,
+                mask_duplicates=self.program.negatives.mask_duplicates,
             )
             losses.append(np.asarray(contrastive_losses(jnp.asarray(scores), masks.positive, masks.negative)))
         return float(np.concatenate(losses).mean())

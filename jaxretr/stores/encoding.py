@@ -16,9 +16,10 @@ from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_questions
 from jaxretr.errors import UsageError, UserError
-from jaxretr.models.combined_encoder import CombinedEncoder, TextEncoder, load_encoder, parts_of
+from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder, parts_of
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
+from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.parallel.hosts import agree, wait_for_all
 from jaxretr.parallel.memory import announce
 from jaxretr.progress import Progress, counted

@@ -1,14 +1,14 @@
 """manifest.json of an exported index or encoder: what it is, and the sha256 of every file, so that a changed byte is
 found, also one of its own."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxretr.errors import UserError
-from jaxretr.storage.files import restore, sha256
-from jaxretr.stores import sealed_json
+from jaxretr.storage.files import atomic_write, restore, sha256
+from jaxretr.stores import manifest, sealed_json
 from jaxretr.version import __version__
 
 MANIFEST = "manifest.json"
@@ -79,3 +79,37 @@ def changed_files(folder: Path, manifest: Manifest) -> list[str]:
 def _names(folder: Path) -> Iterable[str]:
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     return sorted(path.relative_to(folder).as_posix() for path in files)
+
+
+def finish(
+    partial: Path, out: Path, kind: str, facts: dict[str, Any], readme: str, verify: Callable[[Path], str]
+) -> str:
+    """Writes README.md and manifest.json, and verifies.
+
+    Args:
+      partial: the hidden folder, all else in it.
+      out: what it will be called.
+      kind: of the export.
+      facts: for manifest.json.
+      readme: the text of README.md.
+      verify: of the kind.
+
+    Returns:
+      What `verify` says.
+
+    Raises:
+      UserError: what was written is not what was to be exported.
+    """
+    with atomic_write(partial / "README.md") as file:
+        file.write(readme)
+    manifest.write(partial, kind, facts)
+    try:
+        return verify(partial)
+    except UserError as error:
+        raise UserError(f"{out}: the export was given up: it does not stand its own check ({error})") from error
+
+
+def refuse(folder: Path, problems: list[str]) -> None:
+    """Raises UserError that names all problems, if there are any."""
+    if problems:
+        raise UserError(f"{folder}: not what was exported: {'; '.join(problems)}; export again")

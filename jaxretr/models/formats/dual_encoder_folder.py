@@ -6,12 +6,13 @@ import logging
 import os
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from jaxretr.config import Pooling
 from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint
 from jaxretr.errors import UserError
 from jaxretr.models.bert import BertConfig
@@ -67,7 +68,7 @@ def load(
     passage_path: str | Path | None = None,
     tokenizer: str | Path | None = None,
     shared: bool | None = None,
-    pooling: Literal["cls", "mean"] | None = None,
+    pooling: Pooling | None = None,
 ) -> Loaded:
     """Reads any of the supported folders; `DualEncoder.from_pretrained` documents the arguments.
 
@@ -111,8 +112,8 @@ def is_ours(folder: Path) -> bool:
 
 
 def _with_pooling(loaded: Loaded, pooling: str | None, where: Any) -> Loaded:
-    if pooling not in (None, "cls", "mean"):
-        raise UserError(f"pooling {pooling!r} is not supported; use 'cls' or 'mean'")
+    if pooling not in (None, *get_args(Pooling)):
+        raise UserError(f"pooling {pooling!r} is not supported; use {' or '.join(map(repr, get_args(Pooling)))}")
     stated = loaded[0].pooling
     if pooling not in (None, stated):
         raise UserError(
@@ -135,7 +136,7 @@ def _with_towers(loaded: Loaded, shared: bool | None, where: Any) -> Loaded:
 # ---- the folders of others -------------------------------------------------------------------------------------------
 
 
-def _load_hugging_face(folder: Path, passage_path: Any, tokenizer: Any, pooling: Literal["cls", "mean"]) -> Loaded:
+def _load_hugging_face(folder: Path, passage_path: Any, tokenizer: Any, pooling: Pooling) -> Loaded:
     question = read_checkpoint(folder, expect="dpr-question")
     if passage_path is None:
         if question.kind == "dpr-question":

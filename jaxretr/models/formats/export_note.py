@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxretr.config import Pooling
 from jaxretr.errors import UserError
 from jaxretr.json_dataclass import dataclass_from
 from jaxretr.storage.files import atomic_write
@@ -31,7 +32,7 @@ class ExportNote:
     separate: bool
     """Each tower lies in a folder of its own, question/ and passage/; with `shared` both hold the same weights."""
     passage_template: Literal["pair", "joined"]
-    pooling: Literal["cls", "mean"] | None = None
+    pooling: Pooling | None = None
     normalise: bool | None = None
     truncate_dim: int | None = None
     max_question_length: int | None = None

@@ -3,8 +3,9 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from jaxretr.config import Pooling
 from jaxretr.data.tokens import load_tokenizer, vocabulary_size
 from jaxretr.errors import UserError
 from jaxretr.models.bert import BertConfig
@@ -49,7 +50,7 @@ def encoder_shape(
     *,
     passage_path: str | None = None,
     shared: bool | None = None,
-    pooling: Literal["cls", "mean"] | None = None,
+    pooling: Pooling | None = None,
 ) -> DualEncoderConfig:
     """The configuration of what `DualEncoder.from_pretrained` loads, without reading weights where config.json tells.
 

@@ -4,10 +4,11 @@ import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 
+from jaxretr.config import Pooling
 from jaxretr.errors import UserError, did_you_mean
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, some_names
 from jaxretr.models.layers import Params
@@ -46,7 +47,7 @@ class Modules:
     """
 
     transformer: Path
-    pooling: Literal["cls", "mean"]
+    pooling: Pooling
     projection: Params | None
     normalise: bool
     truncate_dim: int | None
@@ -122,16 +123,17 @@ def _place(folder: Path, path: str) -> Path:
     return folder / path
 
 
-def _pooling(folder: Path) -> Literal["cls", "mean"]:
+def _pooling(folder: Path) -> Pooling:
     config = read_json(folder, "config.json")
     modes: Any = config.get("pooling_mode")
     if modes is None:
         # sentence-transformers before 6.0; there, too, nothing chosen means the mean.
         modes = [mode for key, mode in POOLING_MODES.items() if config.get(key)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else list(modes)
-    if modes not in (["cls"], ["mean"]):
+    if len(modes) != 1 or modes[0] not in get_args(Pooling):
         raise UserError(
-            f"{folder / 'config.json'}: pooling {' + '.join(map(str, modes))} is not supported; supported: cls or mean"
+            f"{folder / 'config.json'}: pooling {' + '.join(map(str, modes))} is not supported; supported: "
+            f"{' or '.join(get_args(Pooling))}"
         )
     return modes[0]
 

@@ -1,0 +1,176 @@
+"""Initial weights for runs with few steps to spend: each starts a model with a circuit that it would take long to learn.
+
+`context_start` is for masked language models, `copying_start` for T5 scorers, `lexical_start` for lexical retrievers.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxretr.models.bert import BertConfig, BertEncoder, BertMaskedLm
+from jaxretr.models.layers import Params, initialise
+from jaxretr.models.t5 import T5Config, T5Model
+
+CONTEXT_GAIN = 0.5
+POSITION_GAIN = 0.1
+
+
+def context_start(config: BertConfig, seed: int) -> Params:
+    """Draws initial parameters of a `BertMaskedLm`, float32, whose layers already read a token's context.
+
+    A BERT that starts at random keeps the loss of a unigram model for thousands of steps before it looks at the context
+    at all. Here each layer's attention starts as the mean of the text's token vectors, and the language-modelling head
+    as an identity: a masked token is likelier at once if similar tokens occur in the text, and co-occurrence is learnt
+    from the first step.
+    """
+    params = jax.tree.map(np.array, initialise(lambda rngs: BertMaskedLm(config, rngs=rngs), seed))
+    size = config.hidden_size
+    layers = params["bert"]["layers"]
+    layers["value"]["kernel"] += np.eye(size, dtype=np.float32)
+    layers["attention_out"]["kernel"] += CONTEXT_GAIN * np.eye(size, dtype=np.float32)
+    params["head"]["dense"]["kernel"] += np.eye(size, dtype=np.float32)
+    # A position's vector is the same in every text and says nothing about what it is about.
+    params["bert"]["position_embedding"]["table"] *= POSITION_GAIN
+    return jax.tree.map(jnp.asarray, params)
+
+
+EMBEDDING_STD = 0.05
+RESIDUAL_GAIN = 0.05
+COPY_GAIN = 0.15
+MATCH_SHARPNESS = 0.2
+PREVIOUS_TOKEN_BIAS = 8.0
+
+
+def copying_start(config: T5Config, seed: int) -> Params:
+    """Draws initial parameters of a T5 that can already copy from its passage.
+
+    A T5 that starts at random learns for thousands of steps like a language model that ignores its passage, before it
+    discovers that the target's words occur there. So its first encoder layer and its first cross-attention start as an
+    induction circuit (Olsson et al. 2022): the encoder notes at each position which token precedes it; the decoder looks
+    for the position whose note is the token it just read; what it finds there raises, through the tied embedding, the
+    probability of that token. Measured on the recipe of the packaged scorer: after 200 steps of 16 examples the gold
+    passage is ranked first of 32 for 73% of the questions, against 1% (chance is 3%) after 500 steps of 32 examples
+    from a random start.
+
+    Args:
+      config: a T5 with tied embeddings and num_heads * d_kv == d_model, of at least 4 heads.
+      seed: of the random parameters.
+
+    Returns:
+      The model's parameters, float32.
+    """
+    size, head, heads = config.d_model, config.d_kv, config.num_heads
+    if not config.tie_word_embeddings or heads * head != size or heads < 4:
+        raise ValueError("the copying start needs tied embeddings, heads * d_kv == d_model and 4 heads")
+    params = jax.tree.map(np.array, initialise(lambda rngs: T5Model(config, rngs=rngs), seed))
+    words = size - head  # the embedding's last dimensions are left free for the note
+    sketch = np.linalg.qr(np.random.default_rng(seed).normal(size=(words, head)))[0].astype(np.float32)
+
+    # Small residual branches, so that every position's state is at first little more than its token.
+    table = params["embedding"]["table"]
+    table *= EMBEDDING_STD
+    table[:, words:] = 0
+    params["decoder_norm"]["scale"] *= size**0.5  # undoes the tied output's scaling
+    for stack in ("encoder", "decoder"):
+        for attention in {"attention", "cross"} & params[stack].keys():
+            params[stack][attention]["out"]["kernel"] *= RESIDUAL_GAIN
+        params[stack]["ffn"]["outer"]["kernel"] *= RESIDUAL_GAIN
+
+    # The note: head 0 of the first encoder layer attends to the token before and writes a sketch of it.
+    positions = params["encoder_positions"]["table"]
+    positions[:, 0] = 0
+    positions[1, 0] = PREVIOUS_TOKEN_BIAS
+    note = params["encoder"]["attention"]
+    note["query"]["kernel"][0, :, :head] = 0
+    note["value"]["kernel"][0, :, :head] = np.pad(sketch, ((0, head), (0, 0)))
+    note["out"]["kernel"][0, :head] = RESIDUAL_GAIN * np.eye(head, size, words)
+
+    # The look-up: half of the first decoder layer's heads compare the token just read with the notes.
+    cross = params["decoder"]["cross"]
+    for part in range(heads // 2):
+        columns = slice(part * head, (part + 1) * head)
+        cross["query"]["kernel"][0, :, columns] = MATCH_SHARPNESS**0.5 * np.pad(sketch, ((0, head), (0, 0)))
+        cross["key"]["kernel"][0, :, columns] = MATCH_SHARPNESS**0.5 * np.eye(size, head, -words)
+
+    # The copy: what is attended to goes straight into the decoder's state.
+    cross["value"]["kernel"][:] = np.eye(size)
+    cross["out"]["kernel"][:] = COPY_GAIN * np.eye(size)
+    return jax.tree.map(jnp.asarray, params)
+
+
+# Dimensions that take up what is left of a token's length, as a share of all.
+_FILLER_SHARE = 1 / 12
+# Of the embedding's entries: Adam's steps have the size of the learning rate, whatever the gradient's.
+_STD = 0.05
+# Residual branches of the layers start small: a state is at first little more than its token.
+_RESIDUAL_GAIN = 0.1
+# The filler is never empty, nor anything else: LayerNorm needs no zeros.
+_MOST = 0.998
+
+
+def lexical_start(
+    config: BertConfig,
+    pieces: Sequence[str],
+    frequencies: np.ndarray,
+    num_passages: int,
+    special: Sequence[int],
+    seed: int,
+) -> Params:
+    """Draws initial parameters of an encoder that already compares words.
+
+    A BERT that starts at random first has to find out that equal words matter, and that rare ones matter more. Here a
+    word piece starts as a random vector whose squared length is its inverse document frequency, the same vector for all
+    pieces with the same stem: the mean over a text's tokens is then a random projection of its weighted bag of words,
+    and the cosine of two such means estimates theirs. LayerNorm gives every token the same length, so the remaining
+    dimensions hold filler that the last LayerNorm's scale, initially 0 there, removes.
+
+    Args:
+      config: a post-LayerNorm BERT with any number of layers, also none.
+      pieces: the vocabulary's V entries as text, "##" before those that go on with a word.
+      frequencies: in how many passages each piece stands, integers [V].
+      num_passages: N.
+      special: ids of tokens that are no words ([CLS], [SEP]); they weigh nothing.
+      seed: of the random vectors.
+
+    Returns:
+      The parameters of a `BertEncoder`, float32.
+    """
+    import Stemmer
+
+    stemmer = Stemmer.Stemmer("english")
+    stems: dict[str, int] = {}
+    group = np.array(
+        [stems.setdefault(piece if piece.startswith("##") else stemmer.stemWord(piece), len(stems)) for piece in pieces]
+    )
+    # Passages with several pieces of one stem count several times: an upper bound, and close where it matters.
+    of_stem = np.minimum(np.bincount(group, np.asarray(frequencies)), num_passages)[group]
+    weight = np.log(1 + (num_passages - of_stem + 0.5) / (of_stem + 0.5))
+    weight[list(special)] = 0.0
+    weight = _MOST * np.maximum(weight / weight.max(), 1e-3)  # the share of a token's squared length that is not filler
+
+    size = config.hidden_size
+    filler = max(2, round(_FILLER_SHARE * size) // 2 * 2)
+    words = size - filler
+    sketch = np.random.default_rng(seed).normal(size=(len(stems), words))
+    sketch -= sketch.mean(axis=1, keepdims=True)
+    sketch /= np.sqrt(np.square(sketch).mean(axis=1, keepdims=True))
+    table = np.empty((config.vocab_size, size), np.float32)
+    table[: len(pieces), :words] = sketch[group] * np.sqrt(weight * size / words)[:, None]
+    signs = np.where(np.arange(filler) % 2, 1.0, -1.0)  # their mean is 0, as LayerNorm makes it
+    table[: len(pieces), words:] = np.sqrt((1 - weight) * size / filler)[:, None] * signs
+    table[len(pieces) :] = 0
+
+    params = jax.tree.map(np.array, initialise(lambda rngs: BertEncoder(config, rngs=rngs), seed))
+    params["word_embedding"]["table"] = _STD * table
+    for name in ("position_embedding", "type_embedding"):  # the order of words says nothing at first
+        params[name]["table"][:] = 0
+    last = params["norm"]["scale"]
+    if config.num_hidden_layers:
+        layers = params["layers"]
+        layers["attention_out"]["kernel"] *= _RESIDUAL_GAIN
+        layers["ffn_out"]["kernel"] *= _RESIDUAL_GAIN
+        last = layers["ffn_norm"]["scale"][-1]
+    last[words:] = 0
+    return jax.tree.map(jnp.asarray, params)

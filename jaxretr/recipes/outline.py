@@ -1,0 +1,136 @@
+"""What a run compiles and holds on the devices, without its weights and data.
+
+A run's class outlines it (`ArtRun.outline` and its like) with the functions that also build the run. What the run
+learns from its files is stated or estimated instead: widths of token arrays from the maximum lengths (real rows may be
+shorter), the number of passages, vocabularies. `jaxretr train --plan` compiles what an outline gives.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jax.sharding import Mesh
+
+from jaxretr.config import Encoder, LiveIndex, Train, Typos
+from jaxretr.data.token_store import ids_dtype
+from jaxretr.models.embed import DualEncoderConfig, JointConfig
+from jaxretr.models.formats.model_shapes import vocabulary_of
+from jaxretr.models.scorer import Prompt
+from jaxretr.objectives.live_index import IndexProgram
+from jaxretr.parallel.mesh import padded_rows
+from jaxretr.recipes.corpus_sizes import CorpusSize
+from jaxretr.recipes.step_questions import check as check_typos
+from jaxretr.recipes.whole_corpus import (
+    abstract_index,
+    abstract_rows,
+    columns,
+    evaluation_batch,
+    index_programs,
+    serves_evaluation,
+)
+from jaxretr.state import CorpusState, CorpusTokens, TrainState
+
+PARAMETERS, FROZEN, OPTIMIZER = "parameters", "frozen parameters", "optimizer state"
+TOKENS, INDEX, FRESH_INDEX = "corpus tokens", "index embeddings", "evaluation's index"
+SCORER, BATCH = "scorer", "batch"
+
+# The ids of ART's instruction in T5's own vocabulary; only how many there are matters here.
+T5_PROMPT = Prompt(prefix=(3, 4, 5, 6), suffix=(*range(3, 15), 1))
+
+
+class Planned(NamedTuple):
+    """One compiled program of a run."""
+
+    name: str
+    when: str
+    program: Callable[..., Any]
+    """Jitted; nothing is compiled yet."""
+    arguments: tuple[Any, ...]
+    """ShapeDtypeStructs with shardings."""
+    groups: dict[str, Any]
+    """The arguments, or parts of them, by what they are."""
+
+
+class Outline(NamedTuple):
+    """All programs of a run, and what it holds on the devices from its first to its last step."""
+
+    programs: list[Planned]
+    resident: dict[str, Any]
+    """ShapeDtypeStructs by what they are; while a program runs, those that are not among its arguments are there too."""
+
+
+def training_step(program: Callable[..., Any], arguments: tuple[Any, ...], resident: dict[str, Any]) -> Planned:
+    """The training step, whose last argument is the batch; it reads all that is resident."""
+    return Planned("step", "every step", program, arguments, {**resident, BATCH: arguments[-1]})
+
+
+def of_state(state: TrainState) -> dict[str, Any]:
+    """The parts of a state, by what they are."""
+    return {PARAMETERS: state.params, FROZEN: state.frozen, OPTIMIZER: (state.opt_state, state.step)}
+
+
+def abstract_tokens(mesh: Mesh, dtype: Any, rows: int, longest: int, *forms: int) -> CorpusTokens:
+    """The shapes of rows of tokens, of which the longest may have `longest`, with their lengths."""
+    shape = (rows, *forms)
+    return CorpusTokens(abstract_rows(mesh, dtype, *shape, columns(longest)), abstract_rows(mesh, "int32", *shape))
+
+
+class AbstractCorpus:
+    """The shapes of a corpus's arrays on the devices, and the programs around its index."""
+
+    def __init__(self, config: Encoder, encoder: DualEncoderConfig | JointConfig, mesh: Mesh, size: CorpusSize):
+        self.mesh, self.encoder = mesh, encoder
+        self.rows = padded_rows(size.passages, mesh)
+        local = Path(config.path).expanduser().is_dir()
+        self.ids = ids_dtype(vocabulary_of(config.path) if local else encoder.bert.vocab_size)
+        self.tokens = abstract_tokens(mesh, self.ids, self.rows, encoder.max_passage_length)
+
+    def index(self, config: LiveIndex) -> CorpusState:
+        """The shapes of an index of the passages."""
+        return abstract_index(self.rows, self.encoder.embedding_size, config.dtype, self.mesh)
+
+    def questions(self, b: int, typos: Typos) -> tuple[CorpusTokens, CorpusTokens | None]:
+        """The shapes of a batch's questions, and of their misspelt forms if a term reads any."""
+        check_typos(typos)
+        longest = self.encoder.max_question_length
+        forms = abstract_tokens(self.mesh, self.ids, b, longest, typos.forms) if typos.forms else None
+        return abstract_tokens(self.mesh, self.ids, b, longest), forms
+
+    def refresh(self, program: IndexProgram, state: TrainState, index: CorpusState) -> Planned:
+        """The refresh of the live index."""
+        return self._refresh("refresh", f"every {program.index.refresh_every} steps", program, state, index, INDEX)
+
+    def evaluation(
+        self, program: IndexProgram, state: TrainState, index: CorpusState, train: Train, searches: bool
+    ) -> list[Planned]:
+        """The programs of an evaluation on questions.
+
+        It searches the live index; where there is none (`searches`), or it is not fresh at every evaluation, one that is
+        made in addition.
+        """
+        live = searches and serves_evaluation(program.index.refresh_every, train)
+        searched = INDEX if live else FRESH_INDEX
+        longest = self.encoder.max_question_length
+        questions = abstract_tokens(self.mesh, self.ids, evaluation_batch(self.mesh), longest)
+        search = Planned(
+            "search",
+            "for every 128 dev questions",
+            index_programs(program, self.mesh)[1],
+            (state.weights, index, questions.tokens, questions.lengths),
+            {PARAMETERS: state.params, FROZEN: state.frozen, searched: index, BATCH: questions},
+        )
+        if live:
+            return [search]
+        when = "every evaluation that finds no fresh index"
+        return [self._refresh("encode", when, program, state, index, FRESH_INDEX), search]
+
+    def _refresh(
+        self, name: str, when: str, program: IndexProgram, state: TrainState, index: CorpusState, group: str
+    ) -> Planned:
+        return Planned(
+            name,
+            when,
+            index_programs(program, self.mesh)[0],
+            (state.weights, self.tokens, index, state.step),
+            {PARAMETERS: state.params, FROZEN: state.frozen, TOKENS: self.tokens, group: index},
+        )
