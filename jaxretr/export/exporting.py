@@ -153,9 +153,9 @@ def export(
     model_folder.check_free(out)
     if to in MODELS:
         model_folder.check_arguments(out, to, layout)  # pyright: ignore[reportArgumentType]
-        return _model(_loaded(model), out, to, layout, license)
+        return _model(loaded(model), out, to, layout, license)
     if to in ENCODERS:
-        encoder = _loaded(model)
+        encoder = loaded(model)
         if to == "onnx":
             from jaxretr.export.onnx_encoder import export as write
         else:
@@ -165,7 +165,7 @@ def export(
     store = open_store(index) if isinstance(index, str | Path) else index
     assert store is not None
     questions = None if queries is None else read_questions(queries)
-    encoder = _loaded(model)
+    encoder = loaded(model)
     check_store(store, encoder, name_of(encoder))
     source = IndexSource.open(store)
     asked = None if questions is None else encode_texts(encoder, questions, None)
@@ -190,10 +190,6 @@ def export(
                 source, encoder, out, faiss_kind or "flat", **settings, advance=progress.advance
             )
     return Exported(out, to, written)
-
-
-def _loaded(model: Encoder | Path_ | Callable[[], Encoder]) -> Encoder:
-    return model() if callable(model) else loaded(model)
 
 
 def _model(encoder: Encoder, out: Path, to: Any, layout: Any, license: str | None) -> Exported:
@@ -227,7 +223,7 @@ def _scann(
     store = open_store(index) if isinstance(index, str | Path) else index
     assert store is not None
     questions = None if queries is None else read_questions(queries)
-    encoder = _loaded(model)
+    encoder = loaded(model)
     check_store(store, encoder, name_of(encoder))
     embeddings: np.ndarray | None = None if questions is None else encode_texts(encoder, questions, None)
     workdir = out.absolute().parent  # On the file system of the result: the files are large.

@@ -14,7 +14,6 @@ import numpy as np
 
 from jaxretr.data.text_rows import RowError, check_trec_id
 from jaxretr.errors import UsageError, UserError
-from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.parallel import memory
 from jaxretr.parallel.hosts import agree
@@ -89,7 +88,7 @@ def search(
     opened = _open(index, row_filter, len(questions), k)
     if trec_ids:
         _check_trec_ids(opened.ids, opened.name)
-    encoder = loaded(encoder if isinstance(encoder, DualEncoder | CombinedEncoder | str | Path) else encoder())
+    encoder = loaded(encoder)
     opened.check(encoder)
     agree("the search", {"index": opened.contents, "questions": texts_fingerprint(questions)})
     scores, ids = opened.search(encode_texts(encoder, questions, batch_size))

@@ -175,7 +175,7 @@ def grouped_topk(queries: jax.Array, shard: Shard, k: int, block_rows: int) -> t
     of_questions = queries, jnp.sort(groups, axis=-1)
     # A few questions at a time keep all cores busy.
     scores, row = lax.map(
-        lambda of_one: _group_scores(*of_one, shard, size), of_questions, batch_size=4 if batch >= 32 else None
+        lambda one: _group_scores(one[0], one[1], shard, size), of_questions, batch_size=4 if batch >= 32 else None
     )  # [B, k * FINE]
     scores, row = select_best(scores, row, k)
     return scores, jnp.where(scores == -jnp.inf, NO_ROW, row)

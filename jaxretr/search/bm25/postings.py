@@ -40,13 +40,13 @@ class Statistics:
     @classmethod
     def count(cls, slabs: Iterable[Slab], num_ids: int) -> "Statistics":
         """Counts them in passages' words with `num_ids` different ids."""
-        from jaxretr.search.bm25 import kernel as bm25_kernel
+        from jaxretr.search.bm25 import kernel
 
         holders = np.zeros(num_ids, np.int64)
         last_row_of = np.full(num_ids, -1, np.int32)
         rows = total = 0
         for words, lengths in slabs:
-            bm25_kernel.count_holders(words, lengths, rows, last_row_of, holders)
+            kernel.count_holders(words, lengths, rows, last_row_of, holders)
             rows += len(lengths)
             total += len(words)
         return cls(holders, rows, total)
@@ -72,9 +72,9 @@ class Postings:
           statistics: of the whole corpus.
           settings: parameters of the formula.
         """
-        from jaxretr.search.bm25 import kernel as bm25_kernel
+        from jaxretr.search.bm25 import kernel
 
-        self._kernel = bm25_kernel
+        self._kernel = kernel
         order = statistics.order()
         ids = np.argsort(order)  # of each word by its number
         here = np.zeros(len(order), np.int64)
@@ -82,7 +82,7 @@ class Postings:
         lengths_of_slabs = [np.empty(0, np.int32)]
         row = 0
         for words, lengths in slabs():
-            bm25_kernel.count_holders(words, lengths, row, last_row_of, here)
+            kernel.count_holders(words, lengths, row, last_row_of, here)
             lengths_of_slabs.append(lengths)
             row += len(lengths)
         starts = np.zeros(len(order) + 1, np.int64)
@@ -94,7 +94,7 @@ class Postings:
         ends = starts[:-1].copy()
         row = 0
         for words, lengths in slabs():
-            bm25_kernel.add_postings(words, lengths, row, order, last_row_of, ends, rows, scores)
+            kernel.add_postings(words, lengths, row, order, last_row_of, ends, rows, scores)
             row += len(lengths)
         del ends, last_row_of
         self.num_passages = row
@@ -106,7 +106,7 @@ class Postings:
             lengths = quantised_lengths(lengths)
         norms = 1 - settings.b + settings.b * lengths / (statistics.num_words / statistics.num_passages)
         form = {"atire": 1, "bm25l": 2, "bm25+": 3}.get(settings.method, 0)
-        bm25_kernel.counts_to_scores(starts, rows, scores, idf, absent, norms, settings.k1, form)
+        kernel.counts_to_scores(starts, rows, scores, idf, absent, norms, settings.k1, form)
         # What adds nothing (Robertson's idf is 0 for words of half the passages) is no posting.
         if len(scores) and scores.min() <= 0:
             kept = scores > 0
@@ -120,8 +120,8 @@ class Postings:
         first_common = int(np.searchsorted(holders, statistics.num_passages / _COMMON_SHARE, side="right"))
         blocks = np.zeros((len(order) - first_common, -(-self.num_passages // 32)), np.uint64)
         best_of_block = np.zeros((len(blocks), -(-self.num_passages // 64)), np.float32)
-        bm25_kernel.fill_blocks(starts, rows, scores, first_common, blocks, best_of_block)
-        self._lists = bm25_kernel.Lists(starts, rows, scores, best, first_common, blocks, best_of_block)
+        kernel.fill_blocks(starts, rows, scores, first_common, blocks, best_of_block)
+        self._lists = kernel.Lists(starts, rows, scores, best, first_common, blocks, best_of_block)
         self._absent = absent if absent.any() else None
 
     def search(
