@@ -25,7 +25,7 @@ class Checkpoints:
 
     Args:
       folder: where they lie, on a disk that all hosts see or in a bucket (`jaxretr.storage.paths.as_path`).
-      config: stored beside each checkpoint; `train.keep` and `train.best_metric` rule what is kept.
+      config: stored with each checkpoint; `train.keep` and `train.best_metric` rule what is kept.
     """
 
     def __init__(self, folder: Path, config: Config):

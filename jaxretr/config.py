@@ -1,7 +1,7 @@
 """Every setting of every run, as frozen dataclasses: one class a kind of run, one section a concern.
 
-An experiment is a Python file with `def config() -> Config`; command-line overrides and the JSON beside each
-checkpoint go through this file, and both refuse a name that does not exist.
+An experiment is a Python file with `def config() -> Config`; command-line overrides and the JSON stored with
+each checkpoint go through this file; both refuse a name that does not exist.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ Dtype = Literal["float32", "bfloat16"]
 EncodeDtype = Literal["auto", "float32", "bfloat16"]
 Pooling = Literal["cls", "mean"]
 
-# Among the figures of evaluations; of all others more is better.
+# Among the metrics of evaluations; for all others higher is better.
 LOWER_IS_BETTER = ("loss", "average_rank")
 
 
@@ -114,7 +114,7 @@ class AdapterShape:
     lora_targets: tuple[str, ...] = ("query", "value")
     """Among query, key, value, attention_out, ffn_in, ffn_out."""
     bottleneck: int = 192
-    """Of the parallel adapter beside the feed-forward network, a quarter of BERT-base's width; 0: none."""
+    """Of the adapter parallel to the feed-forward network, a quarter of BERT-base's width; 0: none."""
     scale: float = 4.0
     """Multiplies the parallel adapter's result, its bias included."""
 
@@ -142,7 +142,7 @@ class Encoder:
     passage_path: str | None = None
     """The second tower's folder, where it comes apart (DPR's context encoder)."""
     fresh: BertShape | None = None
-    """Draw the weights anew in this shape, by the run's seed, and take only the tokenizer from `path`."""
+    """Start with random weights in this shape, drawn with the run's seed; only the tokenizer comes from `path`."""
     fresh_start: Literal["random", "lexical"] = "random"
     """How: as BERT does, or so that equal words of the corpus are near at once, rare ones most (see
     jaxretr/models/lexical_start.py); for supervised runs with a corpus."""
@@ -282,7 +282,7 @@ Art.__init__ = _accept_older_names(Art.__init__)
 
 @dataclass(frozen=True)
 class Typos:
-    """Training for misspelt questions: terms beside a run's own objective, see jaxretr/objectives/typo_terms.py.
+    """Training for misspelt questions: terms that are added to a run's own objective; see jaxretr/objectives/typo_terms.py.
 
     A question q has `variants` misspelt forms q~ in a step. With all weights at their defaults there are none, and
     nothing changes.
@@ -298,7 +298,7 @@ class Typos:
     """Misspelt forms of each question in a step, where a term below reads any."""
     pre_drawn: int = 0
     """Misspell and tokenise each question so many times before the first step, and draw each step's forms from these;
-    0: misspell anew at every step."""
+    0: new typos at every step."""
     augmentation: float = 0.0
     """Chance that a step reads a question itself misspelt."""
     clean_weight: float = 1.0
@@ -317,7 +317,7 @@ class Typos:
 
     @property
     def forms(self) -> int:
-        """Misspelt forms that a step reads beside each question; 0 where no term wants them."""
+        """Misspelt forms that a step reads for each question; 0 if no term uses them."""
         weights = (
             self.contrast_weight,
             self.passage_weight,
@@ -363,7 +363,7 @@ class ContrastiveData(DevData):
     """Of a BEIR folder's judgements."""
     corpus: str | None = None
     """Where passage ids lead, and what is searched; a BEIR folder's own by default. The training file itself makes its
-    passages the corpus. Needed for retrieved negatives, the corpus-wide softmax and retrieval figures."""
+    passages the corpus. Needed for retrieved negatives, the corpus-wide softmax and retrieval metrics."""
     more_corpora: tuple[str, ...] = ()
     """Further files of passages, whose rows stand behind the corpus's."""
     teacher_positives: int | None = None
@@ -380,7 +380,7 @@ class ContrastiveData(DevData):
 
 @dataclass(frozen=True)
 class Negatives:
-    """Each question's own negatives, beside all the other passages of the batch."""
+    """Each question's own negatives, in addition to all the other passages of the batch."""
 
     static: int = 1
     """Drawn at each step from the training file's hard negatives; where a question has none, from its others."""
@@ -426,7 +426,7 @@ class Contrastive:
 
 @dataclass(frozen=True)
 class Distillation:
-    """Learning from a teacher's stored scores (the training file's), beside or instead of the contrastive loss."""
+    """Learning from a teacher's stored scores (the training file's), in addition to the contrastive loss or instead of it."""
 
     loss: Literal["none", "margin_mse", "kl"] = "none"
     """The squared error of the margins between positive and negatives (margin_mse), or KL(teacher || student) over a
@@ -441,7 +441,7 @@ class Distillation:
 
 @dataclass(frozen=True)
 class Joint:
-    """Training beside a frozen lexical encoder (SPAR, Chen et al. 2022): the score is sim + w sim_L."""
+    """Training together with a frozen lexical encoder (SPAR, Chen et al. 2022): the score is sim + w sim_L."""
 
     lexical: str | None = None
     """The lexical encoder's folder; None: the encoder is trained alone."""
@@ -494,7 +494,7 @@ class PretrainData:
     vocabulary_every: int = 5
     """The vocabulary is learnt from every n-th passage."""
     max_length: int = 128
-    """Tokens of a passage. Of a longer one the encoder reads a window, drawn anew at each access, the scorer the start."""
+    """Tokens of a passage. Of a longer one the encoder reads a window, drawn at each access, the scorer the start."""
     held_out: int = 1000
     """Passages kept out of training, for the held-out loss."""
     token_cache: str | None = None
@@ -604,11 +604,11 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         config = names["config"]()
     except UserError:
         raise
-    except Exception as error:  # The file is the user's program: whatever it raises is in it to be mended.
+    except Exception as error:  # The file is the user's program: whatever it raises is to be fixed there.
         line, what = _line_in(error, path), f"{type(error).__name__}: {error}"
         if isinstance(error, SyntaxError) and error.filename == str(path):
             line, what = error.lineno, error.msg
-        raise UsageError(f"{path}:{line}: {what}; mend the config file") from error
+        raise UsageError(f"{path}:{line}: {what}; fix the config file") from error
     if not isinstance(config, Config):
         raise UsageError(f"{path}: config() returned a {type(config).__name__}; return a jaxretr.config.Config")
     return override(config, overrides)

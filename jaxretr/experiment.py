@@ -14,7 +14,7 @@ _PACKAGE = Path(__file__).parent
 
 
 def shipped_folder() -> Path:
-    """The folder of the configs that come with the library: in the package, or in a checkout beside it."""
+    """The folder of the configs that come with the library: in the package, or next to it in a checkout."""
     inside = _PACKAGE / "configs"
     return inside if inside.is_dir() else _PACKAGE.parent / "configs"
 

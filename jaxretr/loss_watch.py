@@ -1,4 +1,4 @@
-"""Stops a run whose loss is no number any more, or has jumped, and keeps what is needed to see why."""
+"""Stops a run whose loss is NaN or infinite, or has jumped, and keeps what is needed to find the cause."""
 
 import json
 import math
@@ -21,7 +21,7 @@ FOLDER = "failed"
 
 
 class BadLoss(NamedTuple):
-    """A step after which a run does not go on."""
+    """A step after which a run stops."""
 
     step: int
     """The number of finished steps, this one included."""
@@ -36,7 +36,7 @@ class LossWatch:
     def __init__(self, factor: float | None):
         """
         Args:
-          factor: of the median of the last losses, above which a loss is a jump; None: only what is no number is bad.
+          factor: of the median of the last losses, above which a loss is a jump; None: only NaN and infinity are bad.
         """
         self._factor = factor
         self._new: list[tuple[int, jax.Array]] = []

@@ -47,11 +47,11 @@ class MetricsLog:
         examples: int = 0,
         seconds: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Reports the figures of a step.
+        """Reports the metrics of a step.
 
         Args:
           step: number of finished steps.
-          values: figures by name.
+          values: metrics by name.
           examples: questions a step, for examples/s; 0 leaves the rate out.
           seconds: what each part of the run took since the last time; in the files alone, as "seconds/PART".
         """

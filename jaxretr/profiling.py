@@ -61,7 +61,7 @@ class StepTrace:
     def __init__(self, steps: tuple[int, int] | None, workdir: Path, start: int, total: int):
         """
         Args:
-          steps: A and B; None: nothing is traced. Of a run that goes on, those that are left of them.
+          steps: A and B; None: nothing is traced. A resumed run traces those that are left.
           workdir: the run's folder.
           start: the last step that an earlier part of the run has done.
           total: steps of the whole run.

@@ -1,7 +1,7 @@
 """The quickstart: a retriever learnt from questions alone, on data that ships with the package.
 
 It trains the small encoder with ART on 3,755 real questions, without looking at which passage answers which, and
-measures on 1,041 others. Beside it runs the control: the same steps with the teacher's scores dealt out at random.
+measures on 1,041 others. It also runs the control: the same steps with the teacher's scores dealt out at random.
 """
 
 import dataclasses
@@ -37,12 +37,12 @@ def main(workdir: Path, seed: int = 0, steps: int | None = None) -> dict[str, di
 
     Args:
       workdir: receives the runs art/ and shuffled_teacher/, index/, learning_curve.png and results.json. An
-        interrupted quickstart goes on where it was.
+        interrupted quickstart resumes.
       seed: of the order of the questions and of the control's shuffling.
       steps: training steps of both runs; None is the config's number.
 
     Returns:
-      The figures of each row of the table, on the test questions.
+      The metrics of each row of the table, on the test questions.
     """
     if steps is not None and steps < 1:
         raise UsageError(f"--steps {steps}: at least one step")
@@ -84,13 +84,13 @@ def main(workdir: Path, seed: int = 0, steps: int | None = None) -> dict[str, di
 
 
 def figures(retriever: Retriever, test: BeirSet) -> dict[str, float]:
-    """The figures of one row of the table."""
+    """The metrics of one row of the table."""
     scores, rows = retriever([question.text for question in test.questions], 100)
     return retrieval_figures(test.corpus, test.questions, test.qrels, scores, rows)
 
 
 def print_table(table: dict[str, dict[str, float]]) -> None:
-    """Prints the rows' figures in percent."""
+    """Prints the rows' metrics in percent."""
     width = max(map(len, table))
     print(f"{'':{width}}" + "".join(f"{name:>12}" for name in SHOWN))
     for name, values in table.items():

@@ -77,14 +77,14 @@ class Run(Protocol):
         ...
 
     def refreshed(self, state: Any, number: int) -> Any:
-        """The state with what is due before step `number`, a live index encoded anew; the same one where nothing is.
+        """The state with what is due before step `number`, such as a refreshed live index; the same state if nothing is.
 
         `step` begins with it. What was done already, as the state tells, is not done again; `state` is used up.
         """
         ...
 
     def evaluate(self, state: Any) -> dict[str, float]:
-        """Figures on the dev set; empty where there is none."""
+        """Metrics on the dev set; empty if there is none."""
         ...
 
     def save_model(self, state: Any, folder: Path) -> None:
@@ -159,13 +159,13 @@ class TrainResult(Mapping[str, float]):
 def train(
     config: Config, workdir: str | os.PathLike[str], *, profile_steps: tuple[int, int] | None = None
 ) -> TrainResult:
-    """Runs a config to its end, or from the newest checkpoint in `workdir` on.
+    """Trains by a config to the last step; resumes automatically if `workdir` contains a checkpoint.
 
     The folder holds config.json, checkpoints/, metrics.jsonl, tensorboard/, and at the end model/: the best model by
     `train.best_metric`, or the last one where there is no dev set.
 
     Args:
-      config: the settings; a folder that was begun with others is refused.
+      config: the settings; a folder that was started with others is refused.
       workdir: the run's folder, created when missing; on a disk or in a bucket (`jaxretr.storage.paths.as_path`).
       profile_steps: first and last step, counted from 1, of a trace in the folder's profile/.
 
@@ -258,7 +258,7 @@ def _train(
                 logs = step % config.train.log_every == 0 or last
                 evaluates = step % config.train.eval_every == 0 or last
                 saves = step % config.train.save_every == 0 or last or stopping
-                # Before anything is saved: what a checkpoint holds can be gone on from.
+                # Before anything is saved: a run can resume from every checkpoint.
                 with clock.part("steps"):
                     bad = watch.check() if logs or evaluates or saves else None
                 if bad:
@@ -268,20 +268,20 @@ def _train(
                 if logs:
                     values = {name: float(value) for name, value in metrics.items()}
                     metrics_log.write(step, values, examples=config.train.batch_size, seconds=clock.news())
-                figures = None
+                measured = None
                 if evaluates:
                     with clock.part("evaluation"):
                         # Due before the next step, and so encoded once for both.
                         state = run.refreshed(state, step)
                         best = evaluate(run, state, step, best, workdir, metrics_log, writes)
-                    figures = best and best["latest"]
-                if figures or saves:
+                    measured = best and best["latest"]
+                if measured or saves:
                     with clock.part("checkpoints"):
                         folder.push()
-                        checkpoints.save(step, state, figures)
+                        checkpoints.save(step, state, measured)
                 if stopping:
                     checkpoints.wait()
-                    log.warning("interrupted: saved step %d; run the same command again to go on", step)
+                    log.warning("interrupted: saved step %d; run the same command again to resume", step)
                     raise SystemExit(EXIT_AGAIN)
             with clock.part("checkpoints"):
                 checkpoints.wait()
@@ -306,29 +306,29 @@ def evaluate(
     writes: bool,
 ) -> dict[str, Any] | None:
     """Evaluates; saves the model if it is the best so far. Returns the best so far, None without a dev set."""
-    figures = run.evaluate(state)
-    if not figures:
+    metrics = run.evaluate(state)
+    if not metrics:
         return None
-    metrics_log.write(step, figures)
+    metrics_log.write(step, metrics)
     metric = run.config.train.best_metric
-    if metric not in figures:
-        raise UsageError(f"train.best_metric={metric}: the evaluation gives {', '.join(figures)}; choose one of these")
+    if metric not in metrics:
+        raise UsageError(f"train.best_metric={metric}: the evaluation gives {', '.join(metrics)}; choose one of these")
     sign = -1 if metric in LOWER_IS_BETTER else 1
-    if best is None or sign * figures[metric] > sign * best["figures"][metric]:
-        best = {"step": step, "figures": figures}
+    if best is None or sign * metrics[metric] > sign * best["figures"][metric]:
+        best = {"step": step, "figures": metrics}
         run.save_model(state, workdir / "model")
         if writes:
             write_best(workdir, best)
-    return {**best, "latest": figures}
+    return {**best, "latest": metrics}
 
 
 def note_no_gain(best: dict[str, Any], metric: str, workdir: Path, writes: bool) -> None:
-    """Says, in the log and in best.json, that the model that was kept is the one that the run began with."""
+    """Reports, in the log and in best.json, that the best model is the one that the run started from."""
     before, after = (best[name][metric] for name in ("figures", "latest"))
     note = (
         f"the best checkpoint is the start: training did not improve validation {metric} ({before:.4f} -> {after:.4f})"
     )
-    log.warning("%s; %s holds the model as it was before training", note, workdir / "model")
+    log.warning("%s; %s is the model as it was before training", note, workdir / "model")
     if writes:
         write_best(workdir, {"step": best["step"], "figures": best["figures"], "note": note})
 
@@ -360,7 +360,7 @@ def claim(workdir: Path, config: Config, writes: bool) -> None:
             if begun != config:
                 changed = [name for name, value in to_json(config).items() if to_json(begun).get(name) != value]
                 raise UsageError(
-                    f"{path}: this folder was begun with other settings ({', '.join(changed)}); "
+                    f"{path}: this folder was started with other settings ({', '.join(changed)}); "
                     "use the same ones to resume, or another --workdir"
                 )
         elif writes:

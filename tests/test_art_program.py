@@ -75,7 +75,7 @@ def test_state_and_index_are_donated_and_nothing_is_compiled_twice(run: ArtRun) 
     run.evaluate(state)
     run.evaluate(ArtState(*state))
     fresh = run.refreshed(run.init(), 0)
-    assert run.whole.is_fresh(*fresh) and run.evaluate(fresh) == run.dev.figures(fresh.train, run.whole)
+    assert run.whole.is_fresh(*fresh) and run.evaluate(fresh) == run.dev.metrics(fresh.train, run.whole)
     assert run.whole.refresh_program._cache_size() == 1 and run.whole.search._cache_size() == 1
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))  # Evaluation takes nothing.
 

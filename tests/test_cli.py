@@ -352,22 +352,27 @@ def test_train_leaves_a_run_and_a_second_call_says_that_it_is_done(trained: Path
 
 
 def test_train_passes_overrides_on(monkeypatch: pytest.MonkeyPatch, trained: Path, tmp_path: Path):
-    from jaxretr.commands import train as command
+    from jaxretr import train as module
 
     seen = []
-    monkeypatch.setattr(command, "train", lambda *given, profile_steps: seen.append((*given, profile_steps)) or {})
+
+    def train(*given: Any, profile_steps: Any) -> module.TrainResult:
+        seen.append((*given, profile_steps))
+        return module.TrainResult({}, None, tmp_path / "model")
+
+    monkeypatch.setattr(module, "train", train)
     words = ["--train.steps", "9", "--art.no-write-back", "--workdir", tmp_path, "--optimizer.clip=0.5"]
     assert run("train", trained / "tiny_art.py", *words, "--profile-steps", "3:4") == 0
     ((config, workdir, profile_steps),) = seen
     assert profile_steps == (3, 4)
     assert (config.train.steps, config.index.write_back, config.optimizer.clip) == (9, False, 0.5)
-    assert workdir == tmp_path
+    assert Path(workdir) == tmp_path
 
 
 def test_a_folder_begun_with_other_settings_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]):
     words = ["train", trained / "tiny_art.py", "--workdir", trained / "run", "--art.top-k", "5"]
     assert run(*words) == 2
-    assert "this folder was begun with other settings (art); use the same ones" in capsys.readouterr().err
+    assert "this folder was started with other settings (art); use the same ones" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

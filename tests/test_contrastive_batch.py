@@ -20,7 +20,7 @@ from peers import torch
 from tiny import changed_program, contrastive_program
 
 from jaxretr.config import Distillation, Typos
-from jaxretr.objectives.contrastive import NO_PASSAGE, ContrastiveBatch, ContrastiveProgram, batch_loss
+from jaxretr.objectives.contrastive import NO_PASSAGE, ContrastiveBatch, ContrastiveProgram, PassagesOfBatch, batch_loss
 from jaxretr.parallel.mesh import DATA, make_mesh
 from jaxretr.state import CorpusState
 
@@ -151,7 +151,7 @@ def ours(
 
         def of_vectors(vectors: tuple[jax.Array, ...]) -> tuple[jax.Array, dict[str, jax.Array]]:
             q, p, *forms = vectors
-            return batch_loss(program, q, p, own, everyone, index, contents, batch, *forms)
+            return batch_loss(program, q, p, PassagesOfBatch(own, everyone, index, contents), batch, *forms)
 
         (loss, metrics), gradients = jax.value_and_grad(of_vectors, has_aux=True)(vectors)
         return lax.psum(loss, DATA), lax.psum(metrics, DATA), gradients

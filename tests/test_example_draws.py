@@ -125,7 +125,7 @@ def test_contradicting_settings_are_refused(changes: dict[str, dict[str, Any]], 
 
 def test_missing_negatives_and_scores_are_refused() -> None:
     empty = Ragged.from_rows([[]] * 4, np.int32)
-    with pytest.raises(UsageError, match=r"holds no negatives; .*jaxretr mine"):
+    with pytest.raises(UsageError, match=r"contains no negatives; .*jaxretr mine"):
         draws(training_set(negatives=empty, other_negatives=empty), negatives={"static": 1})
     with pytest.raises(UserError, match="no scores to learn from"):
         draws(training_set(), distillation={"loss": "kl"})

@@ -16,7 +16,7 @@ from jaxretr.errors import UsageError, UserError
 from jaxretr.objectives.contrastive import NO_PASSAGE
 from jaxretr.parallel.mesh import make_mesh
 from jaxretr.recipes.contrastive import ContrastiveRun
-from jaxretr.recipes.lexical_draws import LexicalDraws, as_training_set
+from jaxretr.recipes.example_draws import LexicalDraws, as_training_set
 from jaxretr.recipes.run_examples import read_run_examples
 from jaxretr.train import train
 

@@ -69,7 +69,7 @@ def test_figures_are_those_of_an_index_of_their_own(
     state = run.init()
     for number in range(3):
         encodings.clear()
-        expected = run.dev.figures(state.train, run.whole)
+        expected = run.dev.metrics(state.train, run.whole)
         assert run.evaluate(state) == expected
         # Fresh before the first step, and after the second where the refresh that is due has been made.
         assert len(encodings) == (1 if number in (0, 2) else 2)

@@ -61,15 +61,26 @@ class ContrastiveProgram(IndexProgram):
         return self.negatives.retrieved > 0 or self.contrastive.corpus_softmax
 
 
+@dataclass(frozen=True)
+class PassagesOfBatch:
+    """What is known of a batch's passages besides their embeddings, on one device inside the step."""
+
+    contents: jax.Array
+    """Of this device's passages the first rows with that title and text, int32 [b, C]."""
+    rows: jax.Array
+    """The corpus rows of all passages, int32 [B, C]."""
+    index: CorpusState | None
+    """This device's part of the live index; read by the corpus-wide softmax only."""
+    corpus_contents: jax.Array
+    """Its rows' contents, int32 [n]."""
+
+
 @jax.named_scope("loss")
 def batch_loss(
     program: ContrastiveProgram,
     q: jax.Array,
     p: jax.Array,
-    own: jax.Array,
-    rows: jax.Array,
-    index: CorpusState | None,
-    corpus_contents: jax.Array,
+    passages: PassagesOfBatch,
     batch: ContrastiveBatch,
     forms: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -79,10 +90,7 @@ def batch_loss(
       program: the run's constants.
       q: this device's questions, float32 [b, D].
       p: their passages, float32 [b, C, D].
-      own: these passages' contents, int32 [b, C].
-      rows: all passages' corpus rows, int32 [B, C].
-      index: this device's part of the live index; read by the corpus-wide softmax only.
-      corpus_contents: its rows' contents, int32 [n].
+      passages: what else is known of them.
       batch: this device's part of it.
       forms: the questions' misspelt forms, float32 [b, V, D]; None without terms for typos.
 
@@ -91,21 +99,8 @@ def batch_loss(
     """
     b, c, _ = p.shape
     size = b * lax.axis_size(DATA)
-    first = lax.axis_index(DATA) * b
-    contents, known = (lax.all_gather(x, DATA, tiled=True, to="invarying") for x in (own, batch.known))
-    settings = {
-        "positives": program.positives,
-        "mask_known_positives": program.negatives.mask_known_positives,
-        "mask_duplicates": program.negatives.mask_duplicates,
-    }
-    masks = Masks.of_batch(own, contents, batch.known, first=first, **settings)
-    false_negatives = jnp.concatenate(
-        [
-            known if program.negatives.mask_known_positives else known[:, :0],
-            contents[:, : program.positives if program.negatives.mask_duplicates else 0],
-        ],
-        axis=1,
-    )
+    given = _Given.of_batch(program, passages, batch)
+    symmetric, typos = program.contrastive.symmetric, program.typos
     every_q, every_p = (lax.all_gather(x, DATA, tiled=True) for x in (q, p))
     every_form = None if forms is None else lax.all_gather(forms, DATA, tiled=True)
     loss = jnp.zeros((), jnp.float32)
@@ -113,29 +108,18 @@ def batch_loss(
     for dim in program.sizes:  # the whole embedding comes last, and gives the metrics
         own_q, own_p, all_q, all_p = (_prefix(program, dim, x) for x in (q, p, every_q, every_p))
         all_forms = None if every_form is None else _prefix(program, dim, every_form)
-        to_passages = _ToPassages(
-            program,
-            own_p,
-            all_p.reshape(size * c, dim),
-            masks,
-            false_negatives,
-            first,
-            rows,
-            index,
-            corpus_contents,
-            batch,
-        )
+        to_passages = _ToPassages(given, own_p, all_p.reshape(size * c, dim))
         losses, scores = (x[:, 0] for x in to_passages.softmax(own_q[:, None], all_q[:, None]))
-        if program.contrastive.symmetric:
+        if symmetric:
             asked = all_q[:, None]
-            if program.typos.multi_positive and all_forms is not None:
+            if typos.multi_positive and all_forms is not None:
                 asked = jnp.concatenate([asked, all_forms], axis=1)
-            losses = (losses + _of_passages(program, own_p, asked, own, contents, known, first)) / 2
+            losses = (losses + _of_passages(given, own_p, asked)) / 2
         losses = to_passages.with_distillation(losses[:, None], own_q[:, None])[:, 0]
         if forms is not None and all_forms is not None:
-            counted = jnp.broadcast_to(contents.reshape(-1) != NO_PASSAGE, scores.shape)
+            counted = jnp.broadcast_to(given.contents.reshape(-1) != NO_PASSAGE, scores.shape)
             of_forms, terms = form_losses(
-                program.typos,
+                typos,
                 own_q,
                 _prefix(program, dim, forms),
                 scores,
@@ -144,19 +128,53 @@ def batch_loss(
                 tokens=batch.tokens,
                 temperature=program.contrastive.temperature,
             )
-            losses = program.typos.clean_weight * losses + of_forms
-            if program.typos.passage_self_teaching_weight:
+            losses = typos.clean_weight * losses + of_forms
+            if typos.passage_self_teaching_weight:
                 taught = _passages_taught(program, own_p[:, 0], all_q, all_forms)
-                losses += program.typos.passage_self_teaching_weight * taught
+                losses += typos.passage_self_teaching_weight * taught
                 terms["typo_passage_self_teaching"] = taught
             metrics |= {name: of_term.sum() / size for name, of_term in terms.items()}
         loss += losses.sum() / size
+        masks = given.masks
         best = jnp.where(masks.negative, scores, -jnp.inf).max(axis=-1)
         metrics["accuracy"] = (jnp.where(masks.positive, scores, -jnp.inf).max(axis=-1) > best).sum() / size
         # The corpus is counted without taking off the batch's own rows: they are few.
         distant = program.corpus_rows if program.contrastive.corpus_softmax else 0
         metrics["negatives"] = masks.negative.sum() / size + jnp.float32(distant * b / size)
     return loss, metrics
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What the loss reads at every size of the embedding."""
+
+    program: ContrastiveProgram
+    passages: PassagesOfBatch
+    batch: ContrastiveBatch
+    first: jax.Array  # the place of this device's first question in the batch
+    contents: jax.Array  # of all passages [B, C]
+    known: jax.Array  # of all questions [B, Q]
+    masks: Masks
+    false_negatives: jax.Array  # contents that are no negatives of a question [B, X]
+
+    @staticmethod
+    def of_batch(program: ContrastiveProgram, passages: PassagesOfBatch, batch: ContrastiveBatch) -> "_Given":
+        own, negatives = passages.contents, program.negatives
+        first = lax.axis_index(DATA) * len(own)
+        contents, known = (lax.all_gather(x, DATA, tiled=True, to="invarying") for x in (own, batch.known))
+        masks = Masks.of_batch(
+            own,
+            contents,
+            batch.known,
+            first=first,
+            positives=program.positives,
+            mask_known_positives=negatives.mask_known_positives,
+            mask_duplicates=negatives.mask_duplicates,
+        )
+        judged = known if negatives.mask_known_positives else known[:, :0]
+        copies = contents[:, : program.positives if negatives.mask_duplicates else 0]
+        false_negatives = jnp.concatenate([judged, copies], axis=1)
+        return _Given(program, passages, batch, first, contents, known, masks, false_negatives)
 
 
 @dataclass(frozen=True)
@@ -167,16 +185,9 @@ class _ToPassages:
     [B, F, D'].
     """
 
-    program: ContrastiveProgram
+    given: _Given
     own_p: jax.Array  # [b, C, D']
     all_p: jax.Array  # [M, D']
-    masks: Masks
-    false_negatives: jax.Array  # [B, X]
-    first: jax.Array | int
-    rows: jax.Array  # [B, C]
-    index: CorpusState | None
-    corpus_contents: jax.Array  # [n]
-    batch: ContrastiveBatch
 
     def losses(self, vectors: jax.Array, everyone: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The run's loss from question to passages [b, F], with the scores [b, F, M]."""
@@ -185,37 +196,39 @@ class _ToPassages:
 
     def with_distillation(self, losses: jax.Array, vectors: jax.Array) -> jax.Array:
         """Contrastive losses of vectors and what they learn from a teacher, each with its weight, [b, F]."""
-        losses = self.program.distillation.contrastive_weight * losses
-        if self.program.distillation.loss != "none":
-            losses += self.program.distillation.weight * self.distilled(vectors)
+        distillation = self.given.program.distillation
+        losses = distillation.contrastive_weight * losses
+        if distillation.loss != "none":
+            losses += distillation.weight * self.distilled(vectors)
         return losses
 
     def softmax(self, vectors: jax.Array, everyone: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The cross-entropy over the passages [b, F], with the scores [b, F, M]."""
-        program = self.program
+        given, program = self.given, self.given.program
+        temperature = program.contrastive.temperature
         b, f, dim = vectors.shape
-        scores = (_scores(vectors.reshape(b * f, dim), self.all_p) / program.contrastive.temperature).reshape(b, f, -1)
+        scores = (_scores(vectors.reshape(b * f, dim), self.all_p) / temperature).reshape(b, f, -1)
         further = None
         if program.contrastive.corpus_softmax:
-            assert self.index is not None
+            assert given.passages.index is not None
             of_batch = corpus_logsumexp(
                 everyone.reshape(-1, dim),
-                self.index.embeddings[:, :dim],
-                self.corpus_contents,
-                self.rows.reshape(-1),
-                jnp.repeat(self.false_negatives, f, axis=0),
+                given.passages.index.embeddings[:, :dim],
+                given.passages.corpus_contents,
+                given.passages.rows.reshape(-1),
+                jnp.repeat(given.false_negatives, f, axis=0),
                 num_valid=program.corpus_rows,
-                temperature=program.contrastive.temperature,
+                temperature=temperature,
                 normalise=program.encoder.normalise and dim < program.encoder.embedding_size,
                 block_rows=program.index.block_rows,
             )  # [B F]
-            further = lax.dynamic_slice_in_dim(of_batch, self.first * f, b * f).reshape(b, f)
-        masks = self.masks
+            further = lax.dynamic_slice_in_dim(of_batch, given.first * f, b * f).reshape(b, f)
+        masks = given.masks
         return contrastive_losses(scores, masks.positive[:, None], masks.negative[:, None], further), scores
 
     def distilled(self, vectors: jax.Array) -> jax.Array:
         """The loss against the teacher's scores of the examples' own passages, [b, F]."""
-        program, batch = self.program, self.batch
+        program, batch = self.given.program, self.given.batch
         assert batch.teacher is not None
         own = self.own_p[:, : batch.rows.shape[1]]
         student = jnp.einsum("bfd,bcd->bfc", vectors, own, precision=lax.Precision.HIGHEST)
@@ -223,9 +236,8 @@ class _ToPassages:
         scored = (batch.rows[:, None] != NO_PASSAGE) & ~jnp.isnan(teacher)
         if program.distillation.loss == "margin_mse":
             return margin_mse(student, teacher, scored)
-        return kl_divergence(
-            student / program.contrastive.temperature, teacher / program.distillation.teacher_temperature, scored
-        )
+        temperature = program.contrastive.temperature
+        return kl_divergence(student / temperature, teacher / program.distillation.teacher_temperature, scored)
 
 
 def _prefix(program: ContrastiveProgram, dim: int, embeddings: jax.Array) -> jax.Array:
@@ -239,19 +251,18 @@ def _scores(q: jax.Array, p: jax.Array) -> jax.Array:
     return jnp.matmul(q, p.T, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
 
 
-def _of_passages(
-    program: ContrastiveProgram,
-    p: jax.Array,
-    asked: jax.Array,
-    own: jax.Array,
-    contents: jax.Array,
-    known: jax.Array,
-    first: jax.Array,
-) -> jax.Array:
+def _of_passages(given: _Given, p: jax.Array, asked: jax.Array) -> jax.Array:
     """The other direction: each positive passage's question against the batch's questions, float32 [b].
 
     With the questions' misspelt forms, `asked` [B, F, D'], all forms of its question are positives of a passage.
     """
+    program, own, contents, known, first = (
+        given.program,
+        given.passages.contents,
+        given.contents,
+        given.known,
+        given.first,
+    )
     b, places = len(own), program.positives
     size, f, dim = asked.shape
     passages = p[:, :places].reshape(b * places, dim)

@@ -101,7 +101,7 @@ def _backward(embed_rows: EmbedRows, widths: tuple[int, ...], saved: Any, cotang
 
         return jax.tree.map(jnp.add, total, _at_width(widths, gradient, chunk)), None
 
-    return lax.scan(one, jax.tree.map(zeros_of, params), (chunks, cotangents))[0], None, None
+    return lax.scan(one, jax.tree.map(zeros_placed_like, params), (chunks, cotangents))[0], None, None
 
 
 _embed_chunks.defvjp(_forward, _backward)
@@ -117,8 +117,13 @@ def _at_width(widths: tuple[int, ...], of_rows: Callable[..., Any], chunk: Any) 
     return lax.switch(bucket, branches, tokens, lengths, keys)
 
 
-def zeros_of(x: jax.Array) -> jax.Array:
-    """Zeros of the type of x, which says over which mesh axes it varies; the compiler removes the choice."""
+def zeros_placed_like(x: jax.Array) -> jax.Array:
+    """Zeros of x's shape and type that are also split over the devices as x is, to add gradients of x to.
+
+    Inside a shard_map the type of x says over which mesh axes its values vary, and a loop's carry must keep its type;
+    how x is split over the axes that are left to the compiler is not in the type. `jnp.zeros` has neither. A function of
+    x has both: a choice between two zeros, which the compiler removes.
+    """
     return jnp.where(x > 0, jnp.zeros((), x.dtype), jnp.zeros((), x.dtype))
 
 

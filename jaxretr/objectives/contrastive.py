@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxretr.models.layers import Params
-from jaxretr.objectives.batch_loss import ContrastiveBatch, ContrastiveProgram, batch_loss
+from jaxretr.objectives.batch_loss import ContrastiveBatch, ContrastiveProgram, PassagesOfBatch, batch_loss
 from jaxretr.objectives.contrastive_losses import NO_PASSAGE, Masks, among, contrastive_losses
 from jaxretr.objectives.live_index import (
     embed_passages,
@@ -39,6 +39,7 @@ __all__ = [
     "ContrastiveBatch",
     "ContrastiveProgram",
     "Masks",
+    "PassagesOfBatch",
     "batch_loss",
     "contrastive_losses",
     "make_step",
@@ -101,7 +102,7 @@ def make_step(
         def loss_of(params: Params) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array]]:
             q, forms = embed_with_forms(program, params, state.frozen, batch.tokens, batch.lengths, batch.forms, keys)
             p = embed_passages(program, params, state.frozen, fetched, keys.passages)
-            loss, metrics = batch_loss(program, q, p, own, everyone, index, contents, batch, forms)
+            loss, metrics = batch_loss(program, q, p, PassagesOfBatch(own, everyone, index, contents), batch, forms)
             return loss, (metrics, p)
 
         (loss, (metrics, fresh)), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)

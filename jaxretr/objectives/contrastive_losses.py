@@ -16,7 +16,7 @@ def contrastive_losses(
 ) -> jax.Array:
     """Softmax cross-entropy of every positive against the negatives, per question.
 
-    With one positive this is DPR's equation 2: -log(exp s+ / (exp s+ + sum exp s-)). With several, each stands against
+    With one positive this is DPR's equation 2: -log(exp s+ / (exp s+ + sum exp s-)). With several, each is compared with
     the negatives alone (the others leave its denominator), and the mean is taken. A score that is neither positive nor
     negative has a gradient of exactly 0.
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import join
-from jaxretr.objectives.chunks import largest_divisor, zeros_of
+from jaxretr.objectives.chunks import largest_divisor, zeros_placed_like
 from jaxretr.parallel.mesh import DATA
 from jaxretr.parallel.sharding import state_stays
 from jaxretr.state import TrainState
@@ -70,7 +70,7 @@ def make_token_step(
             whole = rows // size * size
             parts = jax.tree.map(lambda x: x[:whole].reshape(-1, size, *x.shape[1:]), (batch, keys))
             none = lax.pcast(jnp.zeros(()), DATA, to="varying")
-            start = (jax.tree.map(zeros_of, params), none, none)
+            start = (jax.tree.map(zeros_placed_like, params), none, none)
             sums = lax.scan(lambda sums, part: (jax.tree.map(jnp.add, sums, gradient(*part)), None), start, parts)[0]
             if whole < rows:
                 rest = jax.tree.map(lambda x: x[whole:], (batch, keys))

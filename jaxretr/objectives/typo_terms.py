@@ -5,7 +5,7 @@ batch's questions, a run's own loss L(q -> P) becomes
 
     clean L(q -> P)  +  contrast CE(q -> Q~)  +  passage L(q~ -> P)  +  self_teaching KL(q -> P || q~ -> P)  +  ...
 
-With the first three weights at 1 this is the loss of Sidiropoulos & Kanoulas (2022); with `self_teaching` alone beside L
+With the first three weights at 1 this is the loss of Sidiropoulos & Kanoulas (2022); with `self_teaching` alone added to L
 that of CharacterBERT's self-teaching (Zhuang & Zuccon 2022); DST (Tasawong et al. 2023) adds the same KL from passages
 to questions, and multi-positive learning (Sidiropoulos & Kanoulas 2024) makes q and all q~ the positives of a passage.
 The terms are additions: they call the run's own loss where they need it, so they go with every objective that has
@@ -35,7 +35,7 @@ def contrast_losses(scores: jax.Array, first: jax.Array | int, same: jax.Array) 
     """CE(q -> Q~): each question against the misspelt forms of all of the batch's questions.
 
     A form's target is the place of its own question in the batch, whatever passages that question has. With several
-    forms each stands against the other questions' forms alone, and the mean is taken.
+    forms each is compared with the other questions' forms alone, and the mean is taken.
 
     Args:
       scores: of questions and forms, already divided by the temperature, float32 [b, B, V].

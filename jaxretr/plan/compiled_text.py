@@ -39,7 +39,7 @@ class Collective:
     Attributes:
       kind: "all-reduce", "all-gather", ...
       results: what a device has of it afterwards.
-      in_loop: whether it stands in the body of a loop.
+      in_loop: whether it is in the body of a loop.
       devices: how many take part in a group.
     """
 

@@ -43,9 +43,9 @@ class ProgramPlan:
     beside: dict[str, int]
     """What the run holds on the device meanwhile, though this program does not read it."""
     temporaries: int | None
-    """Beside the arguments, not all at the same time; None where the compiler gave up."""
+    """In addition to the arguments, not all at the same time; None where the compiler gave up."""
     peak: int
-    """Arguments, results and temporaries at most, and what is beside them."""
+    """Arguments, results and temporaries at most, and what else the run holds."""
     fits: bool | None
     """Into a device's memory; None where that is not known."""
     collectives: tuple[CollectivePlan, ...]

@@ -174,7 +174,7 @@ class ArtRun(ArtPrograms):
         )
 
     def step(self, state: ArtState, number: int, batch: QuestionBatch) -> tuple[ArtState, dict[str, jax.Array]]:
-        """One ART step; every R steps the corpus is encoded anew first."""
+        """One ART step; every R steps the index is refreshed first."""
         train, index = self.refreshed(state, number)
         train, index, values, _ = self.train_step(
             train, index, self.whole.passages, self.scorer_passages, self.scorer_params, batch
@@ -189,8 +189,8 @@ class ArtRun(ArtPrograms):
         return ArtState(train, index)
 
     def evaluate(self, state: ArtState) -> dict[str, float]:
-        """Retrieval figures of the dev questions over the whole corpus, encoded with the current weights."""
-        return self.dev.figures(state.train, self.whole, state.index)
+        """Retrieval metrics of the dev questions over the whole corpus, encoded with the current weights."""
+        return self.dev.metrics(state.train, self.whole, state.index)
 
     def save_model(self, state: ArtState, folder: Path) -> None:
         """Writes the dual encoder's folder."""

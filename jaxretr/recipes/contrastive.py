@@ -22,8 +22,7 @@ from jaxretr.objectives.contrastive import ContrastiveBatch, ContrastiveProgram,
 from jaxretr.parallel.hosts import fingerprint
 from jaxretr.parallel.mesh import check_cpu_devices, put_rows
 from jaxretr.recipes.corpus_sizes import CorpusSize
-from jaxretr.recipes.encoder_start import encoder_config, load_encoder
-from jaxretr.recipes.joint import JointModel, joint_config
+from jaxretr.recipes.encoder_start import JointModel, encoder_config, joint_config, load_encoder
 from jaxretr.recipes.outline import INDEX, TOKENS, AbstractCorpus, Outline, of_state, training_step
 from jaxretr.recipes.run_examples import read_run_examples
 from jaxretr.recipes.step_questions import StepQuestions
@@ -206,7 +205,7 @@ class ContrastiveRun(ContrastivePrograms):
     def step(
         self, state: ContrastiveState, number: int, batch: ContrastiveBatch
     ) -> tuple[ContrastiveState, dict[str, jax.Array]]:
-        """One step; a live index is encoded anew first every R steps."""
+        """One step; every R steps a live index is refreshed first."""
         train, index = self.refreshed(state, number)
         train, index, values, _ = self.train_step(train, index, self.whole.passages, self.device_contents, batch)
         return ContrastiveState(train, index), values
@@ -220,9 +219,9 @@ class ContrastiveRun(ContrastivePrograms):
         return ContrastiveState(train, index)
 
     def evaluate(self, state: ContrastiveState) -> dict[str, float]:
-        """Validation loss and average rank, and retrieval figures of the dev questions over the whole corpus."""
-        figures = {} if self.validation is None else self.validation.figures(state.train)
-        return {**figures, **self.dev.figures(state.train, self.whole, state.index)}
+        """Validation loss and average rank, and retrieval metrics of the dev questions over the whole corpus."""
+        metrics = {} if self.validation is None else self.validation.metrics(state.train)
+        return {**metrics, **self.dev.metrics(state.train, self.whole, state.index)}
 
     def save_model(self, state: ContrastiveState, folder: Path) -> None:
         """Writes the dual encoder's folder."""

@@ -1,17 +1,23 @@
-"""The dual encoder that a run starts from: loaded, or drawn anew, with the config's settings and adapters."""
+"""The model that a run starts from: a dual encoder, loaded or new, with adapters or with a frozen lexical encoder."""
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
-from jaxretr.config import AdapterShape, BertShape
+import jax
+
+from jaxretr.config import AdapterShape, BertShape, Joint
 from jaxretr.config import Encoder as EncoderConfig
-from jaxretr.data.tokens import load_tokenizer, vocabulary_size
+from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint, vocabulary_size
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.adapter_layers import check_shape, dense_sizes, init_adapter
 from jaxretr.models.bert import BertConfig
+from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.embed import DualEncoderConfig, init_params
+from jaxretr.models.embed import DualEncoderConfig, JointConfig, init_params, joint_params
 from jaxretr.models.formats.model_shapes import encoder_shape, vocabulary_of
+from jaxretr.models.layers import Params
 
 
 def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
@@ -134,3 +140,67 @@ def _fresh(config: EncoderConfig, shape: BertShape, vocabulary: int) -> DualEnco
         max_question_length=config.max_question_length,
         max_passage_length=config.max_passage_length,
     )
+
+
+# ---- with a frozen lexical encoder -------------------------------------------------------------------------------------
+
+_APART = "{}: trained jointly, both encoders read the same token ids, but this one has"
+
+
+def joint_config(encoder: EncoderConfig, joint: Joint) -> JointConfig:
+    """The configuration of the `JointModel` of these settings, told without any weights."""
+    assert joint.lexical is not None
+    return _joined(encoder_config(encoder), encoder_shape(joint.lexical), joint.lexical)
+
+
+def _joined(base: DualEncoderConfig, lexical: DualEncoderConfig, where: str) -> JointConfig:
+    longest = max(base.max_question_length, base.max_passage_length)
+    if longest > (positions := lexical.bert.max_position_embeddings):
+        raise UserError(
+            f"{_APART.format(where)} {positions} positions, the config asks for {longest}; lower encoder.max_*_length"
+        )
+    frozen = dataclasses.replace(
+        lexical,
+        bert=dataclasses.replace(lexical.bert, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+        max_question_length=base.max_question_length,
+        max_passage_length=base.max_passage_length,
+    )
+    return JointConfig(base, frozen)
+
+
+class JointModel:
+    """What a run needs of a model: its configuration, its first parameters, its tokenizer, and how it is saved."""
+
+    def __init__(self, encoder: EncoderConfig, joint: Joint, seed: int):
+        """Loads both encoders.
+
+        Args:
+          encoder: the base that is trained.
+          joint: the lexical one.
+          seed: of a base that is new.
+
+        Raises:
+          UserError: the two read different rows of token ids, or the lexical one has too few positions.
+        """
+        base = load_encoder(encoder, seed)
+        assert joint.lexical is not None
+        lexical = DualEncoder.from_pretrained(joint.lexical)
+        apart = _APART.format(joint.lexical)
+        remedy = "train the base alone and put the two together with `jaxretr combine`"
+        if tokenizer_fingerprint(base.tokenizer) != tokenizer_fingerprint(lexical.tokenizer):
+            raise UserError(f"{apart} another tokenizer than {encoder.path}; {remedy}")
+        if base.config.passage_template != lexical.config.passage_template:
+            raise UserError(f"{apart} the template '{lexical.config.passage_template}' for passages; {remedy}")
+        self.config = _joined(base.config, lexical.config, joint.lexical)
+        self.params: Params = joint_params(base.params, lexical.params, joint.weight)
+        self.tokenizer: Any = base.tokenizer
+
+    def save(self, params: Params, folder: Path) -> None:
+        """Writes both encoders and the weight as one model."""
+        params = jax.device_get(params)
+        parts = [
+            DualEncoder(config, params[name], self.tokenizer)
+            for name, config in (("base", self.config.base), ("lexical", self.config.lexical))
+        ]
+        if jax.process_index() == 0:
+            CombinedEncoder(parts, [1.0, float(params["weight"])], "concatenate").save(folder)

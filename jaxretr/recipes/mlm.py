@@ -1,4 +1,4 @@
-"""Masked language modelling: a small encoder from scratch, or an encoder that goes on to learn a domain."""
+"""Masked language modelling: a small encoder from scratch, or an encoder that learns a domain."""
 
 import dataclasses
 import logging
@@ -140,7 +140,7 @@ def mlm_bert(config: MlmConfig, start: BertConfig | None, vocabulary: int) -> Be
 
     Args:
       config: of the run.
-      start: the shape of what it goes on from; None: a new one.
+      start: the shape of the encoder that it starts from; None: a new one.
       vocabulary: of a new one.
 
     Raises:

@@ -15,8 +15,7 @@ from jaxretr.data.lexical_set import is_lexical_set
 from jaxretr.data.readers import qrels_path
 from jaxretr.data.training_set import TrainingSet, load_training_set
 from jaxretr.errors import UsageError
-from jaxretr.recipes.example_draws import Draws, ExampleDraws
-from jaxretr.recipes.lexical_draws import LexicalDraws, as_training_set, open_lexical_set
+from jaxretr.recipes.example_draws import Draws, ExampleDraws, LexicalDraws, as_training_set, open_lexical_set
 
 
 class RunExamples(NamedTuple):
@@ -25,7 +24,7 @@ class RunExamples(NamedTuple):
     texts: Sequence[str]
     """The questions, one an example."""
     draws: Draws
-    """Which passages stand for them."""
+    """Their passages."""
     dev: TrainingSet | None
     """Those of `data.dev`, or those that `data.held_out` keeps out of training."""
     passages: Corpus

@@ -16,7 +16,7 @@ from jaxretr.errors import UsageError
 from jaxretr.recipes.whole_corpus import Model, question_store, typo_generator, width_of
 from jaxretr.streams import HostStream, host_generator
 
-# The generator's `variant`: 0 is the question that is read misspelt itself, the forms beside it count from 1.
+# The generator's `variant`: 0 is the question that is read misspelt itself, the further forms count from 1.
 _AUGMENTED = 0
 
 

@@ -63,8 +63,8 @@ class ValidationSet:
         self._embed_rows = _make_embed_rows(program, mesh)
         self._count_above = _make_count_above(mesh)
 
-    def figures(self, train: TrainState) -> dict[str, float]:
-        """Returns the figures.
+    def metrics(self, train: TrainState) -> dict[str, float]:
+        """Returns the metrics.
 
         `loss` is the mean negative log-likelihood in nats; `average_rank` is the mean rank in the pool, counted from 0;
         `mrr` is the mean of 1 / rank there, counted from 1.

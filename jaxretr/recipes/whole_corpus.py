@@ -145,7 +145,7 @@ class Judged(NamedTuple):
 
 
 def refresh_is_due(number: int, every: int, train: Train, evaluates: bool) -> bool:
-    """Whether a live index is to be encoded anew before step `number`.
+    """Whether a live index is to be refreshed before step `number`.
 
     Behind the last step, too, if the run evaluates: nothing is trained on the index any more, and the evaluation needs a
     fresh one.
@@ -160,7 +160,7 @@ def refresh_is_due(number: int, every: int, train: Train, evaluates: bool) -> bo
 
 
 def serves_evaluation(every: int, train: Train) -> bool:
-    """Whether the live index is fresh at every evaluation, so that none needs an index beside it."""
+    """Whether the live index is fresh at every evaluation, so that none needs an index of its own."""
     return train.eval_every % every == 0 or train.eval_every >= train.steps
 
 
@@ -188,8 +188,8 @@ class DevSet:
             misspelt = typo_generator(typos).texts(texts, 0, range(len(texts)))
             self._rows["typo_"] = question_store(stores, misspelt, model)
 
-    def figures(self, train: TrainState, whole: WholeCorpus, live: CorpusState | None = None) -> dict[str, float]:
-        """Retrieval figures over the whole corpus, encoded with the current weights; none without questions.
+    def metrics(self, train: TrainState, whole: WholeCorpus, live: CorpusState | None = None) -> dict[str, float]:
+        """Retrieval metrics over the whole corpus, encoded with the current weights; none without questions.
 
         Those of the misspelt questions have names that begin with "typo_".
 
@@ -197,7 +197,7 @@ class DevSet:
           train: the weights.
           whole: the corpus.
           live: the live index, if there is one. It is searched where it is fresh; where parts of it are old, the corpus
-            is encoded once more, for the figures must not depend on how old.
+            is encoded once more, for the metrics must not depend on how old.
         """
         if not self.questions:
             return {}
