@@ -1,0 +1,302 @@
+"""The documentation: what it names exists, its commands and code are read and run as they are printed, and links lead on."""
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_notebooks
+import tiny
+
+import jaxretr
+from jaxretr import cli, experiment
+from jaxretr.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tpu/README.md")),
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if not {"_build", "_generated"} & {*path.parts}),
+    *sorted((ROOT / "jaxretr/assets").rglob("*.md")),
+]
+# Made by the build.
+PAGES = [
+    path for path in PAGES if path not in [ROOT / f"docs/{name}.md" for name in ("tpu", "contributing", "changelog")]
+]
+TESTS = {path.name: path for path in (ROOT / "tests").rglob("test_*.py")}
+
+# The commands that the pages show -> tests that run them at a small size. A command is its name and those of its options
+# that make it another one. Those that stand on a page of RUN are run as they are printed as well.
+RUN_BY = {
+    "adapt": ["test_domain_commands.py::test_adapt_does_it_all_and_reports_before_and_after"],
+    "analyse overlap": ["test_analyse.py::test_overlap_of_runs"],
+    "analyse shuffle": ["test_analyse.py::test_a_model_before_and_after"],
+    "assemble": ["test_domain_commands.py::test_assembled_with_another_domain_only_the_encoder_changes"],
+    "bm25": ["test_cli.py::test_bm25_takes_its_parameters"],
+    "combine": ["test_combined_commands.py::test_combine_and_other_weights"],
+    "configs": ["test_cli.py::test_configs_lists_each_with_a_line"],
+    "data convert": ["test_data_command.py::test_convert_there_and_back"],
+    "data inspect": ["test_data_command.py::test_inspect_what_this_program_wrote"],
+    "data validate": ["test_data_command.py::test_every_problem_of_a_training_set"],
+    "debug replay": ["test_loss_watch.py::test_a_run_stops_keeps_the_batch_and_is_replayed"],
+    "encode": ["test_cli.py::test_encode_writes_the_models_embeddings"],
+    "evaluate --answers": ["test_cli.py::test_evaluate_finds_answers"],
+    "evaluate --beir": ["test_cli.py::test_evaluate_a_model_on_a_beir_folder"],
+    "evaluate --run": ["test_cli.py::test_evaluate_compares_with_a_baseline"],
+    "evaluate --suite": ["test_evaluate_suite.py::test_a_suite_is_its_data_sets"],
+    "evaluate --typos": ["test_evaluate_typos.py::test_another_model_is_compared_question_by_question"],
+    "export --to huggingface": ["test_verify.py::test_an_export_is_intact_wherever_it_lies"],
+    "export --to onnx": ["test_export_encoder.py::test_the_commands_and_one_changed_byte"],
+    "export --to scann": ["test_scann_commands.py::test_export_writes_an_index_that_verifies"],
+    "export --to sentence-transformers": ["test_verify.py::test_an_export_is_intact_wherever_it_lies"],
+    "export --to vertex": ["test_export_index.py::test_deltas_one_after_the_other_give_the_whole"],
+    "fuse": ["test_fusion.py::test_command_writes_what_the_functions_give"],
+    "mine": ["test_mining.py::test_command_writes_what_the_definition_says_and_a_report_that_adds_up"],
+    "mine lexical": ["test_mine_lexical.py::test_sentences_and_their_first_and_later_ranks"],
+    "quickstart": [
+        "test_cli.py::test_quickstart_gets_its_arguments",
+        "test_notebooks.py::test_art_quickstart_runs",  # what it runs
+    ],
+    "search": ["test_cli.py::test_search_finds_what_the_exact_index_finds"],
+    "search --format": ["test_cli.py::test_search_over_a_saved_exact_index_in_every_format"],
+    "search --where": ["test_search_command.py::test_filters_of_a_store_find_the_best_of_what_passes"],
+    "train": ["test_cli.py::test_train_leaves_a_run_and_a_second_call_says_that_it_is_done"],
+    "train --coordinator": ["test_hosts.py::test_processes_train_what_one_trains"],
+    "train --data": ["test_docs.py::test_commands_run_as_they_are_printed"],
+    "train --help": ["test_cli.py::test_help_on_a_config_lists_its_settings_with_the_values_that_would_be_used"],
+    "train --plan": ["test_plan.py::test_the_command_prints_text_or_json"],
+    "train --profile-steps": ["test_profiling.py::test_an_option_of_the_command"],
+    "tune": ["test_combined_commands.py::test_tune_measures_every_weight_and_writes_the_best_model"],
+    "typos": ["test_typos_command.py::test_draws_are_files_of_queries_with_their_answers"],
+    "update": ["test_scann_commands.py::test_update_adds_replaces_and_deletes"],
+    "verify": ["test_verify.py::test_an_export_is_intact_wherever_it_lies"],
+    "verify --with": ["test_verify.py::test_other_libraries_verify_too"],
+}
+# Of each of these commands the first option that is there.
+KINDS = {
+    "train": ("--help", "--plan", "--coordinator", "--profile-steps", "--data"),
+    "evaluate": ("--typos", "--suite", "--answers", "--run", "--beir"),
+    "search": ("--where", "--format"),
+    "verify": ("--with",),
+}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks(path: Path, *languages: str) -> list[str]:
+    return re.findall(rf"^```(?:{'|'.join(languages)})\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def commands(path: Path) -> list[list[str]]:
+    """The words behind `jaxretr` of every command in a page's code."""
+    lines = [line for block in blocks(path, "bash", "text") for line in block.splitlines()]
+    found = [re.match(r"(?:until )?jaxretr ([^;#]*)", line) for line in lines]
+    return [shlex.split(each[1]) for each in found if each]
+
+
+def kind_of(words: list[str]) -> str:
+    two = " ".join(words[:2])
+    name = two if two in cli.build_parser()[1] else words[0]
+    if name == "export":
+        return f"export --to {words[words.index('--to') + 1]}"
+    option = next((option for option in KINDS.get(name, ()) if option in words), None)
+    return name if option is None else f"{name} {option}"
+
+
+pages = pytest.mark.parametrize("path", PAGES, ids=name_of)
+
+
+def test_readme_is_short_and_names_the_two_commands() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 200
+    assert {"make quickstart", "make test"} <= {line.split("#")[0].strip() for line in lines}
+
+
+@pages
+def test_commands_parse_and_are_run_by_a_test(path: Path) -> None:
+    for words in commands(path):
+        assert kind_of(words) in RUN_BY, f"{name_of(path)}: no test is named in RUN_BY for: jaxretr {' '.join(words)}"
+        if "--help" in words:
+            continue
+        args = cli.parse(words)
+        if args.command == "train" and args.config != "CONFIG":
+            place = ROOT / args.config if args.config.startswith("configs/") else args.config
+            experiment.load(place, args.overrides)
+
+
+def test_every_command_is_on_a_page_and_every_named_test_exists() -> None:
+    shown = {kind_of(words).split(" --")[0] for path in PAGES for words in commands(path)}
+    names = [name for name in cli.build_parser()[1] if name not in ("data", "analyse", "debug")]
+    assert shown == {*names}
+    for tests in RUN_BY.values():
+        for test in tests:
+            check_test(test, "tests/test_docs.py")
+
+
+def check_test(test: str, where: str) -> None:
+    file, name = test.split("::")
+    place = next((each for each, path in TESTS.items() if f"def {name}(" in path.read_text()), "nowhere")
+    assert file in TESTS and f"def {name}(" in TESTS[file].read_text(), f"{where} names {test}, which is in {place}"
+
+
+@pages
+def test_named_tests_exist(path: Path) -> None:
+    for test in re.findall(r"`(test_\w+\.py::test_\w+)`", path.read_text()):
+        check_test(test, name_of(path))
+
+
+def test_every_guarantee_names_a_test() -> None:
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", (ROOT / "docs/guarantees.md").read_text(), re.MULTILINE)
+    rows = [row for row in rows if row != ("guarantee", "tests")]
+    assert len(rows) > 40
+    assert not [what for what, tests in rows if not re.fullmatch(r"`[\w.]+::\w+`(, `[\w.]+::\w+`)*", tests)]
+
+
+@pages
+def test_links_lead_somewhere(path: Path) -> None:
+    text = path.read_text()
+    for target in re.findall(r"\]\(([^)\s]+)", text) + re.findall(r'src="([^"]+)"', text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, heading = target.partition("#")
+        found = (path.parent / name) if name else path
+        assert found.exists(), f"{name_of(path)} links to {target}"
+        if heading:
+            assert heading in anchors(found), f"{name_of(path)} links to {target}, where there is no such heading"
+
+
+def anchors(path: Path) -> set[str]:
+    """GitHub's anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pages
+def test_named_configs_and_settings_exist(path: Path) -> None:
+    configs = experiment.shipped()
+    from jaxretr.config import KINDS as kinds
+    from jaxretr.config import all_settings
+
+    settings = {name.replace("-", "_") for name in all_settings()}
+    sections = {name.split(".")[0] for name in settings if "." in name}
+    assert kinds
+    for code in re.findall(r"`([^`\n]+)`", text_without_blocks(path)):
+        if re.fullmatch(r"(art|dpr|spar|ddr|typos)(_\w+)+", code):
+            assert code in configs, f"{name_of(path)}: no config {code}"
+        setting = re.fullmatch(r"(?:--)?([a-z_]+)\.([a-z_-]+)(?: .*)?", code)
+        if setting and setting[1] in sections and setting[2] not in ("py", "json", "jsonl", "save"):
+            assert known(f"{setting[1]}.{setting[2].replace('-', '_')}", settings), (
+                f"{name_of(path)}: no setting {code}"
+            )
+
+
+def known(name: str, settings: set[str]) -> bool:
+    """Whether there is such a setting or section, or a public method of an encoder."""
+    of_encoder = name.startswith("encoder.") and hasattr(jaxretr.DualEncoder, name.removeprefix("encoder."))
+    return of_encoder or any(each == name or each.startswith(f"{name}.") for each in settings)
+
+
+def text_without_blocks(path: Path) -> str:
+    return re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+@pages
+def test_python_compiles(path: Path) -> None:
+    for block in blocks(path, "python"):
+        ast.parse(block, name_of(path))
+
+
+@pages
+def test_nothing_is_said_of_places_outside_of_the_project(path: Path) -> None:
+    assert not re.search(r"/work/|/tmp/|/root/", path.read_text())
+
+
+# ---- code that runs --------------------------------------------------------------------------------------------------
+
+# Pages whose code is run in the order in which it is printed, each in a folder of its own.
+RUN = ["README.md", "docs/get_started.md", "docs/own_data.md", *(f"docs/coming_from/{name}.md" for name in (
+    "sentence_transformers", "tevatron", "dpr",
+))]  # fmt: skip
+RUN_PYTHON = [*RUN, "docs/search_and_export.md", "docs/evaluation.md", "docs/guides/spar.md", "docs/guides/typos.md"]
+
+SMALL = {
+    "train.steps": 2,
+    "train.batch_size": 4,
+    "train.eval_every": 2,
+    "encoder.path": "encoder",
+    "encoder.max_passage_length": 32,
+    "index.refresh_every": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the pages name, small: a BEIR folder, training files, models, a run, a store and an index."""
+    folder = tmp_path_factory.mktemp("docs")
+    tiny.write_models(folder)
+    test_notebooks.write_subset(folder / "scifact")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, to in (("train.jsonl", "tevatron"), ("train.json", "dpr"), ("biencoder-nq-train.json", "dpr")):
+            assert cli.main(["data", "convert", "scifact", name, "--to", to]) == 0
+        encoder = jaxretr.DualEncoder.from_pretrained("encoder")
+        for run in ("runs/dpr", "runs/art", "runs/lambda"):
+            encoder.save(Path(run) / "model")
+        store = jaxretr.encode(encoder, corpus="scifact", out="runs/dpr/embeddings")
+        jaxretr.ScannIndex.build(store, target_recall=0.95).save("index")
+    return folder
+
+
+@pytest.fixture
+def page_folder(laid_out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    subprocess.run(["cp", "-R", f"{laid_out}/.", str(tmp_path)], check=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path
+
+
+def small(text: str) -> str:
+    """The same code with the tiny models in place of published ones."""
+    for name, folder in (("sentence-transformers/all-MiniLM-L6-v2", "encoder"), ("google/t5-v1_1-base", "scorer")):
+        text = text.replace(name, folder)
+    return text
+
+
+@pytest.mark.parametrize("name", RUN_PYTHON)
+def test_python_runs_as_it_is_printed(name: str, page_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = jaxretr.load_config
+
+    def load_small(config: str, *, data: Any = None, beir: Any = None, **settings: Any) -> Any:
+        return load(config, data=data, beir=beir, **{**settings, **SMALL})
+
+    monkeypatch.setitem(vars(jaxretr), "load_config", load_small)
+    names: dict[str, Any] = {}
+    for block in blocks(ROOT / name, "python"):
+        exec(compile(small(block), name, "exec"), names)
+
+
+@pytest.mark.parametrize("name", [name for name in RUN if name != "docs/coming_from/dpr.md"])
+def test_commands_run_as_they_are_printed(name: str, page_folder: Path) -> None:
+    scorer = {"scorer.path": "scorer", "art.refresh_every": 2}
+    for words in commands(ROOT / name):
+        words = [small(word) for word in words]
+        if words[0] == "quickstart" or "--help" in words:
+            continue
+        if words[0] == "train":
+            settings = {**SMALL, **(scorer if words[1] == "art_small" else {})}
+            if words[1] != "dpr_small":
+                settings = {key: value for key, value in settings.items() if not key.startswith("index.")}
+            words += [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
+        if words[:2] == ["mine", "lexical"]:
+            words = [{"2000": "40", "200": "8"}.get(word, word) for word in words] + ["--negative-ranks", "12:14"]
+        assert cli.main(words) == 0, f"jaxretr {' '.join(words)}"
+
+
+def test_errors_of_users_are_public() -> None:
+    assert issubclass(jaxretr.UserError, Exception) and jaxretr.UserError is UserError
+    assert os.environ["JAX_PLATFORMS"] == "cpu"
