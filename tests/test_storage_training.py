@@ -84,7 +84,9 @@ def test_another_config_is_refused(workdir: str, tiny_models: Path) -> None:
     before = buckets.objects(workdir)
     with pytest.raises(UsageError) as error:
         train(config(tiny_models, optimizer={"learning_rate": 0.5}), as_path(workdir))
-    assert str(error.value).startswith(f"{workdir}/config.json: this folder was started with other settings (optimizer)")
+    assert str(error.value).startswith(
+        f"{workdir}/config.json: this folder was started with other settings (optimizer)"
+    )
     assert buckets.objects(workdir) == before
 
 
