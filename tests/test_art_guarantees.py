@@ -139,6 +139,6 @@ def test_the_loss_falls_and_the_index_follows(eight: Tried) -> None:
     for number in range(20):
         state, values = eight.run.step(state, number, eight.run.batch(number))
         losses.append(float(values["loss"]))
-        assert float(values["staleness"]) <= eight.run.config.art.refresh_every
+        assert float(values["staleness"]) <= eight.run.config.index.refresh_every
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5]), losses
     assert np.abs(np.asarray(state.index.embeddings)[:PASSAGES] - eight.first_index[:PASSAGES]).max(axis=1).min() > 0

@@ -79,7 +79,7 @@ def test_a_teacher_scores_pairs_that_no_chunk_divides_in_full_chunks(monkeypatch
         return (passages[:, 0] + 100 * targets[:, 0]).astype(jnp.float32)
 
     monkeypatch.setattr("jaxretr.objectives.art.score_pairs", score)
-    program: Any = SimpleNamespace(teacher_chunk=4, t5=None, prompt=None, scorer_dtype=None)
+    program: Any = SimpleNamespace(scorer=SimpleNamespace(chunk=4, dtype=None), t5=None, prompt=None)
     passages = jnp.arange(7).reshape(1, 7, 1)
     one = jnp.ones((1, 1), jnp.int32)
     batch = QuestionBatch(one, one[:, 0], 5 * one, one[:, 0])
