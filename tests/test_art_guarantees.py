@@ -49,7 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
             data={"corpus": corpus, "dev_questions": None},
             encoder=small_runs.ENCODER | {"shared": True, "dropout": 0.1},
             scorer={"max_length": SCORED, "max_question_length": 16, "chunk": 100},
-            art=dict(small_runs.INDEX.items()),
+            index=small_runs.INDEX,
             optimizer=small_runs.OPTIMIZER,
             train=small_runs.TRAIN,
         )
