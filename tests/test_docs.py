@@ -226,7 +226,7 @@ RUN_PYTHON = [*RUN, "docs/search_and_export.md", "docs/evaluation.md", "docs/gui
 
 SMALL = {
     "train.steps": 2,
-    "train.batch_size": 4,
+    "train.batch_size": 8,
     "train.eval_every": 2,
     "encoder.path": "encoder",
     "encoder.max_passage_length": 32,
