@@ -26,10 +26,10 @@ reproduce-typos: .venv/.installed ## training for typos on the embedded data; on
 	$(BIN)/python benchmarks/typos_wiki_qa.py $(if $(JAXRETR_DATA),--data $(JAXRETR_DATA) --runs runs/typos,--runs runs/typos_embedded --seeds 0) $(TYPOS)
 
 test: .venv/.installed-dev ## all tests but the slow ones, or TESTS="tests/test_metrics.py ..."
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(TESTS)
+	JAXRETR_TEST_PROFILE=quick JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(TESTS)
 
-test-slow: .venv/.installed-dev ## the slow tests alone
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow $(TESTS)
+test-slow: .venv/.installed-dev ## the slow tests, and all examples of the property tests
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow or hypothesis" $(TESTS)
 
 test-all: test test-slow ## both
 

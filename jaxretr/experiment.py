@@ -19,8 +19,8 @@ def shipped_folder() -> Path:
     return inside if inside.is_dir() else _PACKAGE.parent / "configs"
 
 
-def shipped() -> dict[str, str]:
-    """Returns name -> the first sentence of its docstring, for each config that comes with the library."""
+def configs() -> dict[str, str]:
+    """Lists the configs that come with the library: name -> the first sentence of its docstring."""
     found = {}
     for path in sorted(shipped_folder().glob("*.py")):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""

@@ -11,6 +11,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / ".jax_cache")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 
+import hypothesis
 import jax
 import pytest
 
@@ -20,18 +21,37 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 SLOW = Path(__file__).parent / "slow_tests.txt"
 
+# The quick profile draws a quarter of the examples that a property test asks for; `make test-slow` draws them all.
+PROFILE, QUARTER, FEWEST = os.environ.get("JAXRETR_TEST_PROFILE", "all"), 4, 20
+if PROFILE not in ("quick", "all"):
+    raise pytest.UsageError(f"JAXRETR_TEST_PROFILE={PROFILE}: set it to quick or all")
+
+
+def draw_fewer_examples(item: pytest.Item) -> None:
+    """Lets a property test draw as many examples as the quick profile allows."""
+    test = getattr(item, "obj", None)
+    asked = getattr(
+        test, "_hypothesis_internal_use_settings", None
+    )  # A test decorated with `settings` takes no other ones.
+    if asked is not None:
+        fewer = min(asked.max_examples, max(FEWEST, asked.max_examples // QUARTER))
+        test._hypothesis_internal_use_settings = hypothesis.settings(asked, max_examples=fewer)
+
 
 @pytest.hookimpl(tryfirst=True)  # Before pytest leaves out what has the mark.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the tests that tests/slow_tests.txt names as slow."""
+    """Marks the tests that tests/slow_tests.txt names as slow, and applies the quick profile."""
     slow = {line for line in SLOW.read_text().splitlines() if line and not line.startswith("#")}
     found = set()
     for item in items:
-        name = item.nodeid.removeprefix("tests/")
+        file, _, rest = item.nodeid.partition("::")
+        name = f"{Path(file).name}::{rest}"
         names = {name, name.split("[")[0], name.split("::")[0]} & slow
         if names:
             item.add_marker("slow")
             found |= names
+        if PROFILE == "quick":
+            draw_fewer_examples(item)
     whole_run = not config.args or [Path(argument).resolve() for argument in config.args] == [SLOW.parent]
     if unknown := sorted(slow - found if whole_run else ()):
         raise pytest.UsageError(f"{SLOW.name}: no such test: {', '.join(unknown[:3])}; correct or remove the line")

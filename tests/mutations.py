@@ -75,14 +75,14 @@ MUTATIONS = (
         "data/tokens.py",
         'f"Question: {question}"',
         'f"{question}"',
-        ("test_token_store.py::test_templates_of_real_passages_equal_the_tokenizers_own_rows",),
+        ("test_token_store.py::test_scorer_segments_are_tokenised_apart",),
     ),
     Mutation(
         "no </s> behind the question",
         "data/tokens.py",
         "return _ended(_first_ids(tokenizer, prompts, max_length), eos, max_length)",
         "return Rows(_first_ids(tokenizer, prompts, max_length), 0)",
-        ("test_token_store.py::test_templates_of_real_passages_equal_the_tokenizers_own_rows",),
+        ("test_token_store.py::test_scorer_segments_are_tokenised_apart",),
     ),
     Mutation(
         "scores not divided by the root of the embedding's size",
@@ -96,7 +96,7 @@ MUTATIONS = (
         "recipes/whole_corpus.py",
         "(number > 0 and number % every == 0)",
         "(number < 0 and number % every == 0)",
-        ("test_supervised_guarantees.py::test_a_corpus_is_encoded_once_for_the_same_weights",),
+        ("test_supervised_guarantees.py::test_the_loss_falls_and_the_index_follows",),
     ),
     # ---- DPR ---------------------------------------------------------------------------------------------------------
     Mutation(

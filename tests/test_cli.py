@@ -1,5 +1,6 @@
 """The commands, run in this process as a user would type them; one tiny trained run serves all tests."""
 
+import importlib
 import json
 import logging
 import os
@@ -23,6 +24,7 @@ from jaxretr.evaluate.runs import read_trec
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.search.exact import ExactIndex
 from jaxretr.stores.embedding_store import EmbeddingStore
+from jaxretr.train import TrainResult
 
 CORPUS = tiny.DATA / "corpus.jsonl"
 QUERIES = tiny.DATA / "queries.jsonl"
@@ -353,13 +355,12 @@ def test_train_leaves_a_run_and_a_second_call_says_that_it_is_done(trained: Path
 
 
 def test_train_passes_overrides_on(monkeypatch: pytest.MonkeyPatch, trained: Path, tmp_path: Path):
-    from jaxretr import train as module
-
+    module = importlib.import_module("jaxretr.train")  # not the function of the same name
     seen = []
 
-    def train(*given: Any, profile_steps: Any) -> module.TrainResult:
+    def train(*given: Any, profile_steps: Any) -> TrainResult:
         seen.append((*given, profile_steps))
-        return module.TrainResult({}, None, tmp_path / "model")
+        return TrainResult({}, None, tmp_path / "model")
 
     monkeypatch.setattr(module, "train", train)
     words = ["--train.steps", "9", "--art.no-write-back", "--workdir", tmp_path, "--optimizer.clip=0.5"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import small_runs
 from command_errors import the_error
 from tiny import DATA, contrastive_config, lively, write_models
 
@@ -242,22 +243,28 @@ def test_adapt_does_it_all_and_reports_before_and_after(
     assert (tmp_path / "a/model/model.safetensors").read_bytes() == before
 
 
-def test_adapt_warns_of_a_model_whose_relevance_is_not_apart(
-    runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert (
-        run(
-            "adapt",
-            runs / "encoder",
-            "--corpus",
-            DATA / "corpus.jsonl",
-            "--out",
-            tmp_path / "a",
-            "--head-steps",
-            "2",
-            *ADAPT,
-        )
-        == 0
-    )
+def test_adapt_warns_of_a_model_whose_relevance_is_not_apart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    small_runs.write_models(tmp_path)
+    words = ("--corpus", DATA / "corpus.jsonl", "--out", tmp_path / "a", "--head-steps", 2, *ADAPT)
+    assert run("adapt", tmp_path / "encoder", *words) == 0
     assert any("has no adapters: what it knows of relevance is in the weights" in line for line in caplog.messages)
     assert "retrieval" not in json.loads((tmp_path / "a/report.json").read_text()), "no judgements, no figures"
+
+
+def test_modules_of_other_runs_are_assembled(tmp_path: Path) -> None:
+    """Without training: the vectors of the module and the encoder put together, and of both as they came."""
+    small_runs.write_models(tmp_path)
+    dam = DualEncoder.from_pretrained(tmp_path / "encoder", shared=True, pooling="mean")
+    adapter = lively(init_adapter(SHAPE, dam.config.bert, 0), 1)
+    config = dataclasses.replace(dam.config, adapter=SHAPE)
+    rem = DualEncoder(config, {"shared": {**dam.params["shared"], "adapter": adapter}}, dam.tokenizer)
+    other = DualEncoder(dam.config, lively(dam.params, 5), dam.tokenizer)
+    expected = DualEncoder(config, {"shared": {**other.params["shared"], "adapter": adapter}}, dam.tokenizer)
+    for name, model in {"dam": dam, "rem": rem, "other": other}.items():
+        model.save(tmp_path / name)
+    Adapter.from_pretrained(tmp_path / "rem").save(tmp_path / "module")  # away from any model
+    for module, domain, model in (("rem", "dam", rem), ("module", "other", expected)):
+        out = tmp_path / f"{module} in {domain}"
+        assert run("assemble", "--rem", tmp_path / module, "--dam", tmp_path / domain, "--out", out) == 0
+        np.testing.assert_array_equal(vectors(out), model.encode_queries(TEXTS))
+    assert not np.allclose(vectors(tmp_path / "module in other"), vectors(tmp_path / "rem"), atol=1e-3)

@@ -211,11 +211,12 @@ def test_asked_to_stop_it_saves_the_step_and_goes_on_with_another_number_of_devi
     same_losses(whole.folder, tmp_path, 1e-5)
 
 
-def test_the_loss_falls(eight: Tried) -> None:
+def test_the_loss_falls_and_the_index_follows(eight: Tried) -> None:
     state, losses = eight.run.init(), []
     for number in range(20):
         state, values = eight.run.step(state, number, eight.run.batch(number))
         losses.append(float(values["loss"]))
+        assert float(values["staleness"]) < eight.run.config.index.refresh_every
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5]), losses
 
 

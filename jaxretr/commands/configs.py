@@ -3,7 +3,7 @@
 import argparse
 
 from jaxretr.commands.parsing import Commands
-from jaxretr.experiment import shipped, shipped_folder
+from jaxretr.experiment import configs, shipped_folder
 
 
 def add_commands(commands: Commands) -> None:
@@ -15,8 +15,8 @@ def add_commands(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Prints the name of each config with its first sentence, and where they are."""
-    configs = shipped()
-    width = max(map(len, configs))
-    for name, what in configs.items():
+    shipped = configs()
+    width = max(map(len, shipped))
+    for name, what in shipped.items():
         print(f"{name:<{width}}  {what}")
     print(f"\n{shipped_folder()}: jaxretr train NAME takes one; copy it to change more than settings")

@@ -71,7 +71,43 @@ class ArtPrograms:
     def __init__(
         self, config: ArtConfig, encoder: DualEncoderConfig, t5: T5Config, prompt: Prompt, corpus_rows: int, mesh: Mesh
     ):
-        self.program = art_program(config, encoder, t5, prompt, corpus_rows, mesh)
+        """Builds the step; nothing is compiled yet.
+
+        Args:
+          config: of the run.
+          encoder: of its dual encoder.
+          t5: of its scorer.
+          prompt: the scorer's instruction.
+          corpus_rows: passages of the corpus.
+          mesh: the devices.
+
+        Raises:
+          UsageError: settings that do not apply to ART.
+        """
+        if config.typos.multi_positive or config.typos.passage_self_teaching_weight:
+            raise UsageError(
+                "typos.multi_positive and typos.passage_self_teaching_weight need judged passages, and ART has none; "
+                "leave them out"
+            )
+        top_k = min(config.art.top_k, corpus_rows)
+        if top_k < config.art.top_k:
+            log.warning("art.top_k=%d, but the corpus has %d passages: using %d", config.art.top_k, top_k, top_k)
+        self.program = ArtProgram(
+            encoder=encoder,
+            encoder_dtype=config.encoder.dtype,
+            corpus_rows=corpus_rows,
+            index=config.index,
+            chunk=config.art.chunk,
+            activation_bytes=activation_bytes(config.encoder, mesh),
+            seed=config.train.seed,
+            t5=t5,
+            prompt=prompt,
+            scorer=config.scorer,
+            art=config.art,
+            top_k=top_k,
+            temperature=config.art.temperature or float(encoder.embedding_size) ** 0.5,
+            typos=config.typos,
+        )
         self.frozen = frozen_branches(config.encoder)
         self.optimizer = optim.build(config.optimizer, config.train.steps)
         self.train_step = make_step(self.program, self.optimizer, mesh)
@@ -212,45 +248,3 @@ def abstract_scorer(t5: T5Config, dtype: str) -> Params:
     """The shapes of a T5's parameters."""
     shapes = define(lambda rngs: T5Model(t5, rngs=rngs))[1]
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jax.numpy.dtype(dtype)), shapes)
-
-
-def art_program(
-    config: ArtConfig, encoder: DualEncoderConfig, t5: T5Config, prompt: Prompt, corpus_rows: int, mesh: Mesh
-) -> ArtProgram:
-    """The constants of a run's compiled programs.
-
-    Args:
-      config: of the run.
-      encoder: of its dual encoder.
-      t5: of its scorer.
-      prompt: the scorer's instruction.
-      corpus_rows: passages of the corpus.
-      mesh: the devices.
-
-    Raises:
-      UsageError: settings that ART has no use for.
-    """
-    if config.typos.multi_positive or config.typos.passage_self_teaching_weight:
-        raise UsageError(
-            "typos.multi_positive and typos.passage_self_teaching_weight need judged passages, and ART has none; leave "
-            "them out"
-        )
-    top_k = min(config.art.top_k, corpus_rows)
-    if top_k < config.art.top_k:
-        log.warning("art.top_k=%d, but the corpus has %d passages: using %d", config.art.top_k, top_k, top_k)
-    return ArtProgram(
-        encoder=encoder,
-        encoder_dtype=config.encoder.dtype,
-        corpus_rows=corpus_rows,
-        index=config.index,
-        chunk=config.art.chunk,
-        activation_bytes=activation_bytes(config.encoder, mesh),
-        seed=config.train.seed,
-        t5=t5,
-        prompt=prompt,
-        scorer=config.scorer,
-        art=config.art,
-        top_k=top_k,
-        temperature=config.art.temperature or float(encoder.embedding_size) ** 0.5,
-        typos=config.typos,
-    )

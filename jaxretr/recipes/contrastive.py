@@ -65,7 +65,42 @@ class ContrastivePrograms:
         positives: int,
         mesh: Mesh,
     ):
-        self.program = contrastive_program(config, encoder, corpus_rows, positives, mesh)
+        """Builds the step; nothing is compiled yet.
+
+        Args:
+          config: of the run.
+          encoder: of its model.
+          corpus_rows: passages that are searched.
+          positives: places of positives among an example's passages.
+          mesh: the devices.
+
+        Raises:
+          UsageError: settings that contradict each other.
+        """
+        whole = encoder.embedding_size
+        sizes = tuple(sorted({*config.contrastive.matryoshka, whole}))
+        if sizes[0] < 1 or sizes[-1] > whole:
+            raise UsageError(
+                f"contrastive.matryoshka={config.contrastive.matryoshka}: sizes must be from 1 to the embedding's "
+                f"{whole}"
+            )
+        self.program = ContrastiveProgram(
+            encoder=encoder,
+            encoder_dtype=config.encoder.dtype,
+            corpus_rows=corpus_rows,
+            index=config.index,
+            chunk=config.contrastive.chunk,
+            activation_bytes=activation_bytes(config.encoder, mesh),
+            seed=config.train.seed,
+            positives=positives,
+            sizes=sizes,
+            contrastive=config.contrastive,
+            negatives=config.negatives,
+            distillation=config.distillation,
+            typos=config.typos,
+        )
+        if self.program.searches and not corpus_rows:
+            raise UsageError("retrieved negatives and the corpus-wide softmax need a corpus; set --data.corpus FILE")
         self.frozen = ("lexical",) if config.joint.lexical is not None else frozen_branches(config.encoder)
         self.optimizer = optim.build(config.optimizer, config.train.steps)
         self.train_step = make_step(self.program, self.optimizer, mesh)
@@ -245,47 +280,6 @@ class ContrastiveRun(ContrastivePrograms):
         rows, teacher = self.draws.rows(chosen, number)
         tokens, lengths, forms = self.questions.of_step(chosen, number)
         return (tokens, lengths, rows, self.draws.known(chosen)), forms, teacher
-
-
-def contrastive_program(
-    config: ContrastiveConfig, encoder: DualEncoderConfig | JointConfig, corpus_rows: int, positives: int, mesh: Mesh
-) -> ContrastiveProgram:
-    """The constants of a run's compiled programs.
-
-    Args:
-      config: of the run.
-      encoder: of its model.
-      corpus_rows: passages that are searched.
-      positives: places of positives among an example's passages.
-      mesh: the devices.
-
-    Raises:
-      UsageError: settings that contradict each other.
-    """
-    whole = encoder.embedding_size
-    sizes = tuple(sorted({*config.contrastive.matryoshka, whole}))
-    if sizes[0] < 1 or sizes[-1] > whole:
-        raise UsageError(
-            f"contrastive.matryoshka={config.contrastive.matryoshka}: sizes must be from 1 to the embedding's {whole}"
-        )
-    program = ContrastiveProgram(
-        encoder=encoder,
-        encoder_dtype=config.encoder.dtype,
-        corpus_rows=corpus_rows,
-        index=config.index,
-        chunk=config.contrastive.chunk,
-        activation_bytes=activation_bytes(config.encoder, mesh),
-        seed=config.train.seed,
-        positives=positives,
-        sizes=sizes,
-        contrastive=config.contrastive,
-        negatives=config.negatives,
-        distillation=config.distillation,
-        typos=config.typos,
-    )
-    if program.searches and not corpus_rows:
-        raise UsageError("retrieved negatives and the corpus-wide softmax need a corpus; set --data.corpus FILE")
-    return program
 
 
 def check(config: ContrastiveConfig) -> None:

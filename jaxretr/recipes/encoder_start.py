@@ -117,6 +117,18 @@ def _adapted(model: DualEncoderConfig, shape: AdapterShape) -> DualEncoderConfig
     return dataclasses.replace(model, adapter=shape, lora_merged=False)
 
 
+def new_bert(shape: BertShape, vocabulary: int, positions: int) -> BertConfig:
+    """The configuration of a BERT that is trained from scratch."""
+    return BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=shape.hidden_size,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=shape.intermediate_size,
+        max_position_embeddings=positions,
+    )
+
+
 def _fresh(config: EncoderConfig, shape: BertShape, vocabulary: int) -> DualEncoderConfig:
     """An encoder whose weights are drawn anew, and which reads the tokens of `config.path`."""
     if config.passage_path is not None:
@@ -125,14 +137,7 @@ def _fresh(config: EncoderConfig, shape: BertShape, vocabulary: int) -> DualEnco
         )
     if shape.hidden_size % max(1, shape.heads):
         raise UsageError(f"encoder.fresh: {shape.heads} heads do not divide a hidden size of {shape.hidden_size}")
-    bert = BertConfig(
-        vocab_size=vocabulary,
-        hidden_size=shape.hidden_size,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        intermediate_size=shape.intermediate_size,
-        max_position_embeddings=max(config.max_question_length, config.max_passage_length),
-    )
+    bert = new_bert(shape, vocabulary, max(config.max_question_length, config.max_passage_length))
     return DualEncoderConfig(
         bert,
         shared=config.shared,

@@ -25,6 +25,7 @@ from jaxretr.objectives.mlm import MaskedBatch, mask, masked_lm_loss, prediction
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import check_cpu_devices
 from jaxretr.recipes.corpus_sizes import CorpusSize
+from jaxretr.recipes.encoder_start import new_bert
 from jaxretr.recipes.outline import Outline
 from jaxretr.recipes.text_pretraining import LanguageModelRun, TextData, TokenPrograms, language_model_outline
 from jaxretr.recipes.whole_corpus import abstract_rows
@@ -146,15 +147,7 @@ def mlm_bert(config: MlmConfig, start: BertConfig | None, vocabulary: int) -> Be
     Raises:
       UsageError: windows of the text that are longer than its positions.
     """
-    shape = config.bert
-    bert = start or BertConfig(
-        vocab_size=vocabulary,
-        hidden_size=shape.hidden_size,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        intermediate_size=shape.intermediate_size,
-        max_position_embeddings=max(512, config.data.max_length),
-    )
+    bert = start or new_bert(config.bert, vocabulary, max(512, config.data.max_length))
     if config.data.max_length > bert.max_position_embeddings:
         raise UsageError(
             f"{config.start}: has {bert.max_position_embeddings} positions, the config asks for "
