@@ -22,7 +22,7 @@ _OPTIONS = (
     "train_options",
     "encode_options",
     "search_options",
-    "evaluate_options",
+    "evaluate",
     "mine_options",
     "combine",
     "tune",

@@ -192,9 +192,11 @@ def ids_of(content: Content) -> Iterable[str]:
 # ---- models and texts that may have to be loaded ---------------------------------------------------------------------
 
 
-def loaded(encoder: Encoder | Path_) -> Encoder:
-    """The encoder, or the one that is loaded from a path or hub name."""
-    return load_encoder(os.fspath(encoder)) if isinstance(encoder, str | Path) else encoder
+def loaded(encoder: Encoder | Path_ | Callable[[], Encoder]) -> Encoder:
+    """The encoder, or the one that is loaded from a path or hub name, or that a function loads."""
+    if isinstance(encoder, str | Path):
+        return load_encoder(os.fspath(encoder))
+    return encoder() if callable(encoder) else encoder
 
 
 def name_of(encoder: Encoder) -> str:
