@@ -30,12 +30,12 @@ from pathlib import Path
 import numpy as np
 
 from jaxretr.assets import QUICKSTART
-from jaxretr.commands.altered_questions import Split, measure, read_splits
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.evaluate.measuring import Search
 from jaxretr.evaluate.retrieval import dense_retriever
+from jaxretr.evaluate.robustness import Split, measure_altered, read_splits
 from jaxretr.evaluate.searches import bm25_search
 from jaxretr.evaluate.significance import compare
 from jaxretr.models.dual_encoder import DualEncoder
@@ -172,7 +172,7 @@ def values_of(name: str, search: Search | None, model: Path | None, args: argpar
         search = dense_search(DualEncoder.from_pretrained(model), args)
     of_splits: dict[str, Values] = {}
     for split_name, split in read_splits(str(args.beir), args.splits)[1].items():
-        measured = measure(search, split, conditions(split, split_name, args.data), (METRIC,), split_name)
+        measured = measure_altered(search, split, conditions(split, split_name, args.data), (METRIC,), split_name)
         of_splits[split_name] = {CLEAN: measured.original[METRIC]}
         for condition in measured.draws:
             draws = measured.of_draws(condition, METRIC)

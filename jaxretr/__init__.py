@@ -25,9 +25,13 @@ _FUNCTIONS = {
     "adapt": "jaxretr.adaptation",
     "assemble": "jaxretr.models.assembling",
     "combine": "jaxretr.models.combining",
+    "configs": "jaxretr.experiment",
     "convert_data": "jaxretr.data_files.conversion",
     "encode": "jaxretr.stores.encoding",
-    "evaluate_model": "jaxretr.evaluate.beir",
+    "evaluate_model": "jaxretr.evaluate.evaluating",
+    "evaluate_run": "jaxretr.evaluate.evaluating",
+    "evaluate_suite": "jaxretr.evaluate.suite",
+    "evaluate_typos": "jaxretr.evaluate.typo_robustness",
     "export": "jaxretr.export.exporting",
     "fuse": "jaxretr.evaluate.run_fusion",
     "inspect_data": "jaxretr.data_files.inspection",
@@ -36,6 +40,7 @@ _FUNCTIONS = {
     "mine": "jaxretr.mine.mining",
     "mine_lexical": "jaxretr.mine.lexical",
     "mteb_model": "jaxretr.evaluate.mteb_adapter",
+    "run_overlap": "jaxretr.evaluate.run_overlap",
     "search": "jaxretr.search.searching",
     "search_bm25": "jaxretr.search.bm25.searching",
     "train": "jaxretr.train",
@@ -43,6 +48,8 @@ _FUNCTIONS = {
     "update": "jaxretr.search.scann.upkeep",
     "validate_data": "jaxretr.data_files.validation",
     "verify": "jaxretr.export.exporting",
+    "word_order": "jaxretr.evaluate.word_order",
+    "write_typos": "jaxretr.data.typos.writing",
 }
 
 __all__ = [
@@ -59,9 +66,13 @@ __all__ = [
     "adapt",
     "assemble",
     "combine",
+    "configs",
     "convert_data",
     "encode",
     "evaluate_model",
+    "evaluate_run",
+    "evaluate_suite",
+    "evaluate_typos",
     "export",
     "fuse",
     "inspect_data",
@@ -70,6 +81,7 @@ __all__ = [
     "mine",
     "mine_lexical",
     "mteb_model",
+    "run_overlap",
     "search",
     "search_bm25",
     "train",
@@ -77,20 +89,27 @@ __all__ = [
     "update",
     "validate_data",
     "verify",
+    "word_order",
+    "write_typos",
 ]
 
 if TYPE_CHECKING:
     from jaxretr.adaptation import adapt
     from jaxretr.data.typos import TypoGenerator
+    from jaxretr.data.typos.writing import write_typos
     from jaxretr.data_files.conversion import convert_data
     from jaxretr.data_files.inspection import inspect_data
     from jaxretr.data_files.validation import validate_data
     from jaxretr.errors import UserError
-    from jaxretr.evaluate.beir import evaluate_model
+    from jaxretr.evaluate.evaluating import evaluate_model, evaluate_run
     from jaxretr.evaluate.mteb_adapter import mteb_model
     from jaxretr.evaluate.run_fusion import fuse
+    from jaxretr.evaluate.run_overlap import run_overlap
+    from jaxretr.evaluate.suite import evaluate_suite
+    from jaxretr.evaluate.typo_robustness import evaluate_typos
     from jaxretr.evaluate.weight_tuning import tune
-    from jaxretr.experiment import load_config
+    from jaxretr.evaluate.word_order import word_order
+    from jaxretr.experiment import configs, load_config
     from jaxretr.export.exporting import export, verify
     from jaxretr.mine.lexical import mine_lexical
     from jaxretr.mine.mining import mine

@@ -11,7 +11,7 @@ from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.scorer import Prompt
 from jaxretr.objectives.art import art_loss
 from jaxretr.parallel.mesh import make_mesh
-from jaxretr.recipes.art import art_program
+from jaxretr.recipes.art import ArtPrograms
 
 B, K, TAU = 3, 5, 4.0
 
@@ -82,5 +82,5 @@ def test_equal_distributions_cost_nothing(scores: tuple[np.ndarray, np.ndarray])
 
 def test_by_default_scores_are_divided_by_the_root_of_the_embedding_s_size(tmp_path: Path) -> None:
     config, encoder = art_config(tmp_path), DualEncoderConfig(BERT)
-    program = art_program(config, encoder, T5, Prompt((), ()), 20, make_mesh())
+    program = ArtPrograms(config, encoder, T5, Prompt((), ()), 20, make_mesh()).program
     assert program.temperature == 4.0 == BERT.hidden_size**0.5

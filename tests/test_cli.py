@@ -191,10 +191,10 @@ def test_version(capsys: pytest.CaptureFixture[str]):
         ("search m --index i --queries q --out o --format dpr", "--format dpr writes the passages' titles: give --cor"),
         ("evaluate --run r", "--run needs either --qrels FILE or --answers FILE"),
         ("evaluate --run r --qrels q --answers a", "--run needs either --qrels FILE or --answers FILE"),
-        ("evaluate --run r --answers a", "--answers are looked for in the passages' texts: give --corpus FILE"),
+        ("evaluate --run r --answers a", "--answers are matched in the texts of the passages: give --corpus FILE"),
         ("evaluate", "give either --run RUN with --qrels or --answers, or MODEL with --beir DIR or --suite DIR"),
         ("evaluate m", "MODEL needs --beir DIR"),
-        ("evaluate m --beir d --qrels q", "--qrels, --answers, --corpus and --queries belong to --run"),
+        ("evaluate m --beir d --qrels q", "--qrels belongs to --run"),
         ("evaluate --run r --qrels q --beir d", "--beir needs MODEL"),
         ("evaluate --run r --qrels q --metrics ,", "argument --metrics: no metric is named"),
     ],
@@ -580,7 +580,7 @@ def test_evaluate_finds_answers(bm25: Path, tmp_path: Path, capsys: pytest.Captu
     assert f"lacks 1 of {questions} questions ({first}, ...): they count as 0" in captured.err
     assert json.loads(captured.out)["questions"] == questions
     assert run(*words, "--metrics", "acc@2,ndcg@10") == 2
-    assert "ndcg@10: with --answers the metrics are acc@1" in capsys.readouterr().err
+    assert "ndcg@10: answers are measured with acc@1" in capsys.readouterr().err
 
 
 def test_evaluate_a_model_on_a_beir_folder(trained: Path, capsys: pytest.CaptureFixture[str]):

@@ -178,7 +178,7 @@ def anchors(path: Path) -> set[str]:
 
 @pages
 def test_named_configs_and_settings_exist(path: Path) -> None:
-    configs = experiment.shipped()
+    configs = experiment.configs()
     from jaxretr.config import KINDS as kinds
     from jaxretr.config import all_settings
 

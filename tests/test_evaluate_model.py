@@ -81,14 +81,14 @@ def test_kept_embeddings_of_another_model_or_corpus_are_refused(
 ):
     printed(capsys, *words, "--keep", tmp_path / "kept")
     error = refused(capsys, 1, *words, "--keep", tmp_path / "kept", "--pooling", "mean")
-    assert "holds embeddings of another model" in error and error.endswith("give another --keep folder")
+    assert "holds embeddings of another model" in error and error.endswith("give another keep folder")
     shutil.copytree(tiny.DATA, tmp_path / "beir")
     with open(tmp_path / "beir/corpus.jsonl", "a", encoding="utf-8") as file:
         file.write('{"_id": "new", "title": "", "text": "one more"}\n')
     error = refused(capsys, 1, *words, "--beir", tmp_path / "beir", "--keep", tmp_path / "kept")
-    assert "holds embeddings of other texts (passages); give another --keep folder" in error
+    assert "holds embeddings of other texts (passages); give another keep folder" in error
     for more, message in (
-        (["--index", "i"], "--index is there already and --keep writes what is missing"),
+        (["--index", "i"], "index is there already and keep writes what is missing"),
         (["--typos"], "--keep does not go with --typos"),
     ):
         assert message in refused(capsys, 2, *words, "--keep", tmp_path / "kept", *more)
@@ -134,13 +134,13 @@ def test_a_run_is_compared_with_bm25_where_the_texts_are_given(
     answers = ["evaluate", "--run", run_file, "--answers", QUESTIONS, "--corpus", tiny.DATA, "--baseline", "bm25"]
     assert printed(capsys, *answers)["baselines"][0]["run"] == "BM25"
     for given, message in (
-        (["--baseline", "bm25"], "--baseline bm25 searches the corpus: give --corpus FILE and --queries FILE"),
-        (["--baseline", "bm25", *texts[:2]], "give --corpus FILE and --queries FILE"),
-        (texts, "--corpus is not needed with --qrels, but for --baseline bm25; leave it out"),
-        (texts[2:], "--queries is not needed with --qrels"),
+        (["--baseline", "bm25"], "the baseline bm25 searches the corpus: give corpus and queries"),
+        (["--baseline", "bm25", *texts[:2]], "give corpus and queries"),
+        (texts, "with qrels only the baseline bm25 needs the corpus; leave it out"),
+        (texts[2:], "needs the queries; leave it out"),
     ):
         assert message in refused(capsys, 2, *words, *given)
-    assert "the questions are those of --answers" in refused(capsys, 2, *answers, *texts[2:])
+    assert "with answers the questions are known" in refused(capsys, 2, *answers, *texts[2:])
 
 
 def test_bm25_may_find_fewer_passages_than_were_asked_for(

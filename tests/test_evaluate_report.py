@@ -11,9 +11,9 @@ import pytest
 from command_errors import the_error
 
 from jaxretr import cli
-from jaxretr.commands.metric_curves import band, cuts_to
 from jaxretr.data.readers import read_qrels
 from jaxretr.evaluate import metrics
+from jaxretr.evaluate.plots import band, cuts_to
 from jaxretr.evaluate.rank_overlap import find_shared, rank_biased_overlap, ranked_ids
 from jaxretr.evaluate.runs import read_trec, write_trec
 from jaxretr.evaluate.significance import bootstrap_interval, compare, holm
@@ -235,7 +235,7 @@ def test_curves_are_drawn(folder, capsys):
 def test_a_curve_of_one_passage_is_refused(folder, capsys):
     Path("one.trec").write_text("q1 Q0 d1 1 1.0 t\n")
     assert run("evaluate", "--run", "one.trec", "--qrels", "qrels.tsv", "--plot", "a.png") == 1
-    assert "one passage a question makes no curve" in capsys.readouterr().err.splitlines()[-1]
+    assert "one passage per question makes no curve" in capsys.readouterr().err.splitlines()[-1]
 
 
 # ---- fused runs ------------------------------------------------------------------------------------------------------
@@ -256,15 +256,15 @@ def test_a_fused_run_is_measured_like_any_other(folder, capsys):
         ("--run r --qrels q --format xml", "argument --format: invalid choice: 'xml'"),
         ("--run r --qrels q --json --format latex", "argument --format: not allowed with argument --json"),
         ("--run r --qrels q --relevance-level 0", "argument --relevance-level: '0' is not a whole number from 1"),
-        ("--run r --answers a --corpus c --relevance-level 2", "--relevance-level is for judgements"),
-        ("--run r --qrels q --baseline b --baseline b", "--baseline names the same run twice"),
-        ("--run r --qrels q --index i", "--index is for what MODEL makes of the --beir folder's corpus"),
-        ("--run r --qrels q --out o", "--out is where --suite keeps what it has measured"),
+        ("--run r --answers a --corpus c --relevance-level 2", "the relevance level is for judgements"),
+        ("--run r --qrels q --baseline b --baseline b", "a baseline is named twice"),
+        ("--run r --qrels q --index i", "--index is for MODEL's embeddings of the --beir folder's corpus"),
+        ("--run r --qrels q --out o", "--out is where --suite keeps its results"),
         ("--run r --qrels q --suite s", "--suite needs MODEL"),
         ("m --beir d --suite s", "MODEL needs --beir DIR, a folder with corpus, queries and qrels, or --suite DIR"),
-        ("m --suite s --baseline b", "--baseline is for one data set; with --suite leave it out"),
+        ("m --suite s --baseline b", "--baseline is for one data set and its original questions; leave it out"),
         ("m --suite s --plot p.png", "--plot is for one data set"),
-        ("m --suite s --index i", "--index is for one data set"),
+        ("m --suite s --index i", "--index is for MODEL's embeddings of the --beir folder's corpus"),
         ("--run r --qrels q --metrics holes", "measure 'holes' needs a cut of at least 1: write for instance holes@10"),
     ],
 )

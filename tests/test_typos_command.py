@@ -98,17 +98,17 @@ def test_files_of_other_settings_are_not_overwritten(
 def test_an_interrupted_run_can_be_repeated(
     queries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from jaxretr.commands import typos
+    from jaxretr.data.typos import writing
 
     out = tmp_path / "typos"
-    write = typos.write_draw
+    write = writing.write_draw
 
     def fail_at_the_second(path: Path, *rest: object) -> None:
         if path.name.endswith("01.jsonl"):
             raise UserError("no space")
         write(path, *rest)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(typos, "write_draw", fail_at_the_second)
+    monkeypatch.setattr(writing, "write_draw", fail_at_the_second)
     assert run(queries, "--out", out, "--draws", 2) == 1
     monkeypatch.undo()
     assert sorted(content(out)) == ["dictionary-00.jsonl", "typos.json"]

@@ -1,173 +1,302 @@
-"""`jaxretr evaluate`: figures of a run, or of a model on a BEIR folder or a suite of them, and paired tests."""
+"""`jaxretr evaluate`: metrics of a run, or of a model on a BEIR folder or a suite, with or without typos."""
 
 import argparse
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from jaxretr.commands import metric_curves
-from jaxretr.commands.evaluate_options import check_baselines, check_typos
-from jaxretr.commands.pictures import check_ending
-from jaxretr.data.corpus import Corpus
-from jaxretr.data.questions import Question
-from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questions
-from jaxretr.errors import UsageError, UserError
-from jaxretr.evaluate import metrics
-from jaxretr.evaluate.beir import BM25, Measure, by_qrels, model_run, read_baselines, report_of, with_bm25
-from jaxretr.evaluate.measuring import OF_ANSWERS, OF_QRELS, Run, cut_of_answers, depth, of_answers
-from jaxretr.evaluate.runs import read_run
-from jaxretr.storage.files import check_output
+from jaxretr.commands.parsing import Commands, add_model, at_least_one, metric_names, names, splits
+from jaxretr.errors import UsageError
+from jaxretr.tables import FORMATS
+
+if TYPE_CHECKING:
+    from jaxretr.evaluate.report import Report
+    from jaxretr.evaluate.suite import SuiteReport
+    from jaxretr.evaluate.typo_report import TypoReport
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What is measured.
+def add_commands(commands: Commands) -> None:
+    """Adds the command."""
+    parser = commands.command(
+        "evaluate",
+        "Measure a run (recall, MRR, nDCG or Acc@k), or a model on a BEIR folder or a suite of them; paired tests with\n"
+        "--baseline. With --typos, measure what typos in the questions cost a model, next to BM25 and other models.",
+        "jaxretr evaluate --run run.trec --qrels qrels/test.tsv --baseline bm25.trec --plot curves.pdf\n"
+        "  jaxretr evaluate --run run.trec --answers questions.tsv --corpus corpus.tsv\n"
+        "  jaxretr evaluate runs/art --beir scifact --split test\n"
+        "  jaxretr evaluate runs/art --suite beir --out runs/art/beir --format latex\n"
+        "  jaxretr evaluate runs/dpr --beir nq --split dev,test --typos --and-model runs/robust --plot typos.png\n"
+        "  jaxretr evaluate runs/dpr --beir nq --typos dictionary --typo-queries people=typed.jsonl",
+    )
+    add_model(parser, optional=True)
+    add = parser.add_argument
+    add("--run", metavar="RUN", help="a run of search or bm25, or results in MS MARCO's or DPR's format")
+    add("--qrels", metavar="FILE", help="judgements in BEIR's or TREC's format")
+    add("--answers", metavar="FILE", help="questions with answers: Acc@k by DPR's matching, in the texts of --corpus")
+    add("--corpus", metavar="FILE", help="the passages of the run, for --answers and for --baseline bm25")
+    add("--queries", metavar="FILE", help="the questions of the run, for --qrels with --baseline bm25")
+    add("--match", choices=("string", "regex"), default="string", help="how answers are matched (default: %(default)s)")
+    add("--beir", metavar="DIR", help="a folder with corpus, queries and qrels, for MODEL")
+    add(
+        "--split",
+        type=splits,
+        default=("test",),
+        metavar="NAME",
+        help="split of the BEIR folder's qrels; several, separated by commas, with typos; with --suite the first that a "
+        "folder has (default: test)",
+    )
+    add("--suite", metavar="DIR", help="for MODEL: every BEIR folder below DIR, and the average")
+    add(
+        "--out",
+        metavar="DIR",
+        help="with --suite: folder for the results of each data set; an interrupted suite resumes there",
+    )
+    add("--index", metavar="STORE", help="with --beir: the embedding store of its corpus, encoded with MODEL")
+    add(
+        "--keep",
+        metavar="DIR",
+        help="with --beir: keep the embeddings of its corpus there and reuse them; an interrupted evaluation resumes "
+        "with them",
+    )
+    add(
+        "--baseline",
+        metavar="RUN2",
+        action="append",
+        help="a run to compare with, question by question; bm25 is BM25 over the same corpus (write ./bm25 for a file "
+        "of that name); repeat for more; all tests are Holm-corrected together",
+    )
+    add(
+        "--metrics",
+        type=metric_names,
+        metavar="NAMES",
+        help="separated by commas: ndcg, mrr, map, recall, precision, success, recall_cap, holes with @k, rprec, bpref (default: "
+        "ndcg@10,mrr@10,recall@100, or acc@1,acc@5,acc@20,acc@100 with --answers)",
+    )
+    add(
+        "--relevance-level",
+        type=at_least_one,
+        metavar="N",
+        help="the lowest grade that counts as relevant, except for ndcg (default: 1)",
+    )
+    add("--per-query", metavar="FILE", help="write the values of every question to this tab-separated file")
+    add(
+        "--plot",
+        metavar="FILE",
+        help="plot the metrics against k for the run and the baselines; with typos, bars of clean queries and of each "
+        "kind of typos: a .png, .pdf or .svg",
+    )
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument("--format", choices=FORMATS, help="output format (default: table)")
+    forms.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
 
-    Attributes:
-      find: gives its run.
-      measure: the values of any run.
-      corpus, questions: that BM25 searches; empty where it is not asked for.
-    """
+    add = parser.add_argument_group("typos: MODEL with the original questions and with typos in them").add_argument
+    add(
+        "--typos",
+        type=names("profile", "dictionary,spacing, or nothing for all"),
+        nargs="?",
+        const=(),
+        metavar="PROFILES",
+        help="make typos with these profiles, separated by commas: dictionary, single_word, spacing (default: all)",
+    )
+    add("--draws", type=at_least_one, metavar="N", help="query variants per question and profile (default: 10)")
+    add("--seed", type=int, metavar="N", help="of the typos (default: 0)")
+    add(
+        "--keyboard",
+        choices=("qwerty", "qwertz", "azerty"),
+        help="for dictionary and single_word: keyboard layout (default: qwerty)",
+    )
+    add("--misspellings", metavar="FILE", help="for dictionary, as jaxretr typos reads it (default: English)")
+    add(
+        "--typo-queries",
+        type=_named_file,
+        action="append",
+        metavar="NAME=FILE",
+        help="other questions with typos and the same ids, as one more kind; repeat for another kind, or with the same "
+        "NAME for another draw",
+    )
+    add(
+        "--and-model",
+        action="append",
+        metavar="MODEL2",
+        help="another model for the same table, compared with MODEL; repeat for more. It shares MODEL's --compute and "
+        "--batch-size",
+    )
+    add("--no-bm25", action="store_true", default=None, help="leave out BM25, which is measured by default")
 
-    find: Callable[[], Run]
-    measure: Measure
-    corpus: Corpus
-    questions: Sequence[Question]
+
+# What is measured: a --run, or MODEL on a --beir folder, on a --suite of them, or with typos in the questions.
+_RUN, _BEIR, _SUITE, _TYPOS = "--run", "--beir", "--suite", "--typos"
+
+# For each option that not all of these read: which do, and why the others refuse it. The parser has no defaults for
+# them, so that an option that would be ignored is seen.
+_OF_A_RUN = "belongs to --run; with MODEL the --beir folder has it"
+_OF_GENERATED = "is for the typos that --typos generates: give --typos as well, or leave it out"
+_OF_TYPOS = "is for metrics with typos: give --typos or --typo-queries as well, or leave it out"
+_READ_BY: dict[str, tuple[tuple[str, ...], str]] = {
+    "qrels": ((_RUN,), _OF_A_RUN),
+    "answers": ((_RUN,), _OF_A_RUN),
+    "corpus": ((_RUN,), _OF_A_RUN),
+    "queries": ((_RUN,), _OF_A_RUN),
+    "index": ((_BEIR,), "is for MODEL's embeddings of the --beir folder's corpus; leave it out"),
+    "keep": ((_BEIR,), "is for MODEL's embeddings of the --beir folder's corpus; leave it out"),
+    "baseline": ((_RUN, _BEIR), "is for one data set and its original questions; leave it out"),
+    "plot": ((_RUN, _BEIR, _TYPOS), "is for one data set; leave it out"),
+    "relevance_level": ((_RUN, _BEIR, _SUITE), "is for the original questions; leave it out"),
+    "out": ((_SUITE,), "is where --suite keeps its results; print to a file with > instead"),
+    "draws": ((_TYPOS,), _OF_GENERATED),
+    "seed": ((_TYPOS,), _OF_GENERATED),
+    "keyboard": ((_TYPOS,), _OF_GENERATED),
+    "misspellings": ((_TYPOS,), _OF_GENERATED),
+    "and_model": ((_TYPOS,), _OF_TYPOS),
+    "no_bm25": ((_TYPOS,), _OF_TYPOS),
+}
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints the figures, and writes and draws what was asked for."""
-    check_arguments(args)
-    if args.typos is not None or args.typo_queries:
-        # Here, since that module and the next one stand on the same functions as this one.
-        from jaxretr.commands import evaluate_typos
+    """Measures, writes and plots what was asked for, and prints the report."""
+    subject = check_arguments(args)
+    from jaxretr.evaluate import measuring, plots
+    from jaxretr.storage.files import check_output
 
-        evaluate_typos.run(args)
-        return
-    if args.suite is not None:
-        from jaxretr.commands import evaluate_suite
-
-        evaluate_suite.run(args)
-        return
-    names = args.metrics or (OF_QRELS if args.answers is None else OF_ANSWERS)
     # Everything that can be wrong is found before a model is loaded.
-    check_metrics(args, names)
+    if args.plot is not None:
+        plots.check_ending(args.plot)
+        if subject in (_RUN, _BEIR):
+            plots.deepest_cuts(args.metrics or (measuring.OF_QRELS if args.answers is None else measuring.OF_ANSWERS))
     for path in (args.per_query, args.plot):
         if path is not None:
             check_output(path)
-    baselines = read_baselines(args.baseline or ())
-    if BM25 in (args.baseline or ()) and Path(BM25).is_file():
-        log.warning("--baseline bm25 is BM25 over the corpus; write ./bm25 for the file of that name")
-    subject = (of_model if args.model is not None else of_file)(args, names)
-    found = subject.find()
-    compared = with_bm25(baselines, subject.corpus, subject.questions, depth(names))
-    report = report_of([(args.model or args.run, found), *compared], subject.measure, names)
+    report = {_RUN: _of_run, _BEIR: _of_model, _SUITE: _of_suite, _TYPOS: _of_typos}[subject](args)
     if args.per_query is not None:
-        report.write_per_query(Path(args.per_query).expanduser())
+        report.write_per_query(args.per_query)
     if args.plot is not None:
-        place = Path(args.plot).expanduser()
-        measure = subject.measure
-        metric_curves.draw(report.systems, lambda each, cuts: measure(each, cuts, "the run"), names, place)
-    print(report.as_string(args.format or "table"))
+        report.plot(args.plot)
+    form = args.format or "table"
+    print(report.to_json() if form == "json" else report.table(form))
 
 
-def check_arguments(args: argparse.Namespace) -> None:
-    """Raises UsageError unless the arguments say exactly one thing to do."""
-    check_typos(args)
+def check_arguments(args: argparse.Namespace) -> str:
+    """Returns what is measured.
+
+    Raises:
+      UsageError: the arguments do not name exactly one thing to measure, or an option would be ignored.
+    """
+    if args.typos and args.model is None:
+        raise UsageError(f"--typos took '{','.join(args.typos)}' for its profiles: write MODEL before --typos")
+    typos = "--typos" if args.typos is not None else "--typo-queries" if args.typo_queries else None
+    if typos and args.model is None:
+        raise UsageError(f"{typos} needs MODEL with --beir DIR: the questions are searched again with typos in them")
+    if typos and args.suite is not None:
+        raise UsageError(f"--suite does not go with {typos}; leave it out")
     if (args.model is None) == (args.run is None):
         raise UsageError("give either --run RUN with --qrels or --answers, or MODEL with --beir DIR or --suite DIR")
-    if args.model is not None:
-        if (args.beir is None) == (args.suite is None):
-            raise UsageError(
-                "MODEL needs --beir DIR, a folder with corpus, queries and qrels, or --suite DIR with many"
-            )
-        if args.qrels or args.answers or args.corpus or args.queries:
-            raise UsageError(
-                "--qrels, --answers, --corpus and --queries belong to --run; with MODEL the --beir folder has them"
-            )
-    else:
-        if args.beir is not None or args.suite is not None:
-            option = "--suite" if args.beir is None else "--beir"
-            raise UsageError(f"{option} needs MODEL; a --run is measured with --qrels or --answers")
-        if (args.qrels is None) == (args.answers is None):
-            raise UsageError("--run needs either --qrels FILE or --answers FILE")
-        if args.answers is not None and args.corpus is None:
-            raise UsageError("--answers are looked for in the passages' texts: give --corpus FILE as well")
-        check_baselines(args)
-    if args.answers is not None and args.relevance_level != 1:
-        raise UsageError("--relevance-level is for judgements; --answers have no grades, leave it out")
-    for option, value in (
-        ("--index", args.index),
-        ("--keep", args.keep),
-        ("--plot", args.plot),
-        ("--baseline", args.baseline),
-    ):
-        if value is not None and args.suite is not None:
-            raise UsageError(f"{option} is for one data set; with --suite leave it out")
-    if args.beir is None and (args.index is not None or args.keep is not None):
-        option = "--index" if args.keep is None else "--keep"
-        raise UsageError(f"{option} is for what MODEL makes of the --beir folder's corpus; a --run needs none")
-    if args.index is not None and args.keep is not None:
-        raise UsageError("--index is there already and --keep writes what is missing; give one of them")
-    if args.out is not None and args.suite is None:
-        raise UsageError("--out is where --suite keeps what it has measured; print to a file with > instead")
-    if args.plot is not None:
-        check_ending("--plot", args.plot)
-    if len(args.baseline or ()) != len(set(args.baseline or ())):
-        raise UsageError("--baseline names the same run twice; name each once")
-
-
-def check_metrics(args: argparse.Namespace, names: Sequence[str]) -> None:
-    """Raises UsageError for a misspelt metric, or for a picture of metrics without a cut."""
-    for name in names:
-        (metrics.parse if args.answers is None else cut_of_answers)(name)
-    if args.plot is not None:
-        metric_curves.deepest_cuts(names)
-
-
-def of_model(args: argparse.Namespace, names: Sequence[str]) -> Subject:
-    """Reads the BEIR folder, which is searched with MODEL."""
-    from jaxretr.commands.model import load_model
-    from jaxretr.stores.opening import open_store
-
-    index = None if args.index is None else open_store(args.index)
-    data = read_beir(args.beir, args.split[0])
-
-    def find() -> Run:
-        return model_run(
-            *(load_model(args), data, depth(names)),
-            name=str(args.model),
-            where=str(args.beir),
-            index=index,
-            keep=args.keep,
-            keep_option="--keep",
-            batch_size=args.batch_size,
+    if args.model is None and (option := "--beir" if args.beir else "--suite" if args.suite else None):
+        raise UsageError(f"{option} needs MODEL; a --run is measured with --qrels or --answers")
+    if args.model is not None and (args.beir is None) == (args.suite is None):
+        raise UsageError("MODEL needs --beir DIR, a folder with corpus, queries and qrels, or --suite DIR with many")
+    if args.run is not None and (args.qrels is None) == (args.answers is None):
+        raise UsageError("--run needs either --qrels FILE or --answers FILE")
+    if args.answers is not None and args.corpus is None:
+        raise UsageError("--answers are matched in the texts of the passages: give --corpus FILE as well")
+    subject = _TYPOS if typos else _SUITE if args.suite is not None else _BEIR if args.model is not None else _RUN
+    for name, (readers, why) in _READ_BY.items():
+        ignored = subject not in readers or (why == _OF_GENERATED and args.typos is None)
+        if ignored and getattr(args, name) is not None:
+            if typos and why != _OF_GENERATED:
+                why = f"does not go with {typos}; leave it out"
+            raise UsageError(f"--{name.replace('_', '-')} {why}")
+    if subject in (_RUN, _BEIR) and len(args.split) > 1:
+        raise UsageError(
+            f"--split {','.join(args.split)}: name one split; several, by commas, go with typos or --suite only"
         )
+    return subject
 
-    return Subject(find, by_qrels(data.qrels, args.relevance_level), data.corpus, data.questions)
+
+def _of_run(args: argparse.Namespace) -> "Report":
+    from jaxretr.evaluate.evaluating import evaluate_run
+
+    _warn_of_bm25_file(args)
+    options = ("qrels", "answers", "corpus", "queries", "match")
+    return evaluate_run(args.run, **{name: vars(args)[name] for name in options}, **_shared(args))
 
 
-def of_file(args: argparse.Namespace, names: Sequence[str]) -> Subject:
-    """Reads the run, and what it is measured with."""
-    found = read_run(args.run)
-    if args.qrels is not None:
-        qrels = read_qrels(args.qrels)
-        # Both are there for BM25 alone.
-        questions = [] if args.queries is None else read_questions(args.queries)
-        corpus = Corpus([], [], []) if args.corpus is None else read_corpus(args.corpus)
-        judged = [question for question in questions if question.id in qrels]
-        if questions and not judged:
-            raise UserError(f"{args.queries}: {args.qrels} judges none of its questions; check that the ids agree")
-        return Subject(lambda: found, by_qrels(qrels, args.relevance_level), corpus, judged)
-    questions, corpus = read_questions(args.answers), read_corpus(args.corpus)
-    if not any(question.answers for question in questions):
-        raise UserError(f"{args.answers}: no question has answers; give a file with answers, or --qrels FILE")
-    return Subject(
-        lambda: found,
-        lambda run, names, name: of_answers(questions, corpus, run, names, args.match, name),
-        corpus,
-        questions,
+def _of_model(args: argparse.Namespace) -> "Report":
+    from jaxretr.commands.model import model_loader
+    from jaxretr.evaluate.evaluating import evaluate_model
+    from jaxretr.evaluate.measuring import OF_QRELS
+
+    _warn_of_bm25_file(args)
+    options = ("beir", "index", "keep", "batch_size")
+    return evaluate_model(
+        model_loader(args),
+        **{name: vars(args)[name] for name in options},
+        split=args.split[0],
+        **{**_shared(args), "metrics": args.metrics or OF_QRELS},
     )
+
+
+def _of_suite(args: argparse.Namespace) -> "SuiteReport":
+    from jaxretr.commands.model import model_loader
+    from jaxretr.evaluate.measuring import OF_QRELS
+    from jaxretr.evaluate.suite import evaluate_suite
+
+    options = ("suite", "out", "batch_size")
+    return evaluate_suite(
+        model_loader(args),
+        **{name: vars(args)[name] for name in options},
+        splits=args.split,
+        metrics=args.metrics or OF_QRELS,
+        relevance_level=args.relevance_level or 1,
+    )
+
+
+def _of_typos(args: argparse.Namespace) -> "TypoReport":
+    from jaxretr.commands.model import model_loader
+    from jaxretr.data.typos import PROFILES
+    from jaxretr.evaluate.measuring import OF_QRELS
+    from jaxretr.evaluate.typo_robustness import evaluate_typos
+
+    # How to read MODEL; the other models are read as they are.
+    of_first = dict.fromkeys(("passage_model", "tokenizer", "pooling", "truncate_dim"))
+    others = [argparse.Namespace(**{**vars(args), **of_first, "model": model}) for model in args.and_model or ()]
+    queries: defaultdict[str, list[str]] = defaultdict(list)
+    for kind, path in args.typo_queries or ():
+        queries[kind].append(path)
+    return evaluate_typos(
+        [model_loader(each) for each in (args, *others)],
+        beir=args.beir,
+        splits=args.split,
+        profiles=() if args.typos is None else args.typos or PROFILES,
+        draws=args.draws or 10,
+        seed=args.seed or 0,
+        keyboard=args.keyboard,
+        misspellings=args.misspellings,
+        queries=queries,
+        metrics=args.metrics or OF_QRELS,
+        bm25=not args.no_bm25,
+        batch_size=args.batch_size,
+    )
+
+
+def _shared(args: argparse.Namespace) -> dict[str, Any]:
+    """What a run and a model on one data set are measured with."""
+    return {
+        "baselines": args.baseline or (),
+        "metrics": args.metrics,
+        "relevance_level": args.relevance_level or 1,
+    }
+
+
+def _warn_of_bm25_file(args: argparse.Namespace) -> None:
+    if "bm25" in (args.baseline or ()) and Path("bm25").is_file():
+        log.warning("--baseline bm25 is BM25 over the corpus; write ./bm25 for the file of that name")
+
+
+def _named_file(text: str) -> tuple[str, str]:
+    name, equals, path = text.partition("=")
+    if not (name.strip() and equals and path) or not name.isprintable():
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=FILE; give for instance people=typed.jsonl")
+    return name.strip(), path

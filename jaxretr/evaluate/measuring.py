@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate import metrics
-from jaxretr.evaluate.answers import first_hits
+from jaxretr.evaluate.answers import Match, first_hits
 from jaxretr.evaluate.rank_overlap import ranked_ids
 
 if TYPE_CHECKING:  # It brings JAX along, which a run is measured without.
@@ -24,6 +25,8 @@ Search = Callable[[Sequence[Question], int], tuple[np.ndarray, Sequence[Sequence
 """From B questions and k to scores float32 [B, k] and ids of passages, fewer than k where a question has fewer hits."""
 Values = dict[str, dict[str, float]]
 """{metric: {question id: value}}"""
+Measure = Callable[[Run, Sequence[str], str], Values]
+"""From a run, the names of metrics and the run's name for errors to the values of every question."""
 
 OF_QRELS = ("ndcg@10", "mrr@10", "recall@100")
 OF_ANSWERS = ("acc@1", "acc@5", "acc@20", "acc@100")
@@ -67,7 +70,7 @@ def run_of(search: Search, questions: Sequence[Question], k: int) -> dict[str, d
 
 
 def depth(names: Sequence[str]) -> int:
-    """The number of passages that these metrics look at; at least 100, and 1000 for a metric without a cut."""
+    """The number of passages that these metrics need; at least 100, and 1000 for a metric without a cut."""
     cuts = [re.fullmatch(r"[^@]+@(\d+)", name) for name in names]
     return max(100, *(int(cut[1]) if cut else 1000 for cut in cuts))
 
@@ -84,30 +87,58 @@ def of_qrels(
     return metrics.evaluate(qrels, run, names, per_query=True, relevance_level=relevance_level)[1]
 
 
+@dataclass(frozen=True, repr=False)
+class ByQrels:
+    """Measures runs by judgements; a `Measure`.
+
+    Attributes:
+      qrels: the judgements.
+      relevance_level: the lowest grade that counts as relevant, except for ndcg.
+    """
+
+    qrels: metrics.Qrels
+    relevance_level: int = 1
+
+    def __call__(self, run: Run, names: Sequence[str], name: str = "the run") -> Values:
+        return of_qrels(self.qrels, run, names, self.relevance_level, name)
+
+
 def cut_of_answers(name: str) -> int:
     """The k of acc@k; raises UsageError for another metric."""
     parsed = re.fullmatch(r"acc@([1-9]\d*)", name.lower())
     if parsed is None:
-        raise UsageError(f"{name}: with --answers the metrics are acc@1, acc@20 and so on; others need --qrels")
+        raise UsageError(f"{name}: answers are measured with acc@1, acc@20 and so on; other metrics need qrels")
     return int(parsed[1])
 
 
-def of_answers(
-    questions: Sequence[Question], corpus: Corpus, run: Run, names: Sequence[str], match: str, name: str = "the run"
-) -> Values:
-    """Acc@k of each question, 0 or 1."""
-    cuts = {name: cut_of_answers(name) for name in names}
-    if not run.keys() & {question.id for question in questions}:
-        raise UserError(
-            f"{name} and the answers have no question in common, for instance '{next(iter(run))}' and "
-            f"'{questions[0].id}'; give the answers of the run's questions"
-        )
-    texts = [ranked_texts(run.get(question.id, {}), corpus, max(cuts.values())) for question in questions]
-    hits = first_hits([question.answers for question in questions], texts, match)  # pyright: ignore[reportArgumentType]
-    return {
-        name: {question.id: float(hit is not None and hit < cut) for question, hit in zip(questions, hits, strict=True)}
-        for name, cut in cuts.items()
-    }
+@dataclass(frozen=True, repr=False)
+class ByAnswers:
+    """Measures runs by answers in the texts of their passages: Acc@k of each question, 0 or 1; a `Measure`.
+
+    Attributes:
+      questions: with their answers.
+      corpus: the passages.
+      match: "string" or "regex".
+    """
+
+    questions: Sequence[Question]
+    corpus: Corpus
+    match: Match = "string"
+
+    def __call__(self, run: Run, names: Sequence[str], name: str = "the run") -> Values:
+        cuts = {metric: cut_of_answers(metric) for metric in names}
+        if not run.keys() & {question.id for question in self.questions}:
+            raise UserError(
+                f"{name} and the answers have no question in common, for instance '{next(iter(run))}' and "
+                f"'{self.questions[0].id}'; give the answers of the run's questions"
+            )
+        deepest = max(cuts.values())
+        texts = [ranked_texts(run.get(question.id, {}), self.corpus, deepest) for question in self.questions]
+        hits = first_hits([question.answers for question in self.questions], texts, self.match)
+        return {
+            metric: {q.id: float(hit is not None and hit < cut) for q, hit in zip(self.questions, hits, strict=True)}
+            for metric, cut in cuts.items()
+        }
 
 
 def ranked_texts(scores: Mapping[str, float], corpus: Corpus, k: int) -> list[str]:
@@ -120,7 +151,7 @@ def ranked_texts(scores: Mapping[str, float], corpus: Corpus, k: int) -> list[st
 
 
 def warn_of_missing(values: Mapping[str, float], run: Run, name: str) -> None:
-    """Says how many questions count as 0 because the run lacks them."""
+    """Warns of questions that the run lacks: they count as 0."""
     missing = [question_id for question_id in values if question_id not in run]
     if missing:
         log.warning(

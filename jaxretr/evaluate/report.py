@@ -1,25 +1,24 @@
-"""The figures of a run and of the baselines that it is compared with: computed, as JSON, as tables, question by question."""
+"""The metrics of a run and of the baselines that it is compared with: computed, and as JSON, tables, files and plots."""
 
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxretr.evaluate import metrics
-from jaxretr.evaluate.measuring import Run, Values
+from jaxretr.evaluate.measuring import Measure, Run, Values
 from jaxretr.evaluate.rank_overlap import find_shared, rank_biased_overlap, ranked_ids
-from jaxretr.evaluate.significance import Comparison, compare, holm
+from jaxretr.evaluate.significance import Comparison, compare, holm, or_none, printed_p
 from jaxretr.storage.files import atomic_write
 from jaxretr.tables import Cell, Grid, Row, render, shortened
 
-# Below this a difference is marked.
+# Differences with a smaller p-value are marked.
 LEVEL = 0.05
 
-# Of rank-biased overlap: what lies below rank 100 has .9^100, less than 3e-5, of its weight.
+# Of rank-biased overlap: the ranks below 100 have .9^100, less than 3e-5, of the weight.
 _PERSISTENCE, _DEPTH = 0.9, 100
 
 
@@ -29,8 +28,8 @@ class Measured:
 
     Attributes:
       path: of its run or model, as the user gave it.
-      run: what it found.
-      values: of every question.
+      run: the passages it found.
+      values: the metrics of every question.
     """
 
     path: str
@@ -45,7 +44,7 @@ class Against:
     Attributes:
       comparisons: of each metric.
       p_values_holm: {metric: p-value of the randomisation test}, corrected for all comparisons of the report.
-      t_test_p_values_holm: the same of the t-test; nan with a single question.
+      t_test_p_values_holm: the same of the t-test; NaN with a single question.
       rbo: the mean rank-biased overlap of the two rankings of a question, extrapolated; 0 where one is missing.
     """
 
@@ -57,51 +56,53 @@ class Against:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """All figures.
+    """The metrics of a run, compared with those of baselines.
 
     Attributes:
       systems: the run, then the baselines.
       names: of these, short.
-      against: of each baseline.
+      against: the comparison with each baseline.
+      measure: computes the metrics of a run, for plots.
     """
 
     systems: Sequence[Measured]
     names: Sequence[str]
     against: Sequence[Against]
+    measure: Measure = field(compare=False)
 
     @classmethod
-    def of(cls, run: Measured, baselines: Sequence[Measured]) -> "Report":
-        """Compares a run with every baseline; all of them have the values of the same questions and metrics.
+    def of(cls, run: Measured, baselines: Sequence[Measured], measure: Measure) -> "Report":
+        """Compares a run with every baseline; all must have the values of the same questions and metrics.
 
-        The family of Holm's correction is all comparisons of one report, each metric with each baseline.
+        Holm's correction is for all comparisons of the report, each metric with each baseline.
         """
         found = [
             {name: compare(run.values[name], baseline.values[name]) for name in run.values} for baseline in baselines
         ]
-        every = [(place, name) for place, of_one in enumerate(found) for name in of_one]
-        corrected = _holm({key: found[key[0]][key[1]].p_value for key in every})
-        t_corrected = _holm({key: found[key[0]][key[1]].t_test_p_value for key in every})
+        every = [comparison for of_one in found for comparison in of_one.values()]
+        corrected = iter(holm([each.p_value for each in every]))
+        t_corrected = iter(holm([each.t_test_p_value for each in every]))
         ids = list(next(iter(run.values.values())))
         against = [
             Against(
                 comparisons,
-                {name: corrected[place, name] for name in comparisons},
-                {name: t_corrected[place, name] for name in comparisons},
-                overlap(run.run, baselines[place].run, ids),
+                {name: next(corrected) for name in comparisons},
+                {name: next(t_corrected) for name in comparisons},
+                overlap(run.run, baseline.run, ids),
             )
-            for place, comparisons in enumerate(found)
+            for baseline, comparisons in zip(baselines, found, strict=True)
         ]
         systems = [run, *baselines]
-        return cls(systems, shortened([system.path for system in systems]), against)
+        return cls(systems, shortened([system.path for system in systems]), against, measure)
 
     @property
     def metrics(self) -> list[str]:
-        """Their names."""
+        """The names of the metrics."""
         return list(self.systems[0].values)
 
     @property
     def questions(self) -> int:
-        """How many were measured."""
+        """The number of questions."""
         return len(next(iter(self.systems[0].values.values())))
 
     @property
@@ -112,31 +113,14 @@ class Report:
         }
 
     def mean(self, system: int, metric: str) -> float:
-        """Over all questions."""
+        """The mean of a metric over all questions; system 0 is the run."""
         return metrics.mean(self.systems[system].values[metric])
 
     def __repr__(self) -> str:
         return f"Report({self.questions} questions, {self.means})"
 
-    def table(self) -> str:
-        """All figures for people."""
-        return self.as_string("table")
-
     def to_json(self) -> str:
-        """All figures as a JSON object."""
-        return self.as_string("json")
-
-    def as_string(self, form: str) -> str:
-        """All figures as "table", "json", "latex" or "markdown"."""
-        if form == "json":
-            return json.dumps(self.as_json(), indent=1, allow_nan=False)
-        if form == "table" and not self.against:
-            lines = [f"{name:<16}{self.mean(0, name):>10.4f}" for name in self.metrics]
-            return "\n".join([f"{'questions':<16}{self.questions:>10}", *lines])
-        return render(self.grids(), form)
-
-    def as_json(self) -> dict[str, object]:
-        """All figures, as JSON can hold them."""
+        """The metrics and comparisons as one JSON object."""
         content: dict[str, Any] = {
             "questions": self.questions,
             "metrics": {name: self.mean(0, name) for name in self.metrics},
@@ -149,48 +133,58 @@ class Report:
                     "metrics": {
                         name: {
                             **comparison.as_json(),
-                            "p_value_holm": _number(found.p_values_holm[name]),
-                            "t_test_p_value_holm": _number(found.t_test_p_values_holm[name]),
+                            "p_value_holm": or_none(found.p_values_holm[name]),
+                            "t_test_p_value_holm": or_none(found.t_test_p_values_holm[name]),
                         }
                         for name, comparison in found.comparisons.items()
                     },
                 }
                 for system, found in zip(self.systems[1:], self.against, strict=True)
             ]
-        if len(self.against) == 1:  # The short way to the figures of the only one.
+        if len(self.against) == 1:  # A shorter path for scripts with one baseline.
             content["baseline"] = content["baselines"][0]["metrics"]
-        return content
+        return json.dumps(content, indent=1, allow_nan=False)
 
-    def write_per_query(self, path: Path) -> None:
-        """Writes question-id and the metrics, the run's and then each baseline's, by tabs under a header."""
+    def write_per_query(self, path: str | Path) -> None:
+        """Writes question-id and the metrics, the run's and then each baseline's, separated by tabs under a header."""
         columns = [
             (name if not place else f"{name} [{' '.join(self.names[place].split())}]", system.values[name])
             for place, system in enumerate(self.systems)
             for name in self.metrics
         ]
-        with atomic_write(path) as file:
+        with atomic_write(Path(path).expanduser()) as file:
             file.write("\t".join(["question-id", *(name for name, _ in columns)]) + "\n")
             for question_id in columns[0][1]:
                 file.write("\t".join([question_id, *(f"{values[question_id]:.6g}" for _, values in columns)]) + "\n")
 
+    def plot(self, path: str | Path) -> None:
+        """Draws each metric against its cut, for the run and the baselines; see `jaxretr.evaluate.plots.draw_curves`.
+
+        Args:
+          path: a .png, .pdf or .svg.
+        """
+        from jaxretr.evaluate.plots import draw_curves
+
+        draw_curves(self, Path(path).expanduser())
+
     # ---- tables ------------------------------------------------------------------------------------------------------
 
-    def grids(self) -> list[Grid]:
-        """The systems with their metrics; and, with baselines, the comparisons."""
+    def table(self, form: str = "table") -> str:
+        """The metrics and comparisons as text ("table"), or as a "latex" or "markdown" table."""
+        if form == "table" and not self.against:
+            lines = [f"{name:<16}{self.mean(0, name):>10.4f}" for name in self.metrics]
+            return "\n".join([f"{'questions':<16}{self.questions:>10}", *lines])
         questions = f"{self.questions} question{'s' * (self.questions != 1)}"
         rows = [Row(name, self._cells(place)) for place, name in enumerate(self.names)]
         if not self.against:
-            return [Grid(questions, "run", self.metrics, rows)]
+            return render([Grid(questions, "run", self.metrics, rows)], form)
         family = len(self.against) * len(self.metrics)
-        marked = any(cell.marked for row in rows for cell in row.cells)
-        notes = [
-            f"RBO: rank-biased overlap with the rankings of {self.names[0]} (p = {_PERSISTENCE}, extrapolated).",
-            *[
+        notes = [f"RBO: rank-biased overlap with the rankings of {self.names[0]} (p = {_PERSISTENCE}, extrapolated)."]
+        if any(cell.marked for row in rows for cell in row.cells):
+            notes.append(
                 f"†: differs from {self.names[0]} (paired randomisation test, two-sided, p < {LEVEL} after Holm's "
                 f"correction for all {family} comparisons of this table, each metric with each baseline)."
-            ]
-            * marked,
-        ]
+            )
         compared = [
             Row(name if not number else "", self._compared(place, metric))
             for place, name in enumerate(self.names[1:])
@@ -201,16 +195,17 @@ class Report:
             f"Differences: {self.names[0]} minus the baseline, paired by question; interval: percentile bootstrap; "
             f"p: randomisation test; Holm: corrected for all {family} comparisons of this table.",
         ]
-        return [
+        grids = [
             Grid(questions, "run", [*self.metrics, "RBO"], rows, notes),
             Grid(f"{self.names[0]} against the baselines", "against", columns, compared, explained),
         ]
+        return render(grids, form)
 
     def _cells(self, place: int) -> list[Cell]:
         cells = []
         for name in self.metrics:
             printed = [f"{self.mean(other, name):.4f}" for other in range(len(self.systems))]
-            # As printed: two systems that the table does not tell apart are both the best.
+            # As printed: if the table shows two systems as equal, both are the best.
             best = min(printed) if metrics.lower_is_better(name) else max(printed)
             marked = bool(place) and self.against[place - 1].p_values_holm[name] < LEVEL
             cells.append(Cell(printed[place], bool(self.against) and printed[place] == best, marked))
@@ -220,36 +215,16 @@ class Report:
 
     def _compared(self, place: int, metric: str) -> list[Cell]:
         found = self.against[place]
-        c = found.comparisons[metric]
-        figures = (
-            metric,
-            f"{c.difference:+.4f}",
-            f"[{c.low:+.4f}, {c.high:+.4f}]",
-            _p_value(c.p_value),
-            _p_value(found.p_values_holm[metric]),
-            _p_value(c.t_test_p_value),
-            _p_value(found.t_test_p_values_holm[metric]),
-            f"{c.wins}/{c.ties}/{c.losses}",
+        comparison = found.comparisons[metric]
+        p_values = (
+            *(comparison.p_value, found.p_values_holm[metric]),
+            *(comparison.t_test_p_value, found.t_test_p_values_holm[metric]),
         )
-        return [Cell(text) for text in figures]
+        texts = (metric, *comparison.columns, *map(printed_p, p_values), comparison.counts)
+        return [Cell(text) for text in texts]
 
 
 def overlap(run: Run, baseline: Run, question_ids: Sequence[str]) -> float:
     """The mean rank-biased overlap, extrapolated, of two runs over questions."""
     a, b = ([ranked_ids(each.get(id, {}), _DEPTH) for id in question_ids] for each in (run, baseline))
     return float(np.mean(rank_biased_overlap(find_shared(a, b, _DEPTH), _PERSISTENCE).extrapolated))
-
-
-def _holm(p_values: Mapping[tuple[int, str], float]) -> dict[tuple[int, str], float]:
-    return dict(zip(p_values, holm(list(p_values.values())), strict=True))
-
-
-def _number(value: float) -> float | None:
-    # JSON has no NaN.
-    return None if math.isnan(value) else value
-
-
-def _p_value(value: float) -> str:
-    if math.isnan(value):
-        return "-"
-    return f"{value:.4f}" if value >= 1e-4 else "<0.0001"

@@ -1,25 +1,35 @@
-"""What altering the questions costs: values of the questions as they are against their values over several draws."""
+"""What changing the questions costs: metrics of the original questions against several draws of altered ones."""
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from jaxretr.evaluate.metrics import mean
+from jaxretr.data.questions import Question
+from jaxretr.data.readers import qrels_path, read_qrels, read_questions
+from jaxretr.errors import UserError
+from jaxretr.evaluate import metrics
+from jaxretr.evaluate.measuring import Search, Values, depth, run_of, warn_of_missing
 from jaxretr.evaluate.significance import Comparison, compare
+
+Draws = Sequence[Sequence[str]]
+"""For each draw, the texts of all questions."""
 
 
 @dataclass(frozen=True)
 class Robustness:
-    """What `robustness` found of one metric.
+    """One metric of altered questions compared with the original ones.
 
     Attributes:
-      comparison: the questions' means over the draws ("a") with their values as they are ("b"); a negative difference
-        is a loss.
+      comparison: the questions' means over the draws ("a") with their original values ("b"); a negative difference is
+        a loss.
       of_draws: the mean over questions of each draw.
-      deviation: the standard deviation of these over the draws (with n - 1); nan with a single draw.
-      relative_loss: how much of the mean is lost, in percent of it; nan where there is nothing to lose.
+      deviation: the standard deviation of these over the draws (with n - 1); NaN with a single draw.
+      relative_loss: the loss in percent of the original mean; NaN if that is 0.
     """
 
     comparison: Comparison
@@ -29,17 +39,17 @@ class Robustness:
 
 
 def robustness(original: Mapping[str, float], draws: Sequence[Mapping[str, float]]) -> Robustness:
-    """Compares one metric of altered questions with that of the same questions as they are.
+    """Compares one metric of altered questions with that of the original ones.
 
     Args:
-      original: {question id: value} of the questions as they are.
+      original: {question id: value} of the original questions.
       draws: the same questions' values in each draw of the alteration, at least one draw.
 
     Raises:
-      UserError: no question, or not the same questions everywhere.
+      UserError: no question, or the draws do not have the same questions.
     """
     comparison = compare(mean_over_draws(original, draws), original)
-    of_draws = [mean(values) for values in draws]
+    of_draws = [metrics.mean(values) for values in draws]
     deviation = float(np.std(of_draws, ddof=1)) if len(draws) > 1 else math.nan
     return Robustness(comparison, of_draws, deviation, relative_loss(comparison.mean_b, comparison.mean_a))
 
@@ -53,5 +63,121 @@ def mean_over_draws(original: Mapping[str, float], draws: Sequence[Mapping[str, 
 
 
 def relative_loss(original: float, altered: float) -> float:
-    """How far `altered` lies below `original`, in percent of it; negative for a gain, nan where `original` is 0."""
+    """How far `altered` lies below `original`, in percent of it; negative for a gain, NaN if `original` is 0."""
     return 100 * (original - altered) / original if original else math.nan
+
+
+# ---- searching with altered questions --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Split:
+    """A split of a BEIR folder, without the corpus.
+
+    Attributes:
+      questions: those with judgements, in the order of the queries file.
+      rows: the number of each in the queries file, from 0.
+      qrels: the judgements; a judged question that is not in the queries file counts as 0, altered or not.
+    """
+
+    questions: list[Question]
+    rows: list[int]
+    qrels: metrics.Qrels
+
+    @property
+    def texts(self) -> list[str]:
+        """The original questions."""
+        return [question.text for question in self.questions]
+
+
+@dataclass(frozen=True)
+class AlteredValues:
+    """The metrics of one system on the questions of a split.
+
+    Attributes:
+      original: the values of the original questions.
+      draws: {alteration: the values of each draw}.
+    """
+
+    original: Values
+    draws: dict[str, list[Values]]
+
+    def of_draws(self, alteration: str, metric: str) -> list[dict[str, float]]:
+        """{question id: value} of each draw."""
+        return [values[metric] for values in self.draws[alteration]]
+
+    def robustness(self, alteration: str, metric: str) -> Robustness:
+        """The altered questions compared with the original ones."""
+        return robustness(self.original[metric], self.of_draws(alteration, metric))
+
+
+def read_splits(beir: str | Path, names: Sequence[str]) -> tuple[list[Question], dict[str, Split]]:
+    """Reads the questions and judgements of a BEIR folder.
+
+    Args:
+      beir: the folder.
+      names: the splits.
+
+    Returns:
+      All questions, and those of each split.
+
+    Raises:
+      UserError: the folder or a file is missing or bad, or a split judges no question of the queries file.
+    """
+    folder = Path(beir).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; give a BEIR folder with corpus.jsonl, queries.jsonl and qrels/")
+    of_names = {name: read_qrels(qrels_path(folder, name)) for name in names}
+    questions = read_questions(folder)
+    splits = {}
+    for name, qrels in of_names.items():
+        rows = [row for row, question in enumerate(questions) if question.id in qrels]
+        if not rows:
+            raise UserError(
+                f"{qrels_path(folder, name)}: judges no question of the queries file; check that the ids agree"
+            )
+        splits[name] = Split([questions[row] for row in rows], rows, qrels)
+    return questions, splits
+
+
+def measure_altered(
+    search: Search, split: Split, alterations: Mapping[str, Draws], names: Sequence[str], what: str
+) -> AlteredValues:
+    """Searches with the original questions and with those of every draw.
+
+    Args:
+      search: finds passages for questions.
+      split: the questions and their judgements.
+      alterations: {name: the texts of each draw}.
+      names: the metrics.
+      what: names the split in warnings.
+    """
+    k = depth(names)
+
+    def values_of(questions: Sequence[Question]) -> Values:
+        return metrics.evaluate(split.qrels, run_of(search, questions, k), names, per_query=True)[1]
+
+    def altered(texts: Sequence[str]) -> list[Question]:
+        return [dataclasses.replace(question, text=text) for question, text in zip(split.questions, texts, strict=True)]
+
+    known = {question.id: {} for question in split.questions}
+    warn_of_missing(dict.fromkeys(split.qrels, 0.0), known, what)
+    original = values_of(split.questions)
+    return AlteredValues(
+        original,
+        {name: [values_of(altered(texts)) for texts in draws] for name, draws in alterations.items()},
+    )
+
+
+def share_changed(originals: Sequence[str], draws: Draws, compared: Callable[[str], Any]) -> float:
+    """The share of questions that an alteration changes, over all its draws.
+
+    Args:
+      originals: the original questions.
+      draws: the altered ones.
+      compared: the aspect of a text that is compared, for instance its words.
+    """
+    changed = sum(
+        compared(before) != compared(after) for texts in draws for before, after in zip(originals, texts, strict=True)
+    )
+    return changed / (len(originals) * len(draws))

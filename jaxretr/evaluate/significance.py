@@ -1,4 +1,4 @@
-"""Is one run better than another, or lucky? Paired tests on the values of the same questions."""
+"""Is one run better than another, or lucky? Paired tests on the same questions' values."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ _BLOCK = 4_000_000
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found; "a" is the run, "b" the baseline.
+    """The result of `compare`; "a" is the run, "b" the baseline.
 
     Attributes:
       mean_a: mean of a.
@@ -28,7 +28,7 @@ class Comparison:
       wins: questions on which a is better.
       ties: questions on which they are equal.
       losses: questions on which a is worse.
-      t_test_p_value: of the paired t-test, two-sided; nan with a single question.
+      t_test_p_value: of the paired t-test, two-sided; NaN with a single question.
     """
 
     mean_a: float
@@ -43,8 +43,30 @@ class Comparison:
     t_test_p_value: float
 
     def as_json(self) -> dict[str, float | None]:
-        """The attributes by name, as JSON can hold them: it has no NaN."""
-        return {key: None if math.isnan(value) else value for key, value in dataclasses.asdict(self).items()}
+        """The attributes by name, None for NaN."""
+        return {key: or_none(value) for key, value in dataclasses.asdict(self).items()}
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """The difference and its interval, as tables print them."""
+        return f"{self.difference:+.4f}", f"[{self.low:+.4f}, {self.high:+.4f}]"
+
+    @property
+    def counts(self) -> str:
+        """Questions that are better, equal and worse, as tables print them."""
+        return f"{self.wins}/{self.ties}/{self.losses}"
+
+
+def or_none(value: float) -> float | None:
+    """The value for JSON, which has no NaN."""
+    return None if math.isnan(value) else value
+
+
+def printed_p(value: float) -> str:
+    """A p-value as tables print it."""
+    if math.isnan(value):
+        return "-"
+    return f"{value:.4f}" if value >= 1e-4 else "<0.0001"
 
 
 def compare(a: Mapping[str, float], b: Mapping[str, float], seed: int = 0) -> Comparison:

@@ -1,8 +1,14 @@
-"""Command-line options of `analyse`."""
+"""`jaxretr analyse`: how similar the rankings of runs are, and what word order is worth to a model."""
 
 import argparse
+from typing import TYPE_CHECKING
 
 from jaxretr.commands.parsing import Commands, add_model, at_least_one, metric_names, splits
+from jaxretr.errors import UsageError
+
+if TYPE_CHECKING:
+    from jaxretr.evaluate.run_overlap import RunOverlap
+    from jaxretr.evaluate.word_order import WordOrder
 
 
 def add_commands(commands: Commands) -> None:
@@ -11,6 +17,7 @@ def add_commands(commands: Commands) -> None:
         "analyse",
         "What a model has learnt: the overlap of its ranking with BM25's, and what word order is worth to it.",
         "jaxretr analyse overlap bm25.trec lexical.trec",
+        module="analyse",
     )
     add = commands.command(
         "analyse overlap",
@@ -18,6 +25,7 @@ def add_commands(commands: Commands) -> None:
         "and the share of passages in common among the best 1, 10 and 100: for instance how well a dense model imitates BM25.",
         "jaxretr analyse overlap bm25.trec dpr.trec lexical.trec\n"
         "  jaxretr analyse overlap bm25.trec lexical.trec --p 0.98 --depth 1000 --per-query overlap.tsv",
+        module="analyse",
     ).add_argument
     add("reference", metavar="RUN", help="the run to compare with; its questions are used")
     add("others", metavar="RUN2", nargs="+", help="the runs to compare with it")
@@ -39,6 +47,7 @@ def add_commands(commands: Commands) -> None:
         "jaxretr analyse shuffle runs/dpr --beir nq --split dev,test\n"
         "  jaxretr analyse shuffle runs/lexical --beir nq --split dev --seeds 5 --metrics recall@20,recall@100\n"
         "  jaxretr analyse shuffle --bm25 --beir nq --split dev",
+        module="analyse",
     )
     add_model(parser, optional=True)
     add = parser.add_argument
@@ -69,11 +78,52 @@ def add_commands(commands: Commands) -> None:
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
+def run(args: argparse.Namespace) -> None:
+    """Compares, and prints the result."""
+    result = _overlap(args) if args.action == "overlap" else _shuffle(args)
+    print(result.to_json() if args.json else result.table())
+
+
+def _overlap(args: argparse.Namespace) -> "RunOverlap":
+    from jaxretr.evaluate.run_overlap import run_overlap
+    from jaxretr.storage.files import check_output
+
+    if args.per_query is not None:
+        check_output(args.per_query)
+    found = run_overlap(args.reference, args.others, p=args.p, depth=args.depth)
+    if args.per_query is not None:
+        found.write_per_query(args.per_query)
+    return found
+
+
+def _shuffle(args: argparse.Namespace) -> "WordOrder":
+    if args.bm25 == (args.model is not None):
+        raise UsageError("give either MODEL or --bm25")
+    if args.bm25:
+        of_model = ("passage_model", "tokenizer", "pooling", "truncate_dim", "batch_size")
+        given = [name for name in of_model if getattr(args, name) is not None]
+        if args.compute != "auto":
+            given.append("compute")
+        if given:
+            raise UsageError(f"--{given[0].replace('_', '-')} is MODEL's, but --bm25 replaces MODEL; leave it out")
+    from jaxretr.commands.model import load_model
+    from jaxretr.evaluate.word_order import word_order
+
+    return word_order(
+        None if args.bm25 else lambda: load_model(args),
+        beir=args.beir,
+        splits=args.split,
+        seeds=range(args.seed, args.seed + args.seeds),
+        metrics=args.metrics,
+        batch_size=args.batch_size,
+    )
+
+
 def _probability(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number above 0 and below 1")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0 and below 1")
     return value

@@ -1,0 +1,221 @@
+"""`jaxretr.evaluate_model` and `jaxretr.evaluate_run`: metrics of a model on a BEIR folder, or of a run from a file."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.questions import Question
+from jaxretr.data.readers import BeirSet, read_beir, read_corpus, read_qrels, read_questions
+from jaxretr.errors import UsageError, UserError
+from jaxretr.evaluate import metrics as measures
+from jaxretr.evaluate.answers import Match
+from jaxretr.evaluate.measuring import (
+    OF_ANSWERS,
+    OF_QRELS,
+    ByAnswers,
+    ByQrels,
+    Measure,
+    Run,
+    Search,
+    check_same_corpus,
+    cut_of_answers,
+    depth,
+    run_of,
+    warn_of_missing,
+)
+from jaxretr.evaluate.report import Measured, Report
+from jaxretr.evaluate.runs import read_run
+from jaxretr.evaluate.searches import bm25_search, encoder_search, stored_search
+
+if TYPE_CHECKING:  # They import JAX, which measuring a run does not need.
+    from jaxretr.stores.embedding_store import EmbeddingStore
+    from jaxretr.stores.encoding import Encoder
+
+BM25 = "bm25"
+"""The baseline that is computed, not read; a file of that name is ./bm25."""
+
+_Path = str | Path
+
+
+def evaluate_model(
+    encoder: "Encoder | _Path | Callable[[], Encoder]",
+    *,
+    beir: _Path | BeirSet,
+    split: str = "test",
+    baselines: Sequence[_Path] = (),
+    metrics: Sequence[str] = OF_QRELS,
+    relevance_level: int = 1,
+    index: "EmbeddingStore | _Path | None" = None,
+    keep: _Path | None = None,
+    batch_size: int | None = None,
+) -> Report:
+    """Measures a model on a BEIR folder, and compares it with baselines question by question.
+
+    Args:
+      encoder: the model, a path or name as `load_encoder` takes it, or a function that loads it.
+      beir: a folder with corpus, queries and qrels, or one already read.
+      split: of the folder's judgements.
+      baselines: runs, as files; "bm25" is BM25 on the same corpus and questions.
+      metrics: for instance "ndcg@10"; `jaxretr.evaluate.metrics` lists them.
+      relevance_level: the lowest grade that counts as relevant, except for ndcg.
+      index: the embeddings of the corpus, as `jaxretr.encode` made them with the model.
+      keep: folder for the embeddings of the corpus: written, or reused if they exist; an interrupted call resumes.
+      batch_size: texts per batch; None: chosen for the device.
+
+    Returns:
+      The metrics and the comparisons; the report prints, writes and plots them.
+
+    Raises:
+      UsageError: an unknown metric, a baseline named twice, or both index and keep.
+      UserError: bad input, or embeddings of another model or corpus.
+    """
+    # Everything that can be wrong is found before a model is loaded.
+    if index is not None and keep is not None:
+        raise UsageError("index is there already and keep writes what is missing; give one of them")
+    for name in metrics:
+        measures.parse(name)
+    runs = _read_baselines(baselines)
+    data = beir if isinstance(beir, BeirSet) else read_beir(beir, split)
+    from jaxretr.stores.encoding import loaded, name_of
+    from jaxretr.stores.opening import open_store
+
+    store = open_store(index) if isinstance(index, str | Path) else index
+    where = "the BEIR folder" if isinstance(beir, BeirSet) else str(beir)
+    model, k = loaded(encoder), depth(metrics)
+    found = run_of(_search_of(model, data.corpus, where, store, keep, batch_size), data.questions, k)
+    compared = _with_bm25(runs, data.corpus, data.questions, k)
+    return _report_of([(name_of(model), found), *compared], ByQrels(data.qrels, relevance_level), metrics)
+
+
+def _search_of(
+    encoder: "Encoder",
+    corpus: Corpus,
+    where: str,
+    store: "EmbeddingStore | None",
+    keep: _Path | None,
+    batch_size: int | None,
+) -> Search:
+    from jaxretr.search.searching import check_store
+    from jaxretr.stores.encoding import encode, name_of
+
+    if keep is not None:
+        store = encode(encoder, corpus=corpus, out=keep, batch_size=batch_size, option="keep")
+    elif store is not None:
+        check_same_corpus([store], corpus, f"those of {where}")
+        check_store(store, encoder, name_of(encoder))
+    else:
+        return encoder_search(encoder, corpus, batch_size)
+    return stored_search(encoder, store, corpus.ids, batch_size)
+
+
+def evaluate_run(
+    run: _Path | Run,
+    *,
+    qrels: _Path | measures.Qrels | None = None,
+    answers: _Path | Sequence[Question] | None = None,
+    corpus: _Path | Corpus | None = None,
+    queries: _Path | Sequence[Question] | None = None,
+    match: Match = "string",
+    baselines: Sequence[_Path] = (),
+    metrics: Sequence[str] | None = None,
+    relevance_level: int = 1,
+) -> Report:
+    """Measures a run by judgements or by answers, and compares it with baselines question by question.
+
+    Args:
+      run: a file in any format that `jaxretr.evaluate.runs.read_run` reads, or {question id: {passage id: score}}.
+      qrels: judgements in BEIR's or TREC's format.
+      answers: questions with answers, in place of judgements: Acc@k by DPR's matching in the texts of the corpus.
+      corpus: the passages; for answers, and for BM25 as a baseline.
+      queries: the questions; for judgements with BM25 as a baseline.
+      match: how answers are matched, "string" or "regex".
+      baselines: runs, as files; "bm25" is BM25 on corpus and queries.
+      metrics: ndcg@10, mrr@10 and recall@100 by default, or acc@1, acc@5, acc@20 and acc@100 with answers.
+      relevance_level: the lowest grade that counts as relevant, except for ndcg.
+
+    Returns:
+      The metrics and the comparisons; the report prints, writes and plots them.
+
+    Raises:
+      UsageError: arguments that do not go together, or an unknown metric.
+      UserError: a file cannot be read, or files do not fit together.
+    """
+    names = metrics or (OF_QRELS if answers is None else OF_ANSWERS)
+    for metric in names:
+        (measures.parse if answers is None else cut_of_answers)(metric)
+    if (qrels is None) == (answers is None):
+        raise UsageError("a run is measured by qrels or by answers; give one of them")
+    if answers is not None:
+        _check_of_answers(corpus, queries, relevance_level)
+    else:
+        _check_of_bm25(BM25 in baselines, corpus, queries)
+    runs = _read_baselines(baselines)
+    found = read_run(run) if isinstance(run, str | Path) else run
+    name = str(run) if isinstance(run, str | Path) else "the run"
+    texts = read_corpus(corpus) if isinstance(corpus, str | Path) else corpus or Corpus([], [], [])
+    questions = _questions(queries if answers is None else answers)
+    if qrels is None:
+        if not any(question.answers for question in questions):
+            raise UserError(f"{_named(answers)}: no question has answers; give questions with answers, or qrels")
+        measure: Measure = ByAnswers(questions, texts, match)
+    else:
+        judged = read_qrels(qrels) if isinstance(qrels, str | Path) else qrels
+        if questions and not (questions := [question for question in questions if question.id in judged]):
+            raise UserError(
+                f"{_named(queries)}: {_named(qrels)} judges none of its questions; check that the ids agree"
+            )
+        measure = ByQrels(judged, relevance_level)
+    compared = _with_bm25(runs, texts, questions, depth(names))
+    return _report_of([(name, found), *compared], measure, names)
+
+
+def _check_of_answers(corpus: object, queries: object, relevance_level: int) -> None:
+    if corpus is None:
+        raise UsageError("answers are matched in the texts of the passages: give the corpus as well")
+    if relevance_level != 1:
+        raise UsageError("the relevance level is for judgements; answers have no grades, leave it out")
+    if queries is not None:
+        raise UsageError("queries are for judgements; with answers the questions are known, leave queries out")
+
+
+def _check_of_bm25(wanted: bool, corpus: object, queries: object) -> None:
+    if wanted and (corpus is None or queries is None):
+        raise UsageError(
+            "the baseline bm25 searches the corpus: give corpus and queries as well, or write ./bm25 for a file of "
+            "that name"
+        )
+    if not wanted and (corpus is not None or queries is not None):
+        superfluous = "queries" if corpus is None else "corpus"
+        raise UsageError(f"with qrels only the baseline bm25 needs the {superfluous}; leave it out")
+
+
+def _questions(queries: _Path | Sequence[Question] | None) -> Sequence[Question]:
+    return read_questions(Path(queries)) if isinstance(queries, str | Path) else queries or []
+
+
+def _named(source: object) -> str:
+    return str(source) if isinstance(source, str | Path) else "the given data"
+
+
+def _read_baselines(names: Sequence[_Path]) -> list[tuple[str, Run | None]]:
+    """Reads the runs of baselines; None for BM25, which is computed later."""
+    if len(names) != len({str(name) for name in names}):
+        raise UsageError("a baseline is named twice; name each once")
+    return [("BM25", None) if name == BM25 else (str(name), read_run(name)) for name in names]
+
+
+def _with_bm25(
+    baselines: Sequence[tuple[str, Run | None]], corpus: Corpus, questions: Sequence[Question], k: int
+) -> list[tuple[str, Run]]:
+    return [(name, run_of(bm25_search(corpus), questions, k) if run is None else run) for name, run in baselines]
+
+
+def _report_of(runs: Sequence[tuple[str, Run]], measure: Measure, names: Sequence[str]) -> Report:
+    """Measures the first run and compares it with the others."""
+    systems = []
+    for name, run in runs:
+        values = measure(run, names, name)
+        warn_of_missing(next(iter(values.values())), run, name)
+        systems.append(Measured(name, run, values))
+    return Report.of(systems[0], systems[1:], measure)

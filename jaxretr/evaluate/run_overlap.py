@@ -1,0 +1,140 @@
+"""`jaxretr.run_overlap`: how similar the rankings of runs are, question by question."""
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxretr.errors import UserError
+from jaxretr.evaluate.rank_overlap import find_shared, overlap_at, rank_biased_overlap, ranked_ids
+from jaxretr.evaluate.runs import read_run
+from jaxretr.evaluate.significance import bootstrap_interval
+from jaxretr.storage.files import atomic_write
+
+log = logging.getLogger(__name__)
+
+Run = Mapping[str, Mapping[str, float]]
+Values = dict[str, NDArray[np.float64]]
+"""{measure: float64 [B]}: rbo, residual, extrapolated, and overlap@1, @10 and @100, those that the depth reaches."""
+
+_CUTS = (1, 10, 100)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RunOverlap:
+    """The overlap of runs with a reference.
+
+    Attributes:
+      reference: the name of the run that the others are compared with.
+      ids: its questions, B of them.
+      p: of rank-biased overlap.
+      depth: ranks that were compared.
+      values: {run: the values of each question}.
+    """
+
+    reference: str
+    ids: Sequence[str]
+    p: float
+    depth: int
+    values: Sequence[tuple[str, Values]]
+
+    def __repr__(self) -> str:
+        return f"RunOverlap({len(self.values)} runs with {self.reference}, {len(self.ids)} questions)"
+
+    def means(self) -> list[tuple[str, dict[str, float]]]:
+        """For each run the means over questions, and `low` and `high`, the 95% bootstrap interval of the mean rbo."""
+        return [(name, _means(values)) for name, values in self.values]
+
+    def to_json(self) -> str:
+        """All means as a JSON object."""
+        runs = [{"run": name, **means} for name, means in self.means()]
+        content = {"reference": self.reference, "questions": len(self.ids), "p": self.p, "depth": self.depth}
+        return json.dumps({**content, "runs": runs}, indent=1)
+
+    def table(self) -> str:
+        """All means for people."""
+        runs = self.means()
+        cuts = [name for name in runs[0][1] if name.startswith("overlap@")]
+        width = max(len("run"), *(len(name) for name, _ in runs)) + 2
+        lines = [
+            f"overlap with {self.reference}: {len(self.ids)} questions, p {self.p:g}, depth {self.depth}",
+            f"{'run':<{width}}{'rbo':>8}{'95% interval':>20}{'tail at most':>14}{'extrapolated':>14}"
+            + "".join(f"{name:>13}" for name in cuts),
+        ]
+        for name, means in runs:
+            interval = f"[{means['low']:.4f}, {means['high']:.4f}]"
+            lines.append(
+                f"{name:<{width}}{means['rbo']:>8.4f}{interval:>20}{means['residual']:>14.1e}"
+                f"{means['extrapolated']:>14.4f}" + "".join(f"{means[cut]:>13.4f}" for cut in cuts)
+            )
+        return "\n".join(lines)
+
+    def write_per_query(self, path: str | Path) -> None:
+        """Writes a line for each run and question, separated by tabs, under a header."""
+        with atomic_write(Path(path).expanduser()) as file:
+            file.write("\t".join(["question-id", "run", *self.values[0][1]]) + "\n")
+            for name, of_run in self.values:
+                for id, *numbers in zip(self.ids, *of_run.values(), strict=True):
+                    file.write("\t".join([id, name, *(f"{number:.6g}" for number in numbers)]) + "\n")
+
+
+def run_overlap(reference: str | Path, others: Sequence[str | Path], *, p: float = 0.9, depth: int = 100) -> RunOverlap:
+    """Compares runs with a reference by rank-biased overlap, and by the passages in common at the top.
+
+    Args:
+      reference: a run, whose questions are used.
+      others: the runs to compare with it.
+      p: the probability of continuing to the next rank, in (0, 1).
+      depth: ranks to compare.
+
+    Raises:
+      UserError: a run cannot be read, or has no question of the reference.
+    """
+    run = read_run(reference)
+    ids = list(run)
+    rankings = [ranked_ids(run[id], depth) for id in ids]
+    values = []
+    # One run at a time: with a thousand passages for each of many questions a run takes gigabytes.
+    for path in others:
+        other = read_run(path)
+        _warn_of_other_questions(run, other, str(reference), str(path))
+        values.append((str(path), _overlaps(rankings, [ranked_ids(other.get(id, {}), depth) for id in ids], p, depth)))
+    return RunOverlap(str(reference), ids, p, depth, values)
+
+
+def _warn_of_other_questions(reference: Run, other: Run, reference_name: str, name: str) -> None:
+    """Warns of questions that only one run has; those that the other run lacks count as 0, as in `evaluate_run`."""
+    missing = [id for id in reference if id not in other]
+    if len(missing) == len(reference):
+        raise UserError(
+            f"{name} has no question of {reference_name}, for instance '{next(iter(other))}' and '{missing[0]}'; "
+            "give runs of the same questions"
+        )
+    if missing:
+        log.warning(
+            "%s lacks %d of %d questions (%s, ...): they count as 0", name, len(missing), len(reference), missing[0]
+        )
+    more = [id for id in other if id not in reference]
+    if more:
+        log.warning(
+            "%s has %d questions (%s, ...) that %s lacks: they do not count", name, len(more), more[0], reference_name
+        )
+
+
+def _overlaps(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]], p: float, depth: int) -> Values:
+    """Compares B rankings with B others."""
+    shared = find_shared(a, b, depth)
+    rbo = rank_biased_overlap(shared, p)
+    cuts = {f"overlap@{cut}": overlap_at(shared, cut) for cut in _CUTS if cut <= depth}
+    return {"rbo": rbo.base, "residual": rbo.residual, "extrapolated": rbo.extrapolated, **cuts}
+
+
+def _means(values: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
+    low, high = bootstrap_interval(values["rbo"])
+    means = {name: math.fsum(of_questions) / len(of_questions) for name, of_questions in values.items()}
+    return {"rbo": means.pop("rbo"), "low": low, "high": high, **means}

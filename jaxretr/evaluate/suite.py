@@ -1,0 +1,372 @@
+"""`jaxretr.evaluate_suite`: a model measured on every BEIR folder below a folder, and the averages."""
+
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxretr.data.readers import beir_splits, read_beir
+from jaxretr.data.text_rows import find_input
+from jaxretr.errors import UserError
+from jaxretr.evaluate import metrics as measures
+from jaxretr.evaluate.measuring import OF_QRELS, Values, depth, of_qrels, run_of, warn_of_missing
+from jaxretr.evaluate.searches import encoder_search
+from jaxretr.models.combined_encoder import parts_of
+from jaxretr.storage.files import atomic_write, sha256
+from jaxretr.stores.encoding import Encoder, loaded, name_of
+from jaxretr.stores.fingerprints import model_fingerprint
+from jaxretr.tables import Cell, Grid, Row, render
+
+log = logging.getLogger(__name__)
+
+_FORMAT = "jaxretr-suite"
+_VERSION = 1
+_RESULT = "result.json"
+_SUITE = "suite.json"
+
+Means = dict[str, float]
+"""{metric: mean}"""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A BEIR folder.
+
+    Attributes:
+      name: its path below the suite's folder, with slashes.
+      folder: its path.
+      split: of its judgements.
+    """
+
+    name: str
+    folder: Path
+    split: str
+
+    def files(self) -> dict[str, Path]:
+        """The files that are read."""
+        return {
+            "corpus": find_input(self.folder, "corpus.jsonl"),
+            "queries": find_input(self.folder, "queries.jsonl"),
+            "qrels": _judgements(self.folder, self.split),
+        }
+
+
+@dataclass(frozen=True)
+class Result:
+    """The metrics of one data set.
+
+    Attributes:
+      split: of its judgements.
+      questions, passages: their numbers.
+      values: {metric: {question id: value}}.
+    """
+
+    split: str
+    questions: int
+    passages: int
+    values: Values
+
+    @property
+    def means(self) -> Means:
+        """Over all questions."""
+        return {name: measures.mean(of_questions) for name, of_questions in self.values.items()}
+
+
+@dataclass(frozen=True, repr=False)
+class SuiteReport:
+    """The metrics of a model on the data sets of a suite.
+
+    Attributes:
+      model: where it was loaded from.
+      results: {data set: its metrics}.
+      skipped: {folder: why it was left out}.
+    """
+
+    model: str
+    results: Mapping[str, Result]
+    skipped: Mapping[str, str]
+
+    @property
+    def groups(self) -> dict[str, Means]:
+        """{folder of several data sets: their means}, deepest first."""
+        return averages(self.results)[0]
+
+    @property
+    def average(self) -> Means:
+        """The means of the whole suite; data sets of one folder count together as one."""
+        return averages(self.results)[1]
+
+    def __repr__(self) -> str:
+        return f"SuiteReport({self.model!r}, {len(self.results)} data sets, average {self.average})"
+
+    def to_json(self) -> str:
+        """The metrics of each data set and the averages as one JSON object."""
+        groups, average = averages(self.results)
+        data_sets = {
+            name: {
+                "split": result.split,
+                "questions": result.questions,
+                "passages": result.passages,
+                "metrics": result.means,
+            }
+            for name, result in self.results.items()
+        }
+        content = {
+            "model": self.model,
+            "data_sets": data_sets,
+            "groups": groups,
+            "average": average,
+            "skipped": dict(self.skipped),
+        }
+        return json.dumps(content, indent=1, allow_nan=False)
+
+    def table(self, form: str = "table") -> str:
+        """A row for each data set, each folder of several, and the average; as "table", "latex" or "markdown"."""
+        groups, average = averages(self.results)
+        columns = list(average)
+
+        def row(name: str, means: Means, first: Sequence[str] = ("", "", ""), ruled: bool = False) -> Row:
+            return Row(name, [*map(Cell, first), *(Cell(f"{means[column]:.4f}") for column in columns)], ruled)
+
+        rows = [
+            row(name, result.means, (result.split, str(result.questions), str(result.passages)))
+            for name, result in self.results.items()
+        ]
+        rows += [
+            row(f"{name}: mean", means, ruled=not place) for place, (name, means) in enumerate(sorted(groups.items()))
+        ]
+        rows.append(row("average", average, ruled=True))
+        notes = ["The average counts every data set once; those of one folder count together as one."] * bool(groups)
+        count = f"{len(self.results)} data set{'s' * (len(self.results) != 1)}"
+        return render([Grid(count, "data set", ("split", "questions", "passages", *columns), rows, notes)], form)
+
+    def write_per_query(self, path: str | Path) -> None:
+        """Writes data set, question-id and the metrics, separated by tabs under a header."""
+        with atomic_write(Path(path).expanduser()) as file:
+            names = list(next(iter(self.results.values())).values)
+            file.write("\t".join(["data-set", "question-id", *names]) + "\n")
+            for data_set, result in self.results.items():
+                for question_id in result.values[names[0]]:
+                    values = (f"{result.values[name][question_id]:.6g}" for name in names)
+                    file.write("\t".join([data_set, question_id, *values]) + "\n")
+
+
+def evaluate_suite(
+    encoder: Encoder | str | Path | Callable[[], Encoder],
+    *,
+    suite: str | Path,
+    splits: Sequence[str] = ("test",),
+    out: str | Path | None = None,
+    metrics: Sequence[str] = OF_QRELS,
+    relevance_level: int = 1,
+    batch_size: int | None = None,
+) -> SuiteReport:
+    """Measures a model on every BEIR folder below a folder, one after the other.
+
+    Args:
+      encoder: the model, a path or name as `load_encoder` takes it, or a function that loads it.
+      suite: the folder; data sets may lie at any depth.
+      splits: of the judgements, in order of preference: the first that a data set has.
+      out: folder for the results of each data set; a call with the same arguments measures only what is missing there.
+      metrics: for instance "ndcg@10"; `jaxretr.evaluate.metrics` lists them.
+      relevance_level: the lowest grade that counts as relevant, except for ndcg.
+      batch_size: texts per batch; None: chosen for the device.
+
+    Raises:
+      UsageError: an unknown metric.
+      UserError: there is no data set, one is bad, or `out` has results of another model, other settings or other files.
+    """
+    for name in metrics:
+        measures.parse(name)
+    root, out = Path(suite).expanduser(), None if out is None else Path(out).expanduser()
+    data_sets, skipped = find_data_sets(root, splits)
+    for name, why in skipped.items():
+        log.warning("%s: skipped: %s", name, why)
+    if not data_sets:
+        raise UserError(
+            f"{root}: no folder below it has corpus.jsonl, queries.jsonl and qrels/{splits[0]}.tsv; "
+            "give the folder that contains the BEIR folders"
+        )
+    model = loaded(encoder)
+    settings = {
+        "model_fingerprint": model_fingerprint(model, "question"),
+        "compute": parts_of(model)[0].dtype,
+        "metrics": list(metrics),
+        "relevance_level": relevance_level,
+    }
+    # All of them first: results that do not belong here are found before anything is measured.
+    known = {} if out is None else {one.name: read_result(out, one, settings) for one in data_sets}
+    results: dict[str, Result] = {}
+    for number, one in enumerate(data_sets, start=1):
+        place = f"{one.name} ({number} of {len(data_sets)})"
+        found = known.get(one.name)
+        if found is None:
+            log.info("%s", place)
+            found = _measured(model, one, metrics, relevance_level, batch_size)
+            if out is not None:
+                write_result(out, one, settings, found, name_of(model))
+        else:
+            log.info("%s: measured before, taken from %s", place, out)
+        results[one.name] = found
+    report = SuiteReport(name_of(model), results, skipped)
+    if out is not None:
+        with atomic_write(out / _SUITE) as file:
+            file.write(report.to_json())
+    return report
+
+
+def _measured(
+    encoder: Encoder, one: DataSet, metrics: Sequence[str], relevance_level: int, batch_size: int | None
+) -> Result:
+    beir = read_beir(one.folder, one.split)
+    hits = run_of(encoder_search(encoder, beir.corpus, batch_size), beir.questions, depth(metrics))
+    values = of_qrels(beir.qrels, hits, metrics, relevance_level)
+    warn_of_missing(next(iter(values.values())), hits, one.name)
+    return Result(one.split, len(beir.qrels), len(beir.corpus), values)
+
+
+# ---- data sets -------------------------------------------------------------------------------------------------------
+
+
+def find_data_sets(root: Path, splits: Sequence[str]) -> tuple[list[DataSet], dict[str, str]]:
+    """Looks for BEIR folders at any depth, but not inside each other.
+
+    Args:
+      root: where to look.
+      splits: of the judgements, in order of preference.
+
+    Returns:
+      The data sets by name, and {folder: why it is left out} of those that lack a file.
+
+    Raises:
+      UserError: there is no such folder.
+    """
+    if not root.is_dir():
+        raise UserError(f"{root}: no such folder; give the folder that contains the BEIR folders")
+    found, skipped = [], {}
+    for folder in _folders(root):
+        name = folder.relative_to(root).as_posix() if folder != root else folder.resolve().name
+        missing = [file for file in ("corpus.jsonl", "queries.jsonl") if _input(folder, file) is None]
+        split = next((split for split in splits if _judgements(folder, split).is_file()), None)
+        if missing:
+            skipped[name] = f"it has no {' and no '.join(missing)}"
+        elif split is None:
+            there = beir_splits(folder)
+            has = f"it has {', '.join(there)}" if there else "it has no judgements at all"
+            skipped[name] = f"no split {' or '.join(splits)} (qrels/{splits[0]}.tsv), {has}"
+        else:
+            found.append(DataSet(name, folder, split))
+    return sorted(found, key=lambda one: one.name), dict(sorted(skipped.items()))
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """Yields the folders that contain any file of a BEIR folder, and does not descend into these."""
+    seen = set()
+    for place, folders, _ in os.walk(root, followlinks=True):
+        folder = Path(place)
+        if (real := folder.resolve()) in seen:  # A link back up.
+            folders.clear()
+            continue
+        seen.add(real)
+        if _input(folder, "corpus.jsonl") or _input(folder, "queries.jsonl") or (folder / "qrels").is_dir():
+            folders.clear()
+            yield folder
+        else:
+            folders[:] = [name for name in folders if not name.startswith(".")]
+
+
+def _input(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def _judgements(folder: Path, split: str) -> Path:
+    plain = folder / "qrels" / f"{split}.tsv"
+    return plain if plain.is_file() else plain.with_name(f"{split}.tsv.gz")
+
+
+# ---- kept results ----------------------------------------------------------------------------------------------------
+
+
+def read_result(out: Path, one: DataSet, settings: Mapping[str, Any]) -> Result | None:
+    """Reads what an earlier call measured; None if it did not get to this data set.
+
+    Raises:
+      UserError: the result is of another model, of other settings or of other files, or cannot be read.
+    """
+    path = out / one.name / _RESULT
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if (content["format"], content["version"]) != (_FORMAT, _VERSION):
+            raise ValueError("another format or version")
+        result = Result(content["split"], content["questions"], content["passages"], content["per_query"])
+        kept, files = content["settings"], content["files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path}: is not the result of a suite ({error}); remove it, or give another --out folder"
+        ) from None
+    for name, value in {**settings, "split": one.split}.items():
+        before = result.split if name == "split" else kept.get(name)
+        if before != value:
+            what = {"model_fingerprint": "another model"}.get(name, f"{name.replace('_', ' ')} {_short(before)}")
+            raise UserError(f"{path}: was measured with {what}; give another --out folder, or remove the file")
+    if files != _hashes(one):
+        raise UserError(f"{path}: {one.folder} has changed since; give another --out folder, or remove the file")
+    return result
+
+
+def write_result(out: Path, one: DataSet, settings: Mapping[str, Any], result: Result, model: str) -> None:
+    """Writes the result of one data set, completely or not at all."""
+    content = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "data_set": one.name,
+        "split": result.split,
+        "model": model,
+        "settings": settings,
+        "files": _hashes(one),
+        "questions": result.questions,
+        "passages": result.passages,
+        "metrics": result.means,
+        "per_query": result.values,
+    }
+    with atomic_write(out / one.name / _RESULT) as file:
+        json.dump(content, file)
+
+
+def _hashes(one: DataSet) -> dict[str, str]:
+    return {name: sha256(path) for name, path in one.files().items()}
+
+
+def _short(value: Any) -> str:
+    return ",".join(value) if isinstance(value, list) else str(value)
+
+
+# ---- averages --------------------------------------------------------------------------------------------------------
+
+
+def averages(results: Mapping[str, Result]) -> tuple[dict[str, Means], Means]:
+    """Averages over data sets; those of one folder (CQADupStack's forums) count together as one, as in BEIR.
+
+    Returns:
+      {folder of several data sets: means}, deepest first, and the means of the whole suite.
+    """
+    level = {name: result.means for name, result in results.items()}
+    groups: dict[str, Means] = {}
+    deepest = max(name.count("/") for name in level)
+    for depth_of_names in range(deepest, 0, -1):
+        parents = dict.fromkeys(name.rpartition("/")[0] for name in level if name.count("/") == depth_of_names)
+        for parent in parents:
+            members = [name for name in level if name.rpartition("/")[0] == parent]
+            groups[parent] = _mean([level.pop(name) for name in members])
+            level[parent] = groups[parent]
+    return groups, _mean(list(level.values()))
+
+
+def _mean(means: Sequence[Means]) -> Means:
+    return {name: math.fsum(each[name] for each in means) / len(means) for name in means[0]}

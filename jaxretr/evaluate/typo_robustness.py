@@ -1,0 +1,187 @@
+"""`jaxretr.evaluate_typos`: what typos in the questions cost models and BM25 on a BEIR folder."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.questions import Question
+from jaxretr.data.readers import read_corpus, read_questions
+from jaxretr.data.typos import PROFILES, TypoGenerator
+from jaxretr.errors import UsageError, UserError
+from jaxretr.evaluate import metrics as measures
+from jaxretr.evaluate.measuring import OF_QRELS, Search
+from jaxretr.evaluate.robustness import AlteredValues, Draws, Split, measure_altered, read_splits, share_changed
+from jaxretr.evaluate.searches import bm25_search, encoder_search
+from jaxretr.evaluate.typo_report import CLEAN, Kind, TypoMetric, TypoReport, TypoSplit
+from jaxretr.stores.encoding import Encoder, loaded, name_of
+
+log = logging.getLogger(__name__)
+
+_Path = str | Path
+_Model = Encoder | _Path | Callable[[], Encoder]
+
+
+def evaluate_typos(
+    encoders: _Model | Sequence[_Model],
+    *,
+    beir: _Path,
+    splits: Sequence[str] = ("test",),
+    profiles: Sequence[str] = PROFILES,
+    draws: int = 10,
+    seed: int = 0,
+    keyboard: str | None = None,
+    misspellings: _Path | None = None,
+    queries: Mapping[str, Sequence[_Path]] | None = None,
+    metrics: Sequence[str] = OF_QRELS,
+    bm25: bool = True,
+    batch_size: int | None = None,
+) -> TypoReport:
+    """Measures models and BM25 with the original questions of a BEIR folder and with typos in them.
+
+    Args:
+      encoders: one or more models, each a path or name as `load_encoder` takes it, or a function that loads it; one
+        model is in memory at a time if they are not loaded yet. The others are compared with the first.
+      beir: a folder with corpus, queries and qrels.
+      splits: of the folder's judgements.
+      profiles: of `jaxretr.TypoGenerator`: the kinds of typos to generate; () for none.
+      draws: query variants per question and profile.
+      seed: of the typos.
+      keyboard: layout, for dictionary and single_word; "qwerty" by default.
+      misspellings: a file for the profile dictionary; English by default.
+      queries: {kind: files} of other questions with typos and the same ids, each file a draw.
+      metrics: for instance "ndcg@10"; `jaxretr.evaluate.metrics` lists them.
+      bm25: measure BM25 as well.
+      batch_size: texts per batch; None: chosen for the device.
+
+    Raises:
+      UsageError: an unknown metric, profile or keyboard, a setting that no profile reads, or a name used twice.
+      UserError: bad input, or a file lacks a question.
+    """
+    # Everything that can be wrong is found before a model is loaded.
+    measures.evaluate({"": {}}, {}, metrics)
+    if not profiles and not queries:
+        raise UsageError("there are no typos to measure; name profiles, or give queries with typos")
+    generators = _generators(profiles, seed, keyboard, misspellings)
+    questions, of_names = read_splits(beir, splits)
+    typed = _read_typed(queries or {}, questions, of_names)
+    if clash := typed.keys() & {*generators, CLEAN}:
+        raise UsageError(f"queries named '{min(clash)}': the name is taken; choose another one")
+    typos = {name: _typos(split, generators, draws, typed) for name, split in of_names.items()}
+    corpus = read_corpus(Path(beir).expanduser())
+    models = [encoders] if isinstance(encoders, str | Path) or not isinstance(encoders, Sequence) else encoders
+    values: dict[str, dict[str, AlteredValues]] = {name: {} for name in of_names}
+
+    def measure(name: str, search: Search) -> None:
+        system = _unused(name, next(iter(values.values())))
+        log.info("measuring %s", system)
+        for split, of_system in values.items():
+            of_system[system] = measure_altered(search, of_names[split], typos[split], metrics, f"{beir}, {split}")
+
+    for model in models:  # One at a time: its embeddings are freed before the next one's are computed.
+        measure(*_searched(model, corpus, batch_size))
+    if bm25:
+        measure("BM25", bm25_search(corpus))
+    results = {}
+    for name, split in of_names.items():
+        kinds = {
+            kind: Kind(len(of_kind), share_changed(split.texts, of_kind, lambda text: text.lower().split()))
+            for kind, of_kind in typos[name].items()
+        }
+        found = {metric: TypoMetric.of(values[name], list(kinds), metric, len(models)) for metric in metrics}
+        results[name] = TypoSplit(len(split.qrels), kinds, found)
+    return TypoReport(_settings(generators, draws, misspellings), results, values)
+
+
+def _searched(model: _Model, corpus: Corpus, batch_size: int | None) -> tuple[str, Search]:
+    encoder = loaded(model)
+    return name_of(encoder), encoder_search(encoder, corpus, batch_size)
+
+
+def _unused(name: str, taken: Mapping[str, object]) -> str:
+    label, number = name, 1
+    while label in taken:
+        number += 1
+        label = f"{name} ({number})"
+    return label
+
+
+# ---- questions with typos --------------------------------------------------------------------------------------------
+
+
+def _generators(
+    profiles: Sequence[str], seed: int, keyboard: str | None, misspellings: _Path | None
+) -> dict[str, TypoGenerator]:
+    for setting, value, users in (
+        ("misspellings", misspellings, ("dictionary",)),
+        ("keyboard", keyboard, ("dictionary", "single_word")),
+    ):
+        if value is not None and not set(users) & set(profiles):
+            raise UsageError(f"{setting} is for the typos of {' and '.join(users)}: leave it out, or name these")
+    return {
+        profile: TypoGenerator(profile, keyboard=keyboard or "qwerty", misspellings=misspellings, seed=seed)
+        for profile in profiles
+    }
+
+
+def _typos(
+    split: Split, generators: Mapping[str, TypoGenerator], draws: int, typed: Mapping[str, Sequence[Mapping[str, str]]]
+) -> dict[str, Draws]:
+    """{kind: the questions of each draw}; the generated ones are those of the files that `jaxretr typos` writes."""
+    made: dict[str, Draws] = {
+        profile: [generator.texts(split.texts, draw, split.rows) for draw in range(draws)]
+        for profile, generator in generators.items()
+    }
+    return made | {kind: [[texts[q.id] for q in split.questions] for texts in files] for kind, files in typed.items()}
+
+
+def _read_typed(
+    files: Mapping[str, Sequence[_Path]], questions: Sequence[Question], splits: Mapping[str, Split]
+) -> dict[str, list[dict[str, str]]]:
+    """Reads questions with typos from files.
+
+    Args:
+      files: {kind: a file for each draw}.
+      questions: all of the folder.
+      splits: those that are measured.
+
+    Returns:
+      {kind: {question id: text} of each file}.
+
+    Raises:
+      UserError: a file lacks a question of a split, has one that the folder lacks, or cannot be read.
+    """
+    known = {question.id for question in questions}
+    found: dict[str, list[dict[str, str]]] = {}
+    for kind, path in ((kind, path) for kind, paths in files.items() for path in paths):
+        texts = {question.id: question.text for question in read_questions(Path(path))}
+        unknown = [id for id in texts if id not in known]
+        if unknown:
+            raise UserError(
+                f"{path}: {len(unknown)} of {len(texts)} questions are unknown (the first: '{unknown[0]}'); "
+                "give them the ids of the BEIR folder's queries"
+            )
+        for name, split in splits.items():
+            missing = [question.id for question in split.questions if question.id not in texts]
+            if missing:
+                raise UserError(
+                    f"{path}: lacks {len(missing)} of {len(split.questions)} questions of split {name} (the first: "
+                    f"'{missing[0]}'); add them, or name a split that the file covers"
+                )
+        found.setdefault(kind, []).append(texts)
+    return found
+
+
+def _settings(
+    generators: Mapping[str, TypoGenerator], draws: int, misspellings: _Path | None
+) -> dict[str, object] | None:
+    if not generators:
+        return None
+    first = next(iter(generators.values()))
+    return {
+        "profiles": list(generators),
+        "draws": draws,
+        "seed": first.seed,
+        "keyboard": first.keyboard,
+        "misspellings": None if misspellings is None else str(misspellings),
+    }
