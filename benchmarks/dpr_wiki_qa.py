@@ -43,7 +43,7 @@ ARMS = {
     "BM25-mined": ["--negatives.retrieved", "0", "--negatives.mined", "1", "--data.mined", "{mined}"],
     "retrieved in the step": ["--negatives.retrieved", "1"],
 }
-# Evaluated at the end alone, with the index encoded anew once: the runs' time goes into steps.
+# Evaluated at the end alone, with the index encoded again once: the runs' time goes into steps.
 SHARED = ["--train.eval-every", "200", "--index.refresh-every", "100"]
 COMPARED = (
     ("BM25-mined", "in-batch"),

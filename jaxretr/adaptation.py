@@ -188,7 +188,7 @@ def _read_input(
         return corpus, [question for question in read_questions(queries) if question.id in qrels], qrels
     folder = Path(corpus_path).expanduser()
     if not (folder / "qrels" / f"{split}.tsv").is_file():
-        log.info("no judgements (%s/qrels/%s.tsv): the report will have no retrieval figures", folder, split)
+        log.info("no judgements (%s/qrels/%s.tsv): the report will have no retrieval metrics", folder, split)
         return corpus, [], {}
     beir = read_beir(folder, split)
     return corpus, beir.questions, beir.qrels
@@ -199,7 +199,7 @@ def _warn_if_not_apart(model: Path_) -> None:
     if adapter_folder.find(model) is None:
         log.warning(
             "%s has no adapters: what it knows of relevance is in the weights that are trained now, and may get lost. "
-            "Compare the report's figures, or train adapters first (encoder.adapter)",
+            "Compare the report's metrics, or train adapters first (encoder.adapter)",
             model,
         )
 
@@ -233,7 +233,7 @@ def _compare_models(
     questions: list[Question],
     qrels: Qrels,
 ) -> dict[str, Mapping[str, Any]]:
-    """Retrieval figures of both models, with paired tests.
+    """Retrieval metrics of both models, with paired tests.
 
     Returns:
       {metric: the fields of a `Comparison`}, `mean_a` being the model after and `mean_b` before.

@@ -142,7 +142,7 @@ class Checkpoints:
         remedy = (
             "see that the bucket can be reached, and run the same command again"
             if self._remote
-            else "move that folder away to go on from the checkpoint before it"
+            else "move that folder away to resume from the checkpoint before it"
         )
         return UserError(f"{self._checkpointer.directory}/{step}: cannot be read ({_first_line(error)}); {remedy}")
 

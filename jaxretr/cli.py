@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the words after `jaxretr`; those of the process by default.
 
     Returns:
-      The exit code: 0 done, 1 failed, 2 wrong use, 75 not finished (the same command goes on with it), 130 interrupted.
+      The exit code: 0 done, 1 failed, 2 wrong use, 75 not finished (the same command resumes it), 130 interrupted.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words

@@ -193,7 +193,7 @@ class DevData:
     dev_qrels: str | None = None
     """Judgements of the dev questions; without them the dev questions' answers are matched."""
     held_out: int = 0
-    """Where there is no dev set: keep so many training questions (a tenth at the most) out of training, those whose
+    """Where there is no dev set: keep so many training questions (at most a tenth) out of training, those whose
     texts have the lowest hashes, and evaluate on them with their own judgements."""
     token_cache: str | None = None
     """Folder of the token store; the run's own by default, a common one where several runs share a corpus."""
@@ -365,7 +365,7 @@ class ContrastiveData(DevData):
     """Where passage ids lead, and what is searched; a BEIR folder's own by default. The training file itself makes its
     passages the corpus. Needed for retrieved negatives, the corpus-wide softmax and retrieval metrics."""
     more_corpora: tuple[str, ...] = ()
-    """Further files of passages, whose rows stand behind the corpus's."""
+    """Further files of passages, whose rows follow the corpus's."""
     teacher_positives: int | None = None
     """Of a lexical set's positives (the teacher's first ranks) use only the first so many; None: all."""
     mined: str | None = None
@@ -714,7 +714,7 @@ _COMMON = ("train", "optimizer", "data", "encoder", "contrastive", "negatives", 
 
 
 def nearest_setting(name: str, known: Collection[str], options: Collection[str] = ()) -> str:
-    """Returns "; did you mean '--section.key'?" for a name that is no setting, or an empty string.
+    """Returns "; did you mean '--section.key'?" for a name that is not a setting, or an empty string.
 
     The same key in another section, or what another library calls a setting, comes before similar spelling.
 

@@ -85,7 +85,7 @@ class MetricsLog:
         # A terminal keeps one line that changes, and a line of its own for each evaluation.
         changing = self.interactive and "examples_per_s" in values
         shown, end = f"\r\x1b[K{line}" if self.interactive else line, "" if changing else "\n"
-        with contextlib.suppress(OSError):  # Nobody reads stderr any more, which is no reason to end a run.
+        with contextlib.suppress(OSError):  # Nobody reads stderr any more, which is not a reason to end a run.
             print(shown, end=end, file=sys.stderr, flush=True)
 
     def __enter__(self) -> "MetricsLog":

@@ -1,4 +1,4 @@
-"""Tables of figures: as text for people, as LaTeX (booktabs) and as Markdown."""
+"""Tables of metrics: as text for people, as LaTeX (booktabs) and as Markdown."""
 
 import re
 from collections import Counter
@@ -160,7 +160,7 @@ def _latex_row(cells: Sequence[str]) -> str:
 
 
 def shortened(names: Sequence[str]) -> list[str]:
-    """The last parts of each path, as many as tell it from the others; a name that stands twice gets a number."""
+    """The last parts of each path, as many as tell it from the others; a name that occurs twice gets a number."""
     parts = [PurePath(name).parts or (name,) for name in names]
     short = []
     for own in parts:

@@ -40,7 +40,7 @@ class Examples:
         return [place for place in range(program.positives) if self.rows[i, place] != NO_PASSAGE]
 
     def relevant(self, program: ContrastiveProgram, i: int) -> set[int]:
-        """Contents that are no negatives of question i."""
+        """Contents that are not negatives of question i."""
         relevant: set[int] = set()
         if program.negatives.mask_known_positives:
             relevant |= set(self.known[i].tolist())

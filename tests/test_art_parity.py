@@ -132,7 +132,7 @@ def teacher_scores(models: Path, texts: Texts) -> Any:
 
 
 def reference(models: Path, batches: list[np.ndarray], write_back: bool) -> History:
-    """ART, section 2.4: search, re-embed, KL(teacher || student), AdamW; the corpus encoded anew every R steps."""
+    """ART, section 2.4: search, re-embed, KL(teacher || student), AdamW; the corpus encoded again every R steps."""
     texts = Texts(models)
     teacher = teacher_scores(models, texts)
     towers = [transformers.BertModel.from_pretrained(models / "encoder", add_pooling_layer=False) for _ in range(2)]

@@ -86,7 +86,7 @@ def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def in_this_process(command: Any, env: dict[str, str] | None = None, **options: Any) -> Any:
-    """subprocess.run, but for the package's commands and for benchmarks, which need no new process."""
+    """subprocess.run, except for the package's commands and for benchmarks, which need no new process."""
     if isinstance(command, str) or str(command[0]) != sys.executable:
         return start_process(command, env=env, **options)
     words = [str(word) for word in command[1:]]

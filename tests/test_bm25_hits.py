@@ -1,4 +1,4 @@
-"""A passage that shares no word with the question is no hit of BM25, wherever its hits go."""
+"""A passage that shares no word with the question is not a hit of BM25, wherever its hits go."""
 
 import json
 from pathlib import Path

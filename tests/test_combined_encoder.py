@@ -154,7 +154,7 @@ def test_one_part_or_a_combined_part_is_refused(parts: list[DualEncoder]) -> Non
     with pytest.raises(UserError, match="at least two parts, not 1"):
         CombinedEncoder(parts[:1], [1])
     combined: Any = CombinedEncoder(parts, [1, 1])
-    with pytest.raises(UserError, match="a part is a CombinedEncoder, which is no DualEncoder"):
+    with pytest.raises(UserError, match="a part is a CombinedEncoder, which is not a DualEncoder"):
         CombinedEncoder([parts[0], combined], [1, 1])
 
 
@@ -194,7 +194,9 @@ def test_the_other_loader_is_named(parts: list[DualEncoder], tmp_path: Path) -> 
     parts[0].save(tmp_path / "one")
     with pytest.raises(UserError, match=r"is a combined encoder; load it with CombinedEncoder\.from_pretrained"):
         DualEncoder.from_pretrained(tmp_path / "two")
-    with pytest.raises(UserError, match=r"is no combined encoder's folder; load it with DualEncoder\.from_pretrained"):
+    with pytest.raises(
+        UserError, match=r"is not the folder of a combined encoder; load it with DualEncoder\.from_pretrained"
+    ):
         CombinedEncoder.from_pretrained(tmp_path / "one")
     with pytest.raises(UserError, match=r"a combined model is not cut, its parts are; combine them again"):
         load_encoder(tmp_path / "two", truncate_dim=3)

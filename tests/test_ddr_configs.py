@@ -220,7 +220,7 @@ def test_the_chinese_loss_is_of_cosines_times_20(
     cosines = (q @ p.T) / np.linalg.norm(q, axis=1)[:, None] / np.linalg.norm(p, axis=1)
     # Two questions have one passage: the other's copy of it does not count.
     own = rows[None, :] == rows[:, None]
-    assert own.sum() > len(rows), "no passage stands twice in the batch; the mask is not seen"
+    assert own.sum() > len(rows), "no passage occurs twice in the batch; the mask is not seen"
     scores = np.where(own & ~np.eye(len(rows), dtype=bool), -np.inf, 20 * cosines)
     expected = np.mean(np.log(np.exp(scores).sum(axis=1)) - np.diag(scores))
 

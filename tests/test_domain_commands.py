@@ -248,7 +248,7 @@ def test_adapt_warns_of_a_model_whose_relevance_is_not_apart(tmp_path: Path, cap
     words = ("--corpus", DATA / "corpus.jsonl", "--out", tmp_path / "a", "--head-steps", 2, *ADAPT)
     assert run("adapt", tmp_path / "encoder", *words) == 0
     assert any("has no adapters: what it knows of relevance is in the weights" in line for line in caplog.messages)
-    assert "retrieval" not in json.loads((tmp_path / "a/report.json").read_text()), "no judgements, no figures"
+    assert "retrieval" not in json.loads((tmp_path / "a/report.json").read_text()), "no judgements, no metrics"
 
 
 def test_modules_of_other_runs_are_assembled(tmp_path: Path) -> None:

@@ -519,7 +519,11 @@ def test_lower_casing_survives_saving(modules: Any, tmp_path: Path) -> None:
             {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
             r"a default prompt \('query'\) is not supported",
         ),
-        ([("x.Pooling", LEGACY_MEAN)], {"default_prompt_name": []}, r"'default_prompt_name' is \[\], which is no name"),
+        (
+            [("x.Pooling", LEGACY_MEAN)],
+            {"default_prompt_name": []},
+            r"'default_prompt_name' is \[\], which is not a name",
+        ),
     ],
 )
 def test_what_is_not_supported_is_said(modules: Any, parts: Any, prompts: Any, message: str) -> None:

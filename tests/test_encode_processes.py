@@ -26,7 +26,7 @@ LOST_SECONDS = 3
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The command line but for --out."""
+    """The command line except for --out."""
     folder = tmp_path_factory.mktemp("encode_kills")
     tiny.write_models(folder)
     config = DualEncoderConfig(tiny.BERT, max_question_length=16, max_passage_length=48)

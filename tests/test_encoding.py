@@ -145,7 +145,7 @@ def test_a_pieces_bytes_do_not_depend_on_what_is_encoded_before_it(
         np.testing.assert_array_equal(embeddings, alone)
         assert (embeddings.shape, cut) == ((len(piece), model.config.embedding_size), cut_alone)
     assert sum(advanced) == 200
-    # And they are what encoding all at once gives, but for rounding.
+    # And they are what encoding all at once gives, up to rounding.
     whole = np.concatenate([embeddings for embeddings, _ in together])
     np.testing.assert_allclose(whole, model.encode_passages(corpus.texts[:200]), rtol=0, atol=2e-5)
 

@@ -1,4 +1,4 @@
-"""The embedding store: an interrupted run goes on, nothing half-written or changed is read, mixtures are refused."""
+"""The embedding store: an interrupted run resumes, nothing half-written or changed is read, mixtures are refused."""
 
 import dataclasses
 import json

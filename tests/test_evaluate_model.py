@@ -146,7 +146,7 @@ def test_a_run_is_compared_with_bm25_where_the_texts_are_given(
 def test_bm25_may_find_fewer_passages_than_were_asked_for(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    """One that shares no word with the question is no hit: the rows behind the last hit are -1."""
+    """One that shares no word with the question is not a hit: the rows behind the last hit are -1."""
     real = Bm25Index.search
 
     def few(self: Bm25Index, questions: list[str], k: int, *, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:

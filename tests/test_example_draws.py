@@ -1,4 +1,4 @@
-"""Which passages stand for an example at a step: drawn anew each time, from the files that the settings name."""
+"""Which passages stand for an example at a step: drawn again each time, from the files that the settings name."""
 
 import dataclasses
 from pathlib import Path

@@ -259,15 +259,15 @@ def test_what_vertex_would_refuse_is_found(tmp_path: Path) -> None:
     number = {"namespace": "year", "value_int": 3}
     bad: list[tuple[str, dict[str, Any]]] = [
         ("an unknown key 'vector'", {"id": "a", "vector": [1, 2]}),
-        ("its id is no text", {**good, "id": 3}),
-        ("its id is no text", {**good, "id": ""}),
+        ("its id is not text", {**good, "id": 3}),
+        ("its id is not text", {**good, "id": ""}),
         ("no list of 2 numbers", {**good, "embedding": [1]}),
         ("no float32", {**good, "embedding": [1, "2"]}),
         ("no float32", {**good, "embedding": [1, True]}),
         ("no float32", {**good, "embedding": [1, float("nan")]}),
         ("no float32", {**good, "embedding": [1, 1e39]}),
-        ("its crowding_tag is no text", {**good, "crowding_tag": 3}),
-        ("its restricts are no list", {**good, "restricts": {}}),
+        ("its crowding_tag is not text", {**good, "crowding_tag": 3}),
+        ("its restricts are not a list", {**good, "restricts": {}}),
         ("one of its restricts has no namespace", {**good, "restricts": [{"allow": ["x"]}]}),
         ("must have allow or deny", {**good, "restricts": [{"namespace": "c"}]}),
         ("no text", {**good, "restricts": [{"namespace": "c", "allow": [1]}]}),
@@ -298,10 +298,10 @@ def test_what_vertex_would_refuse_is_found(tmp_path: Path) -> None:
         "data/one.json:2: no JSON",
         "data/one.json:3: no JSON object",
         "data/one.json:4: no JSON",
-        "data/two.json:1: the id 'a' stands here a second time",
+        "data/two.json:1: the id 'a' occurs here a second time",
         "data/delete/ids.txt:1: the id 'a' is among the rows as well",
         "data/delete/ids.txt:2: an empty line where an id is expected",
-        "data/delete/ids.txt:4: the id 'z' stands here a second time",
+        "data/delete/ids.txt:4: the id 'z' occurs here a second time",
     ]
 
 
@@ -433,7 +433,7 @@ def test_a_manifest_that_was_written_over_is_one_line(tmp_path: Path, kind: str,
 def test_a_tower_outside_of_the_export_is_not_read(tmp_path: Path, kind: str) -> None:
     facts = {"towers": [{"folder": "../outside", "side": "question", "weight": 1.0}], "texts": {"question": ["a"]}}
     manifest.write(tmp_path, kind, facts)
-    with pytest.raises(UserError, match=r"'\.\./outside' is no tower's folder"):
+    with pytest.raises(UserError, match=r"'\.\./outside' is not a tower's folder"):
         verify(tmp_path)
 
 
@@ -457,7 +457,7 @@ def test_ids_that_a_file_of_lines_cannot_hold(encoder: DualEncoder, tmp_path: Pa
 
 def test_bad_stores(encoder: DualEncoder, encoded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_store(tmp_path / "twice", encoder, ["a", "b", "a"], np.ones((3, 16), np.float32))
-    with pytest.raises(UserError, match=r"the id 'a' stands at row 0 and at row 2; give every passage an id of its"):
+    with pytest.raises(UserError, match=r"the id 'a' is at row 0 and at row 2; give every passage an id of its"):
         source_of(tmp_path / "twice")
     write_store(tmp_path / "nan", encoder, [str(row) for row in range(7)], np.ones((7, 16), np.float32))
     shard = next((tmp_path / "nan").glob("*-00001-of-*"))
@@ -487,7 +487,7 @@ def test_corpora_that_are_not_the_stores(encoded: Path, tmp_path: Path, capsys: 
     changed = {
         "ends after 19 passages of the store's 20": lines[:-1],
         "has more passages than the store's 20": [*lines, '{"_id": "new", "text": "", "year": 3}'],
-        "stands where the store has": lines[::-1],
+        "is where the store has": lines[::-1],
         "corpus.jsonl:2: broken JSON": [lines[0], "{"],
         "corpus.jsonl:1: 'year' is a number with a point here": None,
         "'lang' is neither a text, a number nor a list of texts": [

@@ -207,7 +207,7 @@ def test_bin_with_code_is_refused_and_not_run(tmp_path: Path) -> None:
     hf_files.load_torch(tmp_path / "pytorch_model.bin", ignore_objects=True)
     assert not _Evil.ran
     torch.save({"model": tensors}, tmp_path / "pytorch_model.bin")
-    with _raises(r"pytorch_model\.bin: 'model' is no tensor but dict"):
+    with _raises(r"pytorch_model\.bin: 'model' is not a tensor but dict"):
         TensorFiles.open(tmp_path)
     torch.save([1], tmp_path / "pytorch_model.bin")
     with _raises("holds a list, not a dict"):

@@ -123,7 +123,7 @@ def test_a_host_that_fails_ends_the_others(tiny_models: Path, tmp_path: Path) ->
     (code, errors), (failed, reason) = ended(processes.start(words, 2, 1))
     assert failed == 1 and "NoneType" in last_error(reason)
     # The same code: another start alone would not help.
-    assert code == 1 and "process 1 failed: " in last_error(errors) and "mend that" in last_error(errors)
+    assert code == 1 and "process 1 failed: " in last_error(errors) and "fix that" in last_error(errors)
     assert time.monotonic() - began < 120
 
 

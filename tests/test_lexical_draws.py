@@ -1,4 +1,4 @@
-"""Lambda's examples: one of the teacher's first ranks and one of its last ones, drawn anew at each step."""
+"""Lambda's examples: one of the teacher's first ranks and one of its last ones, drawn again at each step."""
 
 import dataclasses
 from pathlib import Path

@@ -55,7 +55,7 @@ def _ranked(corpus: Corpus, queries: list[str], **settings) -> tuple[list[list[i
 
 
 def _check_bm25(examples: LexicalSet, number: int, corpus: Corpus, **settings) -> None:
-    """The ranks 1:3 and 6:8 by the other index; where its float32 scores tie but for rounding, either order."""
+    """The ranks 1:3 and 6:8 by the other index; where its float32 scores tie up to rounding, either order."""
     teacher = examples.teachers[number]
     ranked, scores = _ranked(corpus, examples.queries[:], **settings)
     for query, (rows, of_row) in enumerate(zip(ranked, scores, strict=True)):
@@ -77,7 +77,7 @@ def test_sentences_and_their_first_and_later_ranks(tmp_path: Path, capsys):
     assert written == [pair for pair in sentences if pair in written], "in the order of the passages"
     assert len(written) + examples.counts["dropped"] == len(sentences)
     _check_bm25(examples, 0, corpus)
-    # A sentence is found in its own passage first, but for rare ones of few words.
+    # A sentence is found in its own passage first, except for rare ones of few words.
     assert np.mean(examples.teachers[0].positives[:, 0] == examples.sources) > 0.9
     assert examples.corpus_fingerprint == corpus.fingerprint() and examples.corpus_rows == len(corpus)
     assert examples.settings["sampled"]["sentences"] == len(sentences)

@@ -106,7 +106,7 @@ def test_a_supervised_run_is_planned_as_it_is(tiny_models: Path, tmp_path: Path,
     outlined = outline(config, mesh, corpus_size(config))
     step = outlined.programs[0]
     state, batch = run.init(), run.batch(0)
-    # The corpus's own 22 passages; the training file brings some more, which are no part of the search.
+    # The corpus's own 22 passages; the training file brings some more, which are not part of the search.
     program = dataclasses.replace(run.program, corpus_rows=run.corpus_rows)
     assert program == run.program and run.corpus_rows == 22
     real = (*state, run.whole.passages, run.device_contents, batch)

@@ -50,7 +50,7 @@ def test_runs_of_every_format(tmp_path):
         ('[{"ctxs": [{"id": "a", "score": "1"}]},\n{"ctxs": [{"text": "a"}]}]', ':2: no field "id"'),
         ('[{"ctxs": [{"id": "a"}, {"id": "a"}]}]', ":1: passage 'a' occurs twice"),
         ('[{"id": "x", "ctxs": []},\n{"id": "x", "ctxs": []}]', ":2: question 'x' occurs twice"),
-        ('[{"question": "q"}]', ':1: field "ctxs" is no list of passages'),
+        ('[{"question": "q"}]', ':1: field "ctxs" is not a list of passages'),
         ('[{"question": "q", "ctxs": []}]', "the run is empty"),
         ('[{"ctxs": [{"id": "a", "score": "NaN"}]}]', ":1: the score 'NaN' is not a number"),
     ],

@@ -223,7 +223,7 @@ def test_reads_straight_into_bfloat16(case: Case) -> None:
         ({"d_ff": 10**15}, "says d_ff 1000000000000000, but no tensor"),
         ({"num_heads": 10**15}, "says num_heads 1000000000000000, but no tensor"),
         ({"relative_attention_num_buckets": 10**15}, "says relative_attention_num_buckets 1000000000000000, but"),
-        ({"architectures": 5}, "has architectures 5, which is no list of names"),
+        ({"architectures": 5}, "has architectures 5, which is not a list of names"),
         ({"num_layers": "2"}, "'num_layers' must be int"),
     ],
 )

@@ -66,7 +66,7 @@ def turned(state: ContrastiveState) -> ContrastiveState:
 
 
 class Brute:
-    """The figures from the training file itself."""
+    """The metrics from the training file itself."""
 
     def __init__(self, folder: Path) -> None:
         rows = json.loads((folder / "data/train.json").read_text())

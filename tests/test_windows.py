@@ -1,4 +1,4 @@
-"""Windows of long documents: whole pieces of them, every piece as often as any other, drawn anew at each access."""
+"""Windows of long documents: whole pieces of them, every piece as often as any other, drawn again at each access."""
 
 from collections.abc import Sequence
 from pathlib import Path

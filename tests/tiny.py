@@ -51,7 +51,7 @@ BERT = BertConfig(
     max_position_embeddings=64,
 )
 T5 = T5Config(vocab_size=400, d_model=16, d_kv=8, d_ff=24, num_heads=2, num_layers=2, num_decoder_layers=2)
-# Rows that stand twice in the corpus of `write_supervised`: the passage of question 2, and one that is a negative.
+# Rows that occur twice in the corpus of `write_supervised`: the passage of question 2, and one that is a negative.
 COPIED = (0, 8)
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
@@ -182,7 +182,7 @@ def write_supervised(folder: Path) -> dict[str, str]:
     """Writes a corpus with two copies (22 passages) and DPR's JSON of 10 questions; returns fields of ContrastiveData.
 
     Question i has i % 4 hard negatives (questions 0 and 8: `negative_ctxs` alone, question 4: none at all), the first
-    of them cut so short that it is no passage of the corpus. Question 1 has a second positive, a negative of question
+    of them cut so short that it is not a passage of the corpus. Question 1 has a second positive, a negative of question
     0; question 5 has the one of question 4 as well and a third one; and 6 shares its only one with 7.
     """
     corpus = [json.loads(line) for line in (DATA / "corpus.jsonl").read_text().splitlines()]

@@ -25,7 +25,7 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        with contextlib.suppress(OSError):  # Nobody reads stderr any more, which is no reason to end a run.
+        with contextlib.suppress(OSError):  # Nobody reads stderr any more, which is not a reason to end a run.
             print(f"jaxretr: {level}{' '.join(record.getMessage().split())}", file=sys.stderr, flush=True)
 
 

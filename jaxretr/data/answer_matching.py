@@ -162,7 +162,7 @@ def _compile_regex(answer: str) -> Any:
     try:
         return regex.compile(unicodedata.normalize("NFD", answer), flags=_FLAGS)
     except Exception as error:  # a pattern can fail in more ways than regex.error, deep nesting for one
-        _warn(f"the answer {answer!r} is no valid regular expression ({error}): it matches nothing")
+        _warn(f"the answer {answer!r} is not a valid regular expression ({error}): it matches nothing")
         return None
 
 

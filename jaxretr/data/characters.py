@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 _JOINER = "\u200d"
-# What belongs to the character before it and is no mark by its category: joiners, the half-width voiced sound marks of
+# What belongs to the character before it and is not a mark by its category: joiners, the half-width voiced sound marks of
 # Japanese, the vowel am of Thai and Lao.
 _EXTENDING = frozenset("\u200c\u200d\uff9e\uff9f\u0e33\u0eb3")
 

@@ -1,4 +1,4 @@
-"""Evaluation of a model over a whole corpus, from texts to figures."""
+"""Evaluation of a model over a whole corpus, from texts to metrics."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -42,7 +42,7 @@ def retrieval_figures(
       questions: B questions, in the order of the results' rows.
       qrels: the judgements of these questions; None to match answers only.
       scores: float32 [B, k], descending.
-      rows: corpus rows, int [B, k]; -1 is no passage.
+      rows: corpus rows, int [B, k]; -1 is not a passage.
       measures: computed from the judgements.
 
     Returns:

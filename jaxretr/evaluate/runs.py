@@ -83,7 +83,7 @@ def _read_json(
                 raise row
             name = "hits" if "hits" in row else "ctxs"
             if not isinstance(row.get(name), list) or not all(isinstance(hit, dict) for hit in row[name]):
-                raise RowError(f'field "{name}" is no list of passages; is it a run?')
+                raise RowError(f'field "{name}" is not a list of passages; is it a run?')
             question_id = string_field(row, ("question_id", "id", "query_id", "_id"), allow_int=True) or str(position)
             if question_id in run:
                 raise RowError(f"question '{question_id}' occurs twice; remove one row")

@@ -146,7 +146,7 @@ def _passages_as_text(encoder: DualEncoder, prompts: Mapping[str, str]) -> str:
     sep = encoder.tokenizer.sep_token
     if encoder.config.passage_template == "pair":
         how = (
-            f"**Passages are written as `title {sep} text`**, with `{sep}` as it stands here: the tokenizer reads it as "
+            f"**Passages are written as `title {sep} text`**, with `{sep}` as it is here: the tokenizer reads it as "
             f"the separator that the model was trained with. Where there is no title: `{sep} text`."
         )
     else:

@@ -1,4 +1,4 @@
-"""What exported encoders (ONNX, StableHLO) share: a folder a tower, a tokenizer beside each, golden vectors.
+"""What exported encoders (ONNX, StableHLO) share: a folder a tower, a tokenizer with each, golden vectors.
 
 A tower's folder is DIR/question or DIR/passage; of a combined model each part has one, DIR/part-0/question and so on,
 whose vectors are weighted and then concatenated or added outside. The tokenizer.json cuts and pads as the tower wants it,
@@ -144,7 +144,7 @@ def check(folder: Path, library: str, load: Callable[[Path], Callable[[np.ndarra
     facts = stated.facts
     # A folder that the manifest names for a tower, but whose files it does not, lies elsewhere.
     strange = [place for one in facts["towers"] if f"{(place := one['folder'])}/{TOKENIZER}" not in stated.files]
-    manifest.refuse(folder, [f"{place!r} is no tower's folder" for place in strange])
+    manifest.refuse(folder, [f"{place!r} is not a tower's folder" for place in strange])
     expected = np.load(folder / VECTORS, allow_pickle=False)
     found = {}
     for side, texts in facts["texts"].items():

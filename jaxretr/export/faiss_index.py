@@ -209,7 +209,7 @@ def _try_out(kind: str, dim: int) -> None:
     try:
         code = subprocess.run(words, capture_output=True, timeout=_TRIAL_SECONDS, check=False).returncode
     except subprocess.TimeoutExpired:
-        return  # Slow is no fault.
+        return  # Slow is not an error.
     if code < 0:
         raise UserError(
             f"FAISS crashes on an index '{kind}' of {dim} dimensions ({signal.Signals(-code).name}); check its numbers, "

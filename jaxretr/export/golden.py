@@ -113,7 +113,7 @@ def compute(
 
 
 def write(folder: Path, encoder: DualEncoder | CombinedEncoder, prompts: dict[str, str]) -> Golden:
-    """Writes golden.json and golden.npy beside the files of an export.
+    """Writes golden.json and golden.npy next to the files of an export.
 
     Args:
       folder: holds all other files of the export, which are not to be changed any more.

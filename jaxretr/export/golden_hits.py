@@ -95,7 +95,7 @@ def read(folder: Path) -> tuple[np.ndarray, Hits]:
 
 
 def difference(found: Hits, expected: Hits) -> str:
-    """What is wrong with hits; "" where they are those expected, but for passages of equal scores."""
+    """What is wrong with hits; "" where they are those expected, except for passages of equal scores."""
     wrong = 0
     for ids, scores, true_ids, true_scores in zip(found.ids, found.scores, expected.ids, expected.scores, strict=True):
         allowed = TOLERANCE * max((abs(score) for score in true_scores), default=0.0)

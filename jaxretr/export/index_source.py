@@ -36,7 +36,7 @@ class IndexSource:
         """Reads the ids.
 
         Raises:
-          UserError: an id stands twice, or the file of ids is damaged.
+          UserError: an id occurs twice, or the file of ids is damaged.
         """
         ids = store.read_ids()
         if len(set(ids)) != len(ids):
@@ -44,7 +44,7 @@ class IndexSource:
             for row, name in enumerate(ids):
                 if (first := seen.setdefault(name, row)) != row:
                     raise UserError(
-                        f"{store.folder}: the id {name!r} stands at row {first} and at row {row}; give every passage "
+                        f"{store.folder}: the id {name!r} is at row {first} and at row {row}; give every passage "
                         "an id of its own and encode the corpus again"
                     )
         return cls(store, ids)
@@ -105,7 +105,7 @@ class IndexSource:
             if count == len(self.ids):
                 raise UserError(f"{where}: has more passages than the store's {count}; {wrong}")
             if name != self.ids[count]:
-                raise UserError(f"{where}: passage {name!r} stands where the store has {self.ids[count]!r}; {wrong}")
+                raise UserError(f"{where}: passage {name!r} is where the store has {self.ids[count]!r}; {wrong}")
             yield value
             count += 1
         if count < len(self.ids):

@@ -75,7 +75,7 @@ class VertexFields:
             extras["numeric_restricts"] = numbers
         if self.crowding is not None and (value := self._value(values, self.crowding)) is not None:
             if type(value) not in (str, int) or value == "":
-                raise UserError(f"{where}: '{self.crowding}' is no text, which a crowding tag is; name another field")
+                raise UserError(f"{where}: '{self.crowding}' is not text, which a crowding tag is; name another field")
             extras["crowding_tag"] = str(value)
         return extras
 

@@ -1,7 +1,7 @@
 """Pyserini's embeddings.jsonl: one object {id, contents, vector} a line.
 
 `pyserini.index.faiss --input DIR` reads every file of its folder as such lines, so the file has one of its own,
-DIR/embeddings; golden hits, manifest.json and README.md lie beside it.
+DIR/embeddings; golden hits, manifest.json and README.md are next to it.
 """
 
 import json
@@ -115,9 +115,9 @@ def _read(folder: Path, ids: list[str], dim: Any) -> Iterator[np.ndarray]:
                     raise UserError(f"{where}: no object of id, contents and vector")
                 vector = row["vector"]
                 if not isinstance(row["id"], str) or not isinstance(row["contents"], str):
-                    raise UserError(f"{where}: its id or its contents are no text")
+                    raise UserError(f"{where}: its id or its contents are not text")
                 if not isinstance(vector, list) or len(vector) != dim or not all(map(_is_number, vector)):
-                    raise UserError(f"{where}: its vector is no list of {dim} numbers")
+                    raise UserError(f"{where}: its vector is not a list of {dim} numbers")
                 ids.append(row["id"])
                 yield np.array([vector], np.float32)
     except (OSError, UnicodeDecodeError) as error:

@@ -73,7 +73,7 @@ def read_previous(folder: Path, kind: str, dim: int) -> dict[str, int]:
       dim: D, that it must have.
 
     Raises:
-      UserError: it is no such export, or its digests were changed.
+      UserError: it is not such an export, or its digests were changed.
     """
     if not manifest.is_export(folder):
         raise UserError(f"{folder}: has no {manifest.MANIFEST}; give the folder of an earlier export as --since")

@@ -1,6 +1,6 @@
 """Encoders as StableHLO by jax.export: any batch and length, for CPUs, CUDA and TPUs, without this package.
 
-The parameters lie beside the program, never in it: as constants they would be held once more by the program, XLA would
+The parameters are next to the program, never in it: as constants they would be held once more by the program, XLA would
 fold them for minutes, and each process would compile them in; as a file they are mapped into memory as they are.
 """
 
@@ -150,7 +150,7 @@ def encode(towers, texts):
         "It needs jax with flatbuffers (`pip install jax flatbuffers numpy tokenizers`), and nothing of jaxretr. Load "
         "once in a program of your own; each shape [batch, length] is compiled when it is first seen, and the "
         f"tokenizer pads to multiples of 16 to keep them few. For {', '.join(PLATFORMS)}; float32 throughout.",
-        "The parameters are a file beside the program, not constants in it, which XLA would copy and fold at length. "
+        "The parameters are a file next to the program, not constants in it, which XLA would copy and fold at length. "
         f"Exported by jax {jax.__version__}, which promises to read such files for six months of later releases.",
     ]
     return encoder_folders.readme(name, facts, "an encoder as StableHLO", code, notes)

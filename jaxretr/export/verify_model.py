@@ -48,13 +48,13 @@ def verify(folder: str | Path, library: Library | None = None) -> Report:
 
     Args:
       folder: what `jaxretr export` wrote.
-      library: a library that shall compute them too.
+      library: a library that is to compute them too.
 
     Returns:
       What agrees.
 
     Raises:
-      UserError: something differs (one line that names all of it), the folder is no export, or the library is not
+      UserError: something differs (one line that names all of it), the folder is not an export, or the library is not
         installed or does not read this layout.
     """
     folder = Path(folder).expanduser()

@@ -2,7 +2,7 @@
 
 https://cloud.google.com/vertex-ai/docs/vector-search/setup/format-structure: data files of one JSON object a line lie in
 the folder itself, at most 5,000 of them, not compressed; delete/ may hold text files of one id a line; nothing else may be
-there. An id stands once in all of it.
+there. An id occurs once in all of it.
 """
 
 import json
@@ -47,7 +47,7 @@ class Checker:
                 if problem := row_problem(row, self.dim, types):
                     self._note(path, number, problem)
                 elif row["id"] in seen:
-                    self._note(path, number, f"the id {row['id']!r} stands here a second time")
+                    self._note(path, number, f"the id {row['id']!r} occurs here a second time")
                 else:
                     seen.add(row["id"])
                     extras = {name: value for name, value in row.items() if name not in ("id", "embedding")}
@@ -86,7 +86,7 @@ class Checker:
                 elif name in seen:
                     self._note(path, number, f"the id {name!r} is among the rows as well")
                 elif name in self.deleted:
-                    self._note(path, number, f"the id {name!r} stands here a second time")
+                    self._note(path, number, f"the id {name!r} occurs here a second time")
                 self.deleted.add(name)
 
     def _lines(self, path: Path) -> Iterator[tuple[int, str]]:
@@ -114,14 +114,14 @@ def row_problem(row: dict[str, Any], dim: int, types: dict[str, str]) -> str:
     if unknown := row.keys() - _KEYS:
         return f"an unknown key {min(unknown)!r}"
     if not isinstance(row.get("id"), str) or not row["id"]:
-        return "its id is no text"
+        return "its id is not text"
     vector = row.get("embedding")
     if not isinstance(vector, list) or len(vector) != dim:
-        return f"its embedding is no list of {dim} numbers"
+        return f"its embedding is not a list of {dim} numbers"
     if not all(type(value) in (int, float) and abs(value) <= _LARGEST for value in vector):
         return "its embedding holds something that is no float32"
     if "crowding_tag" in row and (not isinstance(row["crowding_tag"], str) or not row["crowding_tag"]):
-        return "its crowding_tag is no text"
+        return "its crowding_tag is not text"
     checks: tuple[tuple[str, Callable[[Any], str]], ...] = (
         ("restricts", _restrict_problem),
         ("numeric_restricts", lambda one: _numeric_problem(one, types)),
@@ -130,7 +130,7 @@ def row_problem(row: dict[str, Any], dim: int, types: dict[str, str]) -> str:
         if name not in row:
             continue
         if not isinstance(row[name], list) or not row[name]:
-            return f"its {name} are no list"
+            return f"its {name} are not a list"
         for one in row[name]:
             if not isinstance(one, dict) or not isinstance(one.get("namespace"), str) or not one["namespace"]:
                 return f"one of its {name} has no namespace"
@@ -151,7 +151,7 @@ def _restrict_problem(one: dict[str, Any]) -> str:
         return f"the restrict {one['namespace']!r} must have allow or deny, and nothing else"
     for value in lists.values():
         if not isinstance(value, list) or not value or not all(isinstance(token, str) and token for token in value):
-            return f"the restrict {one['namespace']!r} allows or denies something that is no text"
+            return f"the restrict {one['namespace']!r} allows or denies something that is not text"
     return ""
 
 
@@ -171,5 +171,5 @@ def _numeric_problem(one: dict[str, Any], types: dict[str, str]) -> str:
 def _object_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key occurs twice")
     return found

@@ -78,7 +78,7 @@ class Adapter:
           bert: the shape of the encoder that they are for; the layouts of others do not tell it.
 
         Raises:
-          UserError: there are no adapters, or such as cannot be represented.
+          UserError: there are no adapters, or they cannot be represented.
         """
         return Adapter(*adapter_folder.load(path, bert))
 

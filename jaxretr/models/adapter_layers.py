@@ -1,6 +1,6 @@
 """Adapters: small modules in a frozen encoder, which alone are trained; DDR's relevance module is made of them.
 
-Two kinds, which can stand together (Zhan et al. 2023, section 3.2):
+Two kinds, which can be combined (Zhan et al. 2023, section 3.2):
 
 - LoRA (Hu et al. 2021) beside a dense layer: W x + b + (alpha / rank) B A x. It can be merged into W.
 - The parallel adapter (He et al. 2022) beside the feed-forward network, on the same input x:
@@ -123,7 +123,7 @@ def kinds_of(shape: AdapterShape, adapter: Params) -> Params:
 
 
 def merge_lora(bert_params: Params, adapter: Params, shape: AdapterShape, *, sign: float = 1.0) -> Params:
-    """Adds LoRA's product to the kernels that it stands beside, in float32.
+    """Adds LoRA's product to the kernels that it belongs to, in float32.
 
     Args:
       bert_params: of a BertEncoder with stacked layers.

@@ -26,7 +26,7 @@ from jaxretr.models.layers import (
 
 @dataclass(frozen=True)
 class BertConfig:
-    """The shape of a BERT encoder; the field names are Hugging Face's, but for `pre_layer_norm`."""
+    """The shape of a BERT encoder; the field names are Hugging Face's, except for `pre_layer_norm`."""
 
     vocab_size: int = 30522
     hidden_size: int = 768

@@ -28,7 +28,7 @@ How = Literal["concatenate", "sum"]
 
 @dataclass(frozen=True)
 class CombinedConfig:
-    """What a combined encoder is, beside its parts' weights and tokenizers.
+    """What a combined encoder is, apart from its parts' weights and tokenizers.
 
     Attributes:
       how: "concatenate" or "sum".
@@ -98,7 +98,9 @@ class CombinedEncoder(TextEncoder[CombinedConfig]):
         if len(parts) < 2:
             raise UserError(f"a combined encoder has at least two parts, not {len(parts)}; give two dual encoders")
         if inner := next((part for part in parts if not isinstance(part, DualEncoder)), None):
-            raise UserError(f"a part is a {type(inner).__name__}, which is no DualEncoder; give its parts one by one")
+            raise UserError(
+                f"a part is a {type(inner).__name__}, which is not a DualEncoder; give its parts one by one"
+            )
         if len(weights) != len(parts):
             raise UserError(f"{len(weights)} weights for {len(parts)} parts; give one for each, the first being 1")
         if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):

@@ -32,7 +32,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
       tokenizer: as `jaxretr.data.tokens.load_tokenizer` gives it.
       dtype: of the matmuls' operands when encoding, or "auto": see `fastest_dtype`; results are float32 always.
       mlm_head: the encoder's head of masked language modelling, as in `BertCheckpoint`, where it has one: not needed
-        here, but for going on with masked language modelling (`jaxretr adapt`).
+        here, except for going on with masked language modelling (`jaxretr adapt`).
 
     Attributes:
       dtype: "float32" or "bfloat16", whichever was given or chosen.
@@ -86,7 +86,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         return f"DualEncoder({', '.join(facts)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copy: the parameters as numpy arrays; compiled programs are made anew."""
+        """For pickle and copy: the parameters as numpy arrays; compiled programs are created again."""
         arrays = {name: jax.device_get(getattr(self, name)) for name in ("params", "mlm_head")}
         return {**self.__dict__, **arrays, "_engines": {}}
 

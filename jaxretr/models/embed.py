@@ -21,7 +21,7 @@ Side = Literal["question", "passage"]
 
 @dataclass(frozen=True)
 class DualEncoderConfig:
-    """What a dual encoder is, beside its weights and its tokenizer."""
+    """What a dual encoder is, apart from its weights and its tokenizer."""
 
     bert: BertConfig
     shared: bool = False

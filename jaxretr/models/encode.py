@@ -236,7 +236,7 @@ class Engine:
           size: D.
           max_length: most ids of a row.
           batch_size: rows a batch; None: what suits device and lengths.
-          total: number of texts of all jobs, where these are parts of a larger one; None: each stands alone.
+          total: number of texts of all jobs, where these are parts of a larger one; None: each is alone.
           advance: called with the number of texts that were encoded since the last call.
 
         Yields:

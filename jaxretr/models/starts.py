@@ -128,10 +128,10 @@ def lexical_start(
 
     Args:
       config: a post-LayerNorm BERT with any number of layers, also none.
-      pieces: the vocabulary's V entries as text, "##" before those that go on with a word.
-      frequencies: in how many passages each piece stands, integers [V].
+      pieces: the vocabulary's V entries as text, "##" before those that continue a word.
+      frequencies: in how many passages each piece occurs, integers [V].
       num_passages: N.
-      special: ids of tokens that are no words ([CLS], [SEP]); they weigh nothing.
+      special: ids of tokens that are not words ([CLS], [SEP]); they weigh nothing.
       seed: of the random vectors.
 
     Returns:

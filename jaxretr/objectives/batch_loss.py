@@ -155,7 +155,7 @@ class _Given:
     contents: jax.Array  # of all passages [B, C]
     known: jax.Array  # of all questions [B, Q]
     masks: Masks
-    false_negatives: jax.Array  # contents that are no negatives of a question [B, X]
+    false_negatives: jax.Array  # contents that are not negatives of a question [B, X]
 
     @staticmethod
     def of_batch(program: ContrastiveProgram, passages: PassagesOfBatch, batch: ContrastiveBatch) -> "_Given":

@@ -80,7 +80,7 @@ class Masks:
           known: contents of all judged positives, int32 [b, Q].
           first: the place of these questions' first in the batch.
           positives: places of positives among the C.
-          mask_known_positives: whether judged positives are no negatives, wherever they come from.
+          mask_known_positives: whether judged positives are not negatives, wherever they come from.
           mask_duplicates: the same for copies of the question's positives in the batch.
         """
         b, c = own.shape

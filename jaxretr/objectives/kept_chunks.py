@@ -146,7 +146,7 @@ def _with_pull(
     """A chunk's forward pass.
 
     Returns:
-      Its embeddings; the activations that its backward pass needs, but for what the pass was given, which is there anyway;
+      Its embeddings; the activations that its backward pass needs, except for what the pass was given, which is there anyway;
       and the function from such activations and the embeddings' cotangent to the gradients of `rest` and the words' rows.
     """
     tokens, lengths, keys = chunk

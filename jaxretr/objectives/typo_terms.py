@@ -40,7 +40,7 @@ def contrast_losses(scores: jax.Array, first: jax.Array | int, same: jax.Array) 
     Args:
       scores: of questions and forms, already divided by the temperature, float32 [b, B, V].
       first: the place of these questions' first in the batch.
-      same: bool [b, B], which of the batch's questions have the same text: their forms are no negatives.
+      same: bool [b, B], which of the batch's questions have the same text: their forms are not negatives.
 
     Returns:
       float32 [b], in nats.

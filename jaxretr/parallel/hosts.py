@@ -43,7 +43,7 @@ _JOIN_SECONDS = 300
 # Seconds after which a process that gives no sign of life is given up, unless JAXRETR_LOST_SECONDS is set.
 _LOST_SECONDS = 30
 
-# The run is not finished, and the same command goes on with it (EX_TEMPFAIL): it was asked to stop and has saved
+# The run is not finished, and the same command resumes it (EX_TEMPFAIL): it was asked to stop and has saved
 # everything, or another process was lost or did not come.
 EXIT_AGAIN = 75
 
@@ -342,7 +342,7 @@ class _Watch(threading.Thread):
 def leave(why: str, code: int = EXIT_AGAIN) -> None:
     """Ends this process since another one is lost, or has failed with this code; at once: nothing is waited for."""
     again = "start all processes again: the run goes on from what was saved"
-    _end_at_once(f"{why}; {again if code == EXIT_AGAIN else f'mend that, and {again}'}", code)
+    _end_at_once(f"{why}; {again if code == EXIT_AGAIN else f'fix that, and {again}'}", code)
 
 
 def _end_at_once(message: str, code: int) -> None:

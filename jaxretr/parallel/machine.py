@@ -1,4 +1,4 @@
-"""The machine that a figure was measured on."""
+"""The machine that a number was measured on."""
 
 import functools
 import os

@@ -75,7 +75,7 @@ def announce(what: str, memory: int, *, disk: int = 0, folder: Path | None = Non
     Raises:
       UserError: the disk has not enough free space.
     """
-    parts = [f"{size(memory)} of memory beside the {size(resident())} of the program"]
+    parts = [f"{size(memory)} of memory in addition to the {size(resident())} of the program"]
     if folder is not None:
         free = shutil.disk_usage(_existing(folder)).free
         if free < disk:

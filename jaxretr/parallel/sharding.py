@@ -79,7 +79,7 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
 def state_stays(step: Callable[..., tuple[Any, ...]], *, mesh: Mesh) -> Callable[..., tuple[Any, ...]]:
     """`step`, to be jitted, with the state that it gives first where `shardings` has it.
 
-    On a "model" axis the compiler would choose other places, and each new choice would have the next step compiled anew.
+    On a "model" axis the compiler would choose other places, and each new choice would have the next step compiled again.
     """
 
     @functools.wraps(step)

@@ -130,7 +130,7 @@ def new_bert(shape: BertShape, vocabulary: int, positions: int) -> BertConfig:
 
 
 def _fresh(config: EncoderConfig, shape: BertShape, vocabulary: int) -> DualEncoderConfig:
-    """An encoder whose weights are drawn anew, and which reads the tokens of `config.path`."""
+    """An encoder whose weights are drawn again, and which reads the tokens of `config.path`."""
     if config.passage_path is not None:
         raise UsageError(
             "encoder.passage_path brings weights, and encoder.fresh draws them anew; leave one of them out"

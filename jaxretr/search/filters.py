@@ -128,7 +128,7 @@ def _scalar(value: Any) -> Any:
 
 def _values(field: str, values: Sequence[Value], rows: int) -> list[Value]:
     if not isinstance(field, str):
-        raise UserError(f"metadata: the name {field!r} of a field is no string")
+        raise UserError(f"metadata: the name {field!r} of a field is not a string")
     if isinstance(values, str) or len(values) != rows:
         raise UserError(f"metadata: field {field!r} has {len(values)} values for {rows} rows; give one for each row")
     found = [_scalar(value) for value in values]

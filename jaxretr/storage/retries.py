@@ -71,7 +71,7 @@ def storage_seconds() -> float:
     """How long an operation is tried; JAXRETR_STORAGE_SECONDS.
 
     Raises:
-      UserError: the variable is no number from 0.
+      UserError: the variable is not a number from 0.
     """
     stated = os.environ.get("JAXRETR_STORAGE_SECONDS", "")
     try:

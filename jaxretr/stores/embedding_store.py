@@ -268,7 +268,7 @@ class EmbeddingStore:
         if not finite.all():
             row = self.meta.span(shard)[0] + int(np.argmin(finite))
             remedy = "use --dtype float32 in another folder" if dtype == "float16" else "check the model"
-            raise UserError(f"{self._paths(shard)[0]}: row {row}: its embedding is no finite {stored}; {remedy}")
+            raise UserError(f"{self._paths(shard)[0]}: row {row}: its embedding is not a finite {stored}; {remedy}")
         arrays = quantise(values) if dtype == "int8" else (values,)
         for path, array in zip(self._paths(shard), arrays, strict=True):
             write_whole(path, functools.partial(write_npy, values=array), "wb")

@@ -1,4 +1,4 @@
-"""Encoding of whole corpora: into an embedding store that an interrupted run goes on with, or into memory."""
+"""Encoding of whole corpora: into an embedding store that an interrupted run resumes with, or into memory."""
 
 import logging
 import os

@@ -108,7 +108,7 @@ def describe(directory: str | os.PathLike) -> dict[str, Any]:
     """What the folder says of itself: rows, dim, dtype, ids (whether it has them), metadata (its fields, if it has any).
 
     Raises:
-      UserError: it is no index.
+      UserError: it is not an index.
     """
     return _read_meta(Path(directory) / META)
 

@@ -106,7 +106,7 @@ def finish(
     try:
         return verify(partial)
     except UserError as error:
-        raise UserError(f"{out}: the export was given up: it does not stand its own check ({error})") from error
+        raise UserError(f"{out}: the export was given up: it fails its own verification ({error})") from error
 
 
 def refuse(folder: Path, problems: list[str]) -> None:

@@ -11,7 +11,7 @@ dictionary (Sidiropoulos and Kanoulas 2022): every fifth word, at least one, is 
     words of fewer than five letters are not looked up, and of a word's misspellings those are left out that are a swap
     of neighbours or a neighbouring key, the other two operations. By the second, counting operations and counting what
     the changes look like give the same shares.
-single_word (Zhuang and Zuccon 2021): one change to one word of three letters or more that is no stop word: delete a
+single_word (Zhuang and Zuccon 2021): one change to one word of three letters or more that is not a stop word: delete a
     letter, swap two neighbours, insert or substitute a random letter, or substitute one of a neighbouring key, each
     word and operation with the same chance; what changes nothing is drawn again, so the edit distance (with swaps) is
     always 1. The query is lower-cased. A random letter on a neighbouring key counts as "keyboard": the released data

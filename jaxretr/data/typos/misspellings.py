@@ -59,7 +59,7 @@ def _of_json(path: Path) -> Iterator[tuple[str, str]]:
     for word, misspellings in table.items():
         try:
             if not isinstance(misspellings, list) or not all(isinstance(wrong, str) for wrong in misspellings):
-                raise RowError(f"the value of '{word}' is no list of strings; give {{word: [misspellings]}}")
+                raise RowError(f"the value of '{word}' is not a list of strings; give {{word: [misspellings]}}")
             for wrong in misspellings:
                 yield _entry(word, wrong)
         except RowError as error:
@@ -91,7 +91,7 @@ def _entry(word: str, wrong: str) -> tuple[str, str]:
     if len(wrong.split()) > 1:
         raise RowError(f"the misspelling '{wrong}' is several words; give misspellings of one word")
     if any("\ud800" <= character <= "\udfff" for character in wrong):
-        raise RowError("a lone surrogate escape (\\ud800 to \\udfff) is no character; repair the spelling")
+        raise RowError("a lone surrogate escape (\\ud800 to \\udfff) is not a character; repair the spelling")
     return word, wrong
 
 

@@ -67,7 +67,7 @@ def _load_ours(folder: Path) -> AdapterParts:
     where = str(folder / NOTE)
     content = read_json(folder, NOTE)
     if content.get("format") != _FORMAT or not isinstance(content.get("encoder"), dict):
-        raise UserError(f"{where}: is no adapter's; give a folder that Adapter.save wrote")
+        raise UserError(f"{where}: is not an adapter's; give a folder that Adapter.save wrote")
     if content.get("version") != _VERSION:
         raise UserError(f"{where}: is of version {content.get('version')}, not {_VERSION}; install a newer jaxretr")
     encoder = DualEncoderConfig.from_json(content["encoder"], where)
@@ -107,7 +107,7 @@ def read_modules(folder: Path, encoder: DualEncoderConfig) -> Params:
 
 
 def save(folder: Path, adapter: AdapterParts) -> None:
-    """Writes the folder beside its place and renames it; `Adapter.save` documents it."""
+    """Writes the folder next to its place and renames it; `Adapter.save` documents it."""
     folder = Path(os.path.realpath(folder))
     if folder.is_file():
         raise UserError(f"{folder}: is a file; choose another name for the adapter's folder")

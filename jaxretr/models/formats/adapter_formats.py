@@ -52,7 +52,7 @@ _Accepted = Mapping[str, Collection[Any] | None]
 _PEFT_ACCEPTED: _Accepted = {
     "peft_type": ("LORA",),
     "bias": ("none",),
-    # pissa, olora, corda, loftq and lora_ga also change the encoder that the adapters stand in.
+    # pissa, olora, corda, loftq and lora_ga also change the encoder that contains the adapters.
     "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),
     **dict.fromkeys(("r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules")),
     **dict.fromkeys(("rank_pattern", "alpha_pattern", "layers_to_transform", "layers_pattern")),
@@ -235,9 +235,9 @@ def _named(name: str, patterns: Any, where: str) -> bool:
         try:
             return re.fullmatch(patterns, name) is not None
         except re.error as error:
-            raise UserError(f"{where}: {patterns!r} is no regular expression ({error}); correct it") from error
+            raise UserError(f"{where}: {patterns!r} is not a regular expression ({error}); correct it") from error
     if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise UserError(f"{where}: {patterns!r} is no list of modules' names; copy the file again")
+        raise UserError(f"{where}: {patterns!r} is not a list of modules' names; copy the file again")
     return any(name == pattern or name.endswith(f".{pattern}") for pattern in patterns)
 
 
@@ -335,7 +335,7 @@ def _lora_settings(part: Mapping[str, Any], where: str) -> dict[str, Any]:
     targets += ["ffn_in"] if part.get("intermediate_lora") else []
     targets += ["ffn_out"] if part.get("output_lora") else []
     if not targets:
-        raise UserError(f"{where}: LoRA stands beside no dense layer; {_TRANSFORMERS_REMEDY}")
+        raise UserError(f"{where}: LoRA belongs to no dense layer; {_TRANSFORMERS_REMEDY}")
     return {
         "lora_rank": _rank(part, where),
         "lora_alpha": _number(part, "alpha", where),

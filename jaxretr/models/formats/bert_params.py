@@ -110,7 +110,7 @@ _MEGATRON_DEFAULTS = BertConfig(
 
 _ACTIVATIONS = {name: name for name in ACTIVATIONS} | {"gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_new"}
 
-# Position ids are 0, 1, 2, ...; the pooler and the next-sentence head are no part of any retriever here.
+# Position ids are 0, 1, 2, ...; the pooler and the next-sentence head are not part of any retriever here.
 _IGNORED = re.compile(r"(.*\.)?embeddings\.position_ids|(.*\.)?pooler\.dense\.(weight|bias)|cls\.seq_relationship\..*")
 
 

@@ -40,7 +40,7 @@ def read(path_or_name: str | Path) -> CombinedParts:
     folder = model_folder(resolve(path_or_name))
     where = folder / NOTE
     if not is_combined(folder):
-        raise UserError(f"{folder}: is no combined encoder's folder; load it with DualEncoder.from_pretrained")
+        raise UserError(f"{folder}: is not the folder of a combined encoder; load it with DualEncoder.from_pretrained")
     content = read_json(folder, NOTE)
     if content.get("version") != _VERSION:
         raise UserError(f"{where}: is of version {content.get('version')}, not {_VERSION}; install a newer jaxretr")

@@ -260,7 +260,7 @@ def _load_ours(folder: Path, tokenizer: Any) -> Loaded:
             f"{folder / 'part-0'}"
         )
     if content.get("format") != _FORMAT or not isinstance(content.get("config"), dict):
-        raise UserError(f"{where}: is no dual encoder's; give a folder that DualEncoder.save wrote")
+        raise UserError(f"{where}: is not a dual encoder's; give a folder that DualEncoder.save wrote")
     if content.get("version") != _VERSION:
         raise UserError(f"{where}: is of version {content.get('version')}, not {_VERSION}; install a newer jaxretr")
     config = DualEncoderConfig.from_json(content["config"], where)

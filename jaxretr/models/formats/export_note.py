@@ -1,4 +1,4 @@
-"""What `jaxretr export` notes in jaxretr.json beside the files of another library's layout.
+"""What `jaxretr export` notes in jaxretr.json next to the files of another library's layout.
 
 Those layouts cannot say everything: which folder is which tower, how a passage's title and text become one text, and in
 a plain Hugging Face folder neither pooling nor lengths. With the note an export is read back as it was.

@@ -147,7 +147,9 @@ def stated_architecture(config: Mapping[str, Any], where: str) -> str:
     """The first of a config.json's `architectures`, or an empty string; UserError names `where`."""
     stated = config.get("architectures") or [""]
     if not isinstance(stated, list) or not all(isinstance(name, str) for name in stated):
-        raise UserError(f"{where}: config.json has architectures {stated!r}, which is no list of names; copy it again")
+        raise UserError(
+            f"{where}: config.json has architectures {stated!r}, which is not a list of names; copy it again"
+        )
     return stated[0]
 
 
@@ -241,11 +243,13 @@ class TensorFiles:
         """Wraps tensors that are in memory, numpy's or torch's.
 
         Raises:
-          UserError: one of them is no tensor.
+          UserError: one of them is not a tensor.
         """
         for name, array in arrays.items():
             if not hasattr(array, "shape") or not isinstance(name, str):
-                raise UserError(f"{where}: '{name}' is no tensor but {type(array).__name__}; give a plain state dict")
+                raise UserError(
+                    f"{where}: '{name}' is not a tensor but {type(array).__name__}; give a plain state dict"
+                )
         return cls(
             {name: _Tensor(tuple(array.shape), lambda array=array: _numpy(array)) for name, array in arrays.items()},
             where,
@@ -324,12 +328,12 @@ def _open_safetensors(path: Path) -> dict[str, _Tensor]:
         ) from error
     return {
         name: _Tensor(tuple(file.get_slice(name).get_shape()), lambda name=name: _numpy(file.get_tensor(name)))
-        for name in file.keys()  # noqa: SIM118 (a safe_open is no dict)
+        for name in file.keys()  # noqa: SIM118 (a safe_open is not a dict)
     }
 
 
 # What no training program leaves in a checkpoint. weights_only runs none of it, nor anything that is not listed here;
-# but a file that tries is no checkpoint to be trusted.
+# but a file that tries cannot be trusted.
 _RUN_CODE = re.compile(
     r"(os|posix|nt|subprocess|pty|runpy|importlib|shutil|socket|ctypes|webbrowser|code|pip)(\.\w+)+"
     r"|(__builtin__|builtins)\.(eval|exec|compile|open|breakpoint|__import__)"
@@ -361,7 +365,7 @@ def load_torch(path: str | Path, *, ignore_objects: bool = False) -> Any:
       What was saved, with torch tensors, memory-mapped where the file's format allows it.
 
     Raises:
-      UserError: torch is not installed, or the file is no checkpoint, truncated, holds refused objects, or tries to
+      UserError: torch is not installed, or the file is not a checkpoint, truncated, holds refused objects, or tries to
         run a program.
     """
     torch = import_extra("torch", "torch")
@@ -414,7 +418,7 @@ def write_safetensors(path: str | Path, tensors: Mapping[str, np.ndarray], metad
     Args:
       path: the file.
       tensors: name -> array, of any dtype of safetensors (bfloat16 included).
-      metadata: text to keep beside them; transformers asks for {"format": "pt"}.
+      metadata: text to keep with them; transformers asks for {"format": "pt"}.
 
     Raises:
       UserError: the file cannot be written.

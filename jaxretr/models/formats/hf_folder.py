@@ -20,7 +20,7 @@ def write_folder(
       folder: created when missing; its files are replaced.
       config: the content of config.json.
       tensors: by Hugging Face's names.
-      tokenizer: saved beside the weights.
+      tokenizer: saved next to the weights.
       dtype: of the stored tensors; "float16" halves the size of a small model that ships with the package.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -81,7 +81,7 @@ def encoder_shape(
 
 
 def vocabulary_of(path: str) -> int:
-    """Entries of the vocabulary of a model's tokenizer; those of the model where the tokenizer is not at hand."""
+    """Entries of the vocabulary of a model's tokenizer; those of the model if the tokenizer is not available."""
     return vocabulary_size(load_tokenizer(path)) if Path(path).expanduser().is_dir() else _bert(path)[0].vocab_size
 
 

@@ -185,7 +185,7 @@ def read_prompts(folder: Path) -> dict[str, str]:
     """The prompts that a sentence-transformers folder states, empty ones left out."""
     prompts = _settings(folder).get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str | None) for prompt in prompts.values()):
-        raise UserError(f"{folder / SETTINGS}: 'prompts' is no object of texts; correct it")
+        raise UserError(f"{folder / SETTINGS}: 'prompts' is not an object of texts; correct it")
     return {key: prompt for key, prompt in prompts.items() if prompt}
 
 
@@ -194,7 +194,7 @@ def _check_prompts(folder: Path) -> None:
     config = _settings(folder)
     default = config.get("default_prompt_name")
     if default is not None and not isinstance(default, str):
-        raise UserError(f"{folder / name}: 'default_prompt_name' is {default!r}, which is no name; set it to null")
+        raise UserError(f"{folder / name}: 'default_prompt_name' is {default!r}, which is not a name; set it to null")
     if default in prompts:
         raise UserError(f"{folder / name}: a default prompt ({default!r}) is not supported; set it to null")
     if prompts:

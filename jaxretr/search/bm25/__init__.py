@@ -4,7 +4,7 @@ The defaults are Anserini's and Pyserini's for Lucene, k1 = 0.9 and b = 0.4 (Luc
 Lucene's formula: idf = log(1 + (N - df + .5) / (df + .5)), term frequency part tf / (tf + k1 (1 - b + b len / avg)). No
 stop words are removed. A word that a question repeats counts as often as it occurs.
 
-A passage that shares no word with the question is no hit. Of a word that adds nothing to any score (one that every
+A passage that shares no word with the question is not a hit. Of a word that adds nothing to any score (one that every
 passage holds with "atire", or half of them with "robertson") the same is true as of no word; Lucene's words always add
 something.
 """
@@ -124,7 +124,7 @@ class Bm25Index:
 
         Returns:
           What `search` returns, and the scores of the wanted rows, B times float32 [any number]; the formula's value,
-          usually 0, for a row that is no hit.
+          usually 0, for a row that is not a hit.
 
         Raises:
           UsageError: k or threads below 1.

@@ -107,7 +107,7 @@ class Postings:
         norms = 1 - settings.b + settings.b * lengths / (statistics.num_words / statistics.num_passages)
         form = {"atire": 1, "bm25l": 2, "bm25+": 3}.get(settings.method, 0)
         kernel.counts_to_scores(starts, rows, scores, idf, absent, norms, settings.k1, form)
-        # What adds nothing (Robertson's idf is 0 for words of half the passages) is no posting.
+        # What adds nothing (Robertson's idf is 0 for words of half the passages) is not a posting.
         if len(scores) and scores.min() <= 0:
             kept = scores > 0
             starts = np.concatenate([[0], np.cumsum(kept)])[starts]
@@ -133,7 +133,7 @@ class Postings:
         threads: int,
         least: NDArray[np.float32] | None = None,
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Finds the k best passages of each question, equal scores by row; one without any of its words is no hit.
+        """Finds the k best passages of each question, equal scores by row; one without any of its words is not a hit.
 
         Args:
           words: all questions' words, int32, ascending within a question.

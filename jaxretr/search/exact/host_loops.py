@@ -36,7 +36,7 @@ _NEIGHBOURS, _FEW_NEIGHBOURS = 96, 24
 # With a longer row or one whose square is not between these, float32 may overflow or lose what counts.
 _LONGEST, _SQUARES = 2.0**110, (2.0**-60, 2.0**100)
 
-# What is outside of these is no normal float32 and is rounded after a shift.
+# What is outside of these is not a normal float32 and is rounded after a shift.
 _LEAST, _MOST, _SHIFT = 2.0**-126, 2.0**127, 2.0**180
 
 # Scores of which the loop asks whether there is a candidate before it looks at each.
