@@ -25,7 +25,7 @@ reproduce-ddr: .venv/.installed ## DDR on the embedded data; on four domains wit
 reproduce-typos: .venv/.installed ## training for typos on the embedded data; on wiki_qa with JAXRETR_DATA=DIR (benchmarks/typos_wiki_qa.py)
 	$(BIN)/python benchmarks/typos_wiki_qa.py $(if $(JAXRETR_DATA),--data $(JAXRETR_DATA) --runs runs/typos,--runs runs/typos_embedded --seeds 0) $(TYPOS)
 
-test: .venv/.installed-dev ## all tests but the slow ones, or TESTS="tests/test_metrics.py ..."
+test: .venv/.installed-dev ## all tests but the slow ones, or TESTS="tests/evaluate/test_metrics.py ..."
 	JAXRETR_TEST_PROFILE=quick JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(TESTS)
 
 test-slow: .venv/.installed-dev ## the slow tests, and all examples of the property tests

@@ -168,6 +168,13 @@ MUTATIONS = (
 )
 
 
+def _place(test: str) -> str:
+    """The path of a test that is named by its file: "test_x.py::test_y"."""
+    file, *rest = test.split("::")
+    found = next((ROOT / "tests").rglob(file)).relative_to(ROOT)
+    return "::".join([str(found), *rest])
+
+
 def caught(mutation: Mutation | None, tests: Sequence[str]) -> tuple[bool, str]:
     """Whether a quick test fails in a copy of the package with this mutation, and what pytest printed.
 
@@ -187,9 +194,7 @@ def caught(mutation: Mutation | None, tests: Sequence[str]) -> tuple[bool, str]:
             mutation.apply(copy / "jaxretr")
         words = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "--no-header"]
         environment = {**os.environ, "PYTHONPATH": str(copy), "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(
-            [*words, *(f"tests/{test}" for test in tests)], cwd=copy, env=environment, capture_output=True, text=True
-        )
+        done = subprocess.run([*words, *map(_place, tests)], cwd=copy, env=environment, capture_output=True, text=True)
     if done.returncode not in (0, 1) or (done.returncode == 1 and "\nFAILED" not in done.stdout):
         raise RuntimeError(
             f"{mutation.name if mutation else 'no mutation'}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
@@ -216,7 +221,7 @@ def main() -> int:
         found, printed = caught(mutation, mutation.tests)
         missed += not found
         first = next((line for line in printed.splitlines() if line.startswith("FAILED")), "")
-        by = first.removeprefix("FAILED tests/").split(" - ")[0]
+        by = first.removeprefix("FAILED ").split(" - ")[0]
         seconds = time.monotonic() - began
         print(f"{'caught' if found else 'MISSED':8}{seconds:5.0f} s  {mutation.name:62}{by}", flush=True)
     print(f"{len(chosen) - missed} of {len(chosen)} mutations were caught")

@@ -2,7 +2,7 @@
 
 They run in this process. The commands that they start run in it too; of `jaxretr train` that means: the config is read
 with the benchmark's settings, and the model that the run would begin with is its result. How training goes is other
-tests' subject. benchmarks/plan_table.py is run by tests/test_plan_tpu.py.
+tests' subject. benchmarks/plan_table.py is run by tests/plan/test_plan_tpu.py.
 """
 
 import contextlib

@@ -19,7 +19,7 @@ from jaxretr.models.embed import DualEncoderConfig, init_params
 from jaxretr.parallel.hosts import EXIT_AGAIN
 from jaxretr.stores.embedding_store import EmbeddingStore
 
-CORPUS = Path(__file__).parent / "data/wiki_qa"
+CORPUS = Path(__file__).parents[1] / "data/wiki_qa"
 SEED = 20261121
 LOST_SECONDS = 3
 

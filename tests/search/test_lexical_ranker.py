@@ -18,7 +18,7 @@ from jaxretr.search.bm25 import Bm25Index, lexical_ranker
 from jaxretr.search.bm25.lexical_ranker import Ranked, rank
 from jaxretr.search.bm25.words import Bm25Settings
 
-PASSAGES = Path(__file__).parent / "data" / "trec" / "corpus.jsonl"
+PASSAGES = Path(__file__).parents[1] / "data" / "trec" / "corpus.jsonl"
 PLAIN = Bm25Settings(stemmer=None)
 
 

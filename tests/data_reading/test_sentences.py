@@ -10,7 +10,7 @@ import pytest
 
 from jaxretr.mine.sentence_queries import split_sentences
 
-DATA = Path(__file__).parent / "data" / "wiki_qa"
+DATA = Path(__file__).parents[1] / "data" / "wiki_qa"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from jaxretr.mine.sentence_queries import (
     write_sentence_queries,
 )
 
-DATA = Path(__file__).parent / "data" / "wiki_qa"
+DATA = Path(__file__).parents[1] / "data" / "wiki_qa"
 
 
 def write_corpus(path: Path, rows: list[tuple[str, str, str]], **fields: list) -> Path:

@@ -25,7 +25,7 @@ from jaxretr.data.readers import (
 )
 from jaxretr.errors import UserError
 
-WIKI = Path(__file__).parent / "data" / "wiki_qa"
+WIKI = Path(__file__).parents[1] / "data" / "wiki_qa"
 
 # Characters that other programs take for line ends, quotes, or nothing at all.
 AWKWARD = st.text(st.sampled_from(list("ab\"'\\,\t\n\r\u2028\u2029\x85\x0b\ufeff\u00e9\u6f22\U0001f600 ")), max_size=12)

@@ -49,7 +49,7 @@ train.train(config, Path(sys.argv[2]))
 
 
 def start(models: Path, workdir: Path, devices: int) -> subprocess.Popen:
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     workdir.mkdir(exist_ok=True)
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(models), str(workdir), str(devices), str(root / ".jax_cache")],

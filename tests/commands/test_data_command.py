@@ -16,7 +16,7 @@ from jaxretr.data.readers import read_beir, read_corpus
 from jaxretr.data.training_set import load_training_set
 from jaxretr.data_files.inspection import Spread
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 WIKI = DATA / "wiki_qa"
 GOLDEN = DATA / "formats"
 CORPUS = WIKI / "corpus.jsonl"

@@ -22,8 +22,8 @@ from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.recipes.contrastive import ContrastiveRun
 from jaxretr.train import train
 
-CONFIGS = Path(__file__).parents[1] / "configs"
-CHINESE = Path(__file__).parent / "data/chinese"
+CONFIGS = Path(__file__).parents[2] / "configs"
+CHINESE = Path(__file__).parents[1] / "data/chinese"
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from jaxretr.data.formats.writing import write_examples
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.errors import UsageError, UserError
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 WIKI = DATA / "wiki_qa"
 QUERIES = WIKI / "queries.jsonl"
 CORPUS = read_corpus(WIKI)

@@ -30,7 +30,7 @@ CORPUS = tiny.DATA / "corpus.jsonl"
 QUERIES = tiny.DATA / "queries.jsonl"
 QRELS = tiny.DATA / "qrels/train.tsv"
 # Where `python -m jaxretr` finds the package, installed or not.
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 COMMANDS = (
     "quickstart",
     "train",

@@ -20,7 +20,7 @@ from jaxretr.search.bm25.lexical_ranker import FORMAT_VERSION
 from jaxretr.search.bm25.words import Bm25Settings
 from jaxretr.stores import encoding
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 CORPUS = DATA / "wiki_qa" / "corpus.jsonl"
 MORE = DATA / "trec" / "corpus.jsonl"
 QUERIES = DATA / "wiki_qa" / "queries.jsonl"

@@ -31,7 +31,7 @@ from jaxretr.data.tokens import (
 )
 from jaxretr.errors import UsageError, UserError
 
-WIKI = Path(__file__).parent / "data" / "wiki_qa"
+WIKI = Path(__file__).parents[1] / "data" / "wiki_qa"
 
 
 class Words:
@@ -377,7 +377,7 @@ build(Path(sys.argv[1]), Words(seconds=0.1), workers=1)
 
 
 def test_a_killed_build_leaves_no_half_store(tmp_path):
-    arguments = [sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parent)]
+    arguments = [sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parents[1])]
     process = subprocess.Popen(arguments, stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 60
@@ -483,7 +483,7 @@ except UserError as error:
 
 @pytest.mark.parametrize("limit", [300, 590])
 def test_a_full_disk_is_a_one_line_error_and_leaves_nothing_half_written(tmp_path, limit):
-    arguments = [sys.executable, "-c", FULL, str(tmp_path), str(Path(__file__).parent), str(limit)]
+    arguments = [sys.executable, "-c", FULL, str(tmp_path), str(Path(__file__).parents[1]), str(limit)]
     run = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
     assert run.stderr == ""
     assert run.stdout.count("\n") == 1 and "cannot be written" in run.stdout

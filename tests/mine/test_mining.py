@@ -20,7 +20,7 @@ from jaxretr.mine.negatives import Filters, MiningReport, Ranking, hard_negative
 from jaxretr.search.bm25 import Bm25Index
 from jaxretr.search.bm25.words import Bm25Settings, split_words
 
-DATA = Path(__file__).parent / "data" / "wiki_qa"
+DATA = Path(__file__).parents[1] / "data" / "wiki_qa"
 INF, NAN = math.inf, math.nan
 
 

@@ -12,7 +12,7 @@ from jaxretr.data.formats.writing import write_examples
 from jaxretr.data.readers import read_beir, read_corpus
 from jaxretr.errors import UsageError, UserError
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 CORPUS = read_corpus(DATA / "wiki_qa")
 
 

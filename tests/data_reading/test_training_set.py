@@ -16,8 +16,8 @@ from jaxretr.data.readers import read_corpus
 from jaxretr.data.training_set import Ragged, load_training_set
 from jaxretr.errors import UserError
 
-WIKI = Path(__file__).parent / "data" / "wiki_qa"
-FORMATS = Path(__file__).parent / "data" / "formats"
+WIKI = Path(__file__).parents[1] / "data" / "wiki_qa"
+FORMATS = Path(__file__).parents[1] / "data" / "formats"
 
 
 def dpr_row(question: str, positives: list, hard: list = (), other: list = (), **more) -> dict:

@@ -52,7 +52,7 @@ def embeddings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def measured(path: Path, questions: int, how: str) -> list[int]:
     words = [sys.executable, "-c", PROGRAM, str(path), str(questions), str(K), how]
-    environment = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[1]), "PATH": ""}
+    environment = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""}
     answer = subprocess.run(words, capture_output=True, text=True, env=environment, check=True)
     found = json.loads(answer.stdout.splitlines()[-1])
     if found is None:

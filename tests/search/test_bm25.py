@@ -26,7 +26,7 @@ from jaxretr.search.bm25 import words as bm25_words
 from jaxretr.search.bm25.postings import quantised_lengths
 from jaxretr.search.bm25.words import questions_as_words, split_words
 
-PASSAGES = Path(__file__).parent / "data" / "trec" / "corpus.jsonl"
+PASSAGES = Path(__file__).parents[1] / "data" / "trec" / "corpus.jsonl"
 QUESTIONS = [
     "where does the White Nile lose more than half of its water",
     "who is Dorothy Gale's uncle",

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[1]
-KNOWN = Path(__file__).parent / "data/compiled_for_tpus.json"
+REPOSITORY = Path(__file__).parents[2]
+KNOWN = Path(__file__).parents[1] / "data/compiled_for_tpus.json"
 SYSTEMS = ("art", "dpr", "dpr_retrieved", "spar_lexical", "spar_joint", "ddr_dam", "ddr_rem", "typos")
 HERE, ELSEWHERE = "v5e:4x4", ("v5e:8x8", "v5p:2x2x2")
 CHIPS = {"v5e:4x4": 16, "v5e:8x8": 64, "v5p:2x2x2": 8}

@@ -27,7 +27,7 @@ from jaxretr.recipes.step_questions import StepQuestions
 from jaxretr.state import TrainState
 from jaxretr.train import train
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TEXTS = ["Who wrote the history of England?", "when was the second world war", "what is a dual encoder", "Who?"]
 CHOSEN = np.array([2, 0, 1, 2, 3])
 

@@ -29,7 +29,7 @@ from jaxretr.models.formats import bert_params
 from jaxretr.models.formats.adapter_formats import kind_of, read_adapter_transformers, read_peft, write_peft
 from jaxretr.models.layers import Params
 
-THEIRS = Path(__file__).parent / "data/adapter_transformers"
+THEIRS = Path(__file__).parents[1] / "data/adapter_transformers"
 ALL = ("query", "key", "value", "attention_out", "ffn_in", "ffn_out")
 SEED = 3
 LENGTHS = np.array([9, 4, 1], np.int32)

@@ -11,7 +11,7 @@ from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.errors import UserError
 from jaxretr.evaluate.runs import Hits, read_run, write_dpr_json, write_jsonl
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 WIKI = DATA / "wiki_qa"
 GOLDEN = DATA / "formats" / "dpr_results.json"
 

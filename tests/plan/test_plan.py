@@ -29,7 +29,7 @@ from jaxretr.recipes.corpus_sizes import corpus_size
 from jaxretr.recipes.outline import Planned
 from jaxretr.train import outline
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 
 
 def mesh_of(devices: int) -> jax.sharding.Mesh:
