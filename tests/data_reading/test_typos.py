@@ -456,7 +456,7 @@ def test_lists_of_others_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "line", "what"),
     [
-        ('{"a": ["b"],\n "c": "d"}', 2, "no list"),
+        ('{"a": ["b"],\n "c": "d"}', 2, "not a list"),
         ('{"a": ["b"],\n\n "c": [""]}', 3, "empty"),
         ('{"a": ["b c"]}', 1, "several words"),
         ('{"a": ["b"],\n "c" ["d"]}', 2, "broken JSON"),
