@@ -21,7 +21,7 @@ from jaxretr.models.formats import combined_folder
 from jaxretr.models.formats.dual_encoder_folder import check_finished
 from jaxretr.models.formats.export_note import NOTE
 from jaxretr.models.formats.hf_files import resolve
-from jaxretr.models.text_encoder import TextEncoder
+from jaxretr.models.text_encoder import Advance, TextEncoder
 
 How = Literal["concatenate", "sum"]
 
@@ -167,14 +167,8 @@ class CombinedEncoder(TextEncoder[CombinedConfig]):
         """The same parts (not copies of them) with other weights, one a part."""
         return CombinedEncoder(self.parts, weights, self.config.how, names=self.names)
 
-    def encode_pieces(
-        self,
-        side: Side,
-        pieces: Iterable[Sequence[Any]],
-        *,
-        batch_size: int | None = None,
-        total: int | None = None,
-        advance: Callable[[int], object] = lambda rows: None,
+    def _encode_pieces(
+        self, side: Side, pieces: Iterable[Sequence[Any]], batch_size: int | None, total: int | None, advance: Advance
     ) -> Iterator[tuple[np.ndarray, int]]:
         done = 0
 

@@ -1,7 +1,7 @@
 """`DualEncoder`: questions and passages as vectors; what it computes is in models/embed.py."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,7 +19,7 @@ from jaxretr.models.encode import Engine, HostEngine, Job, fastest_dtype
 from jaxretr.models.formats import dual_encoder_folder
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import partition
-from jaxretr.models.text_encoder import TextEncoder
+from jaxretr.models.text_encoder import Advance, TextEncoder
 from jaxretr.parallel.machine import blas_beats_xla
 
 
@@ -236,14 +236,8 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
 
     # ---- encoding ----------------------------------------------------------------------------------------------------
 
-    def encode_pieces(
-        self,
-        side: Side,
-        pieces: Iterable[Sequence[Any]],
-        *,
-        batch_size: int | None = None,
-        total: int | None = None,
-        advance: Callable[[int], object] = lambda rows: None,
+    def _encode_pieces(
+        self, side: Side, pieces: Iterable[Sequence[Any]], batch_size: int | None, total: int | None, advance: Advance
     ) -> Iterator[tuple[np.ndarray, int]]:
         jobs = (self._job(side, piece) for piece in pieces)
         return self._engine(side).encode_jobs(

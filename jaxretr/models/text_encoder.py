@@ -8,6 +8,9 @@ import numpy as np
 
 from jaxretr.models.embed import Side
 
+Advance = Callable[[int], object]
+"""Called with the number of texts that were embedded since the last call."""
+
 
 class TextEncoderConfig(Protocol):
     """The settings that every encoder has."""
@@ -77,7 +80,6 @@ class TextEncoder(ABC, Generic[Config]):
         """
         return self._encode("passage", passages, batch_size, progress)
 
-    @abstractmethod
     def encode_pieces(
         self,
         side: Side,
@@ -85,7 +87,7 @@ class TextEncoder(ABC, Generic[Config]):
         *,
         batch_size: int | None = None,
         total: int | None = None,
-        advance: Callable[[int], object] = lambda rows: None,
+        advance: Advance = lambda rows: None,
     ) -> Iterator[tuple[np.ndarray, int]]:
         """Embeds one piece of a corpus after another; the next one is tokenised while one is embedded.
 
@@ -102,6 +104,13 @@ class TextEncoder(ABC, Generic[Config]):
         Raises:
           UserError: as `encode_passages`.
         """
+        return self._encode_pieces(side, pieces, batch_size, total, advance)
+
+    @abstractmethod
+    def _encode_pieces(
+        self, side: Side, pieces: Iterable[Sequence[Any]], batch_size: int | None, total: int | None, advance: Advance
+    ) -> Iterator[tuple[np.ndarray, int]]:
+        """`encode_pieces`."""
 
     @abstractmethod
     def _encode(self, side: Side, texts: Any, batch_size: int | None, progress: bool | None) -> np.ndarray:

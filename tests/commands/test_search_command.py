@@ -110,7 +110,7 @@ def test_what_a_search_needs_is_said_before(trained, store, tmp_path, caplog):
     words = ["search", trained / "run", "--index", store, "--queries", QUERIES, "--out", tmp_path / "r"]
     with caplog.at_level("INFO", logger="jaxretr.parallel.memory"):
         assert run(*words) == 0
-    assert "the search of" in caplog.text and "of memory beside the" in caplog.text
+    assert "the search of" in caplog.text and "of memory in addition to the" in caplog.text
 
 
 @pytest.mark.parametrize(

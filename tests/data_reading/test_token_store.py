@@ -369,7 +369,7 @@ def test_an_interrupted_build_goes_on_behind_its_finished_chunks(tmp_path):
 
 KILLED = """
 import sys
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = [sys.argv[2], sys.argv[2] + "/.."]
 from pathlib import Path
 from test_token_store import Words, build
 build(Path(sys.argv[1]), Words(seconds=0.1), workers=1)
@@ -377,7 +377,7 @@ build(Path(sys.argv[1]), Words(seconds=0.1), workers=1)
 
 
 def test_a_killed_build_leaves_no_half_store(tmp_path):
-    arguments = [sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parents[1])]
+    arguments = [sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parent)]
     process = subprocess.Popen(arguments, stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 60
@@ -468,7 +468,7 @@ def test_a_root_that_is_a_file_is_a_one_line_error(tmp_path):
 
 FULL = """
 import resource, sys
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = [sys.argv[2], sys.argv[2] + "/.."]
 from pathlib import Path
 from test_token_store import Words, build
 from jaxretr.errors import UserError
@@ -483,7 +483,7 @@ except UserError as error:
 
 @pytest.mark.parametrize("limit", [300, 590])
 def test_a_full_disk_is_a_one_line_error_and_leaves_nothing_half_written(tmp_path, limit):
-    arguments = [sys.executable, "-c", FULL, str(tmp_path), str(Path(__file__).parents[1]), str(limit)]
+    arguments = [sys.executable, "-c", FULL, str(tmp_path), str(Path(__file__).parent), str(limit)]
     run = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
     assert run.stderr == ""
     assert run.stdout.count("\n") == 1 and "cannot be written" in run.stdout

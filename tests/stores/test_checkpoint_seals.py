@@ -162,7 +162,7 @@ def test_a_damaged_checkpoint_without_a_seal_is_one_line(folder: Path, name: str
     for path in found or list((folder / "6").rglob("d/*")):
         path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(
-        UserError, match=r"checkpoints/6: cannot be read \(.*move that folder away to go on from"
+        UserError, match=r"checkpoints/6: cannot be read \(.*move that folder away to resume from"
     ) as caught:
         resumed(folder)
     assert "\n" not in str(caught.value)

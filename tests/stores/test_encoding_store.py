@@ -105,7 +105,7 @@ def test_float16_is_rounded_once_and_refuses_what_it_cannot_hold(tmp_path: Path)
     np.testing.assert_array_equal(np.concatenate(list(store.blocks())), EMBEDDINGS.astype(np.float16))
     large = EMBEDDINGS[4:8].copy()
     large[2, 1] = 70_000
-    with pytest.raises(UserError, match=r"row 6: .*no finite float16; use --dtype float32"):
+    with pytest.raises(UserError, match=r"row 6: .*not a finite float16; use --dtype float32"):
         store.write(1, large, 0)
 
 
