@@ -1,7 +1,7 @@
 """BERT as an ONNX graph, built from our parameters: nothing is traced, so what stands here is what runs."""
 
 import math
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -151,11 +151,13 @@ def _embedding(graph: _Graph, config: DualEncoderConfig, params: Params, x: str,
     """Pools, projects, cuts and normalises into the output."""
     if config.pooling == "cls":
         pooled = graph.add("Gather", x, graph.constant(0, dtype=np.int64), axis=1)
-    else:
+    elif config.pooling == "mean":
         weighted = graph.add("Mul", x, graph.add("Unsqueeze", mask, graph.integers(2)))
         total = graph.add("ReduceSum", weighted, graph.integers(1), keepdims=0)
         count = graph.add("ReduceSum", mask, graph.integers(1), keepdims=1)
         pooled = graph.add("Div", total, graph.add("Max", count, graph.constant(1e-9)))
+    else:
+        assert_never(config.pooling)
     size = config.embedding_size
     if config.projection_size:
         # The columns that `truncate_dim` leaves out need not be computed.

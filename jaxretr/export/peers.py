@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 import numpy as np
 
@@ -75,8 +75,10 @@ def _by_transformers(folder: Path, dpr: str, note: ExportNote, texts: Sequence[s
         elif note.pooling == "mean":
             mask = inputs["attention_mask"].unsqueeze(-1)
             pooled = (outputs.last_hidden_state * mask).sum(dim=1) / mask.sum(dim=1)
-        else:
+        elif note.pooling in ("cls", None):
             pooled = outputs.last_hidden_state[:, 0]
+        else:
+            assert_never(note.pooling)
         pooled = pooled[:, : note.truncate_dim]
         if note.normalise:
             pooled = torch.nn.functional.normalize(pooled, dim=-1)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, assert_never, get_args
 
 import jax
 import jax.numpy as jnp
@@ -272,9 +272,11 @@ def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
     """
     if pooling == "cls":
         return states[:, 0]
-    real = (jnp.arange(states.shape[1]) < lengths[:, None]).astype(states.dtype)
-    # sentence-transformers' smallest divisor, for rows of length 0.
-    return jnp.einsum("bld,bl->bd", states, real) / jnp.maximum(lengths, 1e-9)[:, None]
+    if pooling == "mean":
+        real = (jnp.arange(states.shape[1]) < lengths[:, None]).astype(states.dtype)
+        # sentence-transformers' smallest divisor, for rows of length 0.
+        return jnp.einsum("bld,bl->bd", states, real) / jnp.maximum(lengths, 1e-9)[:, None]
+    assert_never(pooling)
 
 
 @cache
