@@ -2,7 +2,7 @@
 
 import os
 
-from jaxretr.parallel.machine import cpu_name, cpu_threads
+from jaxretr.parallel.machine import cpu_flags, cpu_name, cpu_threads
 
 # A speed of XLA or PyTorch on a CPU holds for processors with the same of these.
 UNITS = {"AVX2": "avx2", "AVX-512": "avx512f", "bfloat16 in AVX-512": "avx512_bf16", "AMX": "amx_tile"}
@@ -13,7 +13,7 @@ def describe(threads: int | None = None, flags: frozenset[str] | None = None) ->
 
     Args:
       threads: that the benchmark uses; None: as many as the process may.
-      flags: of the processor; None: as /proc/cpuinfo lists them.
+      flags: of the processor; None: of this one.
     """
     flags = cpu_flags() if flags is None else flags
     units = ", ".join(name if flag in flags else f"no {name}" for name, flag in UNITS.items())
@@ -21,12 +21,3 @@ def describe(threads: int | None = None, flags: frozenset[str] | None = None) ->
         f"{cpu_name()} ({units if flags else 'its vector units are not known'}), {threads or cpu_threads()} threads, "
         f"load {os.getloadavg()[0]:.1f}"
     )
-
-
-def cpu_flags() -> frozenset[str]:
-    """What /proc/cpuinfo says of the first processor; nothing where there is no such file, as outside Linux."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return frozenset(next(line for line in file if line.startswith(("flags", "Features"))).split()[2:])
-    except (OSError, StopIteration):
-        return frozenset()

@@ -16,7 +16,7 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import BeirSet, read_beir
 from jaxretr.errors import UsageError
-from jaxretr.evaluate.retrieval import Retriever, dense_retriever, retrieval_figures
+from jaxretr.evaluate.retrieval import Retriever, dense_retriever, retrieval_metrics
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.quickstart_config import config
@@ -86,7 +86,7 @@ def main(workdir: Path, seed: int = 0, steps: int | None = None) -> dict[str, di
 def figures(retriever: Retriever, test: BeirSet) -> dict[str, float]:
     """The metrics of one row of the table."""
     scores, rows = retriever([question.text for question in test.questions], 100)
-    return retrieval_figures(test.corpus, test.questions, test.qrels, scores, rows)
+    return retrieval_metrics(test.corpus, test.questions, test.qrels, scores, rows)
 
 
 def print_table(table: dict[str, dict[str, float]]) -> None:

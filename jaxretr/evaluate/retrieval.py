@@ -27,7 +27,7 @@ def dense_retriever(model: DualEncoder, corpus: Corpus) -> Retriever:
     return lambda questions, k: index.search_rows(model.encode_queries(questions), k)
 
 
-def retrieval_figures(
+def retrieval_metrics(
     corpus: Corpus,
     questions: Sequence[Question],
     qrels: Mapping[str, Mapping[str, int]] | None,

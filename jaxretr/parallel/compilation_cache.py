@@ -12,6 +12,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from jaxretr.parallel.machine import cpuinfo_line
 from jaxretr.storage.paths import cache_root
 
 log = logging.getLogger(__name__)
@@ -92,8 +93,5 @@ def trim(folder: Path, limit: int) -> None:
 
 def _cpu() -> str:
     """A short name of the CPU's instruction set."""
-    flags = platform.processor()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        flags = next((line for line in lines if line.startswith(("flags", "Features"))), flags)
+    flags = cpuinfo_line("flags", "Features").rstrip("\n") or platform.processor()
     return hashlib.sha256(flags.encode()).hexdigest()[:8]

@@ -7,11 +7,8 @@ import platform
 
 def cpu_name() -> str:
     """As the processor calls itself."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    name = cpuinfo_line("model name").partition(":")[2].strip()
+    return name or platform.processor() or platform.machine()
 
 
 def cpu_threads() -> int:
@@ -22,11 +19,16 @@ def cpu_threads() -> int:
 @functools.cache
 def cpu_flags() -> frozenset[str]:
     """What the processor can do, in the words of Linux; empty where that is not known."""
+    return frozenset(cpuinfo_line("flags", "Features").partition(":")[2].split())
+
+
+def cpuinfo_line(*fields: str) -> str:
+    """The first line of /proc/cpuinfo that starts with one of `fields`; "" without one, as outside Linux."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return frozenset(next((line.split(":", 1)[1].split() for line in file if line.startswith("flags")), ()))
+            return next((line for line in file if line.startswith(fields)), "")
     except OSError:
-        return frozenset()
+        return ""
 
 
 def has_amx() -> bool:

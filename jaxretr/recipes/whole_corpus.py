@@ -21,7 +21,7 @@ from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokens import Template
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.errors import UserError
-from jaxretr.evaluate.retrieval import retrieval_figures
+from jaxretr.evaluate.retrieval import retrieval_metrics
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, JointConfig
 from jaxretr.models.layers import Params
@@ -218,7 +218,7 @@ class DevSet:
             found.append(whole.search(train.weights, index, *(put_batch(self.mesh, x) for x in rows)))
         scores, rows = (np.concatenate([np.asarray(pair[part]) for pair in found]) for part in (0, 1))
         count = len(self.questions)
-        return retrieval_figures(self.corpus, self.questions, self.qrels, scores[:count], rows[:count])
+        return retrieval_metrics(self.corpus, self.questions, self.qrels, scores[:count], rows[:count])
 
 
 def dev_questions(data: DevData) -> Judged | None:

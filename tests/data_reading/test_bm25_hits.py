@@ -10,7 +10,7 @@ from jaxretr import cli
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.evaluate.measuring import run_of
-from jaxretr.evaluate.retrieval import retrieval_figures
+from jaxretr.evaluate.retrieval import retrieval_metrics
 from jaxretr.evaluate.runs import read_run, read_trec
 from jaxretr.evaluate.searches import bm25_search
 from jaxretr.mine.negatives import Filters, Ranking, hard_negatives
@@ -77,7 +77,7 @@ def test_metrics_of_rows_do_not_take_them_for_the_last_passage() -> None:
     questions = [Question(id, text, ("last one",)) for id, text in QUESTIONS.items()]
     scores, rows = Bm25Index.build(CORPUS).search(list(QUESTIONS.values()), 5)
     qrels = {"known": {"p0": 1}, "one": {"p2": 1, "p4": 1}, "none": {"p4": 1}}
-    found = retrieval_figures(CORPUS, questions, qrels, scores, rows, measures=("recall@5",))
+    found = retrieval_metrics(CORPUS, questions, qrels, scores, rows, measures=("recall@5",))
     assert found["recall@5"] == pytest.approx(0.5) and found["acc@20"] == 0
 
 
