@@ -16,6 +16,7 @@ from flax import nnx
 from peers import torch, transformers
 
 from jaxretr.models.bert import BertConfig, BertEncoder
+from jaxretr.models.embed import pool
 from jaxretr.models.formats.bert_params import BertCheckpoint, export_bert, read_checkpoint
 from jaxretr.models.formats.hf_files import write_safetensors
 from jaxretr.models.layers import define
@@ -141,7 +142,7 @@ def test_dpr_embedding_equals_pooler_output_of_transformers(case: Case, batch: A
             input_ids=torch.tensor(tokens), attention_mask=torch.tensor(real.astype(int))
         ).pooler_output.numpy()
     states, _ = _run(case.ours.config, case.ours.params, tokens, weights)
-    embeddings = np.asarray(states)[:, 0]
+    embeddings = np.asarray(pool(jnp.asarray(states), jnp.asarray(real.sum(axis=1)), "cls"))
     assert (case.ours.projection is not None) == (case.projection_dim > 0)
     if case.ours.projection is not None:
         embeddings = embeddings @ case.ours.projection["kernel"] + case.ours.projection["bias"]
