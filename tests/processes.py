@@ -37,7 +37,7 @@ def start(
     processes = []
     for number in range(count):
         environment = os.environ | {
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(devices),
             **variables,

@@ -53,7 +53,7 @@ def start(models: Path, workdir: Path, devices: int) -> subprocess.Popen:
     workdir.mkdir(exist_ok=True)
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(models), str(workdir), str(devices), str(root / ".jax_cache")],
-        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}", "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path]), "JAX_PLATFORMS": "cpu"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
