@@ -110,7 +110,7 @@ def test_dpr_negatives_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     assert "passages" in printed and "first question: " in printed, "the data are inspected"
     report = json.loads((workdir / "mined_report.json").read_text())
-    assert f"{report['dropped']['positive']} passages positives of the question (positive)" in printed
+    assert f"{report['dropped']['positive']} passages: positives of the question (positive)" in printed
     assert printed.count("\nright ") == 1 and printed.count("\nwrong ") == 3
 
     # 8 questions: the other 7 passages of the batch, and with a negative each 8 more; a few are masked.

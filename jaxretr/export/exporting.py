@@ -77,11 +77,11 @@ class Verification:
     """A folder that is intact.
 
     Attributes:
-      folder: what was verified.
+      folder: what was verified, as it was given.
       summary: what agrees, in one line.
     """
 
-    folder: Path
+    folder: str
     summary: str
 
     def __str__(self) -> str:
@@ -266,14 +266,14 @@ def verify(folder: Path_, library: Library | None = None) -> Verification:
       UsageError: a library is named for a folder that contains no model.
     """
     if not is_store(folder):
-        return Verification(Path(folder), _verify_export(Path(local_copy(str(folder))).expanduser(), library))
+        return Verification(str(folder), _verify_export(Path(local_copy(str(folder))).expanduser(), library))
     if library is not None:
         raise UsageError(f"{folder}: is an embedding store, which {library} does not read; leave --with out")
     store = EmbeddingStore.open(folder)
     verify_store(store)
     meta = store.meta
     return Verification(
-        Path(folder), f"{meta.rows} {meta.side}s in {meta.shards} shards, of {meta.model}; all hashes agree"
+        str(folder), f"{meta.rows} {meta.side}s in {meta.shards} shards, of {meta.model}; all hashes agree"
     )
 
 

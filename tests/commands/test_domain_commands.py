@@ -11,8 +11,7 @@ import small_runs
 from command_errors import the_error
 from tiny import DATA, contrastive_config, lively, write_models
 
-from jaxretr import cli
-from jaxretr.commands import adapt
+from jaxretr import adaptation, cli
 from jaxretr.config import AdapterShape, MlmConfig, Optimizer, PretrainData, Train
 from jaxretr.errors import UserError
 from jaxretr.models.adapter import Adapter
@@ -222,7 +221,7 @@ def test_adapt_does_it_all_and_reports_before_and_after(
     for place, name in ((tmp_path / "a", "mean_a"), (runs / "rem", "mean_b")):
         assert run("evaluate", place, "--beir", DATA, "--split", "train", "--json") == 0
         measured = json.loads(capsys.readouterr().out)["metrics"]
-        for metric in adapt.METRICS:
+        for metric in adaptation.METRICS:
             assert report["retrieval"][metric][name] == pytest.approx(measured[metric], abs=1e-6)
     # The corpus can be searched at once.
     search = (
