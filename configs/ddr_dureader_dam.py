@@ -1,4 +1,4 @@
-"""DDR's Chinese source domain module: bert-base-chinese goes on with masked language modelling on Dureader's passages.
+"""DDR's Chinese source domain module: bert-base-chinese continues masked language modelling on Dureader.
 
 Put Dureader as a BEIR folder (corpus, queries, qrels/train.tsv) into the folder that JAXRETR_DATA names (default: data).
 The whole recipe, in order; CORPUS is a Chinese collection of another domain:
@@ -9,7 +9,7 @@ The whole recipe, in order; CORPUS is a Chinese collection of another domain:
         jaxretr train configs/ddr_trec_covid_dam.py --workdir runs/ddr/medical_dam
     jaxretr assemble --rem runs/ddr/dureader_rem --dam runs/ddr/medical_dam/model --out runs/ddr/medical
 
-BERT's tokenizer sets every Chinese character apart, so that the model reads characters. The rate is the paper's for
+BERT's tokenizer splits Chinese text into single characters, so the model reads characters. The rate is the paper's for
 source domain modules, batch and length are those for long documents. The number of steps is stated for MS MARCO only, and
 taken from there.
 """

@@ -1,8 +1,8 @@
-"""A target domain module of DDR for LoTTE: the source domain module goes on with masked language modelling there.
+"""A target domain module of DDR for LoTTE: the source module continues masked language modelling there.
 
 JAXRETR_CORPUS names the topic's collection (default: the test collection of LoTTE's writing, as it is published, in the
 folder that JAXRETR_DATA names); one run for every topic. JAXRETR_START names the source domain module, by default what
-ddr_msmarco_dam.py wrote: it goes on where that stopped (sequential initialisation), so that the relevance module that
+ddr_msmarco_dam.py wrote: training continues from there (sequential initialisation), so that the relevance module that
 was trained with the source fits the target as well. JAXRETR_START=bert-base-uncased is the paper's ablation of it.
 ddr_msmarco_dam.py has the commands in their order, and what departs from the original.
 """

@@ -1,4 +1,4 @@
-"""DDR's source domain module (Zhan et al. 2023, section 3.3.1): BERT goes on with masked language modelling on MS MARCO.
+"""DDR's source domain module (Zhan et al. 2023, section 3.3.1): BERT continues masked language modelling on MS MARCO.
 
 Put the BEIR folder msmarco into the folder that JAXRETR_DATA names (default: data). The whole recipe, in order:
 

@@ -2,12 +2,12 @@
 
 JAXRETR_DAM names the source domain module, by default what ddr_msmarco_dam.py wrote; JAXRETR_DAM=bert-base-uncased is
 the paper's ablation without disentangled fine-tuning. The BEIR folder msmarco (corpus, queries, qrels/train.tsv,
-qrels/dev.tsv) stands in the folder that JAXRETR_DATA names, and hard negatives are mined once:
+qrels/dev.tsv) is in the folder that JAXRETR_DATA names, and hard negatives are mined once:
 
     jaxretr mine --corpus DATA/msmarco --train DATA/msmarco --ranks 1:200 --out DATA/msmarco-bm25.jsonl
 
-The original's are of several retrievers (sentence-transformers/msmarco-hard-negatives): as lines of {query_id, query,
-positive_document_ids, negative_document_ids} in a file that JAXRETR_TRAIN names, they are read as well. Another
+The original mines them with several retrievers (sentence-transformers/msmarco-hard-negatives): as lines of {query_id, query,
+positive_document_ids, negative_document_ids} in a file that JAXRETR_TRAIN names, such files can be read as well. Another
 departure: the best of four checkpoints by the dev questions' MRR@10 is kept, instead of the last one. The original
 encodes documents with up to 512 tokens when it searches; here the model keeps the lengths that it is trained with.
 ddr_msmarco_dam.py has the commands in their order.

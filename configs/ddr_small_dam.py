@@ -1,7 +1,7 @@
-"""A domain module of DDR on a CPU: the small encoder goes on with masked language modelling on a corpus.
+"""A domain module of DDR on a CPU: the small encoder continues masked language modelling on a corpus.
 
 The same config makes source and target: JAXRETR_CORPUS names the corpus (default: the 5,000 passages that ship with the
-package), JAXRETR_START what it goes on from (default: the small encoder). The whole recipe, in order, where SOURCE is a
+package), JAXRETR_START the model to start from (default: the small encoder). The whole recipe, in order, where SOURCE is a
 BEIR folder with the splits train and dev, and TARGET a corpus of another domain:
 
     JAXRETR_CORPUS=SOURCE jaxretr train configs/ddr_small_dam.py --workdir runs/ddr_small/source_dam

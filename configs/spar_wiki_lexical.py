@@ -41,7 +41,7 @@ def config() -> ContrastiveConfig:
             dtype="bfloat16",
         ),
         # One of the ten positives and one of the five negatives are drawn for each query at each step; another positive
-        # of a query that stands in the batch counts as a negative, as in the original.
+        # of a query that is in the batch counts as a negative, as in the original.
         negatives=Negatives(static=1, mask_known_positives=False, mask_duplicates=False),
         contrastive=Contrastive(temperature=1.0, chunk=64),
         optimizer=Optimizer(learning_rate=3e-5, weight_decay=0.0, clip=2.0, warmup=10_000 / STEPS, final=0.0),

@@ -20,8 +20,8 @@ class Checkpoints:
     """The checkpoints of one run: written in the background, the last `keep` and the best one stay.
 
     A checkpoint appears under its final name only when it is complete, so a run that is killed at any moment
-    resumes from the one before. So does one whose newest checkpoint was damaged afterwards: its files' hashes stand
-    beside the folder, and it is moved to `FOLDER.damaged`.
+    resumes from the one before. So does one whose newest checkpoint was damaged afterwards: its files' hashes are stored
+    next to the folder, and it is moved to `FOLDER.damaged`.
 
     Args:
       folder: where they lie, on a disk that all hosts see or in a bucket (`jaxretr.storage.paths.as_path`).

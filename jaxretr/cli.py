@@ -69,14 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         process.apply(args)
         process.set_up()
         importlib.import_module(f"jaxretr.commands.{args.module}").run(args)
-        sys.stdout.flush()  # Here, where a reader that has gone is dealt with.
+        sys.stdout.flush()  # Here, where a closed pipe is handled.
         return 0
     except SystemExit as stop:  # --help, --version, and a training run that was asked to stop
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt:
         return _report("interrupted", 130, debug)
     except BrokenPipeError:
-        # The reader of our output (`| head`) has gone. Python would complain again when it flushes at exit.
+        # The reader of our output (`| head`) has closed the pipe. Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except UserError as error:
@@ -115,7 +115,7 @@ def _open_closed_streams() -> None:
 
 
 def build_parser() -> tuple[Parser, Commands]:
-    """Returns the parser of what stands before a command, and each command's."""
+    """Returns the parser of the options before a command, and each command's parser."""
     commands = Commands()
     for module in _OPTIONS:
         importlib.import_module(f"jaxretr.commands.{module}").add_commands(commands)

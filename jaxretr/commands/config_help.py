@@ -94,7 +94,7 @@ def _meaning(cls: type, name: str) -> str:
 
 @functools.cache
 def _parsed() -> dict[str, dict[str, str]]:
-    """The strings that stand below the fields of config.py's classes."""
+    """The docstrings below the fields of config.py's classes."""
     found: dict[str, dict[str, str]] = {}
     for node in ast.parse(inspect.getsource(configuration)).body:
         if not isinstance(node, ast.ClassDef):

@@ -1,7 +1,7 @@
 """Does a passage contain an answer? DPR's matching.
 
 Two modes. "string": passage and answer are NFD-normalised, cut into tokens (runs of letters, numbers and marks; every
-other visible character alone) and lower-cased; an answer hits where its tokens stand contiguously in the passage's
+other visible character alone) and lower-cased; an answer hits where its tokens occur contiguously in the passage's
 TEXT (the title is not searched). Nothing is stripped: "US" is not "U.S.", "cafe" is not "café", "a b" is not "a-b".
 "regex" (CuratedTREC): each answer is a regular expression searched in the NFD text.
 
@@ -127,7 +127,7 @@ class _AnswerTokens:
 
 
 def _tokens(normalised: str) -> list[str]:
-    # Each token by itself, after the cut: the lower case of a Greek sigma depends on what stands around it.
+    # Each token by itself, after the cut: the lower case of a Greek sigma depends on its neighbours.
     return [token.lower() for token in _TOKEN.findall(normalised)]
 
 

@@ -26,7 +26,7 @@ def plain_forms(text: str) -> str:
     """Returns a text in Unicode's form NFKC, and without the dot that İ keeps in lower case (i̇).
 
     Composed and combining accents become the same, and so do forms of one letter or digit: full-width, half-width,
-    ligatures, circled, superscript. Upper and lower case stay. A fraction is set apart from what stands before it.
+    ligatures, circled, superscript. Upper and lower case stay. A fraction is separated from the character before it.
     """
     if text.isascii():
         return text
@@ -67,13 +67,13 @@ def _is_joined(first: str, before: str, character: str) -> bool:
 
 
 def spans_of_characters(text: str) -> list[tuple[int, int]]:
-    """Returns begin and end of each letter or digit of a text, with the marks that stand on it."""
+    """Returns begin and end of each letter or digit of a text, with its combining marks."""
     if text.isascii() or not any(map(extends, set(text))):
         return [(at, at + 1) for at, character in enumerate(text) if character.isalnum()]
     spans, begin = [], 0
     for character in split_characters(text):
         end = begin + len(character)
-        # A mark without a letter to stand on would move to another letter.
+        # A combining mark without its letter would move to another letter.
         if character[0].isalnum() and not extends(character[0]):
             spans.append((begin, end))
         begin = end

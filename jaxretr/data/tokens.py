@@ -228,7 +228,7 @@ def _first_ids(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], count
     """Tokenises texts without special ids, reading no more of a long text than its first `count` ids need.
 
     A text of 10 MB would keep its whole batch waiting for ids that are then thrown away, so a long text is cut in
-    characters first: at a white space where there is one, and so far out that at least `count` ids stand before the
+    characters first: at a white space where there is one, and so far out that at least `count` ids precede the
     last `_DOUBTED_IDS`. A cut that gives fewer is made longer, up to the whole text. The first `count` ids are those
     of the whole text for every tokenizer that works word by word (WordPiece; SentencePiece as the Hugging Face
     library runs it). One that weighs a whole sentence without any spaces at once could in principle differ, if its

@@ -40,7 +40,7 @@ class RankBiasedOverlap:
 
     Attributes:
       base: the sum over the depths 1 to k, float64 [B], in [0, 1 - p^k].
-      residual: the most that the depths after k could add, whatever stands there, float64 [B]; base + residual is the
+      residual: the most that the depths after k could add, whatever they contain, float64 [B]; base + residual is the
         paper's RBO_max of the first k ranks.
       extrapolated: RBO_ext, float64 [B], in [0, 1]: the shares last seen are taken to go on for ever (equation 32,
         which uses the whole of the longer ranking as well). 0 where a ranking is empty.
@@ -107,7 +107,7 @@ def rank_biased_overlap(shared: Shared, p: float = 0.9) -> RankBiasedOverlap:
 
     Args:
       shared: of `find_shared`.
-      p: the probability that the reader goes on to the next rank, in (0, 1); the first ten ranks have 86 % of the
+      p: the probability that the reader continues to the next rank, in (0, 1); the first ten ranks have 86 % of the
         weight with .9.
 
     Raises:

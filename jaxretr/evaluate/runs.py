@@ -172,7 +172,7 @@ def _add_line(run: dict[str, dict[str, float]], fields: list[bytes], where: str,
         remedy = (
             "is it a TREC run?"
             if len(fields) < 6
-            else "an id with white space cannot stand in a TREC run, but in one of `--format jsonl`"
+            else "an id with white space is not allowed in a TREC run; write the run with --format jsonl"
         )
         raise UserError(
             f"{where}: expected 6 columns, 'question-id Q0 passage-id rank score tag', found {len(fields)}; {remedy}"

@@ -26,7 +26,7 @@ KIND = "faiss"
 INDEX, DOCID = "index", "docid"
 BINARY = "binary"
 
-# What a search reads beside the index's own settings, stated in the manifest: recall depends on them.
+# Search parameters that are not part of the index, stated in the manifest: recall depends on them.
 _EF_SEARCH = 128
 _EF_CONSTRUCTION = 200
 _PROBED_SHARE = 1 / 16

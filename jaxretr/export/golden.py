@@ -83,7 +83,7 @@ class Vectors:
 
 
 def settings_of(config: DualEncoderConfig | CombinedConfig) -> dict[str, Any]:
-    """What decides the vectors beside parameters and tokenizer, the same however the layout puts it."""
+    """What determines the vectors apart from parameters and tokenizer, the same however the layout puts it."""
     if isinstance(config, CombinedConfig):
         lengths = {name: getattr(config, name) for name in ("max_question_length", "max_passage_length")}
         parts = [settings_of(part) for part in config.parts]

@@ -102,7 +102,7 @@ def difference(found: Hits, expected: Hits) -> str:
         if len(scores) != len(true_scores) or not np.allclose(scores, true_scores, rtol=0.0, atol=allowed):
             wrong += 1
             continue
-        # At the end of the list the one or the other of several passages with the same score may stand.
+        # At the end of the list, any of several passages with the same score may appear.
         missing = set(true_ids) - set(ids)
         last = true_scores[-1] if true_scores else 0.0
         wrong += any(

@@ -1,4 +1,4 @@
-"""What an exported index is made of: the rows of an embedding store, checked, in pieces, and the passages beside them."""
+"""What an exported index is made of: the rows of an embedding store, checked, in pieces, and their passages."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -90,7 +90,7 @@ class IndexSource:
                 )
 
     def in_step(self, rows: Iterable[tuple[str, str, T]], corpus: str | Path) -> Iterator[T]:
-        """Yields what stands beside each row of the store in the corpus that was encoded.
+        """Yields the other fields of each row of the store, from the corpus that was encoded.
 
         Args:
           rows: ("path:line", id, value).

@@ -1,4 +1,4 @@
-"""BERT as an ONNX graph, built from our parameters: nothing is traced, so what stands here is what runs."""
+"""BERT as an ONNX graph, built from our parameters: nothing is traced, so the graph is exactly what this file writes."""
 
 import math
 from typing import Any, assert_never

@@ -1,4 +1,4 @@
-"""Fields of a corpus's JSON lines beside title and text, as Vertex AI Vector Search filters by them."""
+"""Fields of a corpus's JSON lines other than title and text, as Vertex AI Vector Search filters by them."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ class VertexFields:
         self._there: set[str] = set()
 
     def of(self, where: str, row: dict[str, Any]) -> dict[str, Any]:
-        """What stands beside the vector in the row's object.
+        """The fields next to the vector in the row's object.
 
         Args:
           where: "path:line", for errors.

@@ -26,7 +26,7 @@ def digest(vector: np.ndarray, extras: dict[str, Any]) -> int:
 
     Args:
       vector: float32 [D].
-      extras: all that stands beside the vector, as JSON holds it.
+      extras: all fields next to the vector, as in the JSON.
     """
     state = hashlib.blake2b(np.ascontiguousarray(vector, "<f4").data, digest_size=8)
     if extras:

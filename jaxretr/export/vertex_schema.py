@@ -119,7 +119,7 @@ def row_problem(row: dict[str, Any], dim: int, types: dict[str, str]) -> str:
     if not isinstance(vector, list) or len(vector) != dim:
         return f"its embedding is not a list of {dim} numbers"
     if not all(type(value) in (int, float) and abs(value) <= _LARGEST for value in vector):
-        return "its embedding holds something that is no float32"
+        return "its embedding contains a value that is not a float32"
     if "crowding_tag" in row and (not isinstance(row["crowding_tag"], str) or not row["crowding_tag"]):
         return "its crowding_tag is not text"
     checks: tuple[tuple[str, Callable[[Any], str]], ...] = (

@@ -2,8 +2,8 @@
 
 Two kinds, which can be combined (Zhan et al. 2023, section 3.2):
 
-- LoRA (Hu et al. 2021) beside a dense layer: W x + b + (alpha / rank) B A x. It can be merged into W.
-- The parallel adapter (He et al. 2022) beside the feed-forward network, on the same input x:
+- LoRA (Hu et al. 2021) parallel to a dense layer: W x + b + (alpha / rank) B A x. It can be merged into W.
+- The parallel adapter (He et al. 2022) next to the feed-forward network, on the same input x:
   FFN(x) + scale (W_up relu(W_down x + b_down) + b_up). Dropout applies to FFN(x) alone.
 
 B and W_up begin at zero, so that an encoder with new adapters gives what it gave without them.
@@ -71,7 +71,7 @@ class LayerAdapter(nnx.Module):
 
 
 def check_shape(shape: AdapterShape, targets: Collection[str]) -> None:
-    """Raises ValueError for an adapter of nothing, or beside a layer that does not exist."""
+    """Raises ValueError for an adapter that adapts nothing, or a layer that does not exist."""
     if min(shape.lora_rank, shape.bottleneck) < 0 or not shape.lora_rank + shape.bottleneck:
         raise ValueError(f"lora_rank={shape.lora_rank} and bottleneck={shape.bottleneck}: one of them must be above 0")
     if shape.lora_rank and (not shape.lora_targets or not set(shape.lora_targets) <= set(targets)):

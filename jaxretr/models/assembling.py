@@ -40,7 +40,7 @@ def assemble(
         settings = dataclasses.replace(domain.config, pooling=pooling or "mean", normalise=normalise)
         adapter = dataclasses.replace(adapter, encoder=dataclasses.replace(settings, adapter=adapter.shape))
     elif pooling is not None or normalise:
-        raise UsageError(f"{rem}: says how it pools and normalises; leave --pooling and --normalise out")
+        raise UsageError(f"{rem}: states its pooling and normalisation; leave --pooling and --normalise out")
     model = adapter.put_into(domain)
     if out is not None:
         model.save(out)

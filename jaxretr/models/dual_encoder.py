@@ -162,7 +162,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
     # ---- adapters ----------------------------------------------------------------------------------------------------
 
     def load_adapter(self, path: str | Path | Adapter, name: str) -> None:
-        """Loads a relevance module under a name, beside others; `set_adapter` makes it the active one.
+        """Loads a relevance module under a name, in addition to others; `set_adapter` makes it the active one.
 
         Args:
           path: as for `Adapter.from_pretrained`, or an `Adapter`.

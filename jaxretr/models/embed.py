@@ -39,7 +39,7 @@ class DualEncoderConfig:
     truncate_dim: int | None = None
     """Only the first so many dimensions (Matryoshka), cut before the embedding is divided by its length."""
     adapter: AdapterShape | None = None
-    """Modules beside the encoder's layers, in parameters of their own."""
+    """Modules next to the encoder's layers, with their own parameters."""
     lora_merged: bool = False
     """The encoder's kernels contain LoRA's products, which are not computed apart then."""
 
@@ -71,7 +71,7 @@ class DualEncoderConfig:
 
         Raises:
           UserError: a key is unknown (with a suggestion) or missing, a choice is none of those above, or the adapter is
-            of nothing or beside a layer that BERT does not have.
+            of nothing or for a layer that BERT does not have.
         """
         config = dataclass_from(cls, dict(values), where)
         for name, choices in (("pooling", get_args(Pooling)), ("passage_template", ("pair", "joined"))):

@@ -1,7 +1,7 @@
 """BERT's forward pass on processors whose widest vectors are AVX2's: numpy's BLAS, compiled loops, and no padding.
 
 XLA's matmuls of float32 are slower there than the BLAS, its attention and its error function are slower than loops
-written for them, and each padded length is a program to compile. Here the tokens of all rows stand one after the
+written for them, and each padded length is a program to compile. Here the tokens of all rows are stored one after the
 other, so that the dense layers see real tokens only and any length will do; what is between the matmuls is done in one
 pass over the data. Processors with AVX-512 do not need it: what XLA compiles for them is faster than other libraries.
 

@@ -120,7 +120,7 @@ class QuestionScorer:
         texts = [passage["text"] for passage in passages]
         rows = scorer_passage(self.tokenizer, titles, texts, self.passage_length).ids
         targets = scorer_target(self.tokenizer, list(questions), self.max_question_length).ids
-        # Pairs of one passage stand together and share its encoding; similar lengths share a batch.
+        # Pairs of one passage are adjacent and share its encoding; similar lengths share a batch.
         order = sorted(range(len(rows)), key=lambda n: (len(rows[n]), rows[n], len(targets[n])))
         scores = np.zeros(len(rows), np.float32)
         params = jax.device_put(self.params)

@@ -95,7 +95,7 @@ def _backward(embed_rows: EmbedRows, widths: tuple[int, ...], saved: Any, cotang
     def one(total: Params, slice_: Any) -> tuple[Params, None]:
         chunk, cotangent = slice_
 
-        # The chunk's whole forward and backward pass stand in one branch, so that nothing has to be kept between them.
+        # The chunk's whole forward and backward pass is in one branch, so that nothing has to be kept between them.
         def gradient(*rows: Any) -> Params:
             return jax.vjp(lambda params: embed_rows(join(params, frozen), *rows), params)[1](cotangent)[0]
 

@@ -170,7 +170,7 @@ def retrieve_negatives(
         order = jnp.broadcast_to(-jnp.arange(depth, dtype=jnp.float32), rows.shape)
     else:
         order = jax.vmap(lambda key: jax.random.uniform(key, (depth,)))(keys.draws)
-    # The highest of the allowed places; the others stand behind all of them.
+    # The highest of the allowed places; the others rank below all of them.
     value, place = lax.top_k(jnp.where(allowed, order, -jnp.inf), min(program.negatives.retrieved, depth))
     taken = jnp.where(value == -jnp.inf, NO_PASSAGE, jnp.take_along_axis(rows, place, axis=1))
     return jnp.pad(taken, ((0, 0), (0, program.negatives.retrieved - taken.shape[1])), constant_values=NO_PASSAGE)

@@ -341,7 +341,7 @@ class _Watch(threading.Thread):
 
 def leave(why: str, code: int = EXIT_AGAIN) -> None:
     """Ends this process since another one is lost, or has failed with this code; at once: nothing is waited for."""
-    again = "start all processes again: the run goes on from what was saved"
+    again = "restart all processes: the run resumes from what was saved"
     _end_at_once(f"{why}; {again if code == EXIT_AGAIN else f'fix that, and {again}'}", code)
 
 

@@ -68,7 +68,7 @@ def announce(what: str, memory: int, *, disk: int = 0, folder: Path | None = Non
 
     Args:
       what: the job, for instance "195,388 passages of 384 dimensions".
-      memory: bytes that the process will hold at most, beside what it holds now.
+      memory: bytes that the process will hold at most, in addition to what it holds now.
       disk: bytes that will be written.
       folder: where, or where it will be made.
 

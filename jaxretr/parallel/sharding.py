@@ -40,7 +40,7 @@ PARAMETERS: list[tuple[str, P]] = [
     (r"(position_embedding|type_embedding)\.table", REPLICATED),
     (r"norm\.(scale|bias)", REPLICATED),
     (r"projection\.(kernel|bias)", REPLICATED),
-    # Adapters are small, and all of them are needed for every column of what they stand beside.
+    # Adapters are small, and all of them are needed for every column of the layer they adapt.
     (r"(lora\.\w+|parallel)\.(down|up)\.(kernel|bias)", REPLICATED),
     (r"head\.(dense|norm)\.(kernel|scale|bias)", REPLICATED),
     (r"head\.bias", REPLICATED),

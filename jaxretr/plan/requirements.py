@@ -118,7 +118,7 @@ def _lines_of(program: ProgramPlan, tflops: float | None) -> list[str]:
     verdict = {True: "fits", False: "DOES NOT FIT", None: "memory unknown"}[program.fits]
     lines = [f"{program.name} ({program.when}): {verdict}"]
     rows = [(name, bytes) for name, bytes in program.groups.items()]
-    rows += [(f"{name} (beside it)", bytes) for name, bytes in program.beside.items()]
+    rows += [(f"{name} (in addition)", bytes) for name, bytes in program.beside.items()]
     if program.temporaries is not None:
         rows.append(("temporaries", program.temporaries))
     rows.append(("peak", program.peak))

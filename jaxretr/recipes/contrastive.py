@@ -286,7 +286,9 @@ def check(config: ContrastiveConfig) -> None:
     """Refuses settings that contradict each other."""
     negatives, contrastive = config.negatives, config.contrastive
     if config.joint.lexical is not None and config.encoder.fresh_start != "random":
-        raise UsageError("encoder.fresh_start=lexical is for the lexical encoder, not for a base beside one")
+        raise UsageError(
+            "encoder.fresh_start=lexical is for the lexical encoder, not for a base that is trained with a frozen one"
+        )
     if config.joint.lexical is not None and config.encoder.adapter is not None:
         raise UsageError("encoder.adapter and joint.lexical do not go together; leave one of them out")
     for name in ("static", "mined", "retrieved"):

@@ -71,9 +71,7 @@ def read_run_examples(config: ContrastiveConfig) -> RunExamples:
     examples = load_training_set(data.train, corpus, format=data.train_format, split=data.split, skip_bad=data.skip_bad)
     if own:
         if data.more_corpora:
-            raise UsageError(
-                "data.more_corpora stand behind a corpus file, not behind the training file's own passages"
-            )
+            raise UsageError("data.more_corpora extends a corpus file, not the training file's own passages")
         examples = dataclasses.replace(examples, corpus_rows=len(examples.passages))
     chosen = None
     if data.held_out:
@@ -103,7 +101,7 @@ def _dev(data: ContrastiveData, corpus: Corpus | None, passages: Corpus) -> tupl
 def _corpora(data: ContrastiveData) -> Corpus | None:
     if data.corpus is None:
         if data.more_corpora:
-            raise UsageError("data.more_corpora stand behind data.corpus; set --data.corpus FILE as well")
+            raise UsageError("data.more_corpora extends data.corpus; set --data.corpus FILE as well")
         return None
     # A lexical set's rows count what was read then, without the bad rows if they were skipped.
     skip_bad = data.skip_bad and is_lexical_set(data.train)

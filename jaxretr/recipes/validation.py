@@ -106,7 +106,7 @@ class ValidationSet:
         return jnp.asarray(known)
 
     def _above(self, questions: np.ndarray, passages: np.ndarray) -> np.ndarray:
-        """How many pool passages stand above each question's first positive, int64 [n]; ties to the lower row."""
+        """How many pool passages rank above each question's first positive, int64 [n]; ties to the lower row."""
         passages = passages[np.searchsorted(self._embedded, self._pool)]
         devices = self.mesh.shape[DATA]
         rows = -(-len(passages) // devices) * devices
@@ -167,7 +167,7 @@ def _make_embed_rows(program: ContrastiveProgram, mesh: Mesh):
 
 
 def _make_count_above(mesh: Mesh):
-    """count(pool [n, D], q [B, D], place int32 [B], valid) -> int32 [B]: rows of the pool that stand above `place`."""
+    """count(pool [n, D], q [B, D], place int32 [B], valid) -> int32 [B]: rows of the pool that rank above `place`."""
 
     @jax.jit
     @partial(jax.shard_map, mesh=mesh, axis_names={DATA}, in_specs=(P(DATA), P(), P(), P()), out_specs=P())

@@ -36,7 +36,7 @@ GROUP = 16
 FINE, COARSE = 8, 64
 
 # Bytes of maxima that `grouped_topk` holds, of which a sixteenth of the rows' bytes counts if it is between the two:
-# above this it selects after a part of the rows, and goes on.
+# above this it selects after a part of the rows, and continues.
 MAXIMA_BYTES = 8 * 2**20, 128 * 2**20
 
 # With so few questions `grouped_topk` scores all rows in one product, if that takes no more bytes than this.

@@ -41,7 +41,7 @@ _REMEDIES = {
 def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
     """Opens a file for writing that appears under its name only when it is complete.
 
-    The bytes go to a hidden file beside `path`, which is renamed when the block ends. When the block fails, or the
+    The bytes go to a hidden file next to `path`, which is renamed when the block ends. When the block fails, or the
     process is killed, an older file under that name is as it was. Missing folders are made. A named pipe, a device or
     an open descriptor (`/dev/stdout`, `/dev/fd/3`) is written to directly, wherever it leads. In a bucket an object
     appears whole by itself: the bytes go to a temporary file, which is uploaded when the block ends well.
@@ -130,10 +130,10 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Makes a folder that appears under its name only when it is complete, in place of an older one of that name.
 
     Args:
-      path: where the folder shall be; a symbolic link is followed. Look at what is there first: it will be gone.
+      path: where the folder shall be; a symbolic link is followed. Whatever is there will be replaced.
 
     Yields:
-      A hidden folder beside it, to be filled.
+      A hidden folder next to it, to be filled.
 
     Raises:
       UserError: it cannot be written; one line that names `path`. Other errors of the block pass through.
@@ -177,7 +177,7 @@ def restore(folder: str | os.PathLike[str]) -> None:
 
 
 def open_descriptor(path: str | os.PathLike[str]) -> int | None:
-    """The open descriptor that a path such as /dev/stdout stands for; None for other paths.
+    """The open descriptor that a path such as /dev/stdout names; None for other paths.
 
     Opened by its path, a file behind it would lose what it holds, and a pipe has no path that `realpath` could find.
     """

@@ -1,7 +1,7 @@
 """Orbax's checkpoints in buckets: how long tensorstore tries, and s3:// at all.
 
 Orbax 0.12 writes the arrays of a checkpoint with tensorstore, straight from every host. It does so for gs:// alone,
-though tensorstore has the same driver for s3://, and it leaves no place to say so: hence four of its private functions
+though tensorstore has the same driver for s3://, and it has no option for it: therefore four of its private functions
 are replaced here. Their names are pinned with Orbax's version in requirements.txt, and
 tests/recipes/test_storage_training.py fails where another version does without them.
 """

@@ -19,7 +19,7 @@ from jaxretr.storage.copies import clear, fetch, put_folder, remove
 from jaxretr.storage.files import sha256
 from jaxretr.storage.paths import as_path, cache_folder, files_below, is_remote
 
-# What all processes of a run read when it goes on.
+# What all processes of a run read when it resumes.
 _READ = ("config.json", "best.json", "metrics.jsonl")
 
 # Token stores, and those of the text objectives: read through memory maps, and made from the data at any time.

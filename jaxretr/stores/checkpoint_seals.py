@@ -1,4 +1,4 @@
-"""The hashes of a run's checkpoints, so that one whose files have changed or gone since is not resumed from."""
+"""The hashes of a run's checkpoints, so that one whose files have changed or disappeared since is not resumed from."""
 
 import contextlib
 import logging
@@ -16,11 +16,11 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointSeals:
-    """One file of hashes for each checkpoint `FOLDER/STEP`, beside them: `FOLDER.sha256/STEP.json`.
+    """One file of hashes for each checkpoint `FOLDER/STEP`, next to them: `FOLDER.sha256/STEP.json`.
 
-    Hashing goes on in a thread. A checkpoint that has no seal, since its run was killed before it got one, cannot be
+    Hashing runs in a thread. A checkpoint that has no seal, since its run was killed before it got one, cannot be
     told from a whole one here; Orbax takes care that it was written to the end. In a bucket hashing reads every object
-    back, once after it was written and once when a run goes on from it.
+    back, once after it was written and once when a run resumes from it.
     """
 
     def __init__(self, folder: Path):

@@ -1,4 +1,4 @@
-"""The embedding store: a folder of shards that an interrupted `jaxretr encode` goes on with.
+"""The embedding store: a folder of shards that an interrupted `jaxretr encode` resumes.
 
 It holds
 
@@ -168,7 +168,7 @@ class EmbeddingStore:
     def begin(
         cls, folder: str | Path, meta: StoreMeta, ids: Iterable[str], *, option: str = "--out"
     ) -> "EmbeddingStore":
-        """Makes the folder, or goes on with one that the same model and texts were begun in.
+        """Makes the folder, or resumes one that was started with the same model and texts.
 
         Shards that are there are read and compared with their sha256; what was removed or damaged counts as missing.
         In a run of several processes all must call this, and each looks at its own share.

@@ -30,7 +30,7 @@ def write(
     metadata: Mapping[str, Sequence[Any]],
     pieces: Iterable[tuple[int, np.ndarray]],
 ) -> None:
-    """Writes an index beside the folder and then renames it into place, replacing an older index.
+    """Writes an index next to the folder and then renames it into place, replacing an older index.
 
     Args:
       directory: the folder; its parents are made.
@@ -114,7 +114,7 @@ def describe(directory: str | os.PathLike) -> dict[str, Any]:
 
 
 def _bits(dtype: np.dtype) -> np.dtype:
-    """Returns the dtype that stands for `dtype` in a .npy file, whose format has no bfloat16."""
+    """Returns the dtype that represents `dtype` in a .npy file, whose format has no bfloat16."""
     return np.dtype(np.uint16) if dtype.itemsize == 2 else dtype
 
 
@@ -170,7 +170,7 @@ def read_ids(path: Path, n: int, remedy: str = "save the index again", wanted: n
 
 
 def _json_lines(path: Path, remedy: str) -> Iterator[tuple[int, Any]]:
-    """Yields (line number, what it holds); None for a line that is no JSON."""
+    """Yields (line number, what it holds); None for a line that is not JSON."""
     try:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):

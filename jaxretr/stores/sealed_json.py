@@ -1,6 +1,6 @@
 """JSON files that vouch for themselves: their last entry is a sha256 over all the others.
 
-Hashes of other files stand in such a file; who hashes that one? It is written in one way only, so any other byte in it,
+Such a file contains hashes of other files; who hashes that one? It is written in one way only, so any other byte in it,
 a space between two entries included, is found by writing it again.
 """
 

@@ -1,6 +1,6 @@
 """Vectors on disk: .npy files of float32, float16, bfloat16 and int8, which are memory-mapped when they are read.
 
-A .npy file knows no bfloat16: its bits stand there as uint16. int8 numbers have one float32 scale a row in a second
+A .npy file knows no bfloat16: its bits are stored as uint16. int8 numbers have one float32 scale a row in a second
 file; a row is its integers times that scale, its largest coordinate being 127 of them.
 """
 

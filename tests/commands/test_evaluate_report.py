@@ -277,7 +277,7 @@ RUNS = {
     "latin": (b"q1 Q0 caf\xe9 1 1.0 t\n", "run:1: an id is not UTF-8; convert the file to UTF-8"),
     "utf-16": ("q1 Q0 a 1 1.0 t\n".encode("utf-16"), "run:1: an id is not UTF-8; convert the file to UTF-8"),
     "nan": (b"q1 Q0 a 1 1.0 t\nq1 Q0 b 1 nan t\n", "run:2: the score 'nan' is not a number; correct the line"),
-    "space": (b"q1 Q0 new york 1 1.0 t\n", "found 7; an id with white space cannot stand in a TREC run"),
+    "space": (b"q1 Q0 new york 1 1.0 t\n", "found 7; an id with white space is not allowed in a TREC run"),
     "five": (b"q1 Q0 a 1 1.0\n", "run:1: expected 6 columns, 'question-id Q0 passage-id rank score tag', found 5"),
     "twice": (b"q1 Q0 a 1 1 t\nq1 Q0 a 2 .5 t\n", "run:2: passage 'a' occurs twice for question 'q1'; remove one"),
     "empty": (b"", "run: the run is empty; expected lines of"),

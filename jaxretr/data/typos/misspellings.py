@@ -15,7 +15,7 @@ def read_misspellings(path: str | Path | None = None) -> Mapping[str, tuple[str,
     """Reads a list of misspellings.
 
     Formats, each also gzipped: one JSON object {word: [misspellings]}, or lines `misspelling->word[, word2]` as in
-    codespell's dictionary, where a remark of several words may stand behind the last comma.
+    codespell's dictionary, where a remark of several words may follow the last comma.
 
     Args:
       path: the file; None for the list that comes with the package.
@@ -72,7 +72,7 @@ def _of_lines(path: Path) -> Iterator[tuple[str, str]]:
             continue
         wrong, arrow, words = line.partition("->")
         first, *others = words.split(",")
-        # Behind the last comma stands nothing, another word, or why the entry is to be used with care.
+        # After the last comma there is nothing, another word, or the reason why the entry is to be used with care.
         if others and len(others[-1].split()) > 1:
             others.pop()
         try:
@@ -96,7 +96,7 @@ def _entry(word: str, wrong: str) -> tuple[str, str]:
 
 
 def _line_of(text: str, key: str) -> int:
-    """The line where a key stands; 1 where it is written with escapes."""
+    """The line of a key; 1 where it is written with escapes."""
     match = re.search(re.escape(json.dumps(key, ensure_ascii=False)) + r"\s*:", text)
     return text.count("\n", 0, match.start()) + 1 if match else 1
 

@@ -38,7 +38,7 @@ class Shape:
     """Where the characters of a word are.
 
     Attributes:
-      characters: begin and end of each letter or digit, with the marks that stand on it.
+      characters: begin and end of each letter or digit, with its combining marks.
     """
 
     def __init__(self, characters: Sequence[tuple[int, int]]):
@@ -51,7 +51,7 @@ class Shape:
 
     @cached_property
     def removable(self) -> Sequence[tuple[int, int]]:
-        """Begin and end of the characters that stand beside another one."""
+        """Begin and end of the characters that are next to another one."""
         return sorted({span for b, m, e in self.pairs for span in ((b, m), (m, e))})
 
     @cached_property

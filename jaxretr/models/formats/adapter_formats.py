@@ -45,7 +45,7 @@ _PEFT_PREFIX = "base_model.model."
 
 _OTHER_ENCODER = "give the encoder that these adapters were trained in, or one of its shape"
 
-# Settings and their accepted values beside the empty ones; None: any, because it is read below or does not matter to
+# Settings and their accepted values other than the empty ones; None: any, because it is read below or does not matter to
 # weights that are trained.
 _Accepted = Mapping[str, Collection[Any] | None]
 
@@ -268,7 +268,7 @@ def read_adapter_transformers(folder: str | Path, bert: BertConfig) -> tuple[Ada
     and value.
 
     Args:
-      folder: holds adapter_config.json and pytorch_adapter.bin; a prediction head beside them is not read.
+      folder: holds adapter_config.json and pytorch_adapter.bin; a prediction head in the folder is not read.
       bert: the encoder's shape.
 
     Returns:

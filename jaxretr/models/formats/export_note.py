@@ -25,7 +25,7 @@ Layout = Literal["bert", "dpr", "sentence-transformers"]
 
 @dataclass(frozen=True, kw_only=True)
 class ExportNote:
-    """The content of jaxretr.json. What the layout's own files say is None here, so that nothing is said twice."""
+    """The content of jaxretr.json. What the layout's own files state is None here, so that nothing is stated twice."""
 
     layout: Layout
     shared: bool

@@ -90,7 +90,7 @@ def rank(
 
     Memory is bounded by one shard (about 1.5 GB for a million passages of 100 words), one block of questions, the
     vocabulary, and 8 bytes a passage. Everything that is finished stays in `folder`, so a killed call that is made
-    again goes on where it was; the finished result is opened at once.
+    again resumes; a finished result is opened at once.
 
     Args:
       passages: gives the stream of (line number, passage) from its beginning, as `lambda: iter_passages(path)`; called
