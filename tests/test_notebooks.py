@@ -134,7 +134,7 @@ def test_dpr_negatives_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     positive = re.search(r"\nright +[\d.]+ +(.{30})", printed)
     assert positive and not any(positive[1] in found for found in lists), "a judged passage is no negative"
 
-    assert (workdir / "export/question/modules.json").exists() and "files intact" in printed
+    assert (workdir / "export/question/modules.json").exists() and "files unchanged" in printed
     difference = re.search(r"between their vectors and ours: (\S+)", printed)
     assert difference and float(difference[1]) < 1e-5
 
