@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, init_params
 from jaxretr.models.layers import define
 from jaxretr.models.scorer import Prompt, score_pairs

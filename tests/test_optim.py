@@ -10,7 +10,7 @@ import pytest
 from peers import torch
 
 from jaxretr.config import Optimizer
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig, abstract_params
 from jaxretr.optim import build, decays, schedule
 

@@ -31,7 +31,8 @@ from jaxretr.config import (
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.models.bert import BertConfig, BertEncoder
+from jaxretr.models.bert import BertEncoder
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.formats.bert_params import export_bert
 from jaxretr.models.formats.hf_folder import write_folder

@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxretr import optim
 from jaxretr.config import Art, LiveIndex, Negatives, Optimizer, Scorer
-from jaxretr.models.bert import BertConfig, BertMaskedLm
+from jaxretr.models.bert import BertMaskedLm
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed
 from jaxretr.models.encode import Engine
 from jaxretr.models.layers import Params, define

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.layers import Params
 
 SEARCH_BLOCK = 1 << 20

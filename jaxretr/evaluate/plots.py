@@ -1,20 +1,15 @@
-"""Plots of reports: metrics against their cut, and bars of what typos cost. The same report gives the same bytes."""
+"""What the plots of reports share: files of the same bytes for the same report, and curves against a metric's cut."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.significance import bootstrap_band
 from jaxretr.storage.files import atomic_write
-from jaxretr.tables import shortened
-
-if TYPE_CHECKING:
-    from jaxretr.evaluate.report import Report
-    from jaxretr.evaluate.typo_report import TypoReport
 
 ENDINGS = (".png", ".pdf", ".svg")
 
@@ -85,44 +80,6 @@ def deepest_cuts(names: Sequence[str]) -> dict[str, int]:
     return found
 
 
-def draw_curves(report: "Report", path: Path) -> None:
-    """Draws a panel for each metric with a cut, with the 95% bootstrap band of the mean around each line.
-
-    Each metric is drawn from 1 to its largest cut, and at least to 100.
-
-    Args:
-      report: the metrics of a run and its baselines.
-      path: a .png, .pdf or .svg.
-
-    Raises:
-      UsageError: no metric has a cut, or another ending.
-      UserError: no run has two passages for a question.
-    """
-    check_ending(path)
-    # Past the longest ranking every line is flat.
-    longest = max(len(hits) for system in report.systems for hits in system.run.values())
-    cuts = {base: cuts_to(min(longest, max(100, cut))) for base, cut in deepest_cuts(report.metrics).items()}
-    if longest < 2:
-        raise UserError(f"{report.systems[0].path}: one passage per question makes no curve; search with a larger -k")
-    plt = pyplot()
-    figure, grid = plt.subplots(1, len(cuts), figsize=(4.2 * len(cuts), 3.6), squeeze=False, layout="constrained")
-    labels = [plain(name) for name in report.names]
-    for axes, (base, ks) in zip(grid[0], cuts.items(), strict=True):
-        for number, (system, label) in enumerate(zip(report.systems, labels, strict=True)):
-            mean, low, high = band(report.measure(system.run, [f"{base}@{k}" for k in ks], "the run"))
-            axes.plot(ks, mean, color=f"C{number}", label=label, linewidth=1.8 if number == 0 else 1.2)
-            axes.fill_between(ks, low, high, color=f"C{number}", alpha=0.18, linewidth=0)
-        axes.set_xscale("log")
-        ticks = [k for k in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if k <= ks[-1]]
-        axes.set_xticks(ticks, [str(k) for k in ticks])
-        axes.minorticks_off()
-        axes.set(xlabel="k", ylabel=f"{base}@k", xlim=(1, ks[-1]))
-        axes.grid(alpha=0.3)
-    handles, drawn = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, drawn, loc="outside lower center", ncols=min(4, len(labels)), fontsize="small")
-    save(figure, path)
-
-
 def cuts_to(deepest: int) -> list[int]:
     """Cuts from 1 to `deepest`, ascending, as evenly spaced as integers can be on a logarithmic axis."""
     return sorted({round(math.exp(at)) for at in np.linspace(0, math.log(deepest), _POINTS)})
@@ -133,47 +90,3 @@ def band(values: Mapping[str, Mapping[str, float]]) -> tuple[np.ndarray, np.ndar
     of_questions = np.array([list(of_cut.values()) for of_cut in values.values()]).T  # [B, K]
     low, high = bootstrap_band(of_questions, resamples=_RESAMPLES)
     return of_questions.mean(axis=0), low, high
-
-
-# ---- what typos cost -------------------------------------------------------------------------------------------------
-
-
-def draw_typos(report: "TypoReport", path: Path) -> None:
-    """Draws a panel for each split and metric: for each system a bar of clean questions and one of each kind of typos.
-
-    Error bars show the standard deviation over the draws.
-
-    Args:
-      report: the metrics with and without typos.
-      path: a .png, .pdf or .svg.
-
-    Raises:
-      UsageError: another ending.
-    """
-    check_ending(path)
-    plt = pyplot()
-    splits = report.splits
-    first = next(iter(splits.values()))
-    systems = list(next(iter(first.metrics.values())).clean)
-    bars = 1 + len(first.kinds)
-    size = (max(4.0, 1.2 + 0.3 * len(systems) * (bars + 1)) * len(first.metrics), 3.6 * len(splits) + 0.4)
-    figure, grid = plt.subplots(len(splits), len(first.metrics), figsize=size, squeeze=False, layout="constrained")
-    for row, (name, split) in zip(grid, splits.items(), strict=True):
-        for axes, (metric, of_metric) in zip(row, split.metrics.items(), strict=True):
-            # NaN: without draws there is no error bar.
-            heights = {"clean": [(of_metric.clean[system], math.nan) for system in systems]}
-            for kind in split.kinds:
-                found = [of_metric.losses[system][kind] for system in systems]
-                heights[kind] = [(each.comparison.mean_a, each.deviation) for each in found]
-            for place, (kind, of_systems) in enumerate(heights.items()):
-                means, deviations = zip(*of_systems, strict=True)
-                at = [group + (place - (bars - 1) / 2) * 0.8 / bars for group in range(len(systems))]
-                colour = f"C{place - 1}" if place else "0.35"
-                axes.bar(at, means, 0.8 / bars, yerr=deviations, capsize=2, color=colour, label=plain(kind))
-            axes.set_xticks(range(len(systems)), [plain(name) for name in shortened(systems)], fontsize="small")
-            axes.set(ylabel=metric, title=plain(f"{name}, {split.questions} questions"), ylim=(0, None))
-            axes.grid(axis="y", alpha=0.3)
-            axes.set_axisbelow(True)
-    handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=bars, fontsize="small")
-    save(figure, path)

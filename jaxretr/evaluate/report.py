@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import Measure, Run, Values
 from jaxretr.evaluate.rank_overlap import find_shared, rank_biased_overlap, ranked_ids
@@ -158,14 +159,45 @@ class Report:
                 file.write("\t".join([question_id, *(f"{values[question_id]:.6g}" for _, values in columns)]) + "\n")
 
     def plot(self, path: str | Path) -> None:
-        """Draws each metric against its cut, for the run and the baselines; see `jaxretr.evaluate.plots.draw_curves`.
+        """Draws a panel for each metric with a cut, with the 95% bootstrap band of the mean around each line.
+
+        Each metric is drawn from 1 to its largest cut, and at least to 100.
 
         Args:
           path: a .png, .pdf or .svg.
-        """
-        from jaxretr.evaluate.plots import draw_curves
 
-        draw_curves(self, Path(path).expanduser())
+        Raises:
+          UsageError: no metric has a cut, or another ending.
+          UserError: no run has two passages for a question.
+        """
+        from jaxretr.evaluate import plots
+
+        path = Path(path).expanduser()
+        plots.check_ending(path)
+        # Past the longest ranking every line is flat.
+        longest = max(len(hits) for system in self.systems for hits in system.run.values())
+        cuts = {
+            base: plots.cuts_to(min(longest, max(100, cut))) for base, cut in plots.deepest_cuts(self.metrics).items()
+        }
+        if longest < 2:
+            raise UserError(f"{self.systems[0].path}: one passage per question makes no curve; search with a larger -k")
+        plt = plots.pyplot()
+        figure, grid = plt.subplots(1, len(cuts), figsize=(4.2 * len(cuts), 3.6), squeeze=False, layout="constrained")
+        labels = [plots.plain(name) for name in self.names]
+        for axes, (base, ks) in zip(grid[0], cuts.items(), strict=True):
+            for number, (system, label) in enumerate(zip(self.systems, labels, strict=True)):
+                mean, low, high = plots.band(self.measure(system.run, [f"{base}@{k}" for k in ks], "the run"))
+                axes.plot(ks, mean, color=f"C{number}", label=label, linewidth=1.8 if number == 0 else 1.2)
+                axes.fill_between(ks, low, high, color=f"C{number}", alpha=0.18, linewidth=0)
+            axes.set_xscale("log")
+            ticks = [k for k in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if k <= ks[-1]]
+            axes.set_xticks(ticks, [str(k) for k in ticks])
+            axes.minorticks_off()
+            axes.set(xlabel="k", ylabel=f"{base}@k", xlim=(1, ks[-1]))
+            axes.grid(alpha=0.3)
+        handles, drawn = grid[0][0].get_legend_handles_labels()
+        figure.legend(handles, drawn, loc="outside lower center", ncols=min(4, len(labels)), fontsize="small")
+        plots.save(figure, path)
 
     # ---- tables ------------------------------------------------------------------------------------------------------
 

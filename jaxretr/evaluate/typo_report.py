@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxretr.evaluate.robustness import AlteredValues, Robustness, mean_over_draws
 from jaxretr.evaluate.significance import Comparison, compare, holm, or_none, printed_p
 from jaxretr.storage.files import atomic_write
-from jaxretr.tables import Cell, Grid, Row, render
+from jaxretr.tables import Cell, Grid, Row, render, shortened
 
 # The original questions, among the kinds of typos.
 CLEAN = "clean"
@@ -217,14 +217,48 @@ class TypoReport:
                                 file.write("\t".join([split, id, system, kind, str(draw), *of_question]) + "\n")
 
     def plot(self, path: str | Path) -> None:
-        """Draws bars of clean questions and of each kind of typos; see `jaxretr.evaluate.plots.draw_typos`.
+        """Draws a panel for each split and metric: for each system a bar of clean questions and one of each kind of typos.
+
+        Error bars show the standard deviation over the draws.
 
         Args:
           path: a .png, .pdf or .svg.
-        """
-        from jaxretr.evaluate.plots import draw_typos
 
-        draw_typos(self, Path(path).expanduser())
+        Raises:
+          UsageError: another ending.
+        """
+        from jaxretr.evaluate import plots
+
+        path = Path(path).expanduser()
+        plots.check_ending(path)
+        plt = plots.pyplot()
+        splits = self.splits
+        first = next(iter(splits.values()))
+        systems = list(next(iter(first.metrics.values())).clean)
+        bars = 1 + len(first.kinds)
+        size = (max(4.0, 1.2 + 0.3 * len(systems) * (bars + 1)) * len(first.metrics), 3.6 * len(splits) + 0.4)
+        figure, grid = plt.subplots(len(splits), len(first.metrics), figsize=size, squeeze=False, layout="constrained")
+        for row, (name, split) in zip(grid, splits.items(), strict=True):
+            for axes, (metric, of_metric) in zip(row, split.metrics.items(), strict=True):
+                # NaN: without draws there is no error bar.
+                heights = {"clean": [(of_metric.clean[system], math.nan) for system in systems]}
+                for kind in split.kinds:
+                    found = [of_metric.losses[system][kind] for system in systems]
+                    heights[kind] = [(each.comparison.mean_a, each.deviation) for each in found]
+                for place, (kind, of_systems) in enumerate(heights.items()):
+                    means, deviations = zip(*of_systems, strict=True)
+                    at = [group + (place - (bars - 1) / 2) * 0.8 / bars for group in range(len(systems))]
+                    colour = f"C{place - 1}" if place else "0.35"
+                    axes.bar(at, means, 0.8 / bars, yerr=deviations, capsize=2, color=colour, label=plots.plain(kind))
+                axes.set_xticks(
+                    range(len(systems)), [plots.plain(name) for name in shortened(systems)], fontsize="small"
+                )
+                axes.set(ylabel=metric, title=plots.plain(f"{name}, {split.questions} questions"), ylim=(0, None))
+                axes.grid(axis="y", alpha=0.3)
+                axes.set_axisbelow(True)
+        handles, labels = grid[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=bars, fontsize="small")
+        plots.save(figure, path)
 
 
 def _loss_json(found: Robustness) -> dict[str, object]:

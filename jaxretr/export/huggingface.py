@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax
 
 from jaxretr.errors import UserError
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, Side, tower
 from jaxretr.models.formats.bert_params import export_bert

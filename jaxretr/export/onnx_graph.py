@@ -6,7 +6,7 @@ from typing import Any, assert_never
 import numpy as np
 
 from jaxretr.errors import UserError, import_extra
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.layers import Params
 

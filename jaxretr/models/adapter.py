@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, Self, TypeVar
 
 import jax
 import numpy as np
@@ -12,14 +12,30 @@ from jaxretr.config import AdapterShape
 from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.errors import UserError
 from jaxretr.models.adapter_layers import count
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig, Side
 from jaxretr.models.formats import adapter_folder, adapter_formats
 from jaxretr.models.formats.adapter_folder import AdapterParts
 from jaxretr.models.layers import Params
 
-if TYPE_CHECKING:  # dual_encoder.py imports this file.
-    from jaxretr.models.dual_encoder import DualEncoder
+
+class Adaptable(Protocol):
+    """What adapters need of the model that they are put into, as `DualEncoder` has it."""
+
+    config: DualEncoderConfig
+    params: Params
+    tokenizer: Any
+
+    def without_adapters(self) -> Self:
+        """The model without its adapters."""
+        ...
+
+    def replaced(self, config: DualEncoderConfig, params: Params) -> Self:
+        """A model of another configuration and other parameters."""
+        ...
+
+
+M = TypeVar("M", bound=Adaptable)
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,7 +72,7 @@ class Adapter:
         return AdapterParts(self.shape, self.params, self.encoder, self.tokenizer)
 
     @staticmethod
-    def of(model: "DualEncoder") -> "Adapter":
+    def of(model: Adaptable) -> "Adapter":
         """The adapters of a model.
 
         Raises:
@@ -109,7 +125,7 @@ class Adapter:
         modules = self.params["shared"] if "shared" in self.params else self.params[side]
         adapter_formats.write_peft(folder, self.shape, modules, self.encoder.bert, base_model)
 
-    def put_into(self, model: "DualEncoder") -> "DualEncoder":
+    def put_into(self, model: M) -> M:
         """The model with these adapters in the place of those that it has.
 
         Args:
@@ -136,7 +152,7 @@ class Adapter:
         return model.replaced(config, params)
 
 
-def _with_towers(model: "DualEncoder", shared: bool) -> Params:
+def _with_towers(model: Adaptable, shared: bool) -> Params:
     if not shared:
         return {side: jax.tree.map(np.array, model.params["shared"]) for side in ("question", "passage")}
     if not same_towers(model.params):

@@ -10,7 +10,7 @@ B and W_up begin at zero, so that an encoder with new adapters gives what it gav
 """
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,8 @@ import numpy as np
 from flax import nnx
 
 from jaxretr.config import AdapterShape
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.layers import Dense, Params, define, initialise, stack_layers
-
-if TYPE_CHECKING:  # bert.py imports this file.
-    from jaxretr.models.bert import BertConfig
 
 
 class Bottleneck(nnx.Module):
@@ -39,7 +37,7 @@ class Bottleneck(nnx.Module):
 class LayerAdapter(nnx.Module):
     """All adapters of one layer."""
 
-    def __init__(self, shape: AdapterShape, bert: "BertConfig", *, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, shape: AdapterShape, bert: BertConfig, *, dtype: Any, rngs: nnx.Rngs):
         sizes = dense_sizes(bert)
         check_shape(shape, sizes)
         if shape.lora_rank:
@@ -78,14 +76,14 @@ def check_shape(shape: AdapterShape, targets: Collection[str]) -> None:
         raise ValueError(f"lora_targets={shape.lora_targets}: choose among {', '.join(targets)}")
 
 
-def dense_sizes(bert: "BertConfig") -> dict[str, tuple[int, int]]:
+def dense_sizes(bert: BertConfig) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of a layer's dense layers, by name."""
     size, inner = bert.hidden_size, bert.intermediate_size
     square = dict.fromkeys(("query", "key", "value", "attention_out"), (size, size))
     return {**square, "ffn_in": (size, inner), "ffn_out": (inner, size)}
 
 
-def make_adapters(shape: AdapterShape, bert: "BertConfig", *, dtype: Any, stacked: bool, rngs: nnx.Rngs) -> Any:
+def make_adapters(shape: AdapterShape, bert: BertConfig, *, dtype: Any, stacked: bool, rngs: nnx.Rngs) -> Any:
     """The adapters of all layers, stacked as the layers are."""
     make = lambda rngs: LayerAdapter(shape, bert, dtype=dtype, rngs=rngs)  # noqa: E731
     if stacked:
@@ -93,7 +91,7 @@ def make_adapters(shape: AdapterShape, bert: "BertConfig", *, dtype: Any, stacke
     return nnx.List([make(rngs) for _ in range(bert.num_hidden_layers)])
 
 
-def init_adapter(shape: AdapterShape, bert: "BertConfig", seed: int) -> Params:
+def init_adapter(shape: AdapterShape, bert: BertConfig, seed: int) -> Params:
     """Draws the adapters of one encoder.
 
     Args:
@@ -109,7 +107,7 @@ def init_adapter(shape: AdapterShape, bert: "BertConfig", seed: int) -> Params:
     return initialise(lambda rngs: make_adapters(shape, bert, dtype=jnp.float32, stacked=True, rngs=rngs), seed)
 
 
-def abstract_adapter(shape: AdapterShape, bert: "BertConfig") -> Params:
+def abstract_adapter(shape: AdapterShape, bert: BertConfig) -> Params:
     """The shapes of what `init_adapter` draws (ShapeDtypeStructs); allocates nothing."""
     return define(lambda rngs: make_adapters(shape, bert, dtype=jnp.float32, stacked=True, rngs=rngs))[1]
 

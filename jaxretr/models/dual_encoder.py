@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import jax
 import numpy as np
@@ -188,22 +188,22 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         self.config, self.params, self.source = changed.config, changed.params, None
         self._engines.clear()
 
-    def merge_lora(self) -> "DualEncoder":
+    def merge_lora(self) -> Self:
         """This model with LoRA's products in the kernels, where they cost nothing; it is itself if that is so already."""
         return self._with_lora(merged=True)
 
-    def unmerge_lora(self) -> "DualEncoder":
+    def unmerge_lora(self) -> Self:
         """The reverse of `merge_lora`, up to rounding: this model with kernels as they were before."""
         return self._with_lora(merged=False)
 
-    def without_adapters(self) -> "DualEncoder":
+    def without_adapters(self) -> Self:
         """The encoder alone, without LoRA's products; the model itself if it has no adapters."""
         if self.config.adapter is None:
             return self
         bare = self.unmerge_lora()
         return self.replaced(dataclasses.replace(bare.config, adapter=None), partition(bare.params, ("adapter",))[0])
 
-    def as_plain(self) -> "DualEncoder":
+    def as_plain(self) -> Self:
         """The same vectors without adapters: LoRA's products become part of the kernels for good.
 
         Raises:
@@ -220,7 +220,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         config = dataclasses.replace(merged.config, adapter=None, lora_merged=False)
         return self.replaced(config, partition(merged.params, ("adapter",))[0])
 
-    def _with_lora(self, merged: bool) -> "DualEncoder":
+    def _with_lora(self, merged: bool) -> Self:
         shape = self.config.adapter
         if shape is None or not shape.lora_rank or merged == self.config.lora_merged:
             return self
@@ -230,9 +230,9 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         }
         return self.replaced(dataclasses.replace(self.config, lora_merged=merged), params)
 
-    def replaced(self, config: DualEncoderConfig, params: Params) -> "DualEncoder":
+    def replaced(self, config: DualEncoderConfig, params: Params) -> Self:
         """A model of another configuration and other parameters with this one's tokenizer, dtype and head."""
-        return DualEncoder(config, params, self.tokenizer, dtype=self.dtype, mlm_head=self.mlm_head)
+        return type(self)(config, params, self.tokenizer, dtype=self.dtype, mlm_head=self.mlm_head)
 
     # ---- encoding ----------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,8 @@ from jaxretr.config import AdapterShape, Pooling
 from jaxretr.errors import UserError
 from jaxretr.json_dataclass import dataclass_from
 from jaxretr.models.adapter_layers import abstract_adapter, check_shape, dense_sizes, init_adapter, kinds_of
-from jaxretr.models.bert import BertConfig, BertEncoder
+from jaxretr.models.bert import BertEncoder
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.layers import Params, define, initialise, matmuls_in
 
 Side = Literal["question", "passage"]

@@ -20,7 +20,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.parallel.machine import cpu_threads
 from jaxretr.parallel.numba_loops import compiled
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxretr.models.bert import BertConfig, BertEncoder, BertMaskedLm
+from jaxretr.models.bert import BertEncoder, BertMaskedLm
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.layers import Params, initialise
 from jaxretr.models.t5 import T5Config, T5Model
 

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxretr.models.bert import BertConfig, BertMaskedLm
+from jaxretr.models.bert import BertMaskedLm
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.layers import Params, bind, define, matmuls_in
 from jaxretr.objectives.token_step import SumLoss, masked_sum
 

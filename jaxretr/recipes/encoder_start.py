@@ -12,7 +12,7 @@ from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint, vocabular
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.adapter_layers import check_shape, dense_sizes, init_adapter
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, init_params, joint_params

@@ -14,7 +14,8 @@ from jaxretr.data.token_store import ids_dtype, random_windows
 from jaxretr.data.tokens import Template
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models.adapter import same_towers
-from jaxretr.models.bert import BertConfig, BertMaskedLm, fresh_head
+from jaxretr.models.bert import BertMaskedLm, fresh_head
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.formats.bert_params import export_bert
 from jaxretr.models.formats.hf_folder import write_folder

@@ -23,7 +23,7 @@ from tiny import BERT, lively
 from jaxretr.config import AdapterShape
 from jaxretr.errors import UserError
 from jaxretr.models.adapter_layers import init_adapter
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig, embed
 from jaxretr.models.formats import bert_params
 from jaxretr.models.formats.adapter_formats import kind_of, read_adapter_transformers, read_peft, write_peft

@@ -18,7 +18,8 @@ from tiny import lively
 from jaxretr.config import AdapterShape
 from jaxretr.errors import UserError
 from jaxretr.models.adapter_layers import abstract_adapter, count, init_adapter, merge_lora
-from jaxretr.models.bert import BertConfig, BertEncoder
+from jaxretr.models.bert import BertEncoder
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, embed, init_params
 from jaxretr.models.layers import define, unstack

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from jaxretr.errors import UserError
-from jaxretr.models.bert import BertConfig, BertEncoder
+from jaxretr.models.bert import BertEncoder
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.formats.bert_params import (
     BertCheckpoint,
     export_bert,

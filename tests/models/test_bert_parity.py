@@ -15,7 +15,8 @@ import pytest
 from flax import nnx
 from peers import torch, transformers
 
-from jaxretr.models.bert import BertConfig, BertEncoder
+from jaxretr.models.bert import BertEncoder
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import pool
 from jaxretr.models.formats.bert_params import BertCheckpoint, export_bert, read_checkpoint
 from jaxretr.models.formats.hf_files import write_safetensors

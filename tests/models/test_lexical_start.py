@@ -13,7 +13,7 @@ from jaxretr.data.readers import read_corpus
 from jaxretr.data.token_store import TokenStore, document_frequencies
 from jaxretr.data.tokens import Template, load_tokenizer
 from jaxretr.errors import UsageError
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.starts import lexical_start

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding
 from tiny import contrastive_config, contrastive_program, few_padding_rows, write_supervised
 
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig, abstract_params
 from jaxretr.objectives.contrastive import ContrastiveBatch, make_step
 from jaxretr.parallel import sharding

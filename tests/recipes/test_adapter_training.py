@@ -28,7 +28,7 @@ from jaxretr import optim
 from jaxretr import train as training
 from jaxretr.config import AdapterShape, ContrastiveConfig, Optimizer
 from jaxretr.models.adapter_layers import count
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, tower
 from jaxretr.models.layers import Params

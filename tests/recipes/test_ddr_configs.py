@@ -17,7 +17,7 @@ from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UsageError
 from jaxretr.models.adapter_layers import abstract_adapter, count
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.recipes.contrastive import ContrastiveRun
 from jaxretr.train import train

@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxretr.config import AdapterShape
 from jaxretr.errors import UserError
 from jaxretr.models.adapter_layers import abstract_adapter
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.formats import adapter_formats
 from jaxretr.models.formats.bert_params import check_sizes

@@ -19,7 +19,7 @@ from flax.traverse_util import flatten_dict
 from jaxretr.config import AdapterShape
 from jaxretr.errors import UserError
 from jaxretr.models.adapter_layers import abstract_adapter
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, some_names, write_safetensors
 from jaxretr.models.formats.name_table import Row, read_rows, write_rows
 from jaxretr.models.layers import Params

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxretr.errors import UserError
-from jaxretr.models.bert import BertConfig, BertEncoder
+from jaxretr.models.bert import BertEncoder
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.formats.hf_files import (
     TensorFiles,
     config_fields,

@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxretr.config import Pooling
 from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint
 from jaxretr.errors import UserError
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig, abstract_params
 from jaxretr.models.formats import adapter_folder, sentence_transformers
 from jaxretr.models.formats.bert_params import BertCheckpoint, check_sizes, read_checkpoint, read_dpr_cp

@@ -8,7 +8,7 @@ from typing import Any
 from jaxretr.config import Pooling
 from jaxretr.data.tokens import load_tokenizer, vocabulary_size
 from jaxretr.errors import UserError
-from jaxretr.models.bert import BertConfig
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.formats import sentence_transformers
 from jaxretr.models.formats.bert_params import bert_shape

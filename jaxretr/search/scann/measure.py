@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,16 +11,26 @@ from jaxretr.parallel.machine import cpu_threads
 from jaxretr.search.scann import certificate as certificates
 from jaxretr.search.scann import question_sets
 from jaxretr.search.scann.certificate import Certificate, Line, Recall
+from jaxretr.search.scann.layout import Facts
 from jaxretr.search.scann.question_sets import Questions
+from jaxretr.search.scann.rows import Rows
+from jaxretr.search.scann.searcher import Searcher
 from jaxretr.search.scann.tuning import Setting, tune
-
-if TYPE_CHECKING:
-    from jaxretr.search.scann.index import ScannIndex
 
 log = logging.getLogger(__name__)
 
 
-def tuned(index: "ScannIndex", questions: Questions | None, targets: Sequence[float]) -> tuple[Setting, ...]:
+class Measurable(Protocol):
+    """What measuring needs of an index, as `ScannIndex` has it."""
+
+    facts: Facts
+    rows: Rows
+    searcher: Searcher
+
+    def __len__(self) -> int: ...
+
+
+def tuned(index: Measurable, questions: Questions | None, targets: Sequence[float]) -> tuple[Setting, ...]:
     """A setting for each target; a warning for one that is not reached for certain."""
     n, k = len(index), index.facts.k
     if index.facts.kind == "exact" or questions is None:
@@ -49,7 +59,7 @@ def tuned(index: "ScannIndex", questions: Questions | None, targets: Sequence[fl
     return tuple(settings)
 
 
-def certify(index: "ScannIndex", questions: Questions) -> tuple[Questions, Certificate]:
+def certify(index: Measurable, questions: Questions) -> tuple[Questions, Certificate]:
     """Returns the questions with their exact neighbours, and the certificate."""
     part, n, facts = questions.certify, len(index), index.facts
     vectors = questions.vectors[part]
@@ -80,7 +90,7 @@ def certify(index: "ScannIndex", questions: Questions) -> tuple[Questions, Certi
     return question_sets.with_neighbours(questions, exact, index.rows.ids), certificate
 
 
-def recalls_again(index: "ScannIndex", questions: Questions) -> list[tuple[Recall, ...]]:
+def recalls_again(index: Measurable, questions: Questions) -> list[tuple[Recall, ...]]:
     """The recalls of a certificate that is not stale, against the neighbours that the questions note."""
     row_of = index.rows.row_of()
     exact = np.array([[row_of.get(name, -2) for name in names] for names in questions.neighbours], np.int64)
@@ -89,7 +99,7 @@ def recalls_again(index: "ScannIndex", questions: Questions) -> list[tuple[Recal
 
 
 def _recalls(
-    index: "ScannIndex", vectors: NDArray[np.float32], exact: NDArray[np.int64], own: NDArray[np.int64]
+    index: Measurable, vectors: NDArray[np.float32], exact: NDArray[np.int64], own: NDArray[np.int64]
 ) -> list[tuple[Recall, ...]]:
     depths = (index.facts.k, *certificates.DEPTHS)
     return [
@@ -98,7 +108,7 @@ def _recalls(
     ]
 
 
-def _searcher(index: "ScannIndex", setting: Setting) -> certificates.Search:
+def _searcher(index: Measurable, setting: Setting) -> certificates.Search:
     return lambda queries, k, threads: index.searcher.search(
         queries, min(k, len(index)), setting.leaves, setting.candidates, threads
     )
