@@ -55,7 +55,7 @@ SYSTEMS = {
     "dpr_retrieved": System("DPR, retrieved negatives, MS MARCO", "dpr_msmarco.py"),
     "spar_lexical": System("SPAR, lexical encoder, 21M passages", "spar_wiki_lexical.py"),
     "spar_joint": System(
-        "SPAR, base beside a frozen lexical encoder, 1M passages",
+        "SPAR, base next to a frozen lexical encoder, 1M passages",
         "dpr_nq.py",
         ("--joint.lexical", BASE),
         passages=1_000_000,

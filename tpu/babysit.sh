@@ -16,7 +16,7 @@ train_words /tmp/gs
 here=$(dirname "$0")
 failures=0
 
-trap 'echo "stopped; the run goes on, and $TPU_NAME costs money until it is deleted: tpu/delete.sh" >&2; exit 130' INT
+trap 'echo "stopped watching; the run continues, and $TPU_NAME costs money until it is deleted: tpu/delete.sh" >&2; exit 130' INT
 
 stop() {
   if [[ $TPU_DELETE != 0 ]]; then
@@ -33,7 +33,7 @@ failed() {
   if ((failures >= MAX_FAILURES)); then stop 1; fi
 }
 
-# Whether the TPU is gone, or going: that takes a moment to be known.
+# Whether the TPU has been taken away or is about to be; it takes a moment to show.
 taken_away() {
   local now
   now=$(state) || return

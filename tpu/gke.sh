@@ -4,7 +4,7 @@
 #          tpu/gke.sh status | logs [HOST] | delete                               each with [--dry-run] [--help]
 # A TPU: GKE_ACCELERATOR=tpu-v5-lite-podslice GKE_TOPOLOGY=4x4 (GKE_CHIPS_PER_HOST=4). GPUs: GKE_ACCELERATOR=gpu
 # GKE_GPU_TYPE=nvidia-h100-80gb GKE_HOSTS=2 (GKE_GPUS_PER_HOST=8). README.md has the other settings.
-# create: a set that has failed is made anew, and goes on from its checkpoints; one that runs or is finished stays.
+# create: recreates a failed set, which resumes from its checkpoints; leaves a running or finished one alone.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
 

@@ -4,7 +4,7 @@
 # The work directory must be one that all workers share; one that holds a checkpoint is resumed. A run that is still
 # going saves itself and ends first, or is killed after STOP_SECONDS (180). Corpora, questions and models in buckets are
 # mounted, wherever else gs:// occurs in the arguments and in the variables JAXRETR_*, which are handed on.
-# Exit codes, of `jaxretr train`: 0 finished; 75 not finished, the same command goes on; 1 failed; 2 wrong use; over 128
+# Exit codes, of `jaxretr train`: 0 finished; 75 not finished, the same command resumes it; 1 failed; 2 wrong use; over 128
 # killed by a signal; and 255 when not all workers could be asked.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
@@ -88,7 +88,7 @@ code=$(cat "$folder/code" 2>/dev/null) || { kill -0 "$(cat "$folder/pid")" && co
 END
 )
 
-# How much a worker's exit code says about what went wrong. 134: JAX aborts a process whose coordinator has gone.
+# How much a worker's exit code says about what went wrong. 134: JAX aborts a process whose coordinator has died.
 weight() {
   case $1 in
   0) echo 0 ;;

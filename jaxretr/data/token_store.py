@@ -356,7 +356,7 @@ def _open_if_whole(target: Path) -> TokenStore | None:
         return TokenStore(target)
     except DamagedStoreError as error:
         _log.warning("%s", str(error).replace("build it again", "building it again"))
-    # Renamed first: another process never sees it half gone.
+    # Renamed first: another process never sees it half deleted.
     aside = target.with_name(f"{target.name}.damaged-{secrets.token_hex(4)}")
     try:
         os.rename(target, aside)

@@ -125,7 +125,7 @@ def _found(question_id: str, judged: Mapping[str, int], retrieved: Mapping[str, 
         passage_id = list(retrieved)[int(np.isnan(scores).argmax())]
         raise UserError(f"the score of passage '{passage_id}' for question '{question_id}' is not a number")
     # Reversed, so that both the score and, among equal scores, the id descend. Python orders strings by code point,
-    # which is the order of their UTF-8 bytes, hence of C's strcmp.
+    # which is the order of their UTF-8 bytes, and therefore that of C's strcmp.
     ranking = sorted(zip(scores.tolist(), retrieved, strict=True), reverse=True)
     grades = [judged.get(passage_id) for _, passage_id in ranking]
     gains = [(rank, grade) for rank, grade in enumerate(grades, start=1) if grade is not None and grade > 0]

@@ -1,6 +1,6 @@
 """Vertex AI Vector Search: a folder to upload, whole, or with only what changed since an earlier one.
 
-The folder to upload is DIR/data, since Vertex refuses a folder that holds anything else. Beside it lie rows/ (for the
+The folder to upload is DIR/data, since Vertex refuses a folder that holds anything else. Next to it are rows/ (for the
 next export that writes only what changed), golden hits, manifest.json and README.md.
 """
 
@@ -231,7 +231,7 @@ def _readme(name: str, facts: dict[str, Any]) -> str:
     if facts["restricts"] or facts["crowding"]:
         named = [f"restricts: {', '.join(facts['restricts'])}"] if facts["restricts"] else []
         named += [f"crowding tag: {facts['crowding']}"] if facts["crowding"] else []
-        parts.append(f"Beside the vectors: {'; '.join(named)}.")
+        parts.append(f"Stored with the vectors: {'; '.join(named)}.")
     parts += [
         f"`jaxretr export ... --to vertex --since {name}` writes only what changes after this; rows/ is kept for that.",
         f"`jaxretr verify {name}` checks every file here against its hash, the data against Vertex's schema, and that "

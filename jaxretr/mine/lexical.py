@@ -60,7 +60,7 @@ def mine_lexical(
       out: a new or empty folder, or that of an interrupted call.
       queries: a file of questions, instead of sentences of the corpus.
       teachers: what ranks the passages: "bm25", "run:FILE" (a run of `queries`) or "model:MODEL" (by exact search).
-        Of several, training draws one for each query.
+        If there are several, training draws one for each query.
       positives: ranks 1 to this.
       negative_ranks: first and last rank of the negatives.
       sampling: sentences per passage; see `jaxretr.mine.sentence_queries.Sampling`. "position" by default.

@@ -262,7 +262,7 @@ def is_of_collective(error: BaseException | None) -> bool:
 def _tell(error: BaseException) -> None:
     """Tells the other processes that this one has failed, and lets it end without waiting for them."""
     if is_of_collective(error):
-        # Likely because another process is gone: the watch knows in a moment, and says it better.
+        # Probably because another process has died: the watch will know in a moment, and reports it better.
         time.sleep(_seconds("JAXRETR_LOST_SECONDS", _LOST_SECONDS) + 2 * _pause())
     code = getattr(error, "exit_code", 1)
     reason = " ".join(str(error).split())[:500] or type(error).__name__

@@ -263,7 +263,7 @@ def search_store(
 ) -> tuple[np.ndarray, list[list[str]]]:
     """Streams the shards through the devices once.
 
-    Of several processes, all of which must call this, each streams its share of the shards through its own devices.
+    With several processes, all of which must call this, each streams its share of the shards through its own devices.
 
     Args:
       store: N passages.

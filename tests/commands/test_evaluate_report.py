@@ -227,7 +227,7 @@ def test_curves_are_drawn(folder, capsys):
     assert "mrr@k" not in drawing  # mrr has no cut
     assert Path("e.pdf").read_bytes().startswith(b"%PDF")
     assert run(*WORDS[:-1], "mrr", "--plot", "f.png") == 2
-    assert "--plot draws a metric against its cut, and mrr has none" in the_error(capsys)
+    assert "a plot draws metrics against their cut, and mrr has none" in the_error(capsys)
     assert run(*WORDS, "--plot", "f.gif") == 2
     assert "give a name that ends in .png, .pdf, .svg" in the_error(capsys)
 

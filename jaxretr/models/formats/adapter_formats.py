@@ -82,7 +82,7 @@ _PARALLEL_ACCEPTED: _Accepted = {
     **dict.fromkeys(("shared_phm_rule", "hypercomplex_nonlinearity")),
 }
 _PARALLEL_REQUIRED = ("output_adapter", "is_parallel", "non_linearity", "original_ln_after")
-_TRANSFORMERS_REMEDY = "give LoRA, a parallel adapter beside the feed-forward network, or the union of both"
+_TRANSFORMERS_REMEDY = "give LoRA, an adapter parallel to the feed-forward network, or the union of both"
 
 
 def kind_of(folder: str | Path) -> Literal["peft", "adapter-transformers"] | None:
