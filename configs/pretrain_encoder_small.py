@@ -1,20 +1,31 @@
-"""The small BERT encoder that ships with the package: masked language modelling from scratch on a CPU.
+"""The small BERT encoder that ships with the package: it learns all-MiniLM-L6-v2's embeddings on a CPU.
 
-Needs wiki_passages and wiki_qa in the folder that JAXRETR_DATA names (default: data).
+Needs wiki_passages, wiki_qa and webquestions in the folder that JAXRETR_DATA names (default: data), and the teacher:
+the hub's, or the folder that JAXRETR_TEACHER names. Of wiki_qa's questions only the texts of its SQuAD, TyDi and BoolQ
+train parts are read: no judgement, no answer, and no question of Natural Questions, which the quickstart and
+configs/art_small.py train and test on.
 """
 
 import os
 
-from jaxretr.config import BertShape, MlmConfig, Optimizer, PretrainData, Train
+from jaxretr.config import BertShape, EmbeddingDistillationConfig, Optimizer, PretrainData, Train
 
 DATA = os.environ.get("JAXRETR_DATA", "data")
 
 
-def config() -> MlmConfig:
-    return MlmConfig(
+def config() -> EmbeddingDistillationConfig:
+    return EmbeddingDistillationConfig(
         name="pretrain_encoder_small",
-        data=PretrainData(corpora=(f"{DATA}/wiki_qa", f"{DATA}/wiki_passages"), max_length=96),
-        bert=BertShape(hidden_size=128, layers=4, heads=4, intermediate_size=512),
-        optimizer=Optimizer(learning_rate=1e-3, b2=0.98, weight_decay=0.01, warmup=0.05),
-        train=Train(steps=800, batch_size=32, log_every=50, save_every=200, eval_every=200, best_metric="loss"),
+        data=PretrainData(
+            corpora=(f"{DATA}/wiki_qa", f"{DATA}/wiki_passages"), vocab_size=16384, max_length=96, held_out=1000
+        ),
+        teacher_passages=60_000,
+        teacher_sentences=250_000,
+        teacher=os.environ.get("JAXRETR_TEACHER", "sentence-transformers/all-MiniLM-L6-v2"),
+        questions=(f"{DATA}/wiki_qa", f"{DATA}/webquestions/trainmodel.json"),
+        exclude_questions=("nq:",),
+        bert=BertShape(hidden_size=256, layers=3, heads=8, intermediate_size=1024),
+        dtype="bfloat16",
+        optimizer=Optimizer(learning_rate=1e-3, b2=0.98, weight_decay=0.01, warmup=0.03, final=0.0),
+        train=Train(steps=4000, batch_size=32, log_every=50, save_every=1000, eval_every=1000, best_metric="loss"),
     )

@@ -40,6 +40,7 @@ _FUNCTIONS = {
     "mine": "jaxretr.mine.mining",
     "mine_lexical": "jaxretr.mine.lexical",
     "mteb_model": "jaxretr.evaluate.mteb_adapter",
+    "report": "jaxretr.reporting.run_report",
     "run_overlap": "jaxretr.evaluate.run_overlap",
     "search": "jaxretr.search.searching",
     "search_bm25": "jaxretr.search.bm25.searching",
@@ -81,6 +82,7 @@ __all__ = [
     "mine",
     "mine_lexical",
     "mteb_model",
+    "report",
     "run_overlap",
     "search",
     "search_bm25",
@@ -119,6 +121,7 @@ if TYPE_CHECKING:
     from jaxretr.models.combining import combine
     from jaxretr.models.dual_encoder import DualEncoder
     from jaxretr.models.question_scorer import QuestionScorer
+    from jaxretr.reporting.run_report import report
     from jaxretr.search.bm25 import Bm25Index
     from jaxretr.search.bm25.searching import search_bm25
     from jaxretr.search.exact import ExactIndex

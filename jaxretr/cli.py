@@ -27,6 +27,7 @@ _OPTIONS = (
     "search",
     "bm25",
     "evaluate",
+    "report",
     "mine",
     "mine_lexical",
     "combine",
@@ -42,7 +43,20 @@ _OPTIONS = (
     "analyse",
 )
 _ORDER = (
-    *("quickstart", "train", "configs", "encode", "search", "evaluate", "bm25", "mine", "combine", "tune", "fuse"),
+    *(
+        "quickstart",
+        "train",
+        "configs",
+        "encode",
+        "search",
+        "evaluate",
+        "report",
+        "bm25",
+        "mine",
+        "combine",
+        "tune",
+        "fuse",
+    ),
     *("assemble", "adapt", "typos", "export", "update", "verify", "data", "analyse", "debug"),
 )
 # They have actions, and do something without one.

@@ -332,6 +332,16 @@ class Typos:
         return self.forms > 0 or self.augmentation > 0
 
 
+@dataclass(frozen=True)
+class Joint:
+    """Training together with a frozen lexical encoder (SPAR, Chen et al. 2022): the score is sim + w sim_L."""
+
+    lexical: str | None = None
+    """The lexical encoder's folder; None: the encoder is trained alone."""
+    weight: float = 1.0
+    """w at the beginning; it is trained with the encoder."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ArtConfig(Config):
     """Training from questions alone."""
@@ -340,6 +350,7 @@ class ArtConfig(Config):
     encoder: Encoder
     scorer: Scorer
     art: Art = field(default_factory=Art)
+    joint: Joint = field(default_factory=Joint)
     typos: Typos = field(default_factory=Typos)
     index: LiveIndex = field(default_factory=lambda: LiveIndex(write_back=True))
 
@@ -440,16 +451,6 @@ class Distillation:
 
 
 @dataclass(frozen=True)
-class Joint:
-    """Training together with a frozen lexical encoder (SPAR, Chen et al. 2022): the score is sim + w sim_L."""
-
-    lexical: str | None = None
-    """The lexical encoder's folder; None: the encoder is trained alone."""
-    weight: float = 1.0
-    """w at the beginning; it is trained with the encoder."""
-
-
-@dataclass(frozen=True)
 class Validation:
     """Validation on `data.dev` as DPR does it, in terms that do not depend on the number of devices."""
 
@@ -526,6 +527,34 @@ class MlmConfig(Config):
     """Of the matmuls' operands."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingDistillationConfig(Config):
+    """A small encoder that learns the embeddings of a larger one from texts alone (Reimers and Gurevych 2020)."""
+
+    data: PretrainData
+    teacher: str
+    """Any MODEL with one tower. Its embeddings are projected to their first principal components, as many as the
+    student has dimensions."""
+    teacher_passages: int = 50_000
+    """Passages of the corpora that the teacher embeds, spread evenly."""
+    teacher_sentences: int = 200_000
+    """Sentences of the corpora that it embeds in addition, spread evenly: as short as questions are."""
+    questions: tuple[str, ...] = ()
+    """Files of questions, or BEIR folders, whose texts it embeds as well; judgements stay unread."""
+    exclude_questions: tuple[str, ...] = ()
+    """Leave out the questions whose id begins with one of these."""
+    questions_split: str = "train"
+    """Of a BEIR folder among them: only the questions that this split of its qrels names."""
+    short_length: int = 32
+    """Tokens of a sentence or question."""
+    short_texts: int = 4
+    """Sentences and questions of a batch for each of its `train.batch_size` passages."""
+    bert: BertShape = field(default_factory=BertShape)
+    """Of the student."""
+    dtype: Dtype = "float32"
+    """Of the matmuls' operands."""
+
+
 @dataclass(frozen=True)
 class T5Shape:
     """A T5 (v1.0: relu, tied) to be trained from scratch."""
@@ -556,6 +585,16 @@ class PassageLmConfig(Config):
     """Tokens that are predicted of a window, at most."""
     window_held_out: float = 0.25
     """Share of the examples whose window is removed from the passage."""
+    ranked_questions: int = 0
+    """Questions of `data.pairs` in each step whose passage is to be likelier than others of BM25's ranking; 0: none."""
+    ranked_passages: int = 8
+    """Passages of each such question: its own, and others that are drawn from BM25's first `ranked_depth`."""
+    ranked_depth: int = 32
+    """How far down BM25's ranking of the corpora the others are drawn from."""
+    ranked_temperature: float = 0.1
+    """Divides the mean log-probabilities in the cross-entropy of a question's own passage among its passages."""
+    ranked_weight: float = 8.0
+    """What such a cross-entropy counts, in predicted tokens."""
     dtype: Dtype = "float32"
     """Of the matmuls' operands."""
 
@@ -565,6 +604,7 @@ KINDS: dict[str, type[Config]] = {
     "contrastive": ContrastiveConfig,
     "mlm": MlmConfig,
     "passage_lm": PassageLmConfig,
+    "embedding_distillation": EmbeddingDistillationConfig,
 }
 
 

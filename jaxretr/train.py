@@ -26,6 +26,7 @@ from jaxretr.config import (
     ArtConfig,
     Config,
     ContrastiveConfig,
+    EmbeddingDistillationConfig,
     MlmConfig,
     PassageLmConfig,
     check_numbers,
@@ -37,6 +38,7 @@ from jaxretr.loss_watch import LossWatch, stop
 from jaxretr.metrics_log import MetricsLog, read_metrics
 from jaxretr.parallel.compilation_cache import keep_programs
 from jaxretr.parallel.hosts import EXIT_AGAIN, agree, program_facts, together
+from jaxretr.parallel.machine import cpu_name, cpu_threads
 from jaxretr.parallel.mesh import DATA, make_mesh
 from jaxretr.profiling import StepTrace, Stopwatch
 from jaxretr.recipes.corpus_sizes import CorpusSize
@@ -129,6 +131,10 @@ def _recipe(config: Config) -> Any:
         from jaxretr.recipes.passage_lm import PassageLmRun
 
         return PassageLmRun
+    if isinstance(config, EmbeddingDistillationConfig):
+        from jaxretr.recipes.embedding_distillation import EmbeddingDistillationRun
+
+        return EmbeddingDistillationRun
     raise UsageError(f"{type(config).__name__}: no recipe for this kind of config")
 
 
@@ -221,6 +227,8 @@ def _train(
         if writes:
             # Only now: bad input, or a checkpoint that does not fit, must not bind the folder to this config.
             write_config(workdir, config)
+            if start < config.train.steps:
+                note_start(workdir, start, mesh)
         if start == config.train.steps:
             log.info("%s: all %d steps are done; nothing is left to train", folder, start)
         elif start:
@@ -375,6 +383,23 @@ def write_config(workdir: Path, config: Config) -> None:
     """Notes the config that the folder was begun with."""
     with atomic_write(workdir / "config.json") as file:
         json.dump(to_json(config), file, indent=2)
+
+
+def note_start(workdir: Path, step: int, mesh: Mesh) -> None:
+    """Adds to environment.json on what the run goes on from a step: devices, machine, versions."""
+    path = workdir / "environment.json"
+    starts = json.loads(path.read_text()) if path.exists() else []
+    device = mesh.devices.flat[0]
+    facts = {
+        "from_step": step,
+        "devices": f"{mesh.devices.size} x {device.device_kind}",
+        "platform": device.platform,
+        "processes": jax.process_count(),
+        "processor": f"{cpu_name()}, {cpu_threads()} threads",
+        **{name.removeprefix("version of "): value for name, value in program_facts().items()},
+    }
+    with atomic_write(path) as file:
+        json.dump([*starts, facts], file, indent=1)
 
 
 class Interruption:

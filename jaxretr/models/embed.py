@@ -158,8 +158,11 @@ def init_params(config: DualEncoderConfig, seed: int) -> Params:
     return {name: draw() for name in _towers(config)}
 
 
-def abstract_params(config: DualEncoderConfig) -> Params:
-    """The shapes of the parameters (ShapeDtypeStructs), laid out as by `init_params`; allocates nothing."""
+def abstract_params(config: DualEncoderConfig | JointConfig) -> Params:
+    """The shapes of `init_params`, or of `joint_params`, as ShapeDtypeStructs; allocates nothing."""
+    if isinstance(config, JointConfig):
+        parts = {"base": abstract_params(config.base), "lexical": abstract_params(config.lexical)}
+        return {**parts, "weight": jax.ShapeDtypeStruct((), jnp.float32)}
     tower: Params = {"bert": define(lambda rngs: BertEncoder(config.bert, rngs=rngs))[1]}
     if config.projection_size:
         shape = (config.bert.hidden_size, config.projection_size)
@@ -179,12 +182,6 @@ def _towers(config: DualEncoderConfig) -> tuple[str, ...]:
 def joint_params(base: Params, lexical: Params, weight: float) -> Params:
     """The parameters of both encoders and the weight of the lexical score, as `tower` and `embed` read them."""
     return {"base": base, "lexical": lexical, "weight": jnp.asarray(weight, jnp.float32)}
-
-
-def abstract_joint_params(config: JointConfig) -> Params:
-    """The shapes of `joint_params`; allocates nothing."""
-    parts = {"base": abstract_params(config.base), "lexical": abstract_params(config.lexical)}
-    return {**parts, "weight": jax.ShapeDtypeStruct((), jnp.float32)}
 
 
 def tower(params: Params, side: Side) -> Params:

@@ -1,6 +1,7 @@
 """Initial weights for runs with few steps to spend: each starts a model with a circuit that it would take long to learn.
 
-`context_start` is for masked language models, `copying_start` for T5 scorers, `lexical_start` for lexical retrievers.
+`context_start` is for masked language models, `copying_start` for T5 scorers, `lexical_start` for lexical retrievers,
+`static_start` for encoders that imitate another one.
 """
 
 from collections.abc import Sequence
@@ -174,4 +175,30 @@ def lexical_start(
         layers["ffn_out"]["kernel"] *= _RESIDUAL_GAIN
         last = layers["ffn_norm"]["scale"][-1]
     last[words:] = 0
+    return jax.tree.map(jnp.asarray, params)
+
+
+def static_start(config: BertConfig, vectors: np.ndarray, seed: int) -> Params:
+    """Draws initial parameters of an encoder whose mean over the tokens is nearly that of given vectors of its pieces.
+
+    With a teacher's embeddings of the pieces, each read as a text, the student begins as their average, which is a
+    usable embedding already (static embeddings, as in model2vec), and its layers learn what words in context add.
+
+    Args:
+      config: a post-LayerNorm BERT.
+      vectors: of the vocabulary's entries, float [V, D], D being `config.hidden_size`; of any length.
+      seed: of the random parameters.
+
+    Returns:
+      The parameters of a `BertEncoder`, float32.
+    """
+    params = jax.tree.map(np.array, initialise(lambda rngs: BertEncoder(config, rngs=rngs), seed))
+    lengths = np.sqrt(np.square(vectors).mean(axis=1, keepdims=True))
+    params["word_embedding"]["table"] = (_STD * vectors / np.maximum(lengths, 1e-6)).astype(np.float32)
+    for name in ("position_embedding", "type_embedding"):
+        params[name]["table"] *= POSITION_GAIN
+    if config.num_hidden_layers:
+        layers = params["layers"]
+        layers["attention_out"]["kernel"] *= _RESIDUAL_GAIN
+        layers["ffn_out"]["kernel"] *= _RESIDUAL_GAIN
     return jax.tree.map(jnp.asarray, params)

@@ -1,4 +1,4 @@
-"""Pretraining of a small scorer: a language model of texts that belong to a passage.
+"""Pretraining of a small scorer: a language model of texts that belong to a passage, and an order of passages.
 
 An example is a passage and a target text; the scorer learns p(target | passage). Two kinds of targets:
 
@@ -6,11 +6,22 @@ An example is a passage and a target text; the scorer learns p(target | passage)
   examples the window is cut out of the passage that the encoder sees (a held-out piece: topic), in the others it
   stays (copying, which is what tells a passage with a question's words from one without).
 - *a question* known to be answered by the passage, where such pairs are given.
+
+Likelihood alone does not make a ranker of a small model: what it spends its capacity on is mostly the same for all
+passages. So a question may also come with several passages, its own first, and the loss has the cross-entropy of its own
+among them, by the scores that ART asks for (the mean log-probabilities of its tokens).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+
+from jaxretr.models.layers import Params, bind, matmuls_in
+from jaxretr.models.scorer import Prompt, encoder_input, graph, mean_log_prob
+from jaxretr.models.t5 import T5Config, T5Model
+from jaxretr.objectives.token_step import SumLoss, masked_sum
 
 
 class Example(NamedTuple):
@@ -20,6 +31,66 @@ class Example(NamedTuple):
     passage_lengths: np.ndarray  # int32 [B]
     targets: np.ndarray  # [B, T]
     target_lengths: np.ndarray  # int32 [B]
+
+
+class RankedQuestions(NamedTuple):
+    """Questions with several passages each, of which the first is their own."""
+
+    passages: np.ndarray  # [G, C, M]
+    passage_lengths: np.ndarray  # int32 [G, C]
+    targets: np.ndarray  # [G, T]
+    target_lengths: np.ndarray  # int32 [G]
+
+
+class ScorerBatch(NamedTuple):
+    """What a step learns from."""
+
+    examples: Example
+    ranked: RankedQuestions | None
+
+
+def scorer_loss(
+    t5: T5Config, prompt: Prompt, dtype: Any, *, ranked_temperature: float, ranked_weight: float
+) -> SumLoss:
+    """Cross-entropy of the examples' target tokens and of the ranked questions' own passages, summed over a ScorerBatch.
+
+    A ranked question's loss is, with s_j the mean log-probability of its tokens given its passage j and tau the
+    temperature, -w log(exp(s_0 / tau) / sum_j exp(s_j / tau)) - sum_t log p(question_t | question_<t, passage 0).
+
+    Args:
+      t5: the scorer's shape.
+      prompt: its instruction.
+      dtype: of the matmuls' operands.
+      ranked_temperature: tau.
+      ranked_weight: w.
+    """
+    model = graph(t5, dtype)
+
+    def log_probs_of(bound: T5Model, passages: jax.Array, lengths: jax.Array, targets: jax.Array) -> jax.Array:
+        tokens, lengths = encoder_input(prompt, passages, lengths)
+        return bound.target_log_probs(targets, bound.encode(tokens, lengths), lengths)
+
+    def real(width: int, lengths: jax.Array) -> jax.Array:
+        return (jnp.arange(width) < lengths[..., None]).astype(jnp.float32)
+
+    def loss(params: Params, batch: ScorerBatch, _: Any) -> tuple[jax.Array, jax.Array]:
+        bound = bind(model, params)
+        passages, lengths, targets, target_lengths = map(jnp.asarray, batch.examples)
+        with matmuls_in(dtype):
+            log_probs = log_probs_of(bound, passages, lengths, targets)
+            total, count = masked_sum(-log_probs, real(log_probs.shape[1], target_lengths))
+            if batch.ranked is None:
+                return total, count
+            passages, lengths, targets, target_lengths = map(jnp.asarray, batch.ranked)
+            g, c, width = passages.shape
+            pairs = passages.reshape(g * c, width), lengths.reshape(-1), jnp.repeat(targets, c, axis=0)
+            ranked = log_probs_of(bound, *pairs).reshape(g, c, -1)
+        scores = mean_log_prob(ranked, jnp.repeat(target_lengths[:, None], c, axis=1)) / ranked_temperature
+        order = -jax.nn.log_softmax(scores, axis=-1)[:, 0].sum()
+        of_questions, tokens = masked_sum(-ranked[:, 0], real(ranked.shape[2], target_lengths))
+        return total + of_questions + ranked_weight * order, count + tokens
+
+    return loss
 
 
 def thinned_windows(

@@ -14,7 +14,7 @@ from jaxretr.data.batches import MadeAhead, QuestionBatches
 from jaxretr.data.token_store import TokenStore, ids_dtype
 from jaxretr.data.tokens import Template, load_tokenizer
 from jaxretr.errors import UsageError
-from jaxretr.models.embed import DualEncoderConfig, abstract_params
+from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_params
 from jaxretr.models.formats.model_shapes import scorer_shape, vocabulary_of
 from jaxretr.models.layers import Params, define
 from jaxretr.models.question_scorer import QuestionScorer, passage_length
@@ -26,7 +26,7 @@ from jaxretr.parallel.hosts import fingerprint
 from jaxretr.parallel.mesh import check_cpu_devices
 from jaxretr.recipes.art_texts import read_art_texts
 from jaxretr.recipes.corpus_sizes import CorpusSize
-from jaxretr.recipes.encoder_start import encoder_config, load_encoder
+from jaxretr.recipes.encoder_start import frozen_branches, load_model, model_config
 from jaxretr.recipes.outline import (
     INDEX,
     SCORER,
@@ -45,12 +45,11 @@ from jaxretr.recipes.whole_corpus import (
     abstract_train_state,
     activation_bytes,
     corpus_tokens,
-    frozen_branches,
     initial_state,
     put_batch,
     put_forms,
     refresh_is_due,
-    save_encoder,
+    save_model,
     select,
 )
 from jaxretr.state import CorpusState, TrainState
@@ -69,13 +68,19 @@ class ArtPrograms:
     """What an ART run compiles; it depends on the config, the shapes of the models and the size of the corpus alone."""
 
     def __init__(
-        self, config: ArtConfig, encoder: DualEncoderConfig, t5: T5Config, prompt: Prompt, corpus_rows: int, mesh: Mesh
+        self,
+        config: ArtConfig,
+        encoder: DualEncoderConfig | JointConfig,
+        t5: T5Config,
+        prompt: Prompt,
+        corpus_rows: int,
+        mesh: Mesh,
     ):
         """Builds the step; nothing is compiled yet.
 
         Args:
           config: of the run.
-          encoder: of its dual encoder.
+          encoder: of its dual encoder, or of the two that are trained jointly.
           t5: of its scorer.
           prompt: the scorer's instruction.
           corpus_rows: passages of the corpus.
@@ -108,7 +113,7 @@ class ArtPrograms:
             temperature=config.art.temperature or float(encoder.embedding_size) ** 0.5,
             typos=config.typos,
         )
-        self.frozen = frozen_branches(config.encoder)
+        self.frozen = frozen_branches(config.encoder, config.joint)
         self.optimizer = optim.build(config.optimizer, config.train.steps)
         self.train_step = make_step(self.program, self.optimizer, mesh)
 
@@ -118,7 +123,7 @@ class ArtRun(ArtPrograms):
 
     def __init__(self, config: ArtConfig, mesh: Mesh, workdir: Path):
         self.config, self.mesh = config, mesh
-        self.model = load_encoder(config.encoder, config.train.seed)
+        self.model = load_model(config.encoder, config.joint, config.train.seed)
         check_cpu_devices(mesh, self.model.config.bert.widest)
         self.scorer = QuestionScorer.from_pretrained(
             config.scorer.path,
@@ -165,7 +170,7 @@ class ArtRun(ArtPrograms):
     @staticmethod
     def outline(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
         """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it."""
-        encoder, t5 = encoder_config(config.encoder), scorer_shape(config.scorer.path)
+        encoder, t5 = model_config(config.encoder, config.joint), scorer_shape(config.scorer.path)
         local = Path(config.scorer.path).expanduser().is_dir()
         prompt = Prompt.of(load_tokenizer(config.scorer.path)) if local else T5_PROMPT
         run = ArtPrograms(config, encoder, t5, prompt, size.searched, mesh)
@@ -229,8 +234,8 @@ class ArtRun(ArtPrograms):
         return self.dev.metrics(state.train, self.whole, state.index)
 
     def save_model(self, state: ArtState, folder: Path) -> None:
-        """Writes the dual encoder's folder."""
-        save_encoder(self.model, state.train, folder)
+        """Writes the model's folder."""
+        save_model(self.model, state.train, folder)
 
     def batch(self, number: int) -> QuestionBatch:
         """The questions of step `number`, a function of (seed, number) alone."""

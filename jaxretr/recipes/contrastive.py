@@ -16,13 +16,13 @@ from jaxretr.data.token_store import document_frequencies
 from jaxretr.data.tokens import vocabulary_size
 from jaxretr.errors import UsageError
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_joint_params, abstract_params
+from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_params
 from jaxretr.models.starts import lexical_start
 from jaxretr.objectives.contrastive import ContrastiveBatch, ContrastiveProgram, make_step
 from jaxretr.parallel.hosts import fingerprint
 from jaxretr.parallel.mesh import check_cpu_devices, put_rows
 from jaxretr.recipes.corpus_sizes import CorpusSize
-from jaxretr.recipes.encoder_start import JointModel, encoder_config, joint_config, load_encoder
+from jaxretr.recipes.encoder_start import frozen_branches, load_model, model_config
 from jaxretr.recipes.outline import INDEX, TOKENS, AbstractCorpus, Outline, of_state, training_step
 from jaxretr.recipes.run_examples import read_run_examples
 from jaxretr.recipes.step_questions import StepQuestions
@@ -35,12 +35,11 @@ from jaxretr.recipes.whole_corpus import (
     abstract_train_state,
     activation_bytes,
     dev_questions,
-    frozen_branches,
     initial_state,
     put_batch,
     put_forms,
     refresh_is_due,
-    save_encoder,
+    save_model,
 )
 from jaxretr.state import CorpusState, TrainState
 
@@ -101,7 +100,7 @@ class ContrastivePrograms:
         )
         if self.program.searches and not corpus_rows:
             raise UsageError("retrieved negatives and the corpus-wide softmax need a corpus; set --data.corpus FILE")
-        self.frozen = ("lexical",) if config.joint.lexical is not None else frozen_branches(config.encoder)
+        self.frozen = frozen_branches(config.encoder, config.joint)
         self.optimizer = optim.build(config.optimizer, config.train.steps)
         self.train_step = make_step(self.program, self.optimizer, mesh)
 
@@ -113,8 +112,7 @@ class ContrastiveRun(ContrastivePrograms):
         check(config)
         self.config, self.mesh = config, mesh
         seed = config.train.seed
-        joint = config.joint.lexical is not None
-        self.model = JointModel(config.encoder, config.joint, seed) if joint else load_encoder(config.encoder, seed)
+        self.model = load_model(config.encoder, config.joint, seed)
         check_cpu_devices(mesh, self.model.config.bert.widest)
         stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
 
@@ -162,13 +160,11 @@ class ContrastiveRun(ContrastivePrograms):
     def outline(config: ContrastiveConfig, mesh: Mesh, size: CorpusSize) -> Outline:
         """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it."""
         check(config)
-        joint = config.joint.lexical is not None
-        encoder = joint_config(config.encoder, config.joint) if joint else encoder_config(config.encoder)
-        params = abstract_joint_params(encoder) if isinstance(encoder, JointConfig) else abstract_params(encoder)
+        encoder = model_config(config.encoder, config.joint)
         # What the training file has fewer of is less; the run reports it when it has read the file.
         positives = config.contrastive.max_positives if config.contrastive.positives == "all" else 1
         run = ContrastivePrograms(config, encoder, size.searched, positives, mesh)
-        state = abstract_train_state(params, run.optimizer, mesh, run.frozen)
+        state = abstract_train_state(abstract_params(encoder), run.optimizer, mesh, run.frozen)
         corpus = AbstractCorpus(config.encoder, encoder, mesh, size)
         contents = abstract_rows(mesh, "int32", corpus.rows)
         index = corpus.index(config.index)
@@ -259,10 +255,8 @@ class ContrastiveRun(ContrastivePrograms):
         return {**metrics, **self.dev.metrics(state.train, self.whole, state.index)}
 
     def save_model(self, state: ContrastiveState, folder: Path) -> None:
-        """Writes the dual encoder's folder."""
-        if isinstance(self.model, JointModel):
-            return self.model.save(state.train.weights, folder)
-        save_encoder(self.model, state.train, folder)
+        """Writes the model's folder."""
+        save_model(self.model, state.train, folder)
 
     def batch(self, number: int) -> ContrastiveBatch:
         """The examples of step `number`, a function of (seed, number) alone."""
@@ -285,12 +279,6 @@ class ContrastiveRun(ContrastivePrograms):
 def check(config: ContrastiveConfig) -> None:
     """Refuses settings that contradict each other."""
     negatives, contrastive = config.negatives, config.contrastive
-    if config.joint.lexical is not None and config.encoder.fresh_start != "random":
-        raise UsageError(
-            "encoder.fresh_start=lexical is for the lexical encoder, not for a base that is trained with a frozen one"
-        )
-    if config.joint.lexical is not None and config.encoder.adapter is not None:
-        raise UsageError("encoder.adapter and joint.lexical do not go together; leave one of them out")
     for name in ("static", "mined", "retrieved"):
         if getattr(negatives, name) < 0:
             raise UsageError(f"negatives.{name}={getattr(negatives, name)}: must be at least 0")

@@ -20,6 +20,46 @@ from jaxretr.models.formats.model_shapes import encoder_shape, vocabulary_of
 from jaxretr.models.layers import Params
 
 
+def load_model(encoder: EncoderConfig, joint: Joint, seed: int) -> "DualEncoder | JointModel":
+    """The model that a run starts from, together with the frozen lexical encoder if there is one.
+
+    Raises:
+      UserError: a model that cannot be read, or two that do not fit together.
+      UsageError: settings that contradict each other.
+    """
+    if joint.lexical is None:
+        return load_encoder(encoder, seed)
+    _check_joint(encoder)
+    return JointModel(encoder, joint, seed)
+
+
+def model_config(encoder: EncoderConfig, joint: Joint) -> DualEncoderConfig | JointConfig:
+    """The configuration of what `load_model` loads, told without any weights."""
+    if joint.lexical is None:
+        return encoder_config(encoder)
+    _check_joint(encoder)
+    return joint_config(encoder, joint)
+
+
+def frozen_branches(encoder: EncoderConfig, joint: Joint) -> tuple[str, ...]:
+    """Names of the branches of a model's parameters that a run does not train.
+
+    They are the lexical encoder, if there is one; or all but the adapters, if there are any.
+    """
+    if joint.lexical is not None:
+        return ("lexical",)
+    return () if encoder.adapter is None else ("bert", "projection")
+
+
+def _check_joint(encoder: EncoderConfig) -> None:
+    if encoder.fresh_start != "random":
+        raise UsageError(
+            "encoder.fresh_start=lexical is for the lexical encoder, not for a base that is trained with a frozen one"
+        )
+    if encoder.adapter is not None:
+        raise UsageError("encoder.adapter and joint.lexical do not go together; leave one of them out")
+
+
 def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
     """The dual encoder that a run starts from, with the config's pooling, lengths and dropout.
 
@@ -200,12 +240,17 @@ class JointModel:
         self.params: Params = joint_params(base.params, lexical.params, joint.weight)
         self.tokenizer: Any = base.tokenizer
 
-    def save(self, params: Params, folder: Path) -> None:
-        """Writes both encoders and the weight as one model."""
+    def combined(self, params: Params) -> CombinedEncoder:
+        """Both encoders and the weight as one model, with a run's parameters or with `self.params`."""
         params = jax.device_get(params)
         parts = [
             DualEncoder(config, params[name], self.tokenizer)
             for name, config in (("base", self.config.base), ("lexical", self.config.lexical))
         ]
+        return CombinedEncoder(parts, [1.0, float(params["weight"])], "concatenate", names=["base", "lexical"])
+
+    def save(self, params: Params, folder: Path) -> None:
+        """Writes both encoders and the weight as one model."""
+        encoder = self.combined(params)
         if jax.process_index() == 0:
-            CombinedEncoder(parts, [1.0, float(params["weight"])], "concatenate").save(folder)
+            encoder.save(folder)

@@ -77,7 +77,7 @@ class MlmRun(LanguageModelRun):
         width = config.data.max_length
         places = prediction_places(width, config.mask_rate)
 
-        def batch(rows: int) -> MaskedBatch:
+        def batch(rows: int, training: bool) -> MaskedBatch:
             of_places = [abstract_rows(mesh, dtype, rows, places) for dtype in ("int32", "int32", "float32")]
             tokens = abstract_rows(mesh, ids_dtype(bert.vocab_size), rows, width)
             return MaskedBatch(tokens, abstract_rows(mesh, "int32", rows), *of_places)

@@ -1,5 +1,6 @@
-"""Pretraining a small scorer as a passage-conditioned language model."""
+"""Pretraining a small scorer as a passage-conditioned language model, and as a ranker of passages."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,23 @@ from jaxretr.config import PassageLmConfig
 from jaxretr.data.readers import read_beir
 from jaxretr.data.token_store import ids_dtype
 from jaxretr.data.tokens import Template, scorer_target
+from jaxretr.errors import UsageError, UserError
 from jaxretr.models.formats.hf_folder import write_folder
 from jaxretr.models.formats.t5_params import export_t5
-from jaxretr.models.layers import Params, bind, define, matmuls_in
-from jaxretr.models.scorer import Prompt, encoder_input, graph
+from jaxretr.models.layers import define
+from jaxretr.models.scorer import Prompt
 from jaxretr.models.starts import copying_start
 from jaxretr.models.t5 import T5Config, T5Model
-from jaxretr.objectives.passage_lm import Example, thinned_windows
-from jaxretr.objectives.token_step import masked_sum
+from jaxretr.objectives.passage_lm import Example, RankedQuestions, ScorerBatch, scorer_loss, thinned_windows
 from jaxretr.parallel.mesh import check_cpu_devices
 from jaxretr.recipes.corpus_sizes import CorpusSize
 from jaxretr.recipes.outline import T5_PROMPT, Outline
 from jaxretr.recipes.text_pretraining import LanguageModelRun, TextData, TokenPrograms, language_model_outline
 from jaxretr.recipes.whole_corpus import abstract_rows
+from jaxretr.search.bm25 import Bm25Index
 from jaxretr.state import TrainState
+
+log = logging.getLogger(__name__)
 
 # How many ids "Question: " has in T5's own vocabulary.
 T5_TARGET_START = 3
@@ -34,6 +38,7 @@ class PassageLmRun(LanguageModelRun):
     """Wires text, targets, model and step together."""
 
     def __init__(self, config: PassageLmConfig, mesh: Mesh, workdir: Path):
+        check(config)
         data = TextData(config.data, "t5", Template.SCORER_PASSAGE, workdir / "data", config.data.max_length)
         self.t5 = passage_lm_t5(config, len(data.tokenizer))
         check_cpu_devices(mesh, max(self.t5.d_model, self.t5.d_ff))
@@ -48,9 +53,22 @@ class PassageLmRun(LanguageModelRun):
         params = define(lambda rngs: T5Model(t5, rngs=rngs))[1]
         ids = ids_dtype(t5.vocab_size)
 
-        def batch(rows: int) -> Example:
-            parts = [(config.data.max_length,), (), (target_width(config, T5_TARGET_START),), ()]
-            return Example(*(abstract_rows(mesh, ids if part else "int32", rows, *part) for part in parts))
+        wide, target = config.data.max_length, target_width(config, T5_TARGET_START)
+
+        def tokens(rows: int, *columns: int) -> Any:
+            return abstract_rows(mesh, ids, rows, *columns)
+
+        def lengths(rows: int, *columns: int) -> Any:
+            return abstract_rows(mesh, "int32", rows, *columns)
+
+        def batch(rows: int, training: bool) -> ScorerBatch:
+            examples = Example(tokens(rows, wide), lengths(rows), tokens(rows, target), lengths(rows))
+            g, c = config.ranked_questions, config.ranked_passages
+            if not g or not training:
+                return ScorerBatch(examples, None)
+            return ScorerBatch(
+                examples, RankedQuestions(tokens(g, c, wide), lengths(g, c), tokens(g, target), lengths(g))
+            )
 
         programs = passage_lm_programs(config, t5, T5_PROMPT, mesh)
         return language_model_outline(config, config.data.held_out, mesh, programs, params, batch)
@@ -60,6 +78,18 @@ class PassageLmRun(LanguageModelRun):
         params: Any = jax.device_get(state.params)
         if jax.process_index() == 0:
             write_folder(folder, *export_t5(self.t5, params), self.data.tokenizer)
+
+
+def check(config: PassageLmConfig) -> None:
+    """Refuses settings that contradict each other."""
+    if config.ranked_questions and config.data.pairs is None:
+        raise UsageError("ranked_questions takes questions from data.pairs; set --data.pairs FOLDER as well")
+    if config.ranked_questions and not 2 <= config.ranked_passages <= config.ranked_depth:
+        raise UsageError(
+            f"ranked_passages={config.ranked_passages}: from 2 to ranked_depth ({config.ranked_depth}) can be drawn"
+        )
+    if not config.ranked_temperature > 0:
+        raise UsageError(f"ranked_temperature={config.ranked_temperature}: must be above 0")
 
 
 def passage_lm_t5(config: PassageLmConfig, vocabulary: int) -> T5Config:
@@ -80,16 +110,13 @@ def passage_lm_t5(config: PassageLmConfig, vocabulary: int) -> T5Config:
 
 def passage_lm_programs(config: PassageLmConfig, shape: T5Config, prompt: Prompt, mesh: Mesh) -> TokenPrograms:
     """The compiled programs of a run whose T5 has this shape and reads this instruction."""
-    model = graph(shape, config.dtype)
-
-    def loss(params: Params, batch: Any, _: Any) -> tuple[jax.Array, jax.Array]:
-        t5 = bind(model, params)
-        tokens, lengths = encoder_input(prompt, batch.passages, batch.passage_lengths)
-        with matmuls_in(config.dtype):
-            log_probs = t5.target_log_probs(batch.targets, t5.encode(tokens, lengths), lengths)
-        real = jax.numpy.arange(log_probs.shape[1]) < batch.target_lengths[:, None]
-        return masked_sum(-log_probs, real.astype(log_probs.dtype))
-
+    loss = scorer_loss(
+        shape,
+        prompt,
+        config.dtype,
+        ranked_temperature=config.ranked_temperature,
+        ranked_weight=config.ranked_weight,
+    )
     return TokenPrograms.of(config, loss, mesh)
 
 
@@ -109,9 +136,12 @@ class Examples:
         self.width = target_width(config, len(start))
         self.pairs = np.zeros((0, 2), np.int64)
         if config.data.pairs:
-            self._read_pairs(config.data.pairs, config.data.exclude_pairs, tokenizer)
+            texts = self._read_pairs(config.data.pairs, config.data.exclude_pairs, tokenizer)
+            if config.ranked_questions:
+                self._rank(texts)
 
-    def _read_pairs(self, folder: str, exclude: str | None, tokenizer: Any) -> None:
+    def _read_pairs(self, folder: str, exclude: str | None, tokenizer: Any) -> list[str]:
+        """Tokenises the questions and finds their passages' rows; returns the questions' texts."""
         beir = read_beir(folder, "train")
         row = {id: number for number, id in enumerate(self.data.corpus.ids)}
         questions = [q for q in beir.questions if exclude is None or not q.id.startswith(exclude)]
@@ -127,8 +157,49 @@ class Examples:
                 if grade > 0 and id in row
             ]
         )
+        return [question.text for question in questions]
 
-    def batch(self, rows: np.ndarray, rng: np.random.Generator, training: bool) -> Example:
+    def _rank(self, questions: list[str]) -> None:
+        """BM25's first passages for each question, without those that are judged to answer it."""
+        depth = self.config.ranked_depth
+        log.info("BM25 ranks %d passages for %d questions", len(self.data.corpus), len(questions))
+        _, found = Bm25Index.build(self.data.corpus).search(questions, depth + 1)
+        answers: list[set[int]] = [set() for _ in questions]
+        for number, row in self.pairs:
+            answers[number].add(int(row))
+        self.others = [
+            np.array([row for row in rows if row >= 0 and int(row) not in known][:depth], np.int64)
+            for rows, known in zip(found, answers, strict=True)
+        ]
+        enough = np.array([len(rows) >= self.config.ranked_passages - 1 for rows in self.others], bool)
+        self.rankable = self.pairs[enough[self.pairs[:, 0]]]
+        if not len(self.rankable):
+            raise UserError(
+                f"{self.config.data.pairs}: BM25 finds fewer than {self.config.ranked_passages - 1} other passages for "
+                "each question; set --ranked-passages lower"
+            )
+
+    def batch(self, rows: np.ndarray, rng: np.random.Generator, training: bool) -> ScorerBatch:
+        """The examples of some passages, and in training the ranked questions."""
+        examples = self._examples(rows, rng, training)
+        if not training or not self.config.ranked_questions:
+            return ScorerBatch(examples, None)
+        chosen = self.rankable[rng.integers(0, len(self.rankable), self.config.ranked_questions)]
+        others = [
+            rng.choice(self.others[number], self.config.ranked_passages - 1, replace=False) for number, _ in chosen
+        ]
+        passages = np.concatenate([chosen[:, 1:], np.stack(others)], axis=1)
+        tokens, lengths = self.data.store.select(passages.reshape(-1), self.config.data.max_length)
+        questions = chosen[:, 0]
+        ranked = RankedQuestions(
+            tokens.reshape(*passages.shape, -1),
+            lengths.reshape(passages.shape),
+            self.questions[questions],
+            self.question_lengths[questions],
+        )
+        return ScorerBatch(examples, ranked)
+
+    def _examples(self, rows: np.ndarray, rng: np.random.Generator, training: bool) -> Example:
         """The examples of some passages; in training a share of them gives way to question-passage pairs."""
         config, data = self.config, self.data
         passages, lengths, drawn, drawn_lengths = thinned_windows(

@@ -1,4 +1,4 @@
-"""What the two pretraining recipes share: text to tokens, batches, the held-out loss."""
+"""What the recipes that learn from texts alone share: text to tokens, batches, the held-out loss."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -102,7 +102,12 @@ def evaluation_rows(config: Config, held_out: int, mesh: Mesh) -> int:
 
 
 def language_model_outline(
-    config: Config, held_out: int, mesh: Mesh, programs: TokenPrograms, params: Params, batch: Callable[[int], Any]
+    config: Config,
+    held_out: int,
+    mesh: Mesh,
+    programs: TokenPrograms,
+    params: Params,
+    batch: Callable[[int, bool], Any],
 ) -> Outline:
     """The programs of a pretraining run and the shapes of their arguments.
 
@@ -112,12 +117,12 @@ def language_model_outline(
       mesh: the devices.
       programs: the compiled ones.
       params: the shapes of the parameters.
-      batch: rows -> the shapes of a batch of so many passages.
+      batch: (rows, whether for training) -> the shapes of a batch of so many passages.
     """
     state = abstract_train_state(params, programs.optimizer, mesh)
-    planned = [training_step(programs.step, (state, batch(config.train.batch_size)), of_state(state))]
+    planned = [training_step(programs.step, (state, batch(config.train.batch_size, True)), of_state(state))]
     if size := evaluation_rows(config, held_out, mesh):
-        rows = batch(size)
+        rows = batch(size, False)
         groups = {PARAMETERS: state.params, BATCH: rows}
         what = f"for every {size} held-out passages"
         planned.append(Planned("evaluation", what, programs.evaluation, (state.weights, rows), groups))
@@ -125,7 +130,7 @@ def language_model_outline(
 
 
 class LanguageModelRun:
-    """A pretraining run as train.py sees it: a state, a step, a held-out loss.
+    """A run on texts as train.py sees it: a state, a step, a held-out loss.
 
     Args:
       config: the run's settings.
@@ -193,7 +198,11 @@ class LanguageModelRun:
             for n, part in enumerate(rows)
         ]
         total, count = np.sum([[float(x) for x in pair] for pair in sums], axis=0)
-        return {"loss": total / count, "perplexity": float(np.exp(total / count))}
+        return self.metrics(float(total / count))
+
+    def metrics(self, loss: float) -> dict[str, float]:
+        """What an evaluation reports of the mean held-out loss."""
+        return {"loss": loss, "perplexity": float(np.exp(loss))}
 
     def _put(self, batch: Any) -> Any:
         rows = NamedSharding(self.mesh, sharding.ROWS)

@@ -29,6 +29,7 @@ from jaxretr.models.partition import partition
 from jaxretr.objectives.live_index import IndexProgram, make_refresh, make_search
 from jaxretr.parallel import memory, sharding
 from jaxretr.parallel.mesh import DATA, padded_rows, put_rows
+from jaxretr.recipes.encoder_start import JointModel
 from jaxretr.state import CorpusState, CorpusTokens, TrainState
 
 log = logging.getLogger(__name__)
@@ -46,11 +47,6 @@ class Model(Protocol):
     def params(self) -> Params: ...
     @property
     def tokenizer(self) -> Any: ...
-
-
-def frozen_branches(config: EncoderConfig) -> tuple[str, ...]:
-    """Names of the branches of a dual encoder's parameters that a run does not train: all but the adapters, if any."""
-    return () if config.adapter is None else ("bert", "projection")
 
 
 class WholeCorpus:
@@ -283,8 +279,10 @@ def abstract_train_state(params: Params, optimizer, mesh: Mesh, frozen: Collecti
     return sharding.abstract(state, mesh)
 
 
-def save_encoder(model: DualEncoder, train: TrainState, folder: Path) -> None:
-    """Writes the dual encoder's folder with a run's parameters."""
+def save_model(model: DualEncoder | JointModel, train: TrainState, folder: Path) -> None:
+    """Writes the model's folder with a run's parameters."""
+    if isinstance(model, JointModel):
+        return model.save(train.weights, folder)
     params = jax.device_get(train.weights)
     if jax.process_index() == 0:
         # The head belongs to the encoder that it was trained with.

@@ -20,7 +20,7 @@ from jaxretr.storage.files import sha256
 from jaxretr.storage.paths import as_path, cache_folder, files_below, is_remote
 
 # What all processes of a run read when it resumes.
-_READ = ("config.json", "best.json", "metrics.jsonl")
+_READ = ("config.json", "best.json", "environment.json", "metrics.jsonl")
 
 # Token stores, and those of the text objectives: read through memory maps, and made from the data at any time.
 _LOCAL = ("tokens", "data")

@@ -8,16 +8,19 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tiny import DATA, contrastive_config, few_padding_rows, write_models, write_tokenizer
+from scipy.special import log_softmax
+from tiny import DATA, art_config, contrastive_config, few_padding_rows, write_models, write_tokenizer
 
 from jaxretr import train as training
-from jaxretr.config import BertShape, ContrastiveConfig, Joint
+from jaxretr.config import AdapterShape, ArtConfig, BertShape, ContrastiveConfig, Joint
 from jaxretr.data.readers import read_corpus
-from jaxretr.errors import UserError
+from jaxretr.errors import UsageError, UserError
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.parallel.mesh import make_mesh
+from jaxretr.recipes.art import ArtRun
 from jaxretr.recipes.contrastive import ContrastiveRun, ContrastiveState
+from jaxretr.recipes.corpus_sizes import corpus_size
 from jaxretr.recipes.encoder_start import load_encoder
 
 WEIGHT = 0.7
@@ -116,6 +119,64 @@ def test_a_joint_run_is_resumed_and_saved_as_one_model(folder: Path, monkeypatch
     assert note["weights"][0] == 1.0 and note["weights"][1] != WEIGHT
     lexical = DualEncoder.from_pretrained(folder / "lexical").encode_queries(questions)
     np.testing.assert_allclose(vectors[0][:, -24:], note["weights"][1] * lexical, rtol=1e-5)
+
+
+def art(folder: Path, **changes: dict[str, object]) -> ArtConfig:
+    return dataclasses.replace(art_config(folder, **changes), joint=Joint(str(folder / "lexical"), WEIGHT))
+
+
+def test_art_learns_beside_a_lexical_encoder(folder: Path) -> None:
+    """The live index holds both parts; the teacher's passages are those of the joint score, and so is the loss."""
+    losses, weights = {}, {}
+    for devices in (1, 8):
+        run = ArtRun(art(folder), make_mesh(jax.devices()[:devices]), folder / f"art{devices}")
+        state = run.init()
+        assert state.index.embeddings.shape[1] == 16 + 24
+        state, values = run.step(state, 0, run.batch(0))
+        losses[devices], weights[devices] = float(values["loss"]), float(state.train.params["weight"])
+        before, after = jax.device_get((run.model.params["lexical"], state.train.weights["lexical"]))
+        jax.tree.map(np.testing.assert_array_equal, before, after)
+    assert weights[1] != np.float32(WEIGHT)
+    np.testing.assert_allclose(losses[1], losses[8], rtol=1e-5)
+    np.testing.assert_allclose(weights[1], weights[8], rtol=1e-5)
+
+    base, lexical = load_encoder(art(folder).encoder), DualEncoder.from_pretrained(folder / "lexical")
+    run = ArtRun(art(folder), make_mesh(jax.devices()[:1]), folder / "art1")
+    texts = [run.questions[number].text for number in run.batches.indices(0)]
+    passages = list(run.corpus)
+    score = sum(
+        weight * encoder.encode_queries(texts).astype(np.float64) @ encoder.encode_passages(passages).T
+        for weight, encoder in ((1.0, base), (WEIGHT, lexical))
+    )
+    rows = np.argsort(-score, axis=1)[:, :4]
+    teacher = run.scorer.score(
+        [text for text in texts for _ in range(4)],
+        [{"title": passages[row].title, "text": passages[row].text} for found in rows for row in found],
+    ).reshape(-1, 4)
+    student = log_softmax(np.take_along_axis(score, rows, axis=1) / np.sqrt(16 + 24), axis=1)
+    target = log_softmax(teacher.astype(np.float64), axis=1)
+    expected = (np.exp(target) * (target - student)).sum(axis=1).mean()
+    np.testing.assert_allclose(losses[1], expected, rtol=1e-4)
+
+
+def test_art_with_a_lexical_encoder_is_saved_as_one_model(folder: Path) -> None:
+    plan = art(folder, train={"steps": 2, "eval_every": 2, "save_every": 2})
+    model = CombinedEncoder.from_pretrained(training.train(plan, folder / "art_run").model)
+    assert model.config.embedding_size == 16 + 24 and model.config.weights[0] == 1.0
+    planned = training.outline(plan, make_mesh(jax.devices()[:1]), corpus_size(plan))
+    assert {program.name for program in planned.programs} >= {"step", "refresh"}
+
+
+@pytest.mark.parametrize("name", ["fresh_start", "adapter"])
+def test_what_does_not_go_together_is_refused(folder: Path, name: str) -> None:
+    shape: Any = {
+        "fresh_start": {"fresh": BertShape(16, 1, 2, 16), "fresh_start": "lexical"},
+        "adapter": AdapterShape(2),
+    }
+    changes = shape[name] if isinstance(shape[name], dict) else {name: shape[name]}
+    for plan, kind in ((config(folder, encoder=changes), ContrastiveRun), (art(folder, encoder=changes), ArtRun)):
+        with pytest.raises(UsageError, match=name):
+            kind(plan, make_mesh(), folder / "refused")
 
 
 def test_encoders_that_read_other_tokens_are_refused(folder: Path, tmp_path: Path) -> None:

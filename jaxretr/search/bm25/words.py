@@ -123,6 +123,12 @@ def split_words(text: str) -> list[str]:
     return words
 
 
+def stems_of(text: str, stemmer: str | None = "english") -> list[str]:
+    """Returns the words of a text as BM25 compares them, in their order: split, folded and stemmed."""
+    stem = _stem_function(stemmer)
+    return [stem(word) for word in split_words(text)]
+
+
 def _words_one_by_one(text: str) -> list[str]:
     words = []
     for token in _TOKEN.finditer(text):

@@ -1,0 +1,99 @@
+"""The systems that a report compares: BM25, the encoder that a run began with, and what it became."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxretr.config import ArtConfig, ContrastiveConfig
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.questions import Question
+from jaxretr.data.readers import read_beir
+from jaxretr.evaluate.measuring import OF_ANSWERS, ByAnswers, ByQrels, Measure, Run, depth, run_of
+from jaxretr.evaluate.report import Measured, Report
+from jaxretr.evaluate.searches import bm25_search, encoder_search
+from jaxretr.models.combined_encoder import load_encoder
+from jaxretr.recipes.art_texts import read_art_texts
+from jaxretr.recipes.encoder_start import JointModel, load_model
+from jaxretr.recipes.run_examples import read_run_examples
+from jaxretr.recipes.whole_corpus import Judged, dev_questions
+from jaxretr.reporting.run_files import RunFiles
+from jaxretr.stores.encoding import Encoder
+
+METRICS = ("ndcg@10", "mrr@10", "recall@20", "recall@100")
+BM25, BEFORE = "BM25", "before training"
+
+
+class TestSet(NamedTuple):
+    """What is searched, and the questions that it is searched for."""
+
+    corpus: Corpus
+    questions: list[Question]
+    qrels: dict[str, dict[str, int]] | None
+    """None: the questions' answers are matched."""
+    source: str
+
+    def relevant(self) -> dict[str, set[str]]:
+        """Question id -> ids of the passages judged to answer it; empty without judgements."""
+        qrels = self.qrels or {}
+        return {question: {id for id, grade in of_one.items() if grade > 0} for question, of_one in qrels.items()}
+
+
+def test_set(run: RunFiles, beir: str | Path | None, split: str) -> TestSet | None:
+    """The questions of a BEIR folder, or without one those that the run was evaluated on; None where it was on none.
+
+    Raises:
+      UserError: the run's files are no longer where its config says.
+    """
+    if beir is not None:
+        read = read_beir(beir, split)
+        return TestSet(read.corpus, read.questions, read.qrels, f"{split} of {beir}")
+    found: tuple[Corpus, Judged | None]
+    if isinstance(run.config, ArtConfig):
+        texts = read_art_texts(run.config.data, run.folder / "tokens")
+        found = texts.corpus, texts.dev
+    elif isinstance(run.config, ContrastiveConfig) and run.config.data.has_dev_questions:
+        examples, data = read_run_examples(run.config), run.config.data
+        judged = dev_questions(data)
+        if data.held_out and examples.dev is not None:
+            judged = Judged(examples.dev.questions, examples.dev.qrels)
+        rows = slice(examples.corpus_rows)
+        found = (
+            Corpus(examples.passages.ids[rows], examples.passages.titles[rows], examples.passages.texts[rows]),
+            judged,
+        )
+    else:
+        return None
+    corpus, judged = found
+    return None if judged is None else TestSet(corpus, judged.questions, judged.qrels, f"dev questions of {run.name}")
+
+
+def before(run: RunFiles) -> Encoder | None:
+    """The model that a run began with; None where its weights were random."""
+    config = run.config
+    if not isinstance(config, ArtConfig | ContrastiveConfig) or config.encoder.fresh is not None:
+        return None
+    model = load_model(config.encoder, config.joint, config.train.seed)
+    return model.combined(model.params) if isinstance(model, JointModel) else model
+
+
+def compare(runs: Sequence[RunFiles], on: TestSet) -> Report:
+    """Searches with every run's model, with what the first began with, and with BM25.
+
+    Returns:
+      The first run against the others: BM25 and BEFORE come first among the baselines, then the further runs.
+    """
+    measure: Measure = ByAnswers(on.questions, on.corpus) if on.qrels is None else ByQrels(on.qrels)
+    metrics = OF_ANSWERS if on.qrels is None else METRICS
+    k = depth(metrics)
+    found: list[tuple[str, Run]] = [(BM25, run_of(bm25_search(on.corpus), on.questions, k))]
+    first, *others = runs
+
+    def searched(encoder: Encoder) -> Run:
+        return run_of(encoder_search(encoder, on.corpus, None), on.questions, k)
+
+    if (start := before(first)) is not None:
+        found.append((BEFORE, searched(start)))
+    found += [(run.name, searched(load_encoder(run.model))) for run in others if run.model is not None]
+    found.insert(0, (first.name, searched(load_encoder(str(first.model)))))
+    measured = [Measured(name, run, measure(run, metrics, name)) for name, run in found]
+    return Report.of(measured[0], measured[1:], measure)
