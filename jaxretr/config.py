@@ -245,6 +245,9 @@ class Art:
     """tau, which divides the student's scores; None is the square root of the embedding's size."""
     teacher_temperature: float = 1.0
     """Divides the teacher's scores."""
+    prior_weight: float = 0.0
+    """Of the student's own scores, held fixed, in the distribution that it is moved to. 0: ART. 1: the posterior under
+    the student, as in EMDR2 (jaxretr/objectives/art.py, `target`)."""
     shuffle_teacher: bool = False
     """The control: the teacher's scores of each question are dealt out to its passages at random."""
     chunk: int = 32
@@ -578,7 +581,11 @@ class PassageLmConfig(Config):
     """Pretraining of a scorer as a passage-conditioned language model."""
 
     data: PretrainData
+    start: str | None = None
+    """The folder or hub name of a T5 to go on from, with its tokenizer. None: a new one, with a vocabulary learnt from the
+    corpora."""
     t5: T5Shape = field(default_factory=T5Shape)
+    """Of a new one."""
     window: int = 48
     """The longest window of a passage that a target is drawn from, in tokens."""
     target_length: int = 24

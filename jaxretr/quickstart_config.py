@@ -3,7 +3,22 @@
 from pathlib import Path
 
 from jaxretr.assets import ENCODER_SMALL, QUICKSTART, SCORER_SMALL
-from jaxretr.config import Art, ArtConfig, ArtData, Encoder, LiveIndex, Optimizer, Scorer, Train
+from jaxretr.config import (
+    Art,
+    ArtConfig,
+    ArtData,
+    BertShape,
+    Contrastive,
+    ContrastiveConfig,
+    ContrastiveData,
+    Encoder,
+    LiveIndex,
+    Negatives,
+    Optimizer,
+    Scorer,
+    Train,
+    Validation,
+)
 
 
 def config(workdir: str = "runs") -> ArtConfig:
@@ -44,4 +59,38 @@ def config(workdir: str = "runs") -> ArtConfig:
         index=LiveIndex(refresh_every=10, write_back=False, dtype="float32", encode_rows=16),
         optimizer=Optimizer(learning_rate=2e-4, weight_decay=0.01, warmup=0.05),
         train=Train(steps=40, batch_size=16, log_every=5, save_every=20, eval_every=10),
+    )
+
+
+def lexical_config(workdir: str = "runs") -> ContrastiveConfig:
+    """SPAR's Lambda for the quickstart, on what `jaxretr mine lexical` makes of its passages.
+
+    A bag of word pieces: an encoder without layers, which begins as weighted random projections. It reads the same tokens
+    as the small encoder, so that both can be trained and searched as one.
+    """
+    base = config(workdir).encoder
+    return ContrastiveConfig(
+        name="quickstart_lexical",
+        data=ContrastiveData(
+            train=f"{workdir}/sentences",
+            dev=f"{workdir}/sentences/dev",
+            corpus=str(QUICKSTART),
+            token_cache=str(Path(workdir) / "tokens"),
+        ),
+        encoder=Encoder(
+            path=str(ENCODER_SMALL),
+            fresh=BertShape(hidden_size=512, layers=0, heads=8, intermediate_size=2048),
+            fresh_start="lexical",
+            shared=True,
+            pooling="mean",
+            normalise=True,
+            max_question_length=base.max_question_length,
+            max_passage_length=base.max_passage_length,
+            dropout=0.0,
+        ),
+        negatives=Negatives(static=1, mask_known_positives=False, mask_duplicates=False),
+        contrastive=Contrastive(temperature=0.05, chunk=64),
+        optimizer=Optimizer(learning_rate=5e-4, weight_decay=0.0, clip=2.0, warmup=0.1, final=0.0),
+        validation=Validation(hard_negatives=1, other_negatives=0),
+        train=Train(steps=80, batch_size=128, log_every=20, save_every=80, eval_every=80, best_metric="mrr"),
     )

@@ -60,6 +60,7 @@ RUN_BY = {
         "test_cli.py::test_quickstart_gets_its_arguments",
         "test_notebooks.py::test_art_quickstart_runs",  # what it runs
     ],
+    "report": ["test_run_report.py::test_the_page_has_what_was_measured"],
     "search": ["test_cli.py::test_search_finds_what_the_exact_index_finds"],
     "search --format": ["test_cli.py::test_search_over_a_saved_exact_index_in_every_format"],
     "search --where": ["test_search_command.py::test_filters_of_a_store_find_the_best_of_what_passes"],

@@ -7,8 +7,11 @@ _HERE = Path(__file__).parent
 QUICKSTART = _HERE / "quickstart"
 """BEIR folder of 5,000 passages and the questions they answer; see its NOTICE.txt."""
 
+REPHRASED = QUICKSTART / "rephrased.jsonl"
+"""Sixty of its test questions in other words, with the same ids."""
+
 ENCODER_SMALL = _HERE / "encoder_small"
-"""BERT, 4 layers of 128, masked language modelling only; see its model card."""
+"""BERT, 3 layers of 256, which learnt all-MiniLM-L6-v2's embeddings; see its model card."""
 
 SCORER_SMALL = _HERE / "scorer_small"
 """T5 scorer, 2 + 3 layers of 192; see its model card."""

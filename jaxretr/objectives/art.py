@@ -44,7 +44,12 @@ from jaxretr.state import CorpusState, CorpusTokens, TrainState
 
 
 def art_loss(
-    student: jax.Array, teacher: jax.Array, *, temperature: float, teacher_temperature: float = 1.0
+    student: jax.Array,
+    teacher: jax.Array,
+    *,
+    temperature: float,
+    teacher_temperature: float = 1.0,
+    prior_weight: float = 0.0,
 ) -> jax.Array:
     """KL(teacher || student) over each question's K passages (equations 2 to 4).
 
@@ -55,12 +60,35 @@ def art_loss(
       teacher: mean log-probability of the question given each passage, float32 [B, K]; no gradient flows into it.
       temperature: tau, which divides the student's scores.
       teacher_temperature: divides the teacher's.
+      prior_weight: see `target`; 0 is ART.
 
     Returns:
       float32 scalar: the batch's mean, in nats.
     """
-    everything = jnp.ones(student.shape, bool)
-    return kl_divergence(student / temperature, teacher / teacher_temperature, everything).mean()
+    scaled = student / temperature
+    return losses_of(scaled, target(scaled, teacher, teacher_temperature, prior_weight)).mean()
+
+
+def target(student: jax.Array, teacher: jax.Array, teacher_temperature: float, prior_weight: float) -> jax.Array:
+    """The logits of the distribution over the K passages that the student is moved to.
+
+    ART's teacher takes all retrieved passages to be equally likely before it reads the question. With a prior weight of
+    1 they are as likely as the student, which is held fixed, has them: the target is then the posterior
+    p(passage | question) ~ p(question | passage) p_student(passage | question), as in EMDR2 (Sachan et al. 2021,
+    https://arxiv.org/abs/2106.05346). A teacher that is no better a ranker than the student still teaches by it.
+
+    Args:
+      student: its scores, already divided by their temperature, float32 [..., K].
+      teacher: mean log-probabilities, float32 [..., K].
+      teacher_temperature: divides the teacher's.
+      prior_weight: of the student's scores.
+    """
+    return lax.stop_gradient(teacher / teacher_temperature + prior_weight * student)
+
+
+def losses_of(student: jax.Array, target: jax.Array) -> jax.Array:
+    """KL(softmax(target) || softmax(student)) of logits float32 [..., K], over the last axis."""
+    return kl_divergence(student, target, jnp.ones(student.shape, bool))
 
 
 @jax.tree_util.register_dataclass
@@ -149,7 +177,9 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
                 program, params, state.frozen, batch.tokens, batch.lengths, batch.forms, keys
             )  # [b, D], [b, V, D]
             p = embed_passages(program, params, state.frozen, found, keys.passages)  # [b, K, D]
-            losses, student = (x[:, 0] for x in compare(program, q[:, None], p, teacher))
+            student = scaled_scores(program, q[:, None], p)[:, 0]  # [b, K]
+            wanted = target(student, teacher, program.art.teacher_temperature, program.art.prior_weight)
+            losses = losses_of(student, wanted)
             terms: dict[str, jax.Array] = {}
             if forms is not None:
                 of_forms, terms = form_losses(
@@ -158,7 +188,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
                     forms,
                     student,
                     jnp.ones(student.shape, bool),
-                    lambda vectors: compare(program, vectors, p, teacher),
+                    lambda vectors: of_others(program, vectors, p, wanted),
                     tokens=batch.tokens,
                     temperature=program.temperature,
                 )
@@ -184,21 +214,25 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
     return step
 
 
-def compare(program: ArtProgram, vectors: jax.Array, p: jax.Array, teacher: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The loss of question vectors against the teacher's scores of their passages.
+def scaled_scores(program: ArtProgram, vectors: jax.Array, p: jax.Array) -> jax.Array:
+    """The scores of vectors float32 [b, F, D] with passages [b, K, D], divided by the temperature: [b, F, K]."""
+    return jnp.einsum("bfd,bkd->bfk", vectors, p, precision=lax.Precision.HIGHEST) / program.temperature
+
+
+def of_others(program: ArtProgram, vectors: jax.Array, p: jax.Array, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The losses of F other forms of each question against the question's own target.
 
     Args:
       program: the run's constants.
-      vectors: of questions, or of F forms of each, float32 [b, F, D].
-      p: of their passages, float32 [b, K, D].
-      teacher: its scores of the questions, whatever their form, float32 [b, K].
+      vectors: of the forms, float32 [b, F, D].
+      p: of the question's passages, float32 [b, K, D].
+      wanted: the target's logits, float32 [b, K].
 
     Returns:
-      losses float32 [b, F], and the student's scores divided by the temperature, float32 [b, F, K].
+      losses float32 [b, F], and the forms' scaled scores, float32 [b, F, K].
     """
-    student = jnp.einsum("bfd,bkd->bfk", vectors, p, precision=lax.Precision.HIGHEST) / program.temperature
-    everything = jnp.ones(student.shape, bool)
-    return kl_divergence(student, teacher[:, None] / program.art.teacher_temperature, everything), student
+    student = scaled_scores(program, vectors, p)
+    return losses_of(student, jnp.broadcast_to(wanted[:, None], student.shape)), student
 
 
 @jax.named_scope("teacher")

@@ -14,8 +14,10 @@ from jaxretr.data.token_store import ids_dtype
 from jaxretr.data.tokens import Template, scorer_target
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models.formats.hf_folder import write_folder
+from jaxretr.models.formats.model_shapes import scorer_shape
 from jaxretr.models.formats.t5_params import export_t5
-from jaxretr.models.layers import define
+from jaxretr.models.layers import Params, define
+from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.models.scorer import Prompt
 from jaxretr.models.starts import copying_start
 from jaxretr.models.t5 import T5Config, T5Model
@@ -39,17 +41,23 @@ class PassageLmRun(LanguageModelRun):
 
     def __init__(self, config: PassageLmConfig, mesh: Mesh, workdir: Path):
         check(config)
-        data = TextData(config.data, "t5", Template.SCORER_PASSAGE, workdir / "data", config.data.max_length)
-        self.t5 = passage_lm_t5(config, len(data.tokenizer))
+        start = None if config.start is None else QuestionScorer.from_pretrained(config.start)
+        tokenizer = None if start is None else start.tokenizer
+        data = TextData(config.data, "t5", Template.SCORER_PASSAGE, workdir / "data", config.data.max_length, tokenizer)
+        self.t5 = passage_lm_t5(config, len(data.tokenizer)) if start is None else start.config
+        self.start = None if start is None else start.params
         check_cpu_devices(mesh, max(self.t5.d_model, self.t5.d_ff))
         programs = passage_lm_programs(config, self.t5, Prompt.of(data.tokenizer), mesh)
         examples = Examples(config, data)
-        super().__init__(config, mesh, lambda seed: copying_start(self.t5, seed), programs, examples.batch, data)
+        super().__init__(config, mesh, self._first_parameters, programs, examples.batch, data)
+
+    def _first_parameters(self, seed: int) -> Params:
+        return copying_start(self.t5, seed) if self.start is None else self.start
 
     @staticmethod
     def outline(config: PassageLmConfig, mesh: Mesh, size: CorpusSize) -> Outline:
         """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it."""
-        t5 = passage_lm_t5(config, config.data.vocab_size)
+        t5 = passage_lm_t5(config, config.data.vocab_size) if config.start is None else scorer_shape(config.start)
         params = define(lambda rngs: T5Model(t5, rngs=rngs))[1]
         ids = ids_dtype(t5.vocab_size)
 

@@ -107,17 +107,40 @@ def report(
     path = Path(out).expanduser()
     if path.is_dir():
         raise UsageError(f"{out}: is a folder; give a file, such as {path / 'report.html'}")
-    comparison, shown, on = None, [], None
+    comparison, on = None, None
     if search:
         if read[0].model is None:
             raise UserError(f"{runs[0]}: has no model yet; wait for its first evaluation, or leave the searches out")
         on = searches.test_set(read[0], beir, split)
     if on is not None:
         comparison = searches.compare(read, on)
-        shown = _examples(comparison, on, examples)
-    with atomic_write(path) as file:
-        file.write(_page(read, comparison, shown, on))
-    return RunReport(read, comparison, shown, path)
+    return write_page(read, comparison, on, path, examples=examples)
+
+
+def write_page(
+    runs: Sequence[RunFiles],
+    comparison: Report | None,
+    on: searches.TestSet | None,
+    out: Path,
+    *,
+    examples: int = 6,
+    shown: Sequence[str] = (),
+) -> RunReport:
+    """Writes the page about runs whose searches were measured already.
+
+    Args:
+      runs: what they left.
+      comparison: the systems that were measured; the first is the one that the others are compared with.
+      on: what they were measured on; None where `comparison` is.
+      out: the page.
+      examples: questions whose searches are shown.
+      shown: names of the systems whose searches are shown, from the baseline to the model; by default BM25, what the
+        first run began with, and the runs.
+    """
+    found = [] if comparison is None or on is None else _examples(comparison, on, examples, shown)
+    with atomic_write(out) as file:
+        file.write(_page(runs, comparison, found, on))
+    return RunReport(runs, comparison, found, out)
 
 
 def _with_different_names(runs: Sequence[RunFiles]) -> list[RunFiles]:
@@ -128,12 +151,12 @@ def _with_different_names(runs: Sequence[RunFiles]) -> list[RunFiles]:
     return [dataclasses.replace(run, name=f"{run.folder.absolute().parent.name}/{run.name}") for run in runs]
 
 
-def _examples(comparison: Report, on: searches.TestSet, count: int) -> list[Example]:
+def _examples(comparison: Report, on: searches.TestSet, count: int, shown: Sequence[str]) -> list[Example]:
     systems = dict(zip(comparison.names, comparison.systems, strict=True))
     first, *others = systems
-    # BM25, what the run began with, then the runs, as a reader's eye goes from left to right.
-    order = [*(name for name in others if name in (searches.BM25, searches.BEFORE)), first]
-    order += [name for name in others if name not in order]
+    # From left to right as a reader's eye goes: the baseline, what the run began with, then the runs.
+    order = list(shown) or [name for name in others if name in (searches.BM25, searches.BEFORE)]
+    order += [] if shown else [first, *(name for name in others if name not in order)]
     relevant = on.relevant()
     common = common_stems(on.corpus)
     chosen = choose(on.questions, [systems[order[0]].run, systems[first].run], relevant, count)

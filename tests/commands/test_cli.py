@@ -37,6 +37,7 @@ COMMANDS = (
     "encode",
     "search",
     "evaluate",
+    "report",
     "bm25",
     "export",
     "verify",

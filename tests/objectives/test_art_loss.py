@@ -84,3 +84,19 @@ def test_by_default_scores_are_divided_by_the_root_of_the_embedding_s_size(tmp_p
     config, encoder = art_config(tmp_path), DualEncoderConfig(BERT)
     program = ArtPrograms(config, encoder, T5, Prompt((), ()), 20, make_mesh()).program
     assert program.temperature == 4.0 == BERT.hidden_size**0.5
+
+
+def test_with_a_prior_the_target_is_the_posterior() -> None:
+    """p(z | q) ~ p(q | z)^(1/T) p_student(z | q), and no gradient flows through the prior."""
+    rng = np.random.default_rng(5)
+    student, teacher = rng.normal(size=(2, 3, 4)).astype(np.float32)
+    prior = softmax(student / TAU)
+    likelihood = np.exp(teacher.astype(np.float64) / 0.5)
+    posterior = prior * likelihood / (prior * likelihood).sum(axis=1, keepdims=True)
+    settings = {"temperature": TAU, "teacher_temperature": 0.5, "prior_weight": 1.0}
+    expected = (posterior * (np.log(posterior) - np.log(prior))).sum(axis=1).mean()
+    loss, gradient = jax.value_and_grad(lambda s: art_loss(s, teacher, **settings))(student)
+    np.testing.assert_allclose(loss, expected, rtol=1e-4)
+    np.testing.assert_allclose(gradient, (prior - posterior) / TAU / 3, rtol=1e-3, atol=1e-6)
+    flat = art_loss(student, np.zeros_like(teacher), **settings)
+    np.testing.assert_allclose(flat, 0.0, atol=1e-6, err_msg="a teacher that prefers nothing changes nothing")
