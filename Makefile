@@ -2,7 +2,7 @@
 # .venv and installs what it needs when that is missing or out of date. Another Python: make PYTHON=python3.12 test
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-.PHONY: help quickstart reproduce-spar reproduce-ddr reproduce-typos test test-slow test-all mutations lint format bench docs notebooks clean
+.PHONY: help quickstart reproduce-art reproduce-spar reproduce-ddr reproduce-typos test test-slow test-all mutations lint format bench docs notebooks clean
 
 BIN := .venv/bin
 PYTHON ?= python3.11 python3.12 python3.13 python3
@@ -15,6 +15,9 @@ help: ## this list
 
 quickstart: .venv/.installed ## train and evaluate a retriever from questions alone, on the embedded data
 	$(BIN)/jaxretr quickstart
+
+reproduce-art: .venv/.installed ## the quickstart with three seeds (benchmarks/quickstart_seeds.py)
+	$(BIN)/python benchmarks/quickstart_seeds.py --runs runs/quickstart_seeds $(ART)
 
 reproduce-spar: .venv/.installed ## SPAR on the embedded data; on wiki_qa with JAXRETR_DATA=DIR (benchmarks/spar_wiki_qa.py)
 	$(BIN)/python benchmarks/spar_wiki_qa.py $(if $(JAXRETR_DATA),--data $(JAXRETR_DATA) --runs runs/spar,--embedded --runs runs/spar_embedded --seeds 0) $(SPAR)

@@ -47,6 +47,8 @@ SHOWN = ("recall@5", "recall@20", "recall@100", "mrr@10", "ndcg@10")
 BM25, ENCODER, LEXICAL = "BM25", "the encoder as it ships", "the lexical model (SPAR)"
 BEFORE, AFTER, CONTROL = "both, before ART", "both, after ART", "both, after ART with a shuffled teacher"
 DEPTH = 100
+# Held out of the sentences that the lexical model learns from; they choose its best checkpoint.
+DEV_SENTENCES = 500
 EXAMPLES = 3
 # Of the lexical score.
 WEIGHTS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.4, 2.0)
@@ -77,7 +79,7 @@ def main(workdir: Path, seed: int = 0, steps: int | None = None) -> dict[str, di
 
     log.info("1. SPAR: a lexical model learns BM25's ranking from sentences of the passages; no question is read")
     plan = lexical_config(str(workdir))
-    mine_lexical(corpus=str(QUICKSTART), out=plan.data.train, dev=500)
+    mine_lexical(corpus=str(QUICKSTART), out=plan.data.train, dev=DEV_SENTENCES)
     train(dataclasses.replace(plan, train=_with(plan.train, seed, None)), workdir / "lexical")
     lexical = DualEncoder.from_pretrained(workdir / "lexical")
     encoder = load_encoder(settings.encoder)

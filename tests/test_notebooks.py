@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import gzip
 import json
 import os
 import re
@@ -13,8 +12,9 @@ import nbformat
 import pytest
 import tiny
 from nbformat import NotebookNode
+from tiny import write_subset
 
-from jaxretr.assets import ARXIV_LANGUAGE, ARXIV_VISION, ENCODER_SMALL, QUICKSTART
+from jaxretr.assets import ARXIV_LANGUAGE, ARXIV_VISION, ENCODER_SMALL
 from jaxretr.data.lexical_set import LexicalSet
 from jaxretr.data.typos import PROFILES
 from jaxretr.metrics_log import read_metrics
@@ -23,23 +23,6 @@ from jaxretr.models.combined_encoder import CombinedEncoder
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 STEPS = 4
-
-
-def write_subset(folder: Path, source: Path = QUICKSTART, questions_a_split: int = 16) -> None:
-    """Writes a BEIR folder of a few questions of each split of an embedded one, and of their passages."""
-    (folder / "qrels").mkdir(parents=True)
-    questions, passages = set(), set()
-    for split in ("train", "dev", "test"):
-        lines = (source / f"qrels/{split}.tsv").read_text().splitlines()[: questions_a_split + 1]
-        (folder / f"qrels/{split}.tsv").write_text("\n".join(lines) + "\n")
-        for line in lines[1:]:
-            question, passage, _ = line.split("\t")
-            questions.add(question)
-            passages.add(passage)
-    for name, kept in (("corpus", passages), ("queries", questions)):
-        with gzip.open(source / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
-            rows = [line for line in lines if json.loads(line)["_id"] in kept]
-        (folder / f"{name}.jsonl").write_text("".join(rows), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

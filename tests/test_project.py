@@ -81,7 +81,7 @@ def imported(folder: Path) -> dict[str, str]:
 
 
 def test_requirements_are_what_the_package_imports() -> None:
-    module_of = {"orbax-checkpoint": "orbax", "PyStemmer": "Stemmer"}
+    module_of = {"orbax-checkpoint": "orbax", "PyStemmer": "Stemmer", "Jinja2": "jinja2", "MarkupSafe": "markupsafe"}
     installed = {module_of.get(requirement.name, requirement.name) for requirement in requirements("requirements.txt")}
     found = imported(ROOT / "jaxretr")
     missing = {name: path for name, path in found.items() if name not in installed}

@@ -1,6 +1,7 @@
 """Tiny random models, tokenizers and runs for tests."""
 
 import dataclasses
+import gzip
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxretr.assets import QUICKSTART
 from jaxretr.config import (
     Art,
     ArtConfig,
@@ -238,3 +240,20 @@ def few_padding_rows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jaxretr.parallel.mesh.ROW_MULTIPLE", 8)
         yield
+
+
+def write_subset(folder: Path, source: Path = QUICKSTART, questions_a_split: int = 16) -> None:
+    """Writes a BEIR folder of a few questions of each split of an embedded one, and of their passages."""
+    (folder / "qrels").mkdir(parents=True)
+    questions, passages = set(), set()
+    for split in ("train", "dev", "test"):
+        lines = (source / f"qrels/{split}.tsv").read_text().splitlines()[: questions_a_split + 1]
+        (folder / f"qrels/{split}.tsv").write_text("\n".join(lines) + "\n")
+        for line in lines[1:]:
+            question, passage, _ = line.split("\t")
+            questions.add(question)
+            passages.add(passage)
+    for name, kept in (("corpus", passages), ("queries", questions)):
+        with gzip.open(source / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
+            rows = [line for line in lines if json.loads(line)["_id"] in kept]
+        (folder / f"{name}.jsonl").write_text("".join(rows), encoding="utf-8")

@@ -160,14 +160,15 @@ CONFIGS = sorted((REPOSITORY / "configs").glob("*.py"))
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_can_be_planned(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its step is traced for 8 devices, without weights or data; earlier runs' models stand in by their shape."""
-    for name in ("JAXRETR_DATA", "JAXRETR_DAM", "JAXRETR_START", "JAXRETR_CORPUS", "JAXRETR_TRAIN"):
+    for name in ("JAXRETR_DATA", "JAXRETR_DAM", "JAXRETR_START", "JAXRETR_CORPUS", "JAXRETR_TRAIN", "JAXRETR_TEACHER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(REPOSITORY)
     config: Any = configuration.load(path)
     if hasattr(config, "encoder") and config.encoder.path.startswith("runs/"):
         config = configuration.load(path, ["--encoder.path", "bert-base-uncased"])
     if getattr(config, "start", None) is not None and config.start.startswith("runs/"):
-        config = configuration.load(path, ["--start", "bert-base-uncased"])
+        kind = "google/t5-v1_1-base" if hasattr(config, "t5") else "bert-base-uncased"
+        config = configuration.load(path, ["--start", kind])
     outlined = outline(config, make_mesh(), corpus_size(config, 1_000_000))
     step = outlined.programs[0]
     # spar_small's encoder has no layers: its products are the scores alone.

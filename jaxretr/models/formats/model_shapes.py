@@ -28,7 +28,12 @@ _BERTS = {
         hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
     ),
 }
-KNOWN_BERTS = _BERTS | {f"google-bert/{name}": bert for name, bert in _BERTS.items()}
+_MINILM = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
+KNOWN_BERTS = {
+    **_BERTS,
+    **{f"google-bert/{name}": bert for name, bert in _BERTS.items()},
+    "sentence-transformers/all-MiniLM-L6-v2": _MINILM,
+}
 
 _T5_BASE = T5Config(d_model=768, d_ff=2048, num_heads=12, num_layers=12, num_decoder_layers=12)
 _T5_LARGE = T5Config(d_model=1024, d_ff=2816, num_heads=16, num_layers=24, num_decoder_layers=24)
