@@ -30,9 +30,11 @@ from jaxretr.assets import QUICKSTART
 from jaxretr.checkpoint import Checkpoints
 from jaxretr.data.readers import read_beir
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.parallel.mesh import make_mesh
 from jaxretr.recipes.encoder_start import load_encoder
 from jaxretr.train import build
+from jaxretr.train import train as run_training
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 start_process = subprocess.run
@@ -388,3 +390,51 @@ def test_make_arxiv_data(main: Main, data: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(module, "OUT", tmp_path)
     monkeypatch.setattr(module, "SPLITS", {field: {"train": 3, "dev": 2, "test": 2} for field in ("cv", "cl")})
     assert "cl 7 abstracts" in main(module, data / "arxiv")
+
+
+def test_quickstart_seeds(main: Main, tmp_path: Path) -> None:
+    """On what quickstarts left: tests/test_quickstart.py runs one."""
+    for seed, value in ((0, 0.5), (1, 0.7)):
+        folder = tmp_path / f"seed{seed}"
+        folder.mkdir()
+        of_system = dict.fromkeys(("recall@5", "recall@20", "recall@100", "mrr@10", "ndcg@10"), value)
+        harder = {"with typos": {"after": of_system, "BM25": of_system, "questions": 9}}
+        results = {"test": {"after": of_system}, "harder": harder, "lexical_weight": 0.4}
+        (folder / "results.json").write_text(json.dumps(results))
+        (folder / "seconds.json").write_text("12.3")
+    printed = main(importlib.import_module("quickstart_seeds"), "--seeds", 0, 1, "--runs", tmp_path)
+    assert "| after | " + " | ".join(["60.0 ± 14.1"] * 5) + " |" in printed
+    assert "| 9 with typos | " + " | ".join(["60.0 ± 14.1"] * 4) + " |" in printed
+    assert "lexical weight: 0.4, 0.4" in printed and "seconds: 12, 12" in printed
+
+
+def test_make_small_models(main: Main, tiny_models: Path, tmp_path: Path) -> None:
+    """The package's folders of a run of each kind: the same vectors and scores up to float16, and a head."""
+    teacher = {"path": str(tiny_models / "encoder"), "pooling": "mean", "normalise": True, "shared": True}
+    limits = {"max_question_length": 16, "max_passage_length": 24}
+    load_encoder(config.Encoder(**teacher, **limits)).save(tmp_path / "teacher")
+    text = config.PretrainData(corpora=(str(DATA),), vocab_size=400, vocabulary_every=1, max_length=24, held_out=8)
+    steps = config.Train(steps=1, batch_size=8, log_every=1, best_metric="loss")
+    bert = config.BertShape(hidden_size=16, layers=1, heads=2, intermediate_size=16)
+    t5 = config.T5Shape(d_model=32, d_kv=8, d_ff=48, heads=4, encoder_layers=1, decoder_layers=1)
+    distilled = config.EmbeddingDistillationConfig(
+        name="encoder", data=text, teacher=str(tmp_path / "teacher"), teacher_sentences=10, bert=bert, train=steps
+    )
+    run_training(distilled, tmp_path / "encoder")
+    run_training(config.PassageLmConfig(name="scorer", data=text, t5=t5, train=steps), tmp_path / "scorer")
+    runs = ["--encoder", tmp_path / "encoder", "--scorer", tmp_path / "scorer"]
+    main(importlib.import_module("make_small_models"), *runs, "--head-steps", 2, "--out", tmp_path / "assets")
+
+    questions = ["who wrote the book", "where is the lake"]
+    packed = DualEncoder.from_pretrained(tmp_path / "assets/encoder_small", pooling="mean")
+    assert packed.mlm_head is not None
+    theirs = DualEncoder.from_pretrained(tmp_path / "encoder").encode_queries(questions)
+    ours = packed.encode_queries(questions)
+    np.testing.assert_allclose(ours / np.linalg.norm(ours, axis=1, keepdims=True), theirs, atol=2e-3)
+    scores = [
+        QuestionScorer.from_pretrained(tmp_path / name, max_length=48).score(
+            questions, [{"title": "", "text": "a book"}] * 2
+        )
+        for name in ("assets/scorer_small", "scorer/model")
+    ]
+    np.testing.assert_allclose(scores[0], scores[1], atol=2e-2)
