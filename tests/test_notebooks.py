@@ -179,8 +179,8 @@ def test_ddr_domains_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
         perplexity = re.search(rf"{name}: held-out perplexity (\d+) before, (\d+) after", printed)
         assert perplexity and int(perplexity[2]) < int(perplexity[1])
 
-    # LoRA of rank 32 at query and value, and a bottleneck of 32, in 4 layers of 128; in float32.
-    size = 4 * (2 * 2 * 128 * 32 + 2 * 128 * 32 + 32 + 128)
+    # LoRA of rank 32 at query and value, and a bottleneck of 32, in 3 layers of 256; in float32.
+    size = 3 * (2 * 2 * 256 * 32 + 2 * 256 * 32 + 32 + 256)
     shown = re.search(r"the relevance module: ([\d,]+) parameters, ([\d,]+) kB", printed)
     assert shown and [int(number.replace(",", "")) for number in shown.groups()] == [
         size,
