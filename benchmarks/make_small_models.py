@@ -1,8 +1,9 @@
-"""Puts the small models that were trained by configs/pretrain_*_small.py into the package, as float16.
+"""Puts the small models into the package, as float16, when their three configs have been trained.
 
     jaxretr train pretrain_encoder_small --workdir runs/encoder
     jaxretr train pretrain_scorer_small --workdir runs/scorer
-    python benchmarks/make_small_models.py --encoder runs/encoder --scorer runs/scorer
+    jaxretr train rank_scorer_small --workdir runs/ranker
+    python benchmarks/make_small_models.py --encoder runs/encoder --scorer runs/ranker
 
 The encoder gets a head of masked language modelling, which `jaxretr adapt` goes on with: it is trained for `--head-steps`
 steps on the texts of the encoder's own run, with the encoder frozen. Their model cards are not touched.
@@ -44,7 +45,7 @@ def with_head(run: RunFiles, steps: int) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", type=Path, help="run of configs/pretrain_encoder_small.py")
-    parser.add_argument("--scorer", type=Path, help="run of configs/pretrain_scorer_small.py")
+    parser.add_argument("--scorer", type=Path, help="run of configs/rank_scorer_small.py")
     parser.add_argument("--head-steps", type=int, default=400)
     parser.add_argument("--out", type=Path, default=ENCODER_SMALL.parent, help="default: the package's assets")
     args = parser.parse_args()

@@ -27,5 +27,5 @@ def config() -> EmbeddingDistillationConfig:
         bert=BertShape(hidden_size=256, layers=3, heads=8, intermediate_size=1024),
         dtype="bfloat16",
         optimizer=Optimizer(learning_rate=1e-3, b2=0.98, weight_decay=0.01, warmup=0.03, final=0.0),
-        train=Train(steps=4000, batch_size=32, log_every=50, save_every=1000, eval_every=1000, best_metric="loss"),
+        train=Train(steps=3000, batch_size=32, log_every=50, save_every=1000, eval_every=1000, best_metric="loss"),
     )

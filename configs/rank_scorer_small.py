@@ -25,6 +25,7 @@ def config() -> PassageLmConfig:
         ranked_questions=8,
         ranked_passages=8,
         ranked_temperature=0.25,
+        dtype="bfloat16",
         optimizer=Optimizer(learning_rate=3e-4, b2=0.98, weight_decay=0.0, warmup=0.03, final=0.0),
         train=Train(steps=1500, batch_size=8, log_every=50, save_every=500, eval_every=500, best_metric="loss"),
     )

@@ -3,8 +3,9 @@
 Two systems of the library take part, and neither trains on which passage answers which question. A lexical model
 learns BM25's ranking from sentences of the passages (SPAR). Beside it, and with the score of both, the small encoder is
 trained on 3,755 questions by ART, whose teacher is a frozen T5. What comes out is one dense model, the concatenation of
-both. 423 dev questions with judgements choose the weight of the lexical score and the best checkpoint. It is measured on 1,041 other questions, next to BM25 and to a control that must not learn: the same steps with the
-teacher's scores dealt out at random.
+both. 423 dev questions with judgements choose the weight of the lexical score and the best checkpoint. It is measured on
+1,041 other questions, next to BM25 and to a control that must not learn: the same steps with the teacher's scores dealt
+out at random.
 """
 
 import dataclasses
@@ -90,7 +91,7 @@ def main(workdir: Path, seed: int = 0, steps: int | None = None) -> dict[str, di
     before = CombinedEncoder([encoder, lexical], [1.0, weight])
     log.info("the lexical score's weight, chosen on %d dev questions: %g", len(dev.questions), weight)
 
-    log.info("2. ART: the encoder learns beside it from %s", "the training questions alone")
+    log.info("2. ART: the encoder learns beside it from the training questions alone")
     joint = dataclasses.replace(settings, joint=Joint(str(workdir / "lexical"), weight))
     train(joint, workdir / "art")
     log.info("3. the control: the same with a shuffled teacher")
@@ -127,8 +128,7 @@ def main(workdir: Path, seed: int = 0, steps: int | None = None) -> dict[str, di
     draw_curve(workdir)
     runs = [RunFiles.read(workdir / name) for name in ("art", "shuffled_teacher", "lexical")]
     on = TestSet(test.corpus, test.questions, test.qrels, "the test questions")
-    shown = [name for name in (BM25, BEFORE, AFTER) if name in searches]
-    write_page(runs, report, on, workdir / "report.html", shown=shown)
+    write_page(runs, report, on, workdir / "report.html", shown=(BM25, BEFORE, AFTER))
 
     print(f"\n{len(test.questions)} test questions, none of them trained on; {len(test.corpus)} passages. In percent:")
     print_table(table)

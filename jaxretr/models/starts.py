@@ -170,10 +170,8 @@ def lexical_start(
         params[name]["table"][:] = 0
     last = params["norm"]["scale"]
     if config.num_hidden_layers:
-        layers = params["layers"]
-        layers["attention_out"]["kernel"] *= _RESIDUAL_GAIN
-        layers["ffn_out"]["kernel"] *= _RESIDUAL_GAIN
-        last = layers["ffn_norm"]["scale"][-1]
+        _weaken_layers(params)
+        last = params["layers"]["ffn_norm"]["scale"][-1]
     last[words:] = 0
     return jax.tree.map(jnp.asarray, params)
 
@@ -198,7 +196,11 @@ def static_start(config: BertConfig, vectors: np.ndarray, seed: int) -> Params:
     for name in ("position_embedding", "type_embedding"):
         params[name]["table"] *= POSITION_GAIN
     if config.num_hidden_layers:
-        layers = params["layers"]
-        layers["attention_out"]["kernel"] *= _RESIDUAL_GAIN
-        layers["ffn_out"]["kernel"] *= _RESIDUAL_GAIN
+        _weaken_layers(params)
     return jax.tree.map(jnp.asarray, params)
+
+
+def _weaken_layers(params: Params) -> None:
+    """Scales down what a BERT's layers add to their input, in place: a token's state stays near its embedding."""
+    for name in ("attention_out", "ffn_out"):
+        params["layers"][name]["kernel"] *= _RESIDUAL_GAIN

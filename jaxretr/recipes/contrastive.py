@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxretr import optim
-from jaxretr.config import ContrastiveConfig
+from jaxretr.config import ContrastiveConfig, ContrastiveData
 from jaxretr.data.batches import MadeAhead, QuestionBatches
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.token_store import document_frequencies
@@ -24,7 +24,7 @@ from jaxretr.parallel.mesh import check_cpu_devices, put_rows
 from jaxretr.recipes.corpus_sizes import CorpusSize
 from jaxretr.recipes.encoder_start import frozen_branches, load_model, model_config
 from jaxretr.recipes.outline import INDEX, TOKENS, AbstractCorpus, Outline, of_state, training_step
-from jaxretr.recipes.run_examples import read_run_examples
+from jaxretr.recipes.run_examples import RunExamples, read_run_examples
 from jaxretr.recipes.step_questions import StepQuestions
 from jaxretr.recipes.validation import ValidationSet
 from jaxretr.recipes.whole_corpus import (
@@ -135,13 +135,9 @@ class ContrastiveRun(ContrastivePrograms):
         # ---- passages ------------------------------------------------------------------------------------------------
         self.whole = WholeCorpus(self.model, passages, self.program, mesh, stores, config.index.dtype)
         self.device_contents = put_rows(mesh, self.contents, (self.whole.rows,), np.int32)
-        searched = Corpus(*(column[: self.corpus_rows] for column in (passages.ids, passages.titles, passages.texts)))
         if data.dev_questions is not None and not self.corpus_rows:
             raise UsageError("data.dev_questions is searched for in a corpus; name it with --data.corpus FILE")
-        judged = dev_questions(data)
-        if data.held_out and self.corpus_rows:
-            assert self.examples.dev is not None
-            judged = Judged(self.examples.dev.questions, self.examples.dev.qrels)
+        judged, searched = evaluated_on(data, self.examples)
         self.dev = DevSet(judged, searched, self.model, mesh, stores, config.typos)
         self.validation = None
         if self.examples.dev is not None:
@@ -274,6 +270,17 @@ class ContrastiveRun(ContrastivePrograms):
         rows, teacher = self.draws.rows(chosen, number)
         tokens, lengths, forms = self.questions.of_step(chosen, number)
         return (tokens, lengths, rows, self.draws.known(chosen)), forms, teacher
+
+
+def evaluated_on(data: ContrastiveData, examples: RunExamples) -> tuple[Judged | None, Corpus]:
+    """The dev questions of a run, None if it has none, and the corpus that they are searched for in."""
+    rows, passages = examples.corpus_rows, examples.passages
+    searched = Corpus(*(column[:rows] for column in (passages.ids, passages.titles, passages.texts)))
+    judged = dev_questions(data)
+    if data.held_out and rows:
+        assert examples.dev is not None
+        judged = Judged(examples.dev.questions, examples.dev.qrels)
+    return judged, searched
 
 
 def check(config: ContrastiveConfig) -> None:

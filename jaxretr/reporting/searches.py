@@ -13,9 +13,9 @@ from jaxretr.evaluate.report import Measured, Report
 from jaxretr.evaluate.searches import bm25_search, encoder_search
 from jaxretr.models.combined_encoder import load_encoder
 from jaxretr.recipes.art_texts import read_art_texts
+from jaxretr.recipes.contrastive import evaluated_on
 from jaxretr.recipes.encoder_start import JointModel, load_model
 from jaxretr.recipes.run_examples import read_run_examples
-from jaxretr.recipes.whole_corpus import Judged, dev_questions
 from jaxretr.reporting.run_files import RunFiles
 from jaxretr.stores.encoding import Encoder
 
@@ -47,23 +47,12 @@ def test_set(run: RunFiles, beir: str | Path | None, split: str) -> TestSet | No
     if beir is not None:
         read = read_beir(beir, split)
         return TestSet(read.corpus, read.questions, read.qrels, f"{split} of {beir}")
-    found: tuple[Corpus, Judged | None]
     if isinstance(run.config, ArtConfig):
-        texts = read_art_texts(run.config.data, run.folder / "tokens")
-        found = texts.corpus, texts.dev
+        corpus, _, judged = read_art_texts(run.config.data, run.folder / "tokens")
     elif isinstance(run.config, ContrastiveConfig) and run.config.data.has_dev_questions:
-        examples, data = read_run_examples(run.config), run.config.data
-        judged = dev_questions(data)
-        if data.held_out and examples.dev is not None:
-            judged = Judged(examples.dev.questions, examples.dev.qrels)
-        rows = slice(examples.corpus_rows)
-        found = (
-            Corpus(examples.passages.ids[rows], examples.passages.titles[rows], examples.passages.texts[rows]),
-            judged,
-        )
+        judged, corpus = evaluated_on(run.config.data, read_run_examples(run.config))
     else:
         return None
-    corpus, judged = found
     return None if judged is None else TestSet(corpus, judged.questions, judged.qrels, f"dev questions of {run.name}")
 
 
