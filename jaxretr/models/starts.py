@@ -102,14 +102,25 @@ def copying_start(config: T5Config, seed: int) -> Params:
     return jax.tree.map(jnp.asarray, params)
 
 
-# Dimensions that take up what is left of a token's length, as a share of all.
-_FILLER_SHARE = 1 / 12
 # Of the embedding's entries: Adam's steps have the size of the learning rate, whatever the gradient's.
 _STD = 0.05
 # Residual branches of the layers start small: a state is at first little more than its token.
 _RESIDUAL_GAIN = 0.1
+# Dimensions that take up what is left of a token's length, as a share of all.
+_FILLER_SHARE = 1 / 12
 # The filler is never empty, nor anything else: LayerNorm needs no zeros.
 _MOST = 0.998
+# With layers, the largest share of a token's squared length that its word takes up: where words shrink, LayerNorm must
+# not stretch them again.
+_MOST_BEFORE_LAYERS = 0.1
+# Of the squared length, what a code takes up by which the first layer finds a token's copies.
+_CODE_SHARE = 0.5
+# Fewer dimensions of a code, and words are taken for one another.
+_LEAST_CODE = 32
+# The logit of a copy. Others of the text add e^(9^2 / 2C) each to its e^9, C being the dimensions of the code.
+_MATCH = 9.0
+# k1 of BM25: where this many copies have half of the weight.
+_SATURATION = 0.9
 
 
 def lexical_start(
@@ -118,6 +129,7 @@ def lexical_start(
     frequencies: np.ndarray,
     num_passages: int,
     special: Sequence[int],
+    first: int,
     seed: int,
 ) -> Params:
     """Draws initial parameters of an encoder that already compares words.
@@ -128,12 +140,18 @@ def lexical_start(
     and the cosine of two such means estimates theirs. LayerNorm gives every token the same length, so the remaining
     dimensions hold filler that the last LayerNorm's scale, initially 0 there, removes.
 
+    With layers, the first one makes repeated words count less, as BM25 does: each token attends to its tf copies and to
+    the text's first token, which has the weight of k1 copies, and subtracts what it finds. The copies hold its own
+    vector, the first token holds none, so that k1 / (tf + k1) of it is left, and k1 tf / (tf + k1) of all copies. This
+    takes a width of some 500 and heads of more than 32; smaller encoders begin without it.
+
     Args:
       config: a post-LayerNorm BERT with any number of layers, also none.
       pieces: the vocabulary's V entries as text, "##" before those that continue a word.
       frequencies: in how many passages each piece occurs, integers [V].
       num_passages: N.
       special: ids of tokens that are not words ([CLS], [SEP]); they weigh nothing.
+      first: the id that every text begins with ([CLS]), one of `special`.
       seed: of the random vectors.
 
     Returns:
@@ -150,19 +168,26 @@ def lexical_start(
     of_stem = np.minimum(np.bincount(group, np.asarray(frequencies)), num_passages)[group]
     weight = np.log(1 + (num_passages - of_stem + 0.5) / (of_stem + 0.5))
     weight[list(special)] = 0.0
-    weight = _MOST * np.maximum(weight / weight.max(), 1e-3)  # the share of a token's squared length that is not filler
-
     size = config.hidden_size
     filler = max(2, round(_FILLER_SHARE * size) // 2 * 2)
-    words = size - filler
-    sketch = np.random.default_rng(seed).normal(size=(len(stems), words))
-    sketch -= sketch.mean(axis=1, keepdims=True)
-    sketch /= np.sqrt(np.square(sketch).mean(axis=1, keepdims=True))
-    table = np.empty((config.vocab_size, size), np.float32)
-    table[: len(pieces), :words] = sketch[group] * np.sqrt(weight * size / words)[:, None]
-    signs = np.where(np.arange(filler) % 2, 1.0, -1.0)  # their mean is 0, as LayerNorm makes it
-    table[: len(pieces), words:] = np.sqrt((1 - weight) * size / filler)[:, None] * signs
-    table[len(pieces) :] = 0
+    # [words | code of the stem, and two dimensions that mark the first token | filler]
+    words, code = size - filler, min(filler - 4, size // config.num_attention_heads - 1) // 2 * 2
+    saturates = config.num_hidden_layers > 0 and code >= _LEAST_CODE
+    # The share of a token's squared length that is its word's.
+    weight = (_MOST_BEFORE_LAYERS if saturates else _MOST) * np.maximum(weight / weight.max(), 1e-3)
+
+    rng = np.random.default_rng(seed)
+    table = np.zeros((config.vocab_size, size), np.float32)
+    of_pieces = table[: len(pieces)]
+    of_pieces[:, :words] = _unit_rows(rng, len(stems), words)[group] * np.sqrt(weight * size)[:, None]
+    left, free = (1 - weight) * size, words
+    if saturates:
+        of_pieces[:, words : words + code] = _unit_rows(rng, len(stems), code)[group] * np.sqrt(_CODE_SHARE * size)
+        of_pieces[first, words : words + code] = 0
+        of_pieces[first, words + code : words + code + 2] = np.sqrt(_CODE_SHARE * size / 2) * np.array([1, -1])
+        left, free = left - _CODE_SHARE * size, words + code + 2
+    signs = np.where(np.arange(size - free) % 2, 1.0, -1.0)  # their mean is 0, as LayerNorm makes it
+    of_pieces[:, free:] = np.sqrt(left / len(signs))[:, None] * signs
 
     params = jax.tree.map(np.array, initialise(lambda rngs: BertEncoder(config, rngs=rngs), seed))
     params["word_embedding"]["table"] = _STD * table
@@ -171,9 +196,39 @@ def lexical_start(
     last = params["norm"]["scale"]
     if config.num_hidden_layers:
         _weaken_layers(params)
+        if saturates:
+            _weaken_layers(params, _MOST_BEFORE_LAYERS)  # as words are weaker, too
+            _saturate(config, params["layers"], words, code)
         last = params["layers"]["ffn_norm"]["scale"][-1]
     last[words:] = 0
     return jax.tree.map(jnp.asarray, params)
+
+
+def _unit_rows(rng: np.random.Generator, rows: int, size: int) -> np.ndarray:
+    """Random vectors of length 1 whose entries have the mean 0, [rows, size]."""
+    drawn = rng.normal(size=(rows, size))
+    drawn -= drawn.mean(axis=1, keepdims=True)
+    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+
+
+def _saturate(config: BertConfig, layers: Params, words: int, code: int) -> None:
+    """Writes the first layer's attention to copies, in place: all heads look alike, each moves its part of the words."""
+    size, heads = config.hidden_size, config.num_attention_heads
+    head = size // heads
+    for name in ("query", "key", "value", "attention_out"):
+        layers[name]["kernel"][0] = 0
+    query, key = (layers[name]["kernel"][0] for name in ("query", "key"))
+    length = np.sqrt(_CODE_SHARE * size)  # of a code, and of the mark of the first token
+    for start in range(0, size, head):
+        # The logit of a copy is _MATCH: (gain length)^2 / sqrt(head).
+        for kernel in (query, key):
+            kernel[words + np.arange(code), start + np.arange(code)] = np.sqrt(_MATCH * np.sqrt(head)) / length
+        # Every query has a 1 in the head's last dimension, where only the first token's key has anything.
+        last = start + head - 1
+        layers["query"]["bias"][0, last] = 1.0
+        key[words + code, last] = (_MATCH + np.log(_SATURATION)) * np.sqrt(head) / (length / np.sqrt(2))
+    layers["value"]["kernel"][0, np.arange(words), np.arange(words)] = 1.0
+    layers["attention_out"]["kernel"][0, np.arange(words), np.arange(words)] = -1.0
 
 
 def static_start(config: BertConfig, vectors: np.ndarray, seed: int) -> Params:
@@ -200,7 +255,7 @@ def static_start(config: BertConfig, vectors: np.ndarray, seed: int) -> Params:
     return jax.tree.map(jnp.asarray, params)
 
 
-def _weaken_layers(params: Params) -> None:
+def _weaken_layers(params: Params, gain: float = _RESIDUAL_GAIN) -> None:
     """Scales down what a BERT's layers add to their input, in place: a token's state stays near its embedding."""
     for name in ("attention_out", "ffn_out"):
-        params["layers"][name]["kernel"] *= _RESIDUAL_GAIN
+        params["layers"][name]["kernel"] *= gain

@@ -202,6 +202,7 @@ class ContrastiveRun(ContrastivePrograms):
             document_frequencies(self.whole.store, size),
             self.whole.store.num_rows,
             tokenizer.all_special_ids,
+            tokenizer.cls_token_id,
             self.config.train.seed,
         )
         params = {name: {**tower, "bert": bert} for name, tower in self.model.params.items()}
