@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from tables import cell
 
 from jaxretr.config import ContrastiveConfig, load
 from jaxretr.evaluate.significance import compare
@@ -105,8 +106,7 @@ def line(name: str, of_seeds: list[Values], seconds: list[float]) -> str:
     cells = []
     for metric in METRICS:
         means = [100 * statistics.fmean(values[metric].values()) for values in of_seeds]
-        spread = f" ± {statistics.stdev(means):.1f}" if len(means) > 1 else ""
-        cells.append(f"{statistics.fmean(means):.1f}{spread}")
+        cells.append(cell(means))
     cells.append(f"{statistics.fmean(seconds):.0f}" if seconds else "")
     return f"| {name} | " + " | ".join(cells) + " |"
 

@@ -18,6 +18,7 @@ means; then what a further domain costs; and draws recall against the steps of t
 
 import argparse
 import csv
+import dataclasses
 import gzip
 import json
 import os
@@ -27,10 +28,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from tables import cell, mean_over_seeds
+
 from jaxretr.assets import ARXIV_LANGUAGE, ARXIV_VISION, ENCODER_SMALL
+from jaxretr.config import ContrastiveConfig, load
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.readers import read_beir
 from jaxretr.evaluate import metrics
@@ -38,6 +42,7 @@ from jaxretr.evaluate.significance import compare
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.recipes.encoder_start import load_encoder
 from jaxretr.search.bm25 import Bm25Index
 from jaxretr.search.exact import ExactIndex
 
@@ -204,12 +209,18 @@ def rows_of(target: str, others: Sequence[str]) -> dict[str, tuple[str, str | No
     }
 
 
-def measure(lab: Lab, target: Target, run: str, domain: Path | None, name: str) -> Values:
-    """The values of one model on one target, from a file where they are there already."""
+def measure(lab: Lab, target: Target, run: str | None, domain: Path | None, name: str) -> Values:
+    """The values of one model on one target, from a file where they are there already; no run: the encoder that all start
+    from."""
     path = lab.runs / f"values/{name}.json"
     if path.exists():
         return json.loads(path.read_text())
-    model = DualEncoder.from_pretrained(lab.model(run))
+    if run is None:
+        settings = load(ROOT / "configs/ddr_small_dr.py", ["--encoder.max-passage-length", str(lab.args.length)])
+        assert isinstance(settings, ContrastiveConfig)
+        model = load_encoder(dataclasses.replace(settings.encoder, path=str(lab.args.start)))
+    else:
+        model = DualEncoder.from_pretrained(lab.model(run))
     if domain is not None:
         model = Adapter.of(model).put_into(DualEncoder.from_pretrained(domain))
     corpus = target.corpus
@@ -239,8 +250,9 @@ def table(lab: Lab, target: Target, targets: Sequence[Target]) -> None:
         scores, places = bm25.search(texts, k)
         return scores, [[target.corpus.ids[place] for place in row if place >= 0] for row in places.tolist()]
 
-    # {row: {seed: values}}; BM25's one run stands for every seed.
+    # {row: {seed: values}}; one run of BM25, and of the encoder as it comes, is every seed's.
     found = {"BM25": dict.fromkeys(seeds, target.values(lexical))}
+    found["the encoder as it comes"] = dict.fromkeys(seeds, measure(lab, target, None, None, f"{target.name}_start"))
     for row, (run, domain) in rows.items():
         found[row] = {}
         for seed in seeds:
@@ -258,20 +270,13 @@ def table(lab: Lab, target: Target, targets: Sequence[Target]) -> None:
         line = f"{row + which:<52}"
         for metric in METRICS:
             means = [100 * statistics.fmean(values[metric].values()) for values in runs.values()]
-            spread = f" ± {statistics.stdev(means):.1f}" if len({*means}) > 1 else ""
-            line += f"{f'{statistics.fmean(means):.1f}{spread}':>16}"
+            line += f"{cell(means):>16}"
             if not reference or runs is reference:
                 line += f"{'':>12}"
-            else:
-                same = {seed: reference[seed] for seed in runs}  # a row of fewer seeds is compared with DDR's of these
-                line += f"{compare(mean_of(same, metric), mean_of(runs, metric)).p_value:>12.4f}"
+            else:  # A row of fewer seeds is compared with DDR's of these.
+                both = (mean_over_seeds([of[seed][metric] for seed in runs]) for of in (reference, runs))
+                line += f"{compare(*both).p_value:>12.4f}"
         print(line)
-
-
-def mean_of(runs: Mapping[int, Values], metric: str) -> Mapping[str, float]:
-    """Each question's mean over the seeds."""
-    first = next(iter(runs.values()))[metric]
-    return {question: statistics.fmean(values[metric][question] for values in runs.values()) for question in first}
 
 
 def costs(lab: Lab, target: Target) -> None:

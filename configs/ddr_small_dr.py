@@ -22,5 +22,5 @@ def config() -> ContrastiveConfig:
         name="ddr_small_dr",
         encoder=dataclasses.replace(rem.encoder, path=START, adapter=None),
         # As everywhere where the whole small encoder is trained.
-        optimizer=dataclasses.replace(rem.optimizer, learning_rate=1e-3),
+        optimizer=dataclasses.replace(rem.optimizer, learning_rate=3e-4),
     )

@@ -135,7 +135,7 @@ def train(path: str, workdir: Path, words: list[str]) -> None:
                 checkpoints.save(settings.train.save_every, state)
                 checkpoints.wait()
     else:
-        assert isinstance(settings, config.ContrastiveConfig)
+        assert isinstance(settings, config.ContrastiveConfig | config.ArtConfig)
         load_encoder(settings.encoder, settings.train.seed).save(workdir / "model")
 
 
@@ -185,10 +185,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "wiki_passages": ("train",),
         "arxiv": [f"{field}-{split}" for field in ("cv", "cl") for split in ("train", "dev", "test")],
         "medquad": ("test",),
-        "scifact": ("test",),
+        "scifact": ("train", "test"),
         "cmrc2018_zh": ("trial", "dev"),
     }.items():
-        miniature(folder / name, splits)
+        # SPAR's negatives are BM25's ranks 46 to 50.
+        miniature(folder / name, splits, passages=90 if name == "scifact" else 40)
     (folder / "noiseqa").mkdir()
     squad = read_beir(folder / "wiki_qa", "squad").questions
     noisy = [{"_id": q.id.split(":")[-1], "keyboard_synthetic": q.text.replace("e", "r")} for q in squad]
@@ -311,16 +312,63 @@ def test_scorer_reranking(main: Main, data: Path, tiny_models: Path, monkeypatch
     assert "3 questions; scorer - BM25" in main(module, *words)
 
 
+def test_parts_of_a_data_set(data: Path, tmp_path: Path) -> None:
+    parts = importlib.import_module("parts")
+    part = parts.part_of(data / "wiki_qa", tmp_path / "part", ["squad", "tydi"], 15)
+    whole = read_beir(data / "wiki_qa", "squad")
+    for split in ("squad", "tydi"):
+        beir = read_beir(part, split)
+        assert len(beir.corpus) == 15 and set(beir.corpus.ids) < set(whole.corpus.ids)
+        assert beir.qrels == read_beir(data / "wiki_qa", split).qrels
+    assert parts.part_of(data / "wiki_qa", tmp_path / "all", ["squad"], 0) == data / "wiki_qa"
+
+    folder = parts.divided(data / "wiki_qa", tmp_path / "divided", 30, {"test": 2, "dev": 1}, "rest", "train")
+    splits = {name: read_beir(folder, name) for name in ("test", "dev", "rest")}
+    assert [len(beir.questions) >= size for beir, size in zip(splits.values(), (2, 1, 1), strict=True)] == [True] * 3
+    judged = [{id for grades in beir.qrels.values() for id in grades} for beir in splits.values()]
+    assert len(set.union(*judged)) == sum(map(len, judged)), "a passage is asked for in one split only"
+    ids = set(splits["test"].corpus.ids)
+    assert len(ids) == 30 and set.union(*judged) <= ids
+
+
 @pytest.mark.slow
-def test_dpr_wiki_qa(main: Main, data: Path, encoder: Path, tmp_path: Path) -> None:
-    wiki_qa, mined = str(data / "wiki_qa"), str(tmp_path / "mined.jsonl")
-    assert cli.main(["mine", "--corpus", wiki_qa, "--train", wiki_qa, "--out", mined]) == 0
-    words = ["--data", wiki_qa, "--mined", mined, "--runs", tmp_path / "runs", "--seeds"]
+def test_dpr_negatives(main: Main, data: Path, encoder: Path, tmp_path: Path) -> None:
+    words = ["--data", data / "wiki_qa", "--runs", tmp_path / "runs", "--passages", 30, "--seeds"]
     settings = ["--settings", "--encoder.path", encoder, *SHORT]
-    printed = main(importlib.import_module("dpr_wiki_qa"), *words, 0, "--also", f"initial={encoder}", *settings)
-    for row in ("BM25", "initial", "in-batch", "BM25-mined", "retrieved in the step"):
+    printed = main(importlib.import_module("dpr_negatives"), *words, 0, "--also", f"initial={encoder}", *settings)
+    for row in ("BM25", "the encoder as it comes", "initial", "in-batch", "BM25-mined", "retrieved in the step"):
         assert f"\n| {row} | " in printed
     assert "retrieved in the step - BM25-mined, dev mrr@10" in printed
+
+
+@pytest.mark.slow
+def test_art_encoders(main: Main, data: Path, encoder: Path, minilm: Path, tmp_path: Path, monkeypatch) -> None:
+    module = importlib.import_module("art_encoders")
+    monkeypatch.setattr(module, "PASSAGES", 30)
+    monkeypatch.setattr(module, "SIZES", {"test": 2})
+    words = ["--data", data, "--runs", tmp_path, "--seeds", 0]
+    printed = main(module, "domains", *words, "--model", minilm, "--settings", *SHORT)
+    assert printed.count("\n| ART as published | ") == 2 and "- the encoder as it comes, mrr@10" in printed
+    printed = main(module, "curve", *words, "--settings", "--encoder.path", encoder, *SHORT)
+    assert "\n| long | " in printed and "dev recall@20 and nDCG@10 by steps, seed 0" in printed
+    for arm in module.ABLATIONS.values():
+        config.load(BENCHMARKS.parent / "configs/art_small.py", arm)
+
+
+@pytest.mark.slow
+def test_spar_minilm(main: Main, data: Path, encoder: Path, minilm: Path, tmp_path: Path) -> None:
+    words = ["--data", data, "--runs", tmp_path, "--seeds", 0, "--dev", 10, "--tokenizer", encoder, "--model", minilm]
+    printed = main(importlib.import_module("spar_minilm"), *words, "--corpora", "scifact")
+    for row in ("BM25", "MiniLM", "Lambda, untrained", "MiniLM + Lambda", "MiniLM + BM25, hybrid"):
+        assert f"\n| {row} | " in printed
+    assert "Lambda - Lambda, untrained, test ndcg@10" in printed
+
+
+def test_lexical_overlap(main: Main, data: Path, encoder: Path, tmp_path: Path) -> None:
+    words = [data / "wiki_qa", "--split", "squad", "--passages", 30, "--runs", tmp_path, "--tokenizer", encoder]
+    small = ["--sizes", 16, "--starts", "16x0", "16x1"]
+    printed = main(importlib.import_module("lexical_overlap"), *words, *small)
+    assert "| BM25 of word pieces | " in printed and "| untrained, width 16, layers 1 | " in printed
 
 
 @pytest.mark.slow
@@ -365,7 +413,7 @@ def test_typos_wiki_qa(
     module = importlib.import_module("typos_wiki_qa")
     monkeypatch.setattr(module, "minilm", lambda: minilm)
     monkeypatch.setattr(module, "DRAWS", 1)
-    words = ["--data", data, "--runs", tmp_path, "--seeds", 0, "--start", start, "--variants", 2]
+    words = ["--data", data, "--runs", tmp_path, "--seeds", 0, "--start", start, "--variants", 2, "--passages", 30]
     few = ["--profiles", "dictionary"] if start == "small" else ["--arms", "base", "augmentation"]
     path = ["--encoder.path", encoder] if start == "small" else []
     printed = main(module, *words, *few, "--settings", *path, *SHORT)

@@ -1,0 +1,206 @@
+"""ART from questions alone: from all-MiniLM-L6-v2 in two domains, its ablations, and a long run, on encoders that can read.
+
+    python benchmarks/art_encoders.py domains --data DATA --runs runs/art --seeds 0 1 2
+    python benchmarks/art_encoders.py ablations --runs runs/art --seeds 0 1 2
+    python benchmarks/art_encoders.py curve --data DATA --runs runs/art
+
+domains: SciFact (809 claims of its train split) and 5,000 passages of MedQuAD, with all-MiniLM-L6-v2. ablations and curve:
+the small encoder that ships with the package, on the embedded data and on the whole of wiki_qa. All are runs of
+configs/art_small.py, with a few settings changed; no judgement is read, and the last step's model is measured, whatever it
+is. What is finished is not repeated. Prints the test questions' metrics, mean and standard deviation over the seeds, and
+paired tests against the encoder as it was.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from parts import divided, minilm
+from tables import cell, difference, markdown
+
+from jaxretr.assets import QUICKSTART
+from jaxretr.config import ArtConfig, load
+from jaxretr.data.readers import read_beir
+from jaxretr.evaluate import metrics
+from jaxretr.evaluate.measuring import Search, run_of
+from jaxretr.evaluate.searches import bm25_search, encoder_search
+from jaxretr.metrics_log import read_metrics
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.recipes.encoder_start import load_encoder
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "configs/art_small.py"
+METRICS = ("recall@5", "recall@20", "mrr@10", "ndcg@10")
+# No judgements choose a checkpoint.
+BLIND = ("--data.dev-questions", "None", "--data.dev-qrels", "None", "--train.best-metric", "loss")
+PASSAGES, SIZES = 5000, {"test": 1000, "dev": 500}  # of MedQuAD, as in dpr_negatives.py
+BM25, START = "BM25", "the encoder as it comes"
+
+# {metric: {question: value}}
+Values = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Bed:
+    """What is trained and tested on: a BEIR folder, the split of its training questions, and those of its test questions."""
+
+    name: str
+    folder: Path
+    questions: str
+    tests: tuple[str, ...]
+    settings: tuple[str, ...] = ()
+
+
+MINILM = (
+    *("--encoder.max-passage-length", "128", "--encoder.max-question-length", "48", "--train.batch-size", "8"),
+    *("--scorer.max-length", "128", "--scorer.max-question-length", "48", "--optimizer.learning-rate", "2e-5"),
+    *("--train.steps", "24", "--index.refresh-every", "1000"),
+)
+TARGETS = {"posterior target": (), "ART as published": ("--art.prior-weight", "0")}
+CURVE_STEPS = 200
+ABLATIONS = {
+    "as configured": (),
+    "published target": ("--art.prior-weight", "0"),
+    "published target, teacher temperature 1": ("--art.prior-weight", "0", "--art.teacher-temperature", "1"),
+    "K = 2": ("--art.top-k", "2"),
+    "K = 32": ("--art.top-k", "32"),
+    "teacher temperature 1": ("--art.teacher-temperature", "1"),
+    "student temperature 1": ("--art.temperature", "1"),
+    "no refresh": ("--index.refresh-every", "1000"),
+    "refresh every 4 steps": ("--index.refresh-every", "4"),
+    "write-back": ("--index.write-back",),
+    "learning rate 1e-3": ("--optimizer.learning-rate", "1e-3"),
+    "learning rate 1e-3, write-back": ("--optimizer.learning-rate", "1e-3", "--index.write-back"),
+    "shuffled teacher": ("--art.shuffle-teacher",),
+}
+
+
+def train(bed: Bed, name: str, words: Sequence[str], seed: int, eval_every: int, args: argparse.Namespace) -> Path:
+    """Runs an arm to its end, unless that has been done; returns its folder."""
+    run = args.runs / f"{bed.name}_{name.replace(' ', '_').replace(',', '')}_{seed}"
+    if not (run / "done").exists():
+        data = ("--data.corpus", bed.folder, "--data.questions", bed.folder, "--data.questions-split", bed.questions)
+        settings = (*data, *BLIND, "--data.token-cache", args.runs / "tokens", *bed.settings, *words)
+        often = ("--train.eval-every", eval_every, "--train.save-every", eval_every, "--train.seed", seed)
+        command = [
+            sys.executable,
+            "-m",
+            "jaxretr",
+            "train",
+            CONFIG,
+            "--workdir",
+            run,
+            *settings,
+            *often,
+            *args.settings,
+        ]
+        print("$ jaxretr", *command[3:], file=sys.stderr, flush=True)
+        subprocess.run([str(word) for word in command], check=True)
+        (run / "done").touch()
+    return run
+
+
+def measure(bed: Bed, name: str, search: Search | None, model: Path | None, args: argparse.Namespace) -> Values:
+    """A system's values of all test questions; from a file where they are there."""
+    kept = args.runs / "measured" / f"{bed.name}_{name.replace(' ', '_')}.json"
+    if kept.exists():
+        return json.loads(kept.read_text())
+    values: Values = {metric: {} for metric in METRICS}
+    for split in bed.tests:
+        beir = read_beir(bed.folder, split)
+        if search is None:
+            assert model is not None
+            search = encoder_search(DualEncoder.from_pretrained(model), beir.corpus, None)
+        of_split = metrics.evaluate(beir.qrels, run_of(search, beir.questions, 100), METRICS, per_query=True)[1]
+        for metric in METRICS:
+            values[metric] |= of_split[metric]
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps(values))
+    return values
+
+
+def compare_arms(
+    bed: Bed, arms: Mapping[str, Sequence[str]], args: argparse.Namespace, eval_every: int = 10_000
+) -> None:
+    """Trains and measures every arm with every seed, and prints them next to BM25 and the encoder as it comes."""
+    found: dict[str, list[Values]] = {}
+    config = load(CONFIG, [str(word) for word in (*bed.settings, *args.settings)])
+    assert isinstance(config, ArtConfig)
+    corpus = read_beir(bed.folder, bed.tests[0]).corpus
+    found[BM25] = [measure(bed, BM25, bm25_search(corpus), None, args)]
+    start = None if (args.runs / f"measured/{bed.name}_start.json").exists() else load_encoder(config.encoder)
+    search = None if start is None else encoder_search(start, corpus, None)
+    found[START] = [measure(bed, "start", search, None, args)]
+    for seed in args.seeds:
+        for name, words in arms.items():
+            run = train(bed, name, words, seed, eval_every, args)
+            found.setdefault(name, []).append(measure(bed, run.name, None, run, args))
+    rows = {
+        name: [cell([100 * statistics.fmean(values[metric].values()) for values in of_seeds]) for metric in METRICS]
+        for name, of_seeds in found.items()
+    }
+    asked = len(found[BM25][0][METRICS[0]])
+    print(f"\n{bed.name}: {asked} test questions, {len(corpus)} passages, {len(args.seeds)} seeds\n")
+    print(markdown(METRICS, rows) + "\n")
+    for name in arms:
+        for metric in ("recall@20", "mrr@10"):
+            first, second = ([values[metric] for values in found[system]] for system in (name, START))
+            print(f"{name} - {START}, {metric}: {difference(first, second)}")
+
+
+def domains(args: argparse.Namespace) -> None:
+    start = (*MINILM, "--encoder.path", str(args.model or minilm()))
+    medquad = divided(args.data / "medquad", args.runs / "medquad", PASSAGES, SIZES, "train")
+    for bed in (
+        Bed("medquad", medquad, "train", ("test",), start),
+        Bed("scifact", args.data / "scifact", "train", ("test",), start),
+    ):
+        compare_arms(bed, {name: TARGETS[name] for name in args.arms or TARGETS}, args)
+
+
+def ablations(args: argparse.Namespace) -> None:
+    bed = Bed("embedded", QUICKSTART, "train", ("test",))
+    compare_arms(bed, {name: ABLATIONS[name] for name in args.arms or ABLATIONS}, args)
+
+
+def curve(args: argparse.Namespace) -> None:
+    """A long run on the whole of wiki_qa; prints what the dev questions say along it."""
+    folder = args.data / "wiki_qa"
+    dev = (
+        "--data.dev-questions",
+        folder,
+        "--data.dev-qrels",
+        folder / "qrels/dev.tsv",
+        "--train.best-metric",
+        "ndcg@10",
+    )
+    words = (*dev, "--train.steps", CURVE_STEPS, "--index.refresh-every", CURVE_STEPS // 4)
+    bed = Bed("wiki_qa", folder, "train", ("squad", "tydi"))
+    compare_arms(bed, {"long": [str(word) for word in words]}, args, eval_every=CURVE_STEPS // 4)
+    for seed in args.seeds:
+        lines = [line for line in read_metrics(args.runs / f"wiki_qa_long_{seed}") if "ndcg@10" in line]
+        points = (f"{line['step']}: {100 * line['recall@20']:.1f} {100 * line['ndcg@10']:.1f}" for line in lines)
+        print(f"dev recall@20 and nDCG@10 by steps, seed {seed}: " + "; ".join(points))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=("domains", "ablations", "curve"))
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("JAXRETR_DATA", "data")))
+    parser.add_argument("--runs", type=Path, default=Path("runs/art"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--arms", nargs="+", help="only these")
+    parser.add_argument("--model", type=Path, help="another encoder in MiniLM's place")
+    parser.add_argument("--settings", nargs=argparse.REMAINDER, default=[], help="further settings of every run, last")
+    args = parser.parse_args()
+    {"domains": domains, "ablations": ablations, "curve": curve}[args.part](args)
+
+
+if __name__ == "__main__":
+    main()

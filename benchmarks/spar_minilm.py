@@ -1,0 +1,140 @@
+"""SPAR beside an encoder that can read: a Lambda of the target corpus next to all-MiniLM-L6-v2, on three corpora.
+
+    python benchmarks/spar_minilm.py --data DATA --runs runs/spar_minilm --seeds 0 1 2
+    python benchmarks/spar_minilm.py --data DATA --runs runs/spar_minilm --corpora scifact
+
+DATA holds the BEIR folders wiki_qa, scifact and medquad. For each corpus Lambdas learn BM25's ranking from its own
+sentences (configs/spar_small.py); nothing is trained on a question or a judgement. The weight of the lexical score is
+tuned on questions that are not in the table: half of wiki_qa's dev, of SciFact's train, all of MedQuAD's dev. What is
+finished is not repeated. Prints retrieval with MiniLM, Lambda before and after its training, both concatenated, BM25, and
+the hybrid of MiniLM and BM25, tests on the questions' means over the seeds, and how much each ranks as BM25 does.
+"""
+
+import argparse
+import os
+import shlex
+import statistics
+import time
+from pathlib import Path
+
+from parts import divided, minilm
+from spar_wiki_qa import ROOT, Bench, Systems, Values, jaxretr, overlap, table
+from tables import cell, difference
+
+METRICS = ("recall@20", "recall@100", "ndcg@10")
+# {corpus: (its splits, the one that tunes, of which the other half is measured, settings of Lambda)}
+CORPORA = {
+    "wiki_qa": (("squad", "tydi", "dev"), "dev", ("--train.steps", 300)),
+    "scifact": (("test", "train"), "train", ("--train.steps", 150, "--encoder.max-passage-length", 256)),
+    "medquad": (("test", "dev"), "dev", ("--train.steps", 150, "--encoder.max-passage-length", 256)),
+}
+MEDQUAD = {"test": 1000, "dev": 500}
+MEDQUAD_PASSAGES = 5000
+START, LAMBDA, CONCAT, START_CONCAT = "Lambda, untrained", "Lambda", "MiniLM + Lambda", "MiniLM + untrained Lambda"
+HYBRID = "MiniLM + BM25, hybrid"
+
+
+def folder_of(name: str, args: argparse.Namespace) -> Path:
+    if name == "medquad":
+        return divided(args.data / name, args.runs / "medquad", MEDQUAD_PASSAGES, MEDQUAD, "train")
+    return args.data / name
+
+
+def train(name: str, folder: Path, args: argparse.Namespace) -> dict[str, list[Path]]:
+    """The Lambdas of a corpus, one a seed, {START: untrained, LAMBDA: trained}."""
+    lexical = args.runs / f"{name}_sentences"
+    environment = {"JAXRETR_LEXICAL": str(lexical), "JAXRETR_TOKENIZER": str(args.tokenizer)}
+    if not (lexical / "meta.json").exists():
+        jaxretr("mine", "lexical", "--corpus", folder, "--dev", args.dev, "--out", lexical)
+    runs: dict[str, list[Path]] = {START: [], LAMBDA: []}
+    # A rate of 0 leaves the start as it is.
+    untrained = ("--train.steps", 1, "--optimizer.learning-rate", 0)
+    for kind, words in ((START, untrained), (LAMBDA, ())):
+        for seed in args.seeds:
+            run = args.runs / f"{name}_{'start' if kind == START else 'lambda'}_{seed}"
+            settings = ("--data.corpus", folder, "--data.more-corpora", "--data.token-cache", args.runs / "tokens")
+            settings += (*CORPORA[name][2], *args.lambda_settings, *words, "--train.seed", seed)
+            # The validation costs as much as many steps: before and after alone.
+            seldom = ("--train.eval-every", 10_000, "--train.save-every", 10_000)
+            if not (run / "model").exists():
+                began = time.monotonic()
+                jaxretr("train", ROOT / "configs/spar_small.py", "--workdir", run, *settings, *seldom, **environment)
+                print(f"{run.name}: {time.monotonic() - began:.0f} s", flush=True)
+            runs[kind].append(run)
+    return runs
+
+
+def measure(name: str, args: argparse.Namespace) -> None:
+    """Trains and measures one corpus."""
+    folder = folder_of(name, args)
+    splits, tuned, _ = CORPORA[name]
+    runs = train(name, folder, args)
+    bench = Bench(folder, splits, args.runs, tuned)
+    base = args.model or minilm()
+    values: dict[str, list[Values]] = {}
+    overlaps: dict[str, dict[str, list[float]]] = {}
+    weights: dict[str, list[float]] = {}
+    for untrained, trained in zip(runs[START], runs[LAMBDA], strict=True):
+        systems = {CONCAT: Systems(bench, base, trained, None), START_CONCAT: Systems(bench, base, untrained, None)}
+        for concat, system in systems.items():
+            system.tune()
+            weights.setdefault(concat, []).append(system.weights["concat"])
+        weights.setdefault(HYBRID, []).append(systems[CONCAT].weights["base + BM25"])
+        of_seed: dict[str, Values] = {}
+        for split, beir in bench.splits.items():
+            found, before = (system.search(beir, split) for system in systems.values())
+            named = {"BM25": found["BM25"], "MiniLM": found["base"], START: before["Lambda"], LAMBDA: found["Lambda"]}
+            named |= {START_CONCAT: before["concat"], CONCAT: found["concat"], HYBRID: found["base + BM25"]}
+            for system, hits in named.items():
+                of_seed.setdefault(system, {})[split] = bench.values(split, beir, hits, METRICS)
+                overlaps.setdefault(system, {}).setdefault(split, []).append(overlap(hits, found["BM25"]))
+        for system, of_splits in of_seed.items():
+            values.setdefault(system, []).append(of_splits)
+
+    print(
+        f"\n{name}: {len(bench.corpus)} passages; "
+        + ", ".join(f"{s} {len(b.questions)}" for s, b in bench.splits.items())
+    )
+    for system, of_seeds in weights.items():
+        print(f"weight, {system}: " + ", ".join(f"{weight:.3g}" for weight in of_seeds))
+    columns = [(split, metric) for split in bench.splits for metric in METRICS]
+    rows = {}
+    for system, of_seeds in values.items():
+        percents = [
+            [100 * statistics.fmean(each[split][metric].values()) for each in of_seeds] for split, metric in columns
+        ]
+        rows[system] = [cell(of_column) for of_column in percents]
+    table("Retrieval", [" ".join(column) for column in columns], rows)
+    of_bm25 = {
+        system: [cell(of_splits[split], 3) for split in bench.splits]
+        for system, of_splits in overlaps.items()
+        if system != "BM25"
+    }
+    table("Rank-biased overlap with BM25 (p = .9, depth 100)", list(bench.splits), of_bm25)
+    print()
+    pairs = [(CONCAT, "MiniLM"), (CONCAT, START_CONCAT), (CONCAT, "BM25"), (CONCAT, HYBRID), (LAMBDA, START)]
+    for one, other in pairs:
+        for split, metric in columns:
+            first, second = ([each[split][metric] for each in values[system]] for system in (one, other))
+            print(f"{one} - {other}, {split} {metric}: {difference(first, second)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("JAXRETR_DATA", "data")))
+    parser.add_argument("--runs", type=Path, default=Path("runs/spar_minilm"))
+    parser.add_argument("--corpora", nargs="+", choices=CORPORA, default=list(CORPORA))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--dev", type=int, default=500, help="sentences held out for Lambda's validation")
+    parser.add_argument("--model", type=Path, help="another encoder in MiniLM's place")
+    parser.add_argument("--tokenizer", type=Path, help="of Lambda (default: DATA/tokenizers/bert-base-uncased)")
+    settings = "overrides, in one word: --lambda-settings='--train.steps 9'"
+    parser.add_argument("--lambda-settings", type=shlex.split, default=[], help=settings)
+    args = parser.parse_args()
+    args.tokenizer = args.tokenizer or args.data / "tokenizers/bert-base-uncased"
+    for name in args.corpora:
+        measure(name, args)
+
+
+if __name__ == "__main__":
+    main()
