@@ -2,7 +2,7 @@
 # .venv and installs what it needs when that is missing or out of date. Another Python: make PYTHON=python3.12 test
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-.PHONY: help quickstart reproduce-art reproduce-spar reproduce-ddr reproduce-typos test test-slow test-all mutations lint format bench docs notebooks clean
+.PHONY: help quickstart reproduce-art reproduce-dpr reproduce-spar reproduce-ddr reproduce-typos test test-slow test-all mutations lint format bench docs notebooks clean
 
 BIN := .venv/bin
 PYTHON ?= python3.11 python3.12 python3.13 python3
@@ -16,17 +16,32 @@ help: ## this list
 quickstart: .venv/.installed ## train and evaluate a retriever from questions alone, on the embedded data
 	$(BIN)/jaxretr quickstart
 
-reproduce-art: .venv/.installed ## the quickstart with three seeds (benchmarks/quickstart_seeds.py)
-	$(BIN)/python benchmarks/quickstart_seeds.py --runs runs/quickstart_seeds $(ART)
+# Each without JAXRETR_DATA on the data in the repository, and with it on all that docs/results names: the folder's data sets,
+# and all-MiniLM-L6-v2 from its package. Fewer seeds, for instance: make reproduce-dpr DPR="--seeds 0"
+DATA = $(JAXRETR_DATA)
+BENCH = $(BIN)/python benchmarks
 
-reproduce-spar: .venv/.installed ## SPAR on the embedded data; on wiki_qa with JAXRETR_DATA=DIR (benchmarks/spar_wiki_qa.py)
-	$(BIN)/python benchmarks/spar_wiki_qa.py $(if $(JAXRETR_DATA),--data $(JAXRETR_DATA) --runs runs/spar,--embedded --runs runs/spar_embedded --seeds 0) $(SPAR)
+reproduce-art: .venv/.installed-dev ## ART: the quickstart with three seeds and ablations; with JAXRETR_DATA=DIR two domains and a long run
+	$(BENCH)/quickstart_seeds.py --runs runs/quickstart_seeds $(ART)
+	$(BENCH)/art_encoders.py ablations --runs runs/art $(ART)
+	$(if $(DATA),$(BENCH)/art_encoders.py domains --data $(DATA) --runs runs/art $(ART))
+	$(if $(DATA),$(BENCH)/art_encoders.py curve --data $(DATA) --runs runs/art $(ART))
 
-reproduce-ddr: .venv/.installed ## DDR on the embedded data; on four domains with JAXRETR_DATA=DIR (benchmarks/ddr_domains.py)
-	$(BIN)/python benchmarks/ddr_domains.py $(if $(JAXRETR_DATA),--data $(JAXRETR_DATA) --runs runs/ddr,--embedded --runs runs/ddr_embedded --seeds 0) $(DDR)
+reproduce-dpr: .venv/.installed-dev ## DPR with three kinds of negatives on the embedded data; with JAXRETR_DATA=DIR on wiki_qa and MedQuAD
+	$(if $(DATA),,$(BENCH)/dpr_negatives.py --runs runs/dpr_embedded $(DPR))
+	$(if $(DATA),$(BENCH)/dpr_negatives.py --data $(DATA)/wiki_qa --runs runs/dpr $(DPR))
+	$(if $(DATA),$(BENCH)/dpr_negatives.py --data $(DATA)/medquad --divide 5000 --runs runs/dpr_medquad $(DPR))
 
-reproduce-typos: .venv/.installed ## training for typos on the embedded data; on wiki_qa with JAXRETR_DATA=DIR (benchmarks/typos_wiki_qa.py)
-	$(BIN)/python benchmarks/typos_wiki_qa.py $(if $(JAXRETR_DATA),--data $(JAXRETR_DATA) --runs runs/typos,--runs runs/typos_embedded --seeds 0) $(TYPOS)
+reproduce-spar: .venv/.installed-dev ## SPAR on the embedded data; with JAXRETR_DATA=DIR beside all-MiniLM-L6-v2, and on wiki_qa
+	$(if $(DATA),,$(BENCH)/spar_wiki_qa.py --embedded --runs runs/spar_embedded --seeds 0 $(SPAR))
+	$(if $(DATA),$(BENCH)/spar_minilm.py --data $(DATA) --runs runs/spar_minilm $(SPAR))
+	$(if $(DATA),$(BENCH)/spar_wiki_qa.py --data $(DATA) --runs runs/spar $(SPAR))
+
+reproduce-ddr: .venv/.installed-dev ## DDR on the embedded data; with JAXRETR_DATA=DIR on four domains
+	$(BENCH)/ddr_domains.py $(if $(DATA),--data $(DATA) --runs runs/ddr,--embedded --runs runs/ddr_embedded --seeds 0) $(DDR)
+
+reproduce-typos: .venv/.installed-dev ## training for typos on the embedded data; with JAXRETR_DATA=DIR on wiki_qa
+	$(BENCH)/typos_wiki_qa.py $(if $(DATA),--data $(DATA) --runs runs/typos,--runs runs/typos_embedded --seeds 0) $(TYPOS)
 
 test: .venv/.installed-dev ## all tests but the slow ones, or TESTS="tests/evaluate/test_metrics.py ..."
 	JAXRETR_TEST_PROFILE=quick JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(TESTS)
