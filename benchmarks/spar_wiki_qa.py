@@ -204,8 +204,9 @@ def _aligned(union: np.ndarray, scores: np.ndarray, rows: np.ndarray) -> np.ndar
 class Systems:
     """All that is compared with one seed: tuned on the dev half, then measured on the splits."""
 
-    def __init__(self, bench: Bench, base: Path, lexical: Path, other: Path | None):
-        self.bench, self.base, self.lexical, self.other = bench, base, lexical, other
+    def __init__(self, bench: Bench, base: Path, lexical: Path, other: Path | None, tuned: str = TUNED):
+        """`tuned` is the metric that chooses the weights."""
+        self.bench, self.base, self.lexical, self.other, self.tuned = bench, base, lexical, other, tuned
         self.weights: dict[str, float] = {}
 
     def tune(self) -> dict[str, dict[float, float]]:
@@ -266,7 +267,7 @@ class Systems:
 
     def _figure(self, beir: BeirSet, found: Found) -> float:
         run = run_of(beir.questions, self.bench.corpus, found)
-        return metrics.evaluate(beir.qrels, run, [TUNED])[TUNED]
+        return metrics.evaluate(beir.qrels, run, [self.tuned])[self.tuned]
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------

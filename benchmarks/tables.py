@@ -8,7 +8,8 @@ from jaxretr.evaluate.significance import compare
 
 def cell(values: Sequence[float], digits: int = 1) -> str:
     """Mean and standard deviation over the seeds; the mean alone of one seed, or where all agree."""
-    spread = f" ± {statistics.stdev(values):.{digits}f}" if len({*values}) > 1 else ""
+    seeds = {round(value, digits + 4) for value in values}
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(seeds) > 1 else ""
     return f"{statistics.fmean(values):.{digits}f}{spread}"
 
 

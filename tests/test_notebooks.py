@@ -78,7 +78,7 @@ def test_art_quickstart_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     printed = texts(notebook)
     assert "48 passages, 16 test questions" in printed
     assert printed.count("<- answers it") == 1
-    assert "recall@20 before training: " in printed and "acc@20" in printed
+    assert "before training: recall@20 " in printed and "acc@20" in printed
     assert evaluated_steps(workdir / "art") == list(range(STEPS + 1)), "the curve has a point for each evaluation"
     check_picture(notebook)
     searches = notebook.cells[-2]["outputs"][-1]["text"]
