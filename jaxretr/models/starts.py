@@ -190,7 +190,8 @@ def lexical_start(
     of_pieces[:, free:] = np.sqrt(left / len(signs))[:, None] * signs
 
     params = jax.tree.map(np.array, initialise(lambda rngs: BertEncoder(config, rngs=rngs), seed))
-    params["word_embedding"]["table"] = _STD * table
+    # LayerNorm undoes any factor; this one gives the words' entries the same size with layers and without.
+    params["word_embedding"]["table"] = _STD * table * (_MOST_BEFORE_LAYERS**-0.5 if saturates else 1)
     for name in ("position_embedding", "type_embedding"):  # the order of words says nothing at first
         params[name]["table"][:] = 0
     last = params["norm"]["scale"]
