@@ -1,7 +1,7 @@
 """SPAR beside an encoder that can read: a Lambda of the target corpus next to all-MiniLM-L6-v2, on three corpora.
 
     python benchmarks/spar_minilm.py --data DATA --runs runs/spar_minilm --seeds 0 1 2
-    python benchmarks/spar_minilm.py --data DATA --runs runs/spar_layer --corpora scifact --config configs/spar_small_layer.py
+    python benchmarks/spar_minilm.py --data DATA --runs runs/spar_layer --config configs/spar_small_layer.py --untrained
 
 DATA holds the BEIR folders wiki_qa, scifact and medquad. For each corpus Lambdas learn BM25's ranking from its own
 sentences (configs/spar_small.py); nothing is trained on a question or a judgement. The weight of the lexical score is
@@ -32,6 +32,7 @@ CORPORA = {
 MEDQUAD = {"test": 1000, "dev": 500}
 MEDQUAD_PASSAGES = 5000
 START, LAMBDA, CONCAT, START_CONCAT = "Lambda, untrained", "Lambda", "MiniLM + Lambda", "MiniLM + untrained Lambda"
+CONCATENATED = {START: START_CONCAT, LAMBDA: CONCAT}
 HYBRID = "MiniLM + BM25, hybrid"
 
 
@@ -50,7 +51,7 @@ def train(name: str, folder: Path, args: argparse.Namespace) -> dict[str, list[P
     runs: dict[str, list[Path]] = {START: [], LAMBDA: []}
     # A rate of 0 leaves the start as it is.
     untrained = ("--train.steps", 1, "--optimizer.learning-rate", 0)
-    for kind, words in ((START, untrained), (LAMBDA, ())):
+    for kind, words in ((START, untrained), *(() if args.untrained else ((LAMBDA, ()),))):
         for seed in args.seeds:
             run = args.runs / f"{name}_{'start' if kind == START else 'lambda'}_{seed}"
             settings = ("--data.corpus", folder, "--data.more-corpora", "--data.token-cache", args.runs / "tokens")
@@ -75,22 +76,24 @@ def measure(name: str, args: argparse.Namespace) -> None:
     values: dict[str, list[Values]] = {}
     overlaps: dict[str, dict[str, list[float]]] = {}
     weights: dict[str, list[float]] = {}
-    for untrained, trained in zip(runs[START], runs[LAMBDA], strict=True):
+    for number in range(len(args.seeds)):
         systems = {
-            name: Systems(bench, base, run, None, TUNED) for name, run in ((CONCAT, trained), (START_CONCAT, untrained))
+            kind: Systems(bench, base, of_kind[number], None, TUNED) for kind, of_kind in runs.items() if of_kind
         }
-        for concat, system in systems.items():
+        for kind, system in systems.items():
             system.tune()
-            weights.setdefault(concat, []).append(system.weights["concat"])
-        weights.setdefault(HYBRID, []).append(systems[CONCAT].weights["base + BM25"])
+            weights.setdefault(CONCATENATED[kind], []).append(system.weights["concat"])
+        weights.setdefault(HYBRID, []).append(systems[START].weights["base + BM25"])
         of_seed: dict[str, Values] = {}
         for split, beir in bench.splits.items():
-            found, before = (system.search(beir, split) for system in systems.values())
-            named = {"BM25": found["BM25"], "MiniLM": found["base"], START: before["Lambda"], LAMBDA: found["Lambda"]}
-            named |= {START_CONCAT: before["concat"], CONCAT: found["concat"], HYBRID: found["base + BM25"]}
+            found = {kind: system.search(beir, split) for kind, system in systems.items()}
+            named = {"BM25": found[START]["BM25"], "MiniLM": found[START]["base"]}
+            named |= {kind: of_kind["Lambda"] for kind, of_kind in found.items()}
+            named |= {CONCATENATED[kind]: of_kind["concat"] for kind, of_kind in found.items()}
+            named[HYBRID] = found[START]["base + BM25"]
             for system, hits in named.items():
                 of_seed.setdefault(system, {})[split] = bench.values(split, beir, hits, METRICS)
-                overlaps.setdefault(system, {}).setdefault(split, []).append(overlap(hits, found["BM25"]))
+                overlaps.setdefault(system, {}).setdefault(split, []).append(overlap(hits, named["BM25"]))
         for system, of_splits in of_seed.items():
             values.setdefault(system, []).append(of_splits)
 
@@ -115,8 +118,9 @@ def measure(name: str, args: argparse.Namespace) -> None:
     }
     table("Rank-biased overlap with BM25 (p = .9, depth 100)", list(bench.splits), of_bm25)
     print()
-    pairs = [(CONCAT, "MiniLM"), (CONCAT, START_CONCAT), (CONCAT, "BM25"), (CONCAT, HYBRID), (LAMBDA, START)]
-    for one, other in pairs:
+    last = START_CONCAT if args.untrained else CONCAT
+    pairs = [(last, "MiniLM"), (last, "BM25"), (last, HYBRID)]
+    for one, other in (*pairs, *(() if args.untrained else ((CONCAT, START_CONCAT), (LAMBDA, START)))):
         for split, metric in columns:
             first, second = ([each[split][metric] for each in values[system]] for system in (one, other))
             print(f"{one} - {other}, {split} {metric}: {difference(first, second)}")
@@ -130,6 +134,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--dev", type=int, default=500, help="sentences held out for Lambda's validation")
     parser.add_argument("--config", type=Path, default=ROOT / "configs/spar_small.py", help="of Lambda")
+    parser.add_argument("--untrained", action="store_true", help="only Lambdas as they start")
     parser.add_argument("--model", type=Path, help="another encoder in MiniLM's place")
     parser.add_argument("--tokenizer", type=Path, help="of Lambda (default: DATA/tokenizers/bert-base-uncased)")
     settings = "overrides, in one word: --lambda-settings='--train.steps 9'"

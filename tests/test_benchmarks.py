@@ -362,6 +362,8 @@ def test_spar_minilm(main: Main, data: Path, encoder: Path, minilm: Path, tmp_pa
     for row in ("BM25", "MiniLM", "Lambda, untrained", "MiniLM + Lambda", "MiniLM + BM25, hybrid"):
         assert f"\n| {row} | " in printed
     assert "Lambda - Lambda, untrained, test ndcg@10" in printed
+    printed = main(importlib.import_module("spar_minilm"), *words, "--corpora", "scifact", "--untrained")
+    assert "MiniLM + untrained Lambda - MiniLM, test ndcg@10" in printed and "\n| Lambda | " not in printed
 
 
 def test_lexical_overlap(main: Main, data: Path, encoder: Path, tmp_path: Path) -> None:
