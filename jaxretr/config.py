@@ -145,7 +145,7 @@ class Encoder:
     """Start with random weights in this shape, drawn with the run's seed; only the tokenizer comes from `path`."""
     fresh_start: Literal["random", "lexical"] = "random"
     """How: as BERT does, or so that equal words of the corpus are near at once, rare ones most (see
-    jaxretr/models/lexical_start.py); for supervised runs with a corpus."""
+    `lexical_start` in jaxretr/models/starts.py); for supervised runs with a corpus."""
     adapter: AdapterShape | None = None
     """Train adapters of this shape and nothing else. Where `path` has such adapters already, they are trained on."""
     shared: bool = False
