@@ -35,6 +35,8 @@ reproduce-dpr: .venv/.installed-dev ## DPR with three kinds of negatives on the 
 reproduce-spar: .venv/.installed-dev ## SPAR on the embedded data; with JAXRETR_DATA=DIR beside all-MiniLM-L6-v2, and on wiki_qa
 	$(if $(DATA),,$(BENCH)/spar_wiki_qa.py --embedded --runs runs/spar_embedded --seeds 0 $(SPAR))
 	$(if $(DATA),$(BENCH)/spar_minilm.py --data $(DATA) --runs runs/spar_minilm $(SPAR))
+	$(if $(DATA),$(BENCH)/spar_minilm.py --data $(DATA) --runs runs/spar_layer --corpora scifact --config configs/spar_small_layer.py --untrained $(SPAR))
+	$(if $(DATA),$(BENCH)/lexical_overlap.py $(DATA)/scifact --tokenizer $(DATA)/tokenizers/bert-base-uncased)
 	$(if $(DATA),$(BENCH)/spar_wiki_qa.py --data $(DATA) --runs runs/spar $(SPAR))
 
 reproduce-ddr: .venv/.installed-dev ## DDR on the embedded data; with JAXRETR_DATA=DIR on four domains

@@ -6,8 +6,8 @@
 
 domains: 2,500 passages of SciFact (809 claims of its train split) and of MedQuAD, with all-MiniLM-L6-v2. ablations and curve:
 the small encoder that ships with the package, on the embedded data and on the whole of wiki_qa. All are runs of
-configs/art_small.py, with a few settings changed; no judgement is read, and the last step's model is measured, whatever it
-is. What is finished is not repeated. Prints the test questions' metrics, mean and standard deviation over the seeds, and
+configs/art_small.py, with a few settings changed. Domains and ablations read no judgement, and measure the last step's model,
+whatever it is; the long run's best checkpoint is chosen on wiki_qa's dev questions. What is finished is not repeated. Prints the test questions' metrics, mean and standard deviation over the seeds, and
 paired tests against the encoder as it was.
 """
 
@@ -89,18 +89,8 @@ def train(bed: Bed, name: str, words: Sequence[str], seed: int, eval_every: int,
         data = ("--data.corpus", bed.folder, "--data.questions", bed.folder, "--data.questions-split", bed.questions)
         settings = (*data, *BLIND, "--data.token-cache", args.runs / "tokens", *bed.settings, *words)
         often = ("--train.eval-every", eval_every, "--train.save-every", eval_every, "--train.seed", seed)
-        command = [
-            sys.executable,
-            "-m",
-            "jaxretr",
-            "train",
-            CONFIG,
-            "--workdir",
-            run,
-            *settings,
-            *often,
-            *args.settings,
-        ]
+        command = [sys.executable, "-m", "jaxretr", "train", CONFIG, "--workdir", run]
+        command += [*settings, *often, *args.settings]
         print("$ jaxretr", *command[3:], file=sys.stderr, flush=True)
         subprocess.run([str(word) for word in command], check=True)
         (run / "done").touch()
@@ -174,14 +164,8 @@ def ablations(args: argparse.Namespace) -> None:
 def curve(args: argparse.Namespace) -> None:
     """A long run on the whole of wiki_qa; prints what the dev questions say along it."""
     folder = args.data / "wiki_qa"
-    dev = (
-        "--data.dev-questions",
-        folder,
-        "--data.dev-qrels",
-        folder / "qrels/dev.tsv",
-        "--train.best-metric",
-        "ndcg@10",
-    )
+    judged = ("--data.dev-questions", folder, "--data.dev-qrels", folder / "qrels/dev.tsv")
+    dev = (*judged, "--train.best-metric", "ndcg@10")
     words = (*dev, "--train.steps", CURVE_STEPS, "--index.refresh-every", CURVE_STEPS // 4)
     bed = Bed("wiki_qa", folder, "train", ("squad", "tydi"))
     compare_arms(bed, {"long": [str(word) for word in words]}, args, eval_every=CURVE_STEPS // 4)

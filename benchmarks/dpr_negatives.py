@@ -98,10 +98,12 @@ def measure(name: str, model: Path | None, args: argparse.Namespace) -> Values:
     """What a model finds, encoded once; None is the one that the runs begin with."""
 
     def retriever(corpus: Corpus) -> Retriever:
-        if model is not None:
+        if model and any((model / name).exists() for name in ("model", "jaxretr.json", "modules.json")):
             return dense_retriever(DualEncoder.from_pretrained(model, dtype=args.compute), corpus)
+        # A plain BERT says neither how it pools nor whether it normalises: as the runs begin with it.
         start = load(args.config, start_of(args)).encoder  # pyright: ignore[reportAttributeAccessIssue]
-        return dense_retriever(load_encoder(dataclasses.replace(start, dtype=args.compute)), corpus)
+        start = dataclasses.replace(start, path=str(model or start.path), dtype=args.compute)
+        return dense_retriever(load_encoder(start), corpus)
 
     return values_of(name, retriever, args)
 
