@@ -7,31 +7,32 @@
 domains: 2,500 passages of SciFact (809 claims of its train split) and of MedQuAD, with all-MiniLM-L6-v2. ablations and curve:
 the small encoder that ships with the package, on the embedded data and on the whole of wiki_qa. All are runs of
 configs/art_small.py, with a few settings changed. Domains and ablations read no judgement, and measure the last step's model,
-whatever it is; the long run's best checkpoint is chosen on wiki_qa's dev questions. What is finished is not repeated. Prints the test questions' metrics, mean and standard deviation over the seeds, and
-paired tests against the encoder as it was.
+whatever it is; the long run's best checkpoint is chosen on wiki_qa's dev questions. What is finished is not repeated.
+Prints the test questions' metrics, mean and standard deviation over the seeds, and paired tests against the encoder as it
+was.
 """
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from once import kept, trained, values_of
 from parts import divided, minilm, part_of
 from tables import cell, difference, markdown
 
 from jaxretr.assets import QUICKSTART
 from jaxretr.config import ArtConfig, load
-from jaxretr.data.readers import read_beir
-from jaxretr.evaluate import metrics
-from jaxretr.evaluate.measuring import Search, run_of
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.readers import read_corpus
+from jaxretr.evaluate.measuring import Search
 from jaxretr.evaluate.searches import bm25_search, encoder_search
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.recipes.encoder_start import load_encoder
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +45,7 @@ SIZES = {"test": 1000}  # of MedQuAD's questions
 BM25, START = "BM25", "the encoder as it comes"
 
 # {metric: {question: value}}
-Values = dict[str, dict[str, float]]
+OfQuestions = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -84,60 +85,47 @@ ABLATIONS = {
 
 def train(bed: Bed, name: str, words: Sequence[str], seed: int, eval_every: int, args: argparse.Namespace) -> Path:
     """Runs an arm to its end, unless that has been done; returns its folder."""
+    data = ("--data.corpus", bed.folder, "--data.questions", bed.folder, "--data.questions-split", bed.questions)
+    settings = (*data, *BLIND, "--data.token-cache", args.runs / "tokens", *bed.settings, *words)
+    often = ("--train.eval-every", eval_every, "--train.save-every", eval_every, "--train.seed", seed)
     run = args.runs / f"{bed.name}_{name.replace(' ', '_').replace(',', '')}_{seed}"
-    if not (run / "done").exists():
-        data = ("--data.corpus", bed.folder, "--data.questions", bed.folder, "--data.questions-split", bed.questions)
-        settings = (*data, *BLIND, "--data.token-cache", args.runs / "tokens", *bed.settings, *words)
-        often = ("--train.eval-every", eval_every, "--train.save-every", eval_every, "--train.seed", seed)
-        command = [sys.executable, "-m", "jaxretr", "train", CONFIG, "--workdir", run]
-        command += [*settings, *often, *args.settings]
-        print("$ jaxretr", *command[3:], file=sys.stderr, flush=True)
-        subprocess.run([str(word) for word in command], check=True)
-        (run / "done").touch()
-    return run
+    return trained(CONFIG, run, (*settings, *often, *args.settings))
 
 
-def measure(bed: Bed, name: str, search: Search | None, model: Path | None, args: argparse.Namespace) -> Values:
+def measure(bed: Bed, name: str, search_in: Callable[[Corpus], Search], args: argparse.Namespace) -> OfQuestions:
     """A system's values of all test questions; from a file where they are there."""
-    kept = args.runs / "measured" / f"{bed.name}_{name.replace(' ', '_')}.json"
-    if kept.exists():
-        return json.loads(kept.read_text())
-    values: Values = {metric: {} for metric in METRICS}
-    for split in bed.tests:
-        beir = read_beir(bed.folder, split)
-        if search is None:
-            assert model is not None
-            search = encoder_search(DualEncoder.from_pretrained(model), beir.corpus, None)
-        of_split = metrics.evaluate(beir.qrels, run_of(search, beir.questions, 100), METRICS, per_query=True)[1]
-        for metric in METRICS:
-            values[metric] |= of_split[metric]
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(values))
-    return values
+    path = args.runs / "measured" / f"{bed.name}_{name}.json"
+    of_splits = kept(path, lambda: values_of(search_in, bed.folder, bed.tests, METRICS))
+    return {
+        metric: {question: value for of_split in of_splits.values() for question, value in of_split[metric].items()}
+        for metric in METRICS
+    }
 
 
 def compare_arms(
     bed: Bed, arms: Mapping[str, Sequence[str]], args: argparse.Namespace, eval_every: int = 10_000
 ) -> None:
     """Trains and measures every arm with every seed, and prints them next to BM25 and the encoder as it comes."""
-    found: dict[str, list[Values]] = {}
+    found: dict[str, list[OfQuestions]] = {}
     config = load(CONFIG, [str(word) for word in (*bed.settings, *args.settings)])
     assert isinstance(config, ArtConfig)
-    corpus = read_beir(bed.folder, bed.tests[0]).corpus
-    found[BM25] = [measure(bed, BM25, bm25_search(corpus), None, args)]
-    start = None if (args.runs / f"measured/{bed.name}_start.json").exists() else load_encoder(config.encoder)
-    search = None if start is None else encoder_search(start, corpus, None)
-    found[START] = [measure(bed, "start", search, None, args)]
+
+    def encoded(load_model: Callable[[], TextEncoder]) -> Callable[[Corpus], Search]:
+        return lambda corpus: encoder_search(load_model(), corpus, None)
+
+    found[BM25] = [measure(bed, BM25, bm25_search, args)]
+    found[START] = [measure(bed, "start", encoded(lambda: load_encoder(config.encoder)), args)]
     for seed in args.seeds:
         for name, words in arms.items():
             run = train(bed, name, words, seed, eval_every, args)
-            found.setdefault(name, []).append(measure(bed, run.name, None, run, args))
+            model = encoded(partial(DualEncoder.from_pretrained, run))
+            found.setdefault(name, []).append(measure(bed, run.name, model, args))
     rows = {
         name: [cell([100 * statistics.fmean(values[metric].values()) for values in of_seeds]) for metric in METRICS]
         for name, of_seeds in found.items()
     }
     asked = len(found[BM25][0][METRICS[0]])
-    print(f"\n{bed.name}: {asked} test questions, {len(corpus)} passages, {len(args.seeds)} seeds\n")
+    print(f"\n{bed.name}: {asked} test questions, {len(read_corpus(bed.folder))} passages, {len(args.seeds)} seeds\n")
     print(markdown(METRICS, rows) + "\n")
     for name in arms:
         for metric in ("recall@20", "mrr@10"):

@@ -31,6 +31,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from once import kept
 from tables import cell, mean_over_seeds
 
 from jaxretr.assets import ARXIV_LANGUAGE, ARXIV_VISION, ENCODER_SMALL
@@ -212,23 +213,21 @@ def rows_of(target: str, others: Sequence[str]) -> dict[str, tuple[str, str | No
 def measure(lab: Lab, target: Target, run: str | None, domain: Path | None, name: str) -> Values:
     """The values of one model on one target, from a file where they are there already; no run: the encoder that all start
     from."""
-    path = lab.runs / f"values/{name}.json"
-    if path.exists():
-        return json.loads(path.read_text())
-    if run is None:
-        settings = load(ROOT / "configs/ddr_small_dr.py", ["--encoder.max-passage-length", str(lab.args.length)])
-        assert isinstance(settings, ContrastiveConfig)
-        model = load_encoder(dataclasses.replace(settings.encoder, path=str(lab.args.start)))
-    else:
-        model = DualEncoder.from_pretrained(lab.model(run))
-    if domain is not None:
-        model = Adapter.of(model).put_into(DualEncoder.from_pretrained(domain))
-    corpus = target.corpus
-    index = ExactIndex(model.encode_passages([corpus[row] for row in range(len(corpus))]), corpus.ids)
-    values = target.values(lambda texts, k: index.search(model.encode_queries(texts), k))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values))
-    return values
+
+    def search() -> Values:
+        if run is None:
+            settings = load(ROOT / "configs/ddr_small_dr.py", ["--encoder.max-passage-length", str(lab.args.length)])
+            assert isinstance(settings, ContrastiveConfig)
+            model = load_encoder(dataclasses.replace(settings.encoder, path=str(lab.args.start)))
+        else:
+            model = DualEncoder.from_pretrained(lab.model(run))
+        if domain is not None:
+            model = Adapter.of(model).put_into(DualEncoder.from_pretrained(domain))
+        corpus = target.corpus
+        index = ExactIndex(model.encode_passages([corpus[row] for row in range(len(corpus))]), corpus.ids)
+        return target.values(lambda texts, k: index.search(model.encode_queries(texts), k))
+
+    return kept(lab.runs / f"values/{name}.json", search)
 
 
 def table(lab: Lab, target: Target, targets: Sequence[Target]) -> None:

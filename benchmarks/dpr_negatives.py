@@ -15,28 +15,24 @@ questions' means over the seeds. `--also NAME=MODEL` measures further models.
 
 import argparse
 import dataclasses
-import json
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from once import Values, kept, trained, values_of
 from parts import divided, minilm, part_of
 from tables import cell, difference, markdown
 
 from jaxretr.assets import QUICKSTART
 from jaxretr.config import load
 from jaxretr.data.corpus import Corpus
-from jaxretr.data.readers import beir_splits, read_beir
-from jaxretr.evaluate import metrics
-from jaxretr.evaluate.retrieval import Retriever, dense_retriever
+from jaxretr.data.readers import beir_splits
+from jaxretr.evaluate.measuring import Search
+from jaxretr.evaluate.searches import bm25_search, encoder_search
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.recipes.encoder_start import load_encoder
-from jaxretr.search.bm25 import Bm25Index
-
-# {split: {metric: {question: value}}}
-Values = dict[str, dict[str, dict[str, float]]]
 
 ROOT = Path(__file__).parents[1]
 METRICS = ("recall@20", "mrr@10")
@@ -75,16 +71,12 @@ def start_of(args: argparse.Namespace) -> list[str]:
 
 def train(arm: str, seed: int, args: argparse.Namespace) -> Path:
     """Runs one arm to its end, unless that has been done; returns its folder."""
-    workdir = args.runs / f"{arm.replace(' ', '_')}_{seed}"
-    if (workdir / "done").exists():
-        return workdir
     words = [word.format(mined=args.runs / "bm25.jsonl") for word in ARMS[arm]]
-    shared = [*SHARED, "--data.token-cache", str(args.runs / "tokens"), "--train.seed", str(seed)]
-    command = [sys.executable, "-m", "jaxretr", "train", str(args.config), "--workdir", str(workdir)]
-    data = ["--data.train", str(args.data), "--data.corpus", str(args.data)]
-    subprocess.run([*command, *words, *data, *shared, *start_of(args)], check=True)
-    (workdir / "done").touch()
-    return workdir
+    data = ["--data.train", args.data, "--data.corpus", args.data]
+    shared = [*SHARED, "--data.token-cache", args.runs / "tokens", "--train.seed", seed]
+    return trained(
+        args.config, args.runs / f"{arm.replace(' ', '_')}_{seed}", [*words, *data, *shared, *start_of(args)]
+    )
 
 
 def mine(args: argparse.Namespace) -> None:
@@ -94,44 +86,24 @@ def mine(args: argparse.Namespace) -> None:
         subprocess.run([str(word) for word in (sys.executable, "-m", "jaxretr", "mine", *words)], check=True)
 
 
-def measure(name: str, model: Path | None, args: argparse.Namespace) -> Values:
-    """What a model finds, encoded once; None is the one that the runs begin with."""
+def measure(name: str, search_in: Callable[[Corpus], Search], args: argparse.Namespace) -> Values:
+    """What a system finds for the questions of every split; kept in a file."""
+    path = args.runs / "measured" / f"{name.replace(' ', '_')}.json"
+    return kept(path, lambda: values_of(search_in, args.searched, args.splits, METRICS))
 
-    def retriever(corpus: Corpus) -> Retriever:
+
+def encoded(model: Path | None, args: argparse.Namespace) -> Callable[[Corpus], Search]:
+    """Searches with a model; None is the one that the runs begin with."""
+
+    def search_in(corpus: Corpus) -> Search:
         if model and any((model / name).exists() for name in ("model", "jaxretr.json", "modules.json")):
-            return dense_retriever(DualEncoder.from_pretrained(model, dtype=args.compute), corpus)
+            return encoder_search(DualEncoder.from_pretrained(model, dtype=args.compute), corpus, None)
         # A plain BERT says neither how it pools nor whether it normalises: as the runs begin with it.
         start = load(args.config, start_of(args)).encoder  # pyright: ignore[reportAttributeAccessIssue]
         start = dataclasses.replace(start, path=str(model or start.path), dtype=args.compute)
-        return dense_retriever(load_encoder(start), corpus)
+        return encoder_search(load_encoder(start), corpus, None)
 
-    return values_of(name, retriever, args)
-
-
-def values_of(name: str, retriever: Callable[[Corpus], Retriever], args: argparse.Namespace) -> Values:
-    """Searches the corpus for the questions of every split; the values are kept in a file."""
-    kept = args.runs / "measured" / f"{name.replace(' ', '_')}.json"
-    if kept.exists():
-        return json.loads(kept.read_text())
-    values: Values = {}
-    search = None
-    for split in args.splits:
-        beir = read_beir(args.searched, split)
-        search = search or retriever(beir.corpus)
-        scores, rows = search([question.text for question in beir.questions], 100)
-        run = {
-            question.id: {
-                beir.corpus.ids[row]: float(score)
-                for row, score in zip(found, of_question, strict=True)
-                if row >= 0  # Behind BM25's last hit there is none.
-            }
-            for question, found, of_question in zip(beir.questions, rows, scores, strict=True)
-        }
-        qrels = {question.id: beir.qrels[question.id] for question in beir.questions}
-        _, values[split] = metrics.evaluate(qrels, run, list(METRICS), per_query=True)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(values))
-    return values
+    return search_in
 
 
 def line(of_seeds: list[Values], args: argparse.Namespace) -> list[str]:
@@ -171,15 +143,16 @@ def main() -> None:
 
     mine(args)
     found: dict[str, list[Values]] = {
-        "BM25": [values_of("BM25", lambda corpus: Bm25Index.build(corpus).search, args)],
-        AS_IT_COMES: [measure("start", None, args)],
+        "BM25": [measure("BM25", bm25_search, args)],
+        AS_IT_COMES: [measure("start", encoded(None, args), args)],
     }
     for entry in args.also:
         name, model = entry.split("=", 1)
-        found.setdefault(name, []).append(measure(f"{name}_{Path(model).name}", Path(model), args))
+        found.setdefault(name, []).append(measure(f"{name}_{Path(model).name}", encoded(Path(model), args), args))
     for seed in args.seeds:
         for arm in args.arms:
-            found.setdefault(arm, []).append(measure(f"{arm}_{seed}", train(arm, seed, args), args))
+            model = encoded(train(arm, seed, args), args)
+            found.setdefault(arm, []).append(measure(f"{arm}_{seed}", model, args))
     columns = [f"{split} {metric}" for split in args.splits for metric in METRICS]
     print(markdown(columns, {name: line(of_seeds, args) for name, of_seeds in found.items()}) + "\n")
     for one, other in COMPARED:

@@ -20,24 +20,22 @@ import gzip
 import json
 import os
 import statistics
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import numpy as np
+from once import kept, trained
 from parts import minilm, part_of
 from tables import cell, difference, markdown
 
 from jaxretr.assets import QUICKSTART
-from jaxretr.config import load
-from jaxretr.data.questions import Question
+from jaxretr.config import ContrastiveConfig, load
+from jaxretr.data.corpus import Corpus
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.evaluate.measuring import Search
-from jaxretr.evaluate.retrieval import dense_retriever
 from jaxretr.evaluate.robustness import Split, measure_altered, read_splits
-from jaxretr.evaluate.searches import bm25_search
+from jaxretr.evaluate.searches import bm25_search, encoder_search
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.recipes.encoder_start import load_encoder
 
@@ -95,22 +93,15 @@ def name_of(arm: str, profile: str, seed: int) -> str:
 
 
 def train(arm: str, profile: str, seed: int, args: argparse.Namespace) -> Path:
-    """Runs one arm to its end, unless that has been done; returns its model."""
-    workdir = args.runs / name_of(arm, profile, seed)
-    if (workdir / "done").exists():
-        return workdir / "model"
-    settings = [*start_of(args), *ARMS[arm]]
-    settings += ["--typos.profile", profile, "--train.seed", str(seed)]
-    settings += ["--data.token-cache", str(args.runs / "tokens")]
+    """Runs one arm to its end, unless that has been done; returns its folder."""
+    settings = [*start_of(args), *ARMS[arm], "--typos.profile", profile, "--train.seed", seed]
+    settings += ["--data.token-cache", args.runs / "tokens"]
     if arm == "multi-positive":
-        settings += ["--typos.variants", str(args.variants), "--typos.pre-drawn", str(args.variants)]
-    command = [sys.executable, "-m", "jaxretr", "train", str(args.config), "--workdir", str(workdir)]
+        settings += ["--typos.variants", args.variants, "--typos.pre-drawn", args.variants]
     environment = {name: value for name, value in os.environ.items() if name != "JAXRETR_DATA"}
     if args.data is not None:
         environment["JAXRETR_DATA"] = str(args.data)
-    subprocess.run([*command, *settings, *args.settings], check=True, env=environment)
-    (workdir / "done").touch()
-    return workdir / "model"
+    return trained(args.config, args.runs / name_of(arm, profile, seed), [*settings, *args.settings], environment)
 
 
 def beir_folder(args: argparse.Namespace) -> Path:
@@ -137,39 +128,26 @@ def conditions(split: Split, name: str, folder: Path | None) -> dict[str, list[l
     return drawn
 
 
-def values_of(name: str, search: Search | None, model: Path | None, args: argparse.Namespace) -> dict[str, Values]:
-    """What a system finds for the questions of every split, {split: values}; kept in a file.
+def values_of(name: str, search_in: Callable[[Corpus], Search], args: argparse.Namespace) -> dict[str, Values]:
+    """What a system finds for the questions of every split, {split: values}; kept in a file."""
 
-    Without a search and a model it is the encoder that the runs begin with.
-    """
-    kept = args.runs / "measured" / f"{name}.json"
-    if kept.exists():
-        return json.loads(kept.read_text())
-    if search is None:
-        start = load(args.config, [*start_of(args), *args.settings]).encoder  # pyright: ignore[reportAttributeAccessIssue]
-        search = dense_search(load_encoder(start) if model is None else DualEncoder.from_pretrained(model), args)
-    of_splits: dict[str, Values] = {}
-    for split_name, split in read_splits(str(args.beir), args.splits)[1].items():
-        measured = measure_altered(search, split, conditions(split, split_name, args.data), (METRIC,), split_name)
-        of_splits[split_name] = {CLEAN: measured.original[METRIC]}
-        for condition in measured.draws:
-            draws = measured.of_draws(condition, METRIC)
-            of_splits[split_name][condition] = {id: statistics.fmean(draw[id] for draw in draws) for id in draws[0]}
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(of_splits))
-    return of_splits
+    def of_splits() -> dict[str, Values]:
+        search = search_in(read_corpus(args.beir))
+        found: dict[str, Values] = {}
+        for split_name, split in read_splits(str(args.beir), args.splits)[1].items():
+            measured = measure_altered(search, split, conditions(split, split_name, args.data), (METRIC,), split_name)
+            found[split_name] = {CLEAN: measured.original[METRIC]}
+            for condition in measured.draws:
+                draws = measured.of_draws(condition, METRIC)
+                found[split_name][condition] = {id: statistics.fmean(draw[id] for draw in draws) for id in draws[0]}
+        return found
+
+    return kept(args.runs / "measured" / f"{name}.json", of_splits)
 
 
-def dense_search(encoder: DualEncoder, args: argparse.Namespace) -> Search:
-    """Encodes the corpus once."""
-    corpus = read_corpus(args.beir)
-    found = dense_retriever(encoder, corpus)
-
-    def search(questions: Sequence[Question], k: int) -> tuple[np.ndarray, list[list[str]]]:
-        scores, rows = found([question.text for question in questions], k)
-        return scores, [[corpus.ids[row] for row in of_question] for of_question in np.asarray(rows).tolist()]
-
-    return search
+def encoded(load_model: Callable[[], DualEncoder]) -> Callable[[Corpus], Search]:
+    """Searches with a model that is loaded when it is needed."""
+    return lambda corpus: encoder_search(load_model(), corpus, None)
 
 
 def table(systems: dict[str, list[dict[str, Values]]]) -> str:
@@ -219,15 +197,18 @@ def main() -> None:
     args.splits = ("test",) if args.data is None else ("squad", "tydi")
     args.beir = beir_folder(args)
 
+    config = load(args.config, [*start_of(args), *args.settings])
+    assert isinstance(config, ContrastiveConfig)
     systems = {
-        "BM25": [values_of("BM25", bm25_search(read_corpus(args.beir)), None, args)],
-        AS_IT_COMES: [values_of("start", None, None, args)],
+        "BM25": [values_of("BM25", bm25_search, args)],
+        AS_IT_COMES: [values_of("start", encoded(lambda: load_encoder(config.encoder)), args)],
     }
     wanted = [(arm, p) for p in args.profiles for arm in args.arms if arm != "base" or p == args.profiles[0]]
     for seed in args.seeds:
         for arm, profile in wanted:
             name = name_of(arm, profile, seed)
-            values = values_of(name, None, train(arm, profile, seed, args), args)
+            run = train(arm, profile, seed, args)
+            values = values_of(name, encoded(partial(DualEncoder.from_pretrained, run)), args)
             systems.setdefault(arm if arm == "base" else f"{arm}, {profile}", []).append(values)
     print(table(systems))
     print()

@@ -1,0 +1,68 @@
+"""What takes long in a benchmark is done once and kept: training runs, and the values that a search gets."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.readers import read_beir
+from jaxretr.evaluate import metrics
+from jaxretr.evaluate.measuring import Search, run_of
+
+T = TypeVar("T")
+# {split: {metric: {question: value}}}
+Values = dict[str, dict[str, dict[str, float]]]
+
+
+def trained(config: Path, workdir: Path, words: Sequence[object], environment: Mapping[str, str] | None = None) -> Path:
+    """Trains a config with further words of the command line to its end, unless that has been done.
+
+    Args:
+      config: the file.
+      workdir: the run's folder; a file `done` in it says that the run has ended.
+      words: settings, as `jaxretr train` takes them.
+      environment: of the process, in place of this one's.
+
+    Returns:
+      `workdir`.
+    """
+    if not (workdir / "done").exists():
+        command = [
+            str(word) for word in (sys.executable, "-m", "jaxretr", "train", config, "--workdir", workdir, *words)
+        ]
+        print("$ jaxretr", *command[3:], file=sys.stderr, flush=True)
+        subprocess.run(command, check=True, env=environment)
+        (workdir / "done").touch()
+    return workdir
+
+
+def kept(path: Path, make: Callable[[], T]) -> T:
+    """What a JSON file holds; without the file, what `make` returns, which is then written to it."""
+    if path.exists():
+        return json.loads(path.read_text())
+    made = make()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(made))
+    return made
+
+
+def values_of(
+    search_in: Callable[[Corpus], Search], folder: Path, splits: Sequence[str], names: Sequence[str]
+) -> Values:
+    """The metrics of each question of each split, in the first 100 passages.
+
+    Args:
+      search_in: makes the search of a corpus, which all splits share.
+      folder: a BEIR folder.
+      splits: of its questions.
+      names: of the metrics.
+    """
+    sets = {split: read_beir(folder, split) for split in splits}
+    search = search_in(next(iter(sets.values())).corpus)
+    return {
+        split: metrics.evaluate(beir.qrels, run_of(search, beir.questions, 100), names, per_query=True)[1]
+        for split, beir in sets.items()
+    }
