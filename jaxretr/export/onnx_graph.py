@@ -3,12 +3,15 @@
 import math
 from typing import Any, assert_never
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxretr.errors import UserError, import_extra
+from jaxretr.models.bert import FURTHEST
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.layers import Params
+from jaxretr.models.positions import relative_bucket
 
 # The oldest that has LayerNormalization, so that older runtimes read it too.
 OPSET = 17
@@ -70,6 +73,8 @@ def build(config: DualEncoderConfig, params: Params) -> Any:
     if bert.num_hidden_layers:
         hidden = graph.add("Mul", graph.add("Sub", graph.constant(1.0), mask), graph.constant(-1e9))
         bias = graph.add("Unsqueeze", hidden, graph.integers(1, 2))
+        if bert.relative_attention_num_buckets:
+            bias = graph.add("Add", bias, _relative_bias(graph, bert, weights))
         for number in range(bert.num_hidden_layers):
             x = _layer(graph, bert, _layer_params(weights["layers"], number), x, bias, f"layer.{number}")
     if bert.pre_layer_norm:
@@ -85,14 +90,32 @@ def build(config: DualEncoderConfig, params: Params) -> Any:
 
 def _embeddings(graph: _Graph, bert: BertConfig, weights: Params) -> str:
     words = graph.add("Gather", graph.constant(weights["word_embedding"]["table"], "word_embedding"), IDS)
-    # All tokens have type 0, so its row is added to every position's once, here.
-    positions = np.asarray(weights["position_embedding"]["table"]) + np.asarray(weights["type_embedding"]["table"])[0]
+    positions = np.asarray(weights["position_embedding"]["table"])
+    if bert.type_vocab_size:
+        # All tokens have type 0, so its row is added to every position's once, here.
+        positions = positions + np.asarray(weights["type_embedding"]["table"])[0]
     length = graph.add("Shape", IDS, start=1, end=2)
     sliced = graph.add(
         "Slice", graph.constant(positions, "position_embedding"), graph.integers(0), length, graph.integers(0)
     )
     x = graph.add("Add", words, sliced)
     return x if bert.pre_layer_norm else graph.norm(x, weights["norm"], bert.layer_norm_eps, "norm")
+
+
+def _relative_bias(graph: _Graph, bert: BertConfig, weights: Params) -> str:
+    """The biases of relative positions, [1, heads, length, length]: those of the longest row, cut to this one's."""
+    longest = bert.max_position_embeddings
+    position = jnp.arange(longest)
+    distance = position - position[:, None]  # key - query, queries first
+    buckets = np.asarray(relative_bucket(distance, bert.relative_attention_num_buckets, FURTHEST, bidirectional=True))
+    length = graph.add("Shape", IDS, start=1, end=2)
+    ends = graph.add("Concat", length, length, axis=0)
+    cut = graph.add(
+        "Slice", graph.constant(buckets, "buckets", np.int64), graph.integers(0, 0), ends, graph.integers(0, 1)
+    )
+    table = graph.constant(weights["relative_positions"]["table"], "relative_positions")
+    biases = graph.add("Transpose", graph.add("Gather", table, cut), perm=[2, 0, 1])
+    return graph.add("Unsqueeze", biases, graph.integers(0))
 
 
 def _layer(graph: _Graph, bert: BertConfig, weights: Params, x: str, bias: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The BERT encoder (Devlin et al. 2019), and Megatron's pre-LayerNorm variant of it."""
+"""The BERT encoder (Devlin et al. 2019), and those of the same layers: Megatron's, RoBERTa's, DistilBERT's, MPNet's."""
 
 from typing import Any
 
@@ -22,6 +22,10 @@ from jaxretr.models.layers import (
     scan_layers,
     stack_layers,
 )
+from jaxretr.models.positions import relative_bias
+
+FURTHEST = 128
+"""The distance from which MPNet's relative positions share a bias."""
 
 
 class BertLayer(nnx.Module):
@@ -43,7 +47,7 @@ class BertLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, bias: jax.Array, keys: jax.Array | None, adapter: LayerAdapter | None = None
     ) -> jax.Array:
-        """One layer: x float32 [B, L, D], bias [B, 1, L, 1] -> float32 [B, L, D]."""
+        """One layer: x float32 [B, L, D], bias [B, 1 or H, L, 1 or L] -> float32 [B, L, D]."""
         drop_hidden = Dropout(keys, self.config.hidden_dropout_prob)
         drop_attention = Dropout(
             None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, 1 << 16))(keys),
@@ -93,7 +97,11 @@ class BertEncoder(nnx.Module):
         size, std = config.hidden_size, config.initializer_range
         self.word_embedding = Embedding(config.vocab_size, size, std=std, rngs=rngs)
         self.position_embedding = Embedding(config.max_position_embeddings, size, std=std, rngs=rngs)
-        self.type_embedding = Embedding(config.type_vocab_size, size, std=std, rngs=rngs)
+        if config.type_vocab_size:
+            self.type_embedding = Embedding(config.type_vocab_size, size, std=std, rngs=rngs)
+        if config.relative_attention_num_buckets:
+            buckets, heads = config.relative_attention_num_buckets, config.num_attention_heads
+            self.relative_positions = Embedding(buckets, heads, std=std, rngs=rngs)
         count = config.num_hidden_layers
         # Without layers there is no branch of parameters either: checkpoints refuse empty arrays.
         if count and stacked:
@@ -129,13 +137,17 @@ class BertEncoder(nnx.Module):
         """
         length = tokens.shape[1]
         x = self.word_embedding(tokens.astype(jnp.int32)) if words is None else words
-        x = x + self.position_embedding(jnp.arange(length)) + self.type_embedding(jnp.zeros((), jnp.int32))
+        x = x + self.position_embedding(jnp.arange(length))
+        if self.config.type_vocab_size:
+            x = x + self.type_embedding(jnp.zeros((), jnp.int32))
         if not self.config.pre_layer_norm:
             x = self.norm(x)
         embedding_keys = None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, 1 << 17))(keys)
         x = Dropout(embedding_keys, self.config.hidden_dropout_prob)(x)
         if self.config.num_hidden_layers:
             bias = mask_bias(lengths, length)
+            if self.config.relative_attention_num_buckets:
+                bias = bias + relative_bias(self.relative_positions, length, FURTHEST, bidirectional=True)
             x = scan_layers(
                 self._layers_and_adapters(),
                 x,

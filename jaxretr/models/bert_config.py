@@ -1,6 +1,9 @@
 """The shape of a BERT encoder."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+BertArchitecture = Literal["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet"]
 
 
 @dataclass(frozen=True)
@@ -13,7 +16,9 @@ class BertConfig:
     num_attention_heads: int = 12
     intermediate_size: int = 3072
     max_position_embeddings: int = 512
+    """Of tokens: the two rows that RoBERTa's table has more do not count."""
     type_vocab_size: int = 2
+    """0: there are no token types."""
     hidden_act: str = "gelu"
     layer_norm_eps: float = 1e-12
     hidden_dropout_prob: float = 0.1
@@ -21,6 +26,12 @@ class BertConfig:
     initializer_range: float = 0.02
     pre_layer_norm: bool = False
     """Megatron's order: LayerNorm before each block and after the last one, none on the embeddings."""
+    architecture: BertArchitecture = "bert"
+    """Whose folder it is read from and written to; the layers are the same."""
+    pad_token_id: int = 0
+    """Of RoBERTa and its kin, whose table of positions begins behind it."""
+    relative_attention_num_buckets: int = 0
+    """MPNet's: biases of relative positions, as T5 has them, that all layers share; 0: none."""
 
     @property
     def widest(self) -> int:
@@ -28,6 +39,6 @@ class BertConfig:
         return max(self.hidden_size, self.intermediate_size) if self.num_hidden_layers else 0
 
     def sizes(self) -> dict[str, int]:
-        """The number of layers and all lengths of the parameters' axes, by name."""
+        """The number of layers and all lengths of the parameters' axes that cannot be 0, by name."""
         names = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings")
-        return {name: getattr(self, name) for name in (*names, "type_vocab_size")}
+        return {name: getattr(self, name) for name in (*names, *(("type_vocab_size",) if self.type_vocab_size else ()))}

@@ -67,9 +67,12 @@ class Layer:
 
 def suits(config: BertConfig) -> bool:
     """Whether the loops below are written for this encoder."""
-    # _scores takes four numbers of a head at a time.
-    return bool(config.num_hidden_layers) and (
-        config.hidden_act == "gelu" and config.hidden_size % (4 * config.num_attention_heads) == 0
+    # _scores takes four numbers of a head at a time, and knows no biases of relative positions.
+    return (
+        config.num_hidden_layers > 0
+        and config.hidden_act == "gelu"
+        and config.hidden_size % (4 * config.num_attention_heads) == 0
+        and not config.relative_attention_num_buckets
     )
 
 
@@ -91,7 +94,8 @@ class HostBert:
         own = (_array(params["norm"]["scale"]), _array(params["norm"]["bias"]))
         # In the order in which they are met: Megatron's come before each block, and the encoder's own is the last.
         norms = [*each, own] if config.pre_layer_norm else [own, *each]
-        self.first = Norm(_array(params["type_embedding"]["table"][0]), *norms[0])
+        types = params.get("type_embedding", {"table": np.zeros((1, config.hidden_size))})
+        self.first = Norm(_array(types["table"][0]), *norms[0])
         self.layers = [_layer(config, stacked, i, norms[2 * i + 1], norms[2 * i + 2]) for i in self._numbers]
 
     @property

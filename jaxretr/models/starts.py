@@ -192,7 +192,7 @@ def lexical_start(
     params = jax.tree.map(np.array, initialise(lambda rngs: BertEncoder(config, rngs=rngs), seed))
     # LayerNorm undoes any factor; this one gives the words' entries the same size with layers and without.
     params["word_embedding"]["table"] = _STD * table * (_MOST_BEFORE_LAYERS**-0.5 if saturates else 1)
-    for name in ("position_embedding", "type_embedding"):  # the order of words says nothing at first
+    for name in {"position_embedding", "type_embedding"} & params.keys():  # the order of words says nothing at first
         params[name]["table"][:] = 0
     last = params["norm"]["scale"]
     if config.num_hidden_layers:
@@ -249,7 +249,7 @@ def static_start(config: BertConfig, vectors: np.ndarray, seed: int) -> Params:
     params = jax.tree.map(np.array, initialise(lambda rngs: BertEncoder(config, rngs=rngs), seed))
     lengths = np.sqrt(np.square(vectors).mean(axis=1, keepdims=True))
     params["word_embedding"]["table"] = (_STD * vectors / np.maximum(lengths, 1e-6)).astype(np.float32)
-    for name in ("position_embedding", "type_embedding"):
+    for name in {"position_embedding", "type_embedding"} & params.keys():
         params[name]["table"] *= POSITION_GAIN
     if config.num_hidden_layers:
         _weaken_layers(params)

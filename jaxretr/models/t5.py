@@ -1,6 +1,5 @@
 """The T5 encoder-decoder (Raffel et al. 2020): v1.0 (relu, tied, scaled) and v1.1 (gated gelu, untied)."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from jaxretr.models.layers import (
     scan_layers,
     stack_layers,
 )
+from jaxretr.models.positions import relative_bias
 
 
 @dataclass(frozen=True)
@@ -190,38 +190,5 @@ class T5Model(nnx.Module):
 
     def relative_bias(self, table: Embedding, length: int, *, bidirectional: bool) -> jax.Array:
         """T5's bucketed relative position bias, float32 [1, H, keys, queries]."""
-        position = jnp.arange(length)
-        distance = position[:, None] - position[None, :]  # key - query
-        buckets = relative_bucket(
-            distance,
-            self.config.relative_attention_num_buckets,
-            self.config.relative_attention_max_distance,
-            bidirectional=bidirectional,
-        )
-        return table(buckets).transpose(2, 0, 1)[None]
-
-
-def relative_bucket(distance: jax.Array, buckets: int, max_distance: int, *, bidirectional: bool) -> jax.Array:
-    """Maps key - query distances to bucket numbers: exact when near, logarithmic up to `max_distance`.
-
-    Args:
-      distance: key position minus query position, any integer array.
-      buckets: number of buckets; half of them for each direction when bidirectional.
-      max_distance: every greater distance shares the last bucket.
-      bidirectional: whether keys after the query have buckets of their own.
-
-    Returns:
-      int32 array of `distance`'s shape.
-    """
-    offset = jnp.zeros_like(distance)
-    if bidirectional:
-        buckets //= 2
-        offset = jnp.where(distance > 0, buckets, 0)
-        distance = jnp.abs(distance)
-    else:
-        distance = jnp.maximum(-distance, 0)
-    exact = buckets // 2
-    # The clamp keeps the logarithm of near distances finite; they take the exact branch anyway.
-    ratio = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact) / math.log(max_distance / exact)
-    far = exact + (ratio * (buckets - exact)).astype(jnp.int32)
-    return offset + jnp.where(distance < exact, distance, jnp.minimum(far, buckets - 1)).astype(jnp.int32)
+        furthest = self.config.relative_attention_max_distance
+        return relative_bias(table, length, furthest, bidirectional=bidirectional)

@@ -34,7 +34,7 @@ PARAMETERS: list[tuple[str, P]] = [
     (r"(encoder|decoder)\.ffn\.outer\.kernel", P(None, MODEL, None)),
     (r"(encoder|decoder)\.(attention|cross|ffn)_norm\.scale", REPLICATED),
     (r"(encoder|decoder)_norm\.scale", REPLICATED),
-    (r"(encoder|decoder)_positions\.table", REPLICATED),
+    (r"((encoder|decoder)_positions|relative_positions)\.table", REPLICATED),
     (r"output\.kernel", P(None, MODEL)),
     (r"(embedding|word_embedding)\.table", P(None, MODEL)),
     (r"(position_embedding|type_embedding)\.table", REPLICATED),

@@ -13,9 +13,13 @@ from jaxretr.data.corpus import Corpus, content_fingerprint
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.questions import Question
 from jaxretr.data.tokens import tokenizer_fingerprint
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
+
+# Settings of BertConfig that came later than the first stores.
+_LATER = ("architecture", "pad_token_id", "relative_attention_num_buckets")
 
 
 def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "passage") -> str:
@@ -31,8 +35,11 @@ def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "pass
     config = dataclasses.asdict(encoder.config)
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"):
         config["bert"].pop(name)  # Only training heeds these.
+    for field in dataclasses.fields(BertConfig):
+        if field.name in _LATER and config["bert"][field.name] == field.default:
+            config["bert"].pop(field.name)  # Older stores' fingerprints know nothing of it.
     if encoder.config.embedding_size == encoder.config.full_size:
-        config.pop("truncate_dim")  # Nothing is cut; and older stores' fingerprints know nothing of it.
+        config.pop("truncate_dim")  # Nothing is cut; nor do older ones know this.
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     digest.update(tokenizer_fingerprint(encoder.tokenizer).encode())
     leaves: dict[str, Any] = flatten_dict(encoder.params, sep=".")  # pyright: ignore[reportAssignmentType]

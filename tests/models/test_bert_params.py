@@ -115,7 +115,7 @@ def _changed(**change: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["RobertaModel"], "model_type": "roberta"}, "RobertaModel.*supported: BertModel, .*DPRQ"),
+        ({"architectures": ["ElectraModel"], "model_type": "electra"}, "ElectraModel.*supported: BertModel, .*DPRQ"),
         ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "T5ForCond.*not a supported encoder"),
         ({"architectures": ["BertForSequenceClassification"]}, "BertForSequenceClassification.*supported"),
         ({"architectures": None, "model_type": None}, "no stated architecture"),

@@ -1,4 +1,4 @@
-"""Our BERT against PyTorch transformers: hidden states to 1e-5 and every parameter's gradient to 1e-4, in float32.
+"""Our BERT, and its kin, against PyTorch transformers: hidden states to 1e-5 and every parameter's gradient to 1e-4, in float32.
 
 The tolerances are those of float32 sums in another order; a wrong formula is off by 1e-2 and more (see the traps below).
 """
@@ -18,8 +18,9 @@ from peers import torch, transformers
 from jaxretr.models.bert import BertEncoder
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import pool
-from jaxretr.models.formats.bert_params import BertCheckpoint, export_bert, read_checkpoint
-from jaxretr.models.formats.hf_files import write_safetensors
+from jaxretr.models.formats.bert_names import COUNTED_FROM_PADDING, names_of, skipped
+from jaxretr.models.formats.bert_params import BertCheckpoint, export_bert, import_bert, read_checkpoint
+from jaxretr.models.formats.hf_files import TensorFiles, write_safetensors
 from jaxretr.models.layers import define
 
 SEED = 11
@@ -48,7 +49,8 @@ def _randomise(model: Any) -> Any:
     """Draws every parameter, biases and norms too: at their initial 0 and 1 a swapped one would not show."""
     generator = torch.Generator().manual_seed(SEED)
     for name, parameter in model.named_parameters():
-        centre = 1.0 if "weight" in name and ("LayerNorm" in name or ".ln." in name) else 0.0
+        norm = any(part in name for part in ("LayerNorm", "layer_norm", ".ln."))
+        centre = 1.0 if "weight" in name and norm else 0.0
         parameter.data.normal_(centre, 0.25, generator=generator)
     return model.eval()
 
@@ -61,6 +63,33 @@ MODELS = {
         transformers.MegatronBertConfig(**SIZES, layer_norm_eps=1e-5), add_pooling_layer=False
     ),
 }
+# RoBERTa's table of positions has pad_token_id + 1 rows more than there are positions.
+COUNTED = SIZES | {"max_position_embeddings": SIZES["max_position_embeddings"] + 2, "pad_token_id": 1}
+DISTILBERT = {
+    "vocab_size": 37,
+    "dim": 16,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 24,
+    "max_position_embeddings": 12,
+    "sinusoidal_pos_embds": False,
+}
+# The class of the encoder, of the one with a head, and the config.
+OTHERS: dict[str, tuple[str, str, Any]] = {
+    "roberta": ("RobertaModel", "RobertaForMaskedLM", lambda: transformers.RobertaConfig(**COUNTED)),
+    "xlm-roberta": (
+        *("XLMRobertaModel", "XLMRobertaForMaskedLM"),
+        lambda: transformers.XLMRobertaConfig(**COUNTED, type_vocab_size=1, layer_norm_eps=1e-5),
+    ),
+    "camembert": (
+        *("CamembertModel", "CamembertForMaskedLM"),
+        lambda: transformers.CamembertConfig(**COUNTED, type_vocab_size=1),
+    ),
+    "distilbert": ("DistilBertModel", "DistilBertForMaskedLM", lambda: transformers.DistilBertConfig(**DISTILBERT)),
+    "mpnet": ("MPNetModel", "MPNetForMaskedLM", lambda: transformers.MPNetConfig(**COUNTED)),
+}
+for _kind, (_name, _, _config) in OTHERS.items():
+    MODELS[_kind] = lambda name=_name, config=_config: getattr(transformers, name)(config())
 PREFIXES = {"dpr-question": "question_encoder.bert_model.", "dpr-context": "ctx_encoder.bert_model."}
 
 
@@ -78,7 +107,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def batch() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Token ids [B, L], which positions are real [B, L], and the weights [B, L, D] of a random linear functional."""
     rng = np.random.default_rng(SEED)
-    tokens = rng.integers(1, SIZES["vocab_size"], (3, 9))
+    # Not 0 and 1, with which these models pad.
+    tokens = rng.integers(2, SIZES["vocab_size"], (3, 9))
     real = np.arange(9) < LENGTHS[:, None]
     weights = rng.normal(size=(3, 9, SIZES["hidden_size"])).astype(np.float32) / 8
     return tokens, real, weights * real[..., None]
@@ -126,7 +156,8 @@ def test_every_gradient_equals_transformers(case: Case, batch: Any) -> None:
     expected = {name: parameter.grad for name, parameter in case.theirs.named_parameters()}
     _, gradients = _run(case.ours.config, case.ours.params, tokens, weights)
     _, ours = export_bert(case.ours.config, gradients, prefix=case.prefix)
-    assert len(ours) == 2 * 16 + 5
+    no_types = case.ours.kind in ("distilbert", "mpnet")
+    assert len(ours) == 2 * 16 + 5 - no_types + (case.ours.kind == "mpnet")
     for name, gradient in ours.items():
         assert expected[name] is not None and float(expected[name].abs().max()) > 1e-9, name
         np.testing.assert_allclose(gradient, expected[name].numpy(), atol=1e-4, rtol=1e-4, err_msg=name)
@@ -184,7 +215,10 @@ def test_export_loads_in_transformers_and_returns_bit_for_bit(case: Case, tmp_pa
     write_safetensors(tmp_path / "model.safetensors", tensors, {"format": "pt"})
     state = case.theirs.state_dict()
     for name, tensor in tensors.items():
-        np.testing.assert_array_equal(tensor, state[name].numpy(), err_msg=name)
+        # Rows of no position are not kept.
+        unused = skipped(case.ours.config) if "position_embeddings" in name else 0
+        assert not tensor[:unused].any()
+        np.testing.assert_array_equal(tensor[unused:], state[name].numpy()[unused:], err_msg=name)
     again = read_checkpoint(tmp_path)
     assert again.config == case.ours.config and again.kind == case.ours.kind
     jax.tree.map(np.testing.assert_array_equal, again.params, case.ours.params)
@@ -196,10 +230,27 @@ def test_export_loads_in_transformers_and_returns_bit_for_bit(case: Case, tmp_pa
         torch.testing.assert_close(_encoder(loaded)(**inputs)[0], _encoder(case.theirs)(**inputs)[0], rtol=0, atol=0)
 
 
-def test_mlm_head_gives_the_logits_of_transformers(tmp_path: Any, batch: Any) -> None:
+@pytest.mark.parametrize("case", COUNTED_FROM_PADDING, indirect=True)
+def test_padding_on_the_left_gives_the_same_states(case: Case, batch: Any) -> None:
+    """They count positions from the first real token, wherever the padding is; ours is on the right."""
+    tokens, real, weights = batch
+    left = np.full_like(tokens, case.ours.config.pad_token_id)
+    for row, length in enumerate(LENGTHS):
+        left[row, -length:] = tokens[row, :length]
+    with torch.no_grad():
+        mask = torch.tensor(real[:, ::-1].astype(int))
+        expected = case.theirs(input_ids=torch.tensor(left), attention_mask=mask).last_hidden_state.numpy()
+    states = np.asarray(_run(case.ours.config, case.ours.params, tokens, weights)[0])
+    np.testing.assert_allclose(states[real], expected[real[:, ::-1]], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["bert", *OTHERS])
+def test_mlm_head_gives_the_logits_of_transformers(kind: str, tmp_path: Any, batch: Any) -> None:
     """The head is returned, not dropped; its decoder is the word embedding."""
     tokens, real, weights = batch
-    theirs = _randomise(transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)))
+    others = {"bert": ("BertModel", "BertForMaskedLM", lambda: transformers.BertConfig(**SIZES)), **OTHERS}
+    _, name, make_config = others[kind]
+    theirs = _randomise(getattr(transformers, name)(make_config()))
     theirs.save_pretrained(tmp_path)
     ours = read_checkpoint(tmp_path)
     assert ours.mlm_head is not None
@@ -208,10 +259,15 @@ def test_mlm_head_gives_the_logits_of_transformers(tmp_path: Any, batch: Any) ->
     states = _run(ours.config, ours.params, tokens, weights)[0]
     head = ours.mlm_head
     hidden = jax.nn.gelu(states @ head["dense"]["kernel"] + head["dense"]["bias"], approximate=False)
-    hidden = (hidden - hidden.mean(-1, keepdims=True)) / jnp.sqrt(hidden.var(-1, keepdims=True) + 1e-12)
+    hidden = (hidden - hidden.mean(-1, keepdims=True)) / jnp.sqrt(
+        hidden.var(-1, keepdims=True) + ours.config.layer_norm_eps
+    )
     hidden = hidden * head["norm"]["scale"] + head["norm"]["bias"]
     logits = np.asarray(hidden @ ours.params["word_embedding"]["table"].T + head["bias"])
     np.testing.assert_allclose(logits[real], expected[real], atol=1e-5, rtol=1e-5)
     config, tensors = export_bert(ours.config, ours.params, mlm_head=head)
-    assert config["architectures"] == ["BertForMaskedLM"]
-    assert {name for name, _ in theirs.named_parameters()} == set(tensors)
+    assert config["architectures"] == [name]
+    assert set(tensors) == theirs.state_dict().keys() - names_of(ours.config).decoder.keys()
+    jax.tree.map(
+        np.testing.assert_array_equal, import_bert(config, TensorFiles.of(tensors, "x")).mlm_head, ours.mlm_head
+    )

@@ -16,7 +16,8 @@ from jaxretr.errors import UserError
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, write_safetensors
 from jaxretr.models.formats.t5_params import export_t5, import_t5, read
 from jaxretr.models.layers import define
-from jaxretr.models.t5 import T5Config, T5Model, relative_bucket
+from jaxretr.models.positions import relative_bucket
+from jaxretr.models.t5 import T5Config, T5Model
 
 SEED = 7
 LENGTHS = np.array([11, 5, 1], np.int32)

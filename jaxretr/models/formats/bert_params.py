@@ -13,6 +13,15 @@ import numpy as np
 from jaxretr.errors import UserError
 from jaxretr.models.bert import BertEncoder
 from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.formats.bert_names import (
+    COUNTED_FROM_PADDING,
+    MEGATRON,
+    NAMES,
+    WORDS,
+    Names,
+    names_of,
+    skipped,
+)
 from jaxretr.models.formats.hf_files import (
     TensorFiles,
     config_fields,
@@ -24,90 +33,29 @@ from jaxretr.models.formats.hf_files import (
 from jaxretr.models.formats.name_table import Row, read_rows, write_rows
 from jaxretr.models.layers import ACTIVATIONS, Params, define
 
-Kind = Literal["bert", "dpr-question", "dpr-context", "megatron"]
+Kind = Literal[
+    "bert", "dpr-question", "dpr-context", "megatron", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet"
+]
 
-_LAYER = "encoder.layer.{}."
-
-# ours, theirs, transposed
-_SHARED_ROWS = (
-    Row("word_embedding/table", "embeddings.word_embeddings.weight"),
-    Row("position_embedding/table", "embeddings.position_embeddings.weight"),
-    Row("type_embedding/table", "embeddings.token_type_embeddings.weight"),
-    Row("layers/query/kernel", _LAYER + "attention.self.query.weight", True),
-    Row("layers/query/bias", _LAYER + "attention.self.query.bias"),
-    Row("layers/key/kernel", _LAYER + "attention.self.key.weight", True),
-    Row("layers/key/bias", _LAYER + "attention.self.key.bias"),
-    Row("layers/value/kernel", _LAYER + "attention.self.value.weight", True),
-    Row("layers/value/bias", _LAYER + "attention.self.value.bias"),
-    Row("layers/attention_out/kernel", _LAYER + "attention.output.dense.weight", True),
-    Row("layers/attention_out/bias", _LAYER + "attention.output.dense.bias"),
-    Row("layers/ffn_in/kernel", _LAYER + "intermediate.dense.weight", True),
-    Row("layers/ffn_in/bias", _LAYER + "intermediate.dense.bias"),
-    Row("layers/ffn_out/kernel", _LAYER + "output.dense.weight", True),
-    Row("layers/ffn_out/bias", _LAYER + "output.dense.bias"),
-)
-
-_POST_NORM_ROWS = (
-    Row("norm/scale", "embeddings.LayerNorm.weight"),
-    Row("norm/bias", "embeddings.LayerNorm.bias"),
-    Row("layers/attention_norm/scale", _LAYER + "attention.output.LayerNorm.weight"),
-    Row("layers/attention_norm/bias", _LAYER + "attention.output.LayerNorm.bias"),
-    Row("layers/ffn_norm/scale", _LAYER + "output.LayerNorm.weight"),
-    Row("layers/ffn_norm/bias", _LAYER + "output.LayerNorm.bias"),
-)
-
-_PRE_NORM_ROWS = (
-    Row("norm/scale", "encoder.ln.weight"),
-    Row("norm/bias", "encoder.ln.bias"),
-    Row("layers/attention_norm/scale", _LAYER + "attention.ln.weight"),
-    Row("layers/attention_norm/bias", _LAYER + "attention.ln.bias"),
-    Row("layers/ffn_norm/scale", _LAYER + "ln.weight"),
-    Row("layers/ffn_norm/bias", _LAYER + "ln.bias"),
-)
-
-_MLM_HEAD_ROWS = (
-    Row("mlm_head/dense/kernel", "cls.predictions.transform.dense.weight", True),
-    Row("mlm_head/dense/bias", "cls.predictions.transform.dense.bias"),
-    Row("mlm_head/norm/scale", "cls.predictions.transform.LayerNorm.weight"),
-    Row("mlm_head/norm/bias", "cls.predictions.transform.LayerNorm.bias"),
-    Row("mlm_head/bias", "cls.predictions.bias"),
-)
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Where a checkpoint keeps the encoder and, if it may have one, the projection."""
-
-    kind: Kind
-    projection: str
-    architecture: str = ""
-
-
-_LAYOUTS = {
-    "": _Layout("bert", "encode_proj.", "BertModel"),
-    "bert.": _Layout("bert", "encode_proj.", "BertForMaskedLM"),
-    "question_encoder.bert_model.": _Layout("dpr-question", "question_encoder.encode_proj.", "DPRQuestionEncoder"),
-    "ctx_encoder.bert_model.": _Layout("dpr-context", "ctx_encoder.encode_proj.", "DPRContextEncoder"),
-    "question_model.": _Layout("dpr-question", "question_model.encode_proj."),
-    "ctx_model.": _Layout("dpr-context", "ctx_model.encode_proj."),
+# Where a checkpoint keeps DPR's encoder, and its projection if it has one.
+_DPR_PREFIXES: dict[str, Kind] = {
+    "question_encoder.bert_model.": "dpr-question",
+    "ctx_encoder.bert_model.": "dpr-context",
+    "question_model.": "dpr-question",
+    "ctx_model.": "dpr-context",
 }
+_DPR_EXPORTS = {"question_encoder.bert_model.": "DPRQuestionEncoder", "ctx_encoder.bert_model.": "DPRContextEncoder"}
+_DPR_ARCHITECTURES: dict[str, Kind] = {"DPRQuestionEncoder": "dpr-question", "DPRContextEncoder": "dpr-context"}
 
-_ARCHITECTURES: dict[str, Kind] = {
-    "BertModel": "bert",
-    "BertForMaskedLM": "bert",
-    "BertForPreTraining": "bert",
-    "DPRQuestionEncoder": "dpr-question",
-    "DPRContextEncoder": "dpr-context",
-    "MegatronBertModel": "megatron",
-    "MegatronBertForMaskedLM": "megatron",
+# Class in transformers -> the architecture's names.
+_ARCHITECTURES: dict[str, Names] = {
+    **{name: names for names in (*NAMES.values(), MEGATRON) for name in (names.encoder, names.masked_lm)},
+    "BertForPreTraining": NAMES["bert"],
+    **dict.fromkeys(_DPR_ARCHITECTURES, NAMES["bert"]),
 }
-_MODEL_TYPES = ("bert", "dpr", "megatron-bert")
+_MODEL_TYPES: dict[str, Names] = {**NAMES, "dpr": NAMES["bert"], "megatron-bert": MEGATRON}
+_BUCKETS = "relative_attention_num_buckets"
 _ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
-
-# What transformers assumes where a config.json is silent.
-_MEGATRON_DEFAULTS = BertConfig(
-    vocab_size=29056, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
-)
 
 _ACTIVATIONS = {name: name for name in ACTIVATIONS} | {"gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_new"}
 
@@ -187,17 +135,14 @@ def import_bert(
     """
     where = tensors.where
     bert, projected = bert_shape(config, where)
-    prefix = _prefix(tensors)
-    kind: Kind = _LAYOUTS[prefix].kind
-    stated = _ARCHITECTURES.get(_architecture(config, where))
-    if kind == "bert" and stated is not None:
-        kind = stated
-    elif stated is not None and stated != kind:
+    prefix = _prefix(tensors, names_of(bert))
+    architecture, found = _architecture(config, where), _DPR_PREFIXES.get(prefix)
+    stated = _DPR_ARCHITECTURES.get(architecture)
+    if found is not None and architecture and stated != found:
         raise UserError(
-            f"{where}: config.json says {_architecture(config, where)}, but the tensors are a {kind} encoder's ({prefix}*)"
+            f"{where}: config.json says {architecture}, but the tensors are a {found} encoder's ({prefix}*)"
         )
-    elif bert.pre_layer_norm:
-        kind = "megatron"
+    kind: Kind = found or stated or ("megatron" if bert.pre_layer_norm else bert.architecture)
     if expect is not None and kind.startswith("dpr-") and kind != expect:
         raise UserError(
             f"{where}: the towers are swapped: this is the {kind} encoder, where the {expect} encoder is expected; "
@@ -266,14 +211,14 @@ def _dpr_tower(tensors: TensorFiles, prefix: str, heads: int | None) -> BertChec
     check_sizes(bert, tensors.where)
     projection = prefix + "encode_proj.weight"
     projected = tensors.shape(projection)[0] if projection in names else 0
-    return _translate(bert, tensors, prefix, _LAYOUTS[prefix].kind, projected=projected)
+    return _translate(bert, tensors, prefix, _DPR_PREFIXES[prefix], projected=projected)
 
 
 def _translate(bert: BertConfig, tensors: TensorFiles, prefix: str, kind: Kind, *, projected: int) -> BertCheckpoint:
     # Checkpoints that once came from TensorFlow, bert-base-uncased among them, have its names for scale and bias.
     tensors = tensors.rename(lambda name: re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name))
     tensors = tensors.rename(lambda name: re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
-    tensors, has_head = _without_tied_decoder(tensors, prefix)
+    tensors, has_head = _without_tied_decoder(tensors, prefix, names_of(bert))
     tensors.check_sizes({**bert.sizes(), "projection_dim": projected}, "config.json")
     size = bert.hidden_size
     shapes: Params = {"encoder": define(lambda rngs: BertEncoder(bert, rngs=rngs))[1]}
@@ -293,37 +238,36 @@ def _shapes(**shapes: tuple[int, ...]) -> Params:
 
 
 def _table(config: BertConfig, prefix: str, *, projection: bool, mlm_head: bool) -> list[Row]:
-    encoder = _SHARED_ROWS + (_PRE_NORM_ROWS if config.pre_layer_norm else _POST_NORM_ROWS)
-    rows = [replace(row, ours=f"encoder/{row.ours}", theirs=prefix + row.theirs) for row in encoder]
+    names = names_of(config)
+    rows = [replace(row, ours=f"encoder/{row.ours}", theirs=prefix + row.theirs) for row in names.rows(config)]
     if projection:
-        rows.append(Row("projection/kernel", _LAYOUTS[prefix].projection + "weight", True))
-        rows.append(Row("projection/bias", _LAYOUTS[prefix].projection + "bias"))
-    return rows + list(_MLM_HEAD_ROWS if mlm_head else ())
+        place = (prefix.removesuffix("bert_model.") if prefix in _DPR_PREFIXES else "") + "encode_proj."
+        rows += [Row("projection/kernel", place + "weight", True), Row("projection/bias", place + "bias")]
+    return rows + list(names.head if mlm_head else ())
 
 
-def _prefix(tensors: TensorFiles) -> str:
-    names = set(tensors.names)
-    found = [prefix for prefix in _LAYOUTS if prefix + "embeddings.word_embeddings.weight" in names]
+def _prefix(tensors: TensorFiles, names: Names) -> str:
+    there = set(tensors.names)
+    prefixes = ("", names.prefix, *(_DPR_PREFIXES if names is NAMES["bert"] else ()))
+    found = [prefix for prefix in prefixes if prefix + WORDS in there]
     if len(found) == 1:
         return found[0]
-    what = "two BERT encoders" if found else "no embeddings.word_embeddings.weight, so no BERT encoder,"
+    kind = names.encoder.removesuffix("Model").replace("Bert", "BERT")
+    what = f"two {kind} encoders" if found else f"no {WORDS}, so no {kind} encoder,"
     raise UserError(
-        f"{tensors.where}: {what} in this checkpoint ({some_names(sorted(names))}); give one encoder's folder"
+        f"{tensors.where}: {what} in this checkpoint ({some_names(sorted(there))}); give one encoder's folder"
     )
 
 
-def _without_tied_decoder(tensors: TensorFiles, prefix: str) -> tuple[TensorFiles, bool]:
+def _without_tied_decoder(tensors: TensorFiles, prefix: str, names: Names) -> tuple[TensorFiles, bool]:
     """Drops the head's second names for the word embedding and its bias, having seen that they are equal."""
-    names = set(tensors.names)
-    tied = {
-        "cls.predictions.decoder.weight": prefix + "embeddings.word_embeddings.weight",
-        "cls.predictions.decoder.bias": "cls.predictions.bias",
-    }
+    there = set(tensors.names)
+    tied = {name: prefix + own if own == WORDS else own for name, own in names.decoder.items()}
     for name, original in tied.items():
-        if name in names and original in names and not np.array_equal(tensors.read(name), tensors.read(original)):
+        if name in there and original in there and not np.array_equal(tensors.read(name), tensors.read(original)):
             raise UserError(f"{tensors.where}: {name} differs from {original}; only a tied decoder is supported")
-    tensors = tensors.select(lambda name: name not in tied or tied[name] not in names)
-    return tensors, any(name.startswith("cls.predictions.") for name in names)
+    tensors = tensors.select(lambda name: name not in tied or tied[name] not in there)
+    return tensors, any(row.theirs in there for row in names.head)
 
 
 def _architecture(config: Mapping[str, Any], where: str) -> str:
@@ -334,26 +278,41 @@ def _architecture(config: Mapping[str, Any], where: str) -> str:
             f"{where}: config.json is of {stated or 'no stated architecture'} (model_type '{model_type}'), which is "
             f"not a supported encoder; supported: {', '.join(_ARCHITECTURES)}"
         )
-    for key, supported in _ONLY.items():
-        if config.get(key, supported) not in (supported, None):
-            raise UserError(f"{where}: config.json has {key} {config[key]!r}; only {supported!r} is supported")
     return stated
 
 
 def bert_shape(config: Mapping[str, Any], where: str) -> tuple[BertConfig, int]:
     """The shape that a config.json states, and the size of DPR's projection, 0 without; UserError names `where`."""
     architecture = _architecture(config, where)
-    megatron = config.get("model_type") == "megatron-bert" or architecture.startswith("Megatron")
-    defaults = asdict(_MEGATRON_DEFAULTS if megatron else BertConfig())
-    del defaults["pre_layer_norm"]
-    fields = config_fields(config, defaults, f"{where}/config.json")
-    activation = fields["hidden_act"]
-    if activation not in _ACTIVATIONS:
-        raise UserError(f"{where}: config.json has hidden_act '{activation}'; supported: {', '.join(_ACTIVATIONS)}")
-    fields["hidden_act"] = _ACTIVATIONS[activation]
-    bert = BertConfig(**fields, pre_layer_norm=megatron)
+    names = _ARCHITECTURES[architecture] if architecture else _MODEL_TYPES[config["model_type"]]
+    for key, supported in {**_ONLY, **names.constants}.items():
+        if config.get(key, supported) not in (supported, None):
+            raise UserError(f"{where}: config.json has {key} {config[key]!r}; only {supported!r} is supported")
+    theirs = {ours: names.settings.get(ours, ours) for ours in _settings(names.defaults)}
+    defaults = {their: getattr(names.defaults, ours) for ours, their in theirs.items() if their is not None}
+    found = config_fields(config, defaults, f"{where}/config.json")
+    bert = replace(names.defaults, **{ours: found[their] for ours, their in theirs.items() if their is not None})
+    if bert.hidden_act not in _ACTIVATIONS:
+        raise UserError(
+            f"{where}: config.json has hidden_act '{bert.hidden_act}'; supported: {', '.join(_ACTIVATIONS)}"
+        )
+    bert = replace(
+        bert,
+        hidden_act=_ACTIVATIONS[bert.hidden_act],
+        max_position_embeddings=max(0, bert.max_position_embeddings - skipped(bert)),
+    )
     check_sizes(bert, where)
     return bert, config_fields(config, {"projection_dim": 0}, where)["projection_dim"]
+
+
+def _settings(bert: BertConfig) -> list[str]:
+    """The names of a shape's settings that its architecture has."""
+    settings = asdict(bert)
+    for name in ("pre_layer_norm", "architecture", *(() if bert.relative_attention_num_buckets else (_BUCKETS,))):
+        del settings[name]
+    if bert.architecture not in COUNTED_FROM_PADDING:
+        del settings["pad_token_id"]  # It decides nothing there.
+    return list(settings)
 
 
 def check_sizes(bert: BertConfig, where: str, *, bag_of_words: bool = False) -> None:
@@ -392,20 +351,25 @@ def export_bert(
     Raises:
       ValueError: the prefix is none of the above, or does not go with the head, the projection or pre-LayerNorm.
     """
-    prefix = "bert." if mlm_head is not None and not prefix else prefix
-    layout = _LAYOUTS.get(prefix)
-    if layout is None or not layout.architecture:
+    names = names_of(config)
+    prefix = names.prefix if mlm_head is not None and not prefix else prefix
+    dpr = _DPR_EXPORTS.get(prefix)
+    if prefix not in ("", names.prefix, *_DPR_EXPORTS):
         raise ValueError(f"unknown prefix {prefix!r}")
-    dpr = layout.kind != "bert"
-    misplaced = config.pre_layer_norm if dpr else projection is not None
-    if misplaced or (mlm_head is not None) != (prefix == "bert."):
-        raise ValueError(f"prefix {prefix!r} does not go with this head, projection or pre-LayerNorm")
-    content = asdict(config)
-    del content["pre_layer_norm"]
-    content["architectures"] = [("Megatron" if config.pre_layer_norm else "") + layout.architecture]
-    content["model_type"] = "megatron-bert" if config.pre_layer_norm else "dpr" if dpr else "bert"
-    content["pad_token_id"] = 0
-    content["position_embedding_type"] = "absolute"
+    misplaced = names is not NAMES["bert"] if dpr else projection is not None
+    if misplaced or (mlm_head is not None) != (prefix == names.prefix):
+        raise ValueError(f"prefix {prefix!r} does not go with this head, projection or architecture")
+    stated = replace(config, max_position_embeddings=config.max_position_embeddings + skipped(config))
+    content: dict[str, Any] = {
+        their: getattr(stated, ours)
+        for ours in _settings(config)
+        if (their := names.settings.get(ours, ours)) is not None
+    }
+    content["architectures"] = [dpr or (names.masked_lm if mlm_head is not None else names.encoder)]
+    content["model_type"] = "dpr" if dpr else "megatron-bert" if config.pre_layer_norm else config.architecture
+    content["pad_token_id"] = config.pad_token_id
+    if names is NAMES["bert"] or config.pre_layer_norm:
+        content["position_embedding_type"] = "absolute"
     if dpr:
         content["projection_dim"] = 0 if projection is None else int(np.shape(projection["kernel"])[1])
     rows = _table(config, prefix, projection=projection is not None, mlm_head=mlm_head is not None)

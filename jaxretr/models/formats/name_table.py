@@ -25,11 +25,13 @@ class Row:
       ours: path of our parameter, such as "layers/query/kernel".
       theirs: name of their tensor; "{}" stands for the layer's number where ours has a leading [layers] axis.
       transposed: whether their matrix is [out, in], as torch keeps it, and ours [in, out].
+      skipped: first rows of theirs that mean nothing; ours has none of them, and zeros are written in their place.
     """
 
     ours: str
     theirs: str
     transposed: bool = False
+    skipped: int = 0
 
     def names(self, layers: int) -> list[str]:
         """Their names: one a layer, or one."""
@@ -65,6 +67,8 @@ def read_rows(
         row = table[path]
         ours = wanted[path][1:] if "{}" in row.theirs else wanted[path]
         theirs = ours[::-1] if row.transposed else ours
+        if row.skipped:
+            theirs = (theirs[0] + row.skipped, *theirs[1:])
         for name in names:
             if tensors.shape(name) != theirs:
                 raise UserError(
@@ -78,7 +82,7 @@ def read_rows(
         parts = array if "{}" in row.theirs else array[None]
         for part, name in zip(parts, names, strict=True):
             tensor = tensors.read(name)
-            part[...] = tensor.T if row.transposed else tensor
+            part[...] = tensor.T if row.transposed else tensor[row.skipped :] if row.skipped else tensor
         params[path] = array
     return unflatten_dict(params, sep="/")
 
@@ -105,5 +109,7 @@ def write_rows(rows: Iterable[Row], params: Params) -> dict[str, np.ndarray]:
         array = np.asarray(flat[row.ours])
         parts = array if "{}" in row.theirs else array[None]
         for name, part in zip(row.names(len(array)), parts, strict=True):
+            if row.skipped:
+                part = np.concatenate([np.zeros((row.skipped, *part.shape[1:]), part.dtype), part])
             tensors[name] = np.ascontiguousarray(part.T if row.transposed else part)
     return tensors

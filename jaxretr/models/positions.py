@@ -1,0 +1,52 @@
+"""Where a token stands, as attention sees it."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jaxretr.models.layers import Embedding
+
+
+def relative_bias(table: Embedding, length: int, max_distance: int, *, bidirectional: bool) -> jax.Array:
+    """The bias of relative positions that T5 and MPNet add to the scores of attention.
+
+    Args:
+      table: a bias for each bucket and head, float32 [buckets, H].
+      length: of the rows.
+      max_distance: as in `relative_bucket`.
+      bidirectional: as in `relative_bucket`.
+
+    Returns:
+      float32 [1, H, keys, queries].
+    """
+    position = jnp.arange(length)
+    distance = position[:, None] - position[None, :]  # key - query
+    buckets = relative_bucket(distance, table.table.shape[0], max_distance, bidirectional=bidirectional)
+    return table(buckets).transpose(2, 0, 1)[None]
+
+
+def relative_bucket(distance: jax.Array, buckets: int, max_distance: int, *, bidirectional: bool) -> jax.Array:
+    """Maps key - query distances to bucket numbers: exact when near, logarithmic up to `max_distance`.
+
+    Args:
+      distance: key position minus query position, any integer array.
+      buckets: number of buckets; half of them for each direction when bidirectional.
+      max_distance: every greater distance shares the last bucket.
+      bidirectional: whether keys after the query have buckets of their own.
+
+    Returns:
+      int32 array of `distance`'s shape.
+    """
+    offset = jnp.zeros_like(distance)
+    if bidirectional:
+        buckets //= 2
+        offset = jnp.where(distance > 0, buckets, 0)
+        distance = jnp.abs(distance)
+    else:
+        distance = jnp.maximum(-distance, 0)
+    exact = buckets // 2
+    # The clamp keeps the logarithm of near distances finite; they take the exact branch anyway.
+    ratio = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact) / math.log(max_distance / exact)
+    far = exact + (ratio * (buckets - exact)).astype(jnp.int32)
+    return offset + jnp.where(distance < exact, distance, jnp.minimum(far, buckets - 1)).astype(jnp.int32)
