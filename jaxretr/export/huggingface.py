@@ -1,4 +1,4 @@
-"""Writing Hugging Face folders: BertModel (or MegatronBertModel), and DPR's two encoders."""
+"""Writing Hugging Face folders: BertModel (or the model of the same layers that it was read from), and DPR's two encoders."""
 
 import copy
 from pathlib import Path
@@ -10,6 +10,7 @@ from jaxretr.errors import UserError
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, Side, tower
+from jaxretr.models.formats.bert_names import display_name
 from jaxretr.models.formats.bert_params import export_bert
 from jaxretr.models.formats.export_note import ExportNote
 from jaxretr.models.formats.hf_folder import write_folder
@@ -38,8 +39,9 @@ def choose_layout(config: DualEncoderConfig, asked: Literal["bert", "dpr"] | Non
         raise UserError(
             f"DPR's encoders pool [CLS], but this model pools the {config.pooling}; use --to sentence-transformers"
         )
-    if layout == "dpr" and config.bert.pre_layer_norm:
-        raise UserError("DPR's encoders are BERT, but this model is Megatron-BERT; use --layout bert")
+    if layout == "dpr" and (kind := display_name(config.bert)) != "BERT":
+        remedy = "--to sentence-transformers" if config.projection_size else "--layout bert"
+        raise UserError(f"DPR's encoders are BERT, but this model is {kind}; use {remedy}")
     return layout
 
 

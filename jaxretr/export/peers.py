@@ -66,7 +66,9 @@ def _by_transformers(folder: Path, dpr: str, note: ExportNote, texts: Sequence[s
     if note.layout == "dpr":
         model = getattr(transformers, dpr).from_pretrained(folder, local_files_only=True)
     else:
-        model = transformers.AutoModel.from_pretrained(folder, add_pooling_layer=False, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        no_pooler = {"add_pooling_layer": False} if config.model_type != "distilbert" else {}
+        model = transformers.AutoModel.from_pretrained(folder, local_files_only=True, **no_pooler)
     model.eval()
     with torch.inference_mode():
         outputs = model(**inputs)

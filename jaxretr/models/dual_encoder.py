@@ -109,8 +109,8 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
 
         Args:
           path_or_name: a folder that `save` wrote, or a run directory that holds one; a sentence-transformers folder;
-            a Hugging Face folder of BERT, Megatron-BERT or a DPR question encoder; a .cp file of the original DPR; or
-            the hub's name of such a folder.
+            a Hugging Face folder of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, MPNet, Megatron-BERT or a DPR
+            question encoder; a .cp file of the original DPR; or the hub's name of such a folder.
           passage_path: the second tower's folder, where it comes apart (DPR's context encoder).
           tokenizer: a folder or hub name of the tokenizer; by default the model's. A .cp file has none.
           dtype: "float32"; "bfloat16"; or "auto" for the faster of them on this machine.

@@ -20,6 +20,7 @@ from jaxretr.config import AdapterShape
 from jaxretr.errors import UserError
 from jaxretr.models.adapter_layers import abstract_adapter
 from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.formats.bert_names import Names, display_name, names_of
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, some_names, write_safetensors
 from jaxretr.models.formats.name_table import Row, read_rows, write_rows
 from jaxretr.models.layers import Params
@@ -29,18 +30,8 @@ NOTE = "adapter_config.json"
 _PEFT_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _TRANSFORMERS_WEIGHTS = ("pytorch_adapter.bin",)
 
-_LAYER = "encoder.layer.{}."
-# Our names of a layer's dense layers, and transformers'.
-_MODULES = {
-    "query": "attention.self.query",
-    "key": "attention.self.key",
-    "value": "attention.self.value",
-    "attention_out": "attention.output.dense",
-    "ffn_in": "intermediate.dense",
-    "ffn_out": "output.dense",
-}
-# Of the encoder within the model that the adapters were trained in: BertModel, BertForMaskedLM and others, DPR.
-_PREFIXES = ("", "bert.", "question_encoder.bert_model.", "ctx_encoder.bert_model.")
+# Of the encoder within DPR's models; those of other models depend on the architecture.
+_DPR_PREFIXES = ("question_encoder.bert_model.", "ctx_encoder.bert_model.")
 _PEFT_PREFIX = "base_model.model."
 
 _OTHER_ENCODER = "give the encoder that these adapters were trained in, or one of its shape"
@@ -137,7 +128,8 @@ def read_peft(folder: str | Path, bert: BertConfig) -> tuple[AdapterShape, Param
             f"adapters; {_PEFT_REMEDY}"
         )
     tensors = TensorFiles.open_file(_weights(folder, _PEFT_WEIGHTS))
-    prefix = _prefix(tensors, _PEFT_PREFIX)
+    names = names_of(bert)
+    prefix = _prefix(tensors, _PEFT_PREFIX, bert)
     shape = AdapterShape(
         lora_rank=rank,
         lora_alpha=alpha * math.sqrt(rank) if config.get("use_rslora") else alpha,
@@ -145,7 +137,7 @@ def read_peft(folder: str | Path, bert: BertConfig) -> tuple[AdapterShape, Param
         bottleneck=0,
     )
     pooler = re.compile(re.escape(f"{_PEFT_PREFIX}{prefix}pooler.dense.") + r"lora_[AB]\.weight")
-    rows = _lora_rows(shape, _PEFT_PREFIX + prefix, ".", ".weight")
+    rows = _lora_rows(shape, names, _PEFT_PREFIX + prefix, ".", ".weight")
     return shape, _read(rows, shape, bert, tensors, pooler)
 
 
@@ -196,24 +188,25 @@ def write_peft(
         "fan_in_fan_out": False,
         "init_lora_weights": True,
         "modules_to_save": None,
-        "target_modules": _peft_names(shape.lora_targets),
+        "target_modules": _peft_names(shape.lora_targets, names_of(bert)),
     }
     with atomic_folder(folder) as partial:
         with atomic_write(partial / NOTE) as file:
             json.dump(config, file, indent=2)
-        rows = _lora_rows(shape, _PEFT_PREFIX, ".", ".weight")
+        rows = _lora_rows(shape, names_of(bert), _PEFT_PREFIX, ".", ".weight")
         write_safetensors(partial / _PEFT_WEIGHTS[0], write_rows(rows, adapter_params), {"format": "pt"})
 
 
 def _peft_targets(config: Mapping[str, Any], prefix: str, bert: BertConfig, where: str) -> tuple[str, ...]:
     """Our names of what `target_modules` names, as PEFT matches it to the modules' full names."""
     wanted, excluded = config.get("target_modules"), config.get("exclude_modules") or []
+    modules, layer = names_of(bert).modules, names_of(bert).layer
     if wanted == "all-linear":
-        wanted = list(_MODULES.values())
+        wanted = list(modules.values())
     layers = range(bert.num_hidden_layers)
     found = {}
-    for target, module in _MODULES.items():
-        names = [prefix + _LAYER.format(layer) + module for layer in layers]
+    for target, module in modules.items():
+        names = [prefix + layer.format(number) + module for number in layers]
         found[target] = [_named(name, wanted, where) and not _named(name, excluded, where) for name in names]
         if any(found[target]) and not all(found[target]):
             raise UserError(
@@ -224,7 +217,7 @@ def _peft_targets(config: Mapping[str, Any], prefix: str, bert: BertConfig, wher
     if not targets:
         raise UserError(
             f"{where}: 'target_modules' {wanted!r} names no dense layer of BERT's "
-            f"({', '.join(_MODULES.values())}); {_OTHER_ENCODER}"
+            f"({', '.join(modules.values())}); {_OTHER_ENCODER}"
         )
     return targets
 
@@ -241,12 +234,17 @@ def _named(name: str, patterns: Any, where: str) -> bool:
     return any(name == pattern or name.endswith(f".{pattern}") for pattern in patterns)
 
 
-def _peft_names(targets: tuple[str, ...]) -> list[str] | str:
-    if "ffn_out" in targets and "attention_out" not in targets:
+def _peft_names(targets: tuple[str, ...], names: Names) -> list[str] | str:
+    wanted = [names.modules[target] for target in targets]
+    if any(other.endswith(f".{name}") for name in wanted for other in set(names.modules.values()) - set(wanted)):
         # PEFT would take "output.dense" for the end of "attention.output.dense" as well.
-        return r"(.*\.)?encoder\.layer\.\d+\.(" + "|".join(re.escape(_MODULES[target]) for target in targets) + ")"
-    short = {**_MODULES, "query": "query", "key": "key", "value": "value"}
-    return [short[target] for target in targets]
+        layer = re.escape(names.layer).replace(r"\{\}", r"\d+")
+        return rf"(.*\.)?{layer}(" + "|".join(map(re.escape, wanted)) + ")"
+    attention = ("query", "key", "value")
+    return [
+        module.rsplit(".", 1)[-1] if target in attention else module
+        for target, module in zip(targets, wanted, strict=True)
+    ]
 
 
 def _check_replaceable(folder: Path) -> None:
@@ -301,11 +299,12 @@ def read_adapter_transformers(folder: str | Path, bert: BertConfig) -> tuple[Ada
         raise UserError(f"{where}: holds two adapters of one kind; {_TRANSFORMERS_REMEDY}")
     shape = AdapterShape(**settings)
     tensors = TensorFiles.open_file(_weights(folder, _TRANSFORMERS_WEIGHTS))
-    prefix = _prefix(tensors, "")
+    names = names_of(bert)
+    prefix = _prefix(tensors, "", bert)
     braces = name.replace("{", "{{").replace("}", "}}")
-    rows = _lora_rows(shape, prefix, f".loras.{braces}.", "") if shape.lora_rank else []
+    rows = _lora_rows(shape, names, prefix, f".loras.{braces}.", "") if shape.lora_rank else []
     if shape.bottleneck:
-        rows += _parallel_rows(f"{prefix}{_LAYER}output.adapters.{braces}.")
+        rows += _parallel_rows(f"{prefix}{names.layer}output.adapters.{braces}.")
     return shape, _read(rows, shape, bert, tensors, re.compile(r"(?!)"))
 
 
@@ -352,9 +351,10 @@ def _parallel_settings(part: Mapping[str, Any], where: str, bert: BertConfig) ->
 # ---- both ------------------------------------------------------------------------------------------------------------
 
 
-def _lora_rows(shape: AdapterShape, prefix: str, before: str, after: str) -> list[Row]:
+def _lora_rows(shape: AdapterShape, names: Names, prefix: str, before: str, after: str) -> list[Row]:
+    within = prefix + names.layer
     return [
-        Row(f"lora/{target}/{ours}/kernel", prefix + _LAYER + _MODULES[target] + before + theirs + after, True)
+        Row(f"lora/{target}/{ours}/kernel", within + names.modules[target] + before + theirs + after, True)
         for target in shape.lora_targets
         for ours, theirs in (("down", "lora_A"), ("up", "lora_B"))
     ]
@@ -374,7 +374,7 @@ def _read(
     """Reads the table's tensors, having seen that they are those of this encoder's layers and no others."""
     layers, where = bert.num_hidden_layers, tensors.where
     there = {name for name in tensors.names if not ignored.fullmatch(name)}
-    numbers = {int(match[1]) for name in there if (match := re.search(r"encoder\.layer\.(\d+)\.", name))}
+    numbers = {int(match[1]) for name in there if (match := re.search(r"layer\.(\d+)\.", name))}
     if numbers and max(numbers) + 1 != layers:
         raise UserError(f"{where}: is for {max(numbers) + 1} layers, but the encoder has {layers}; {_OTHER_ENCODER}")
     tensors.check_sizes({"r": shape.lora_rank, "bottleneck": shape.bottleneck}, NOTE)
@@ -416,12 +416,13 @@ def _weights(folder: Path, names: tuple[str, ...]) -> Path:
     return found[0]
 
 
-def _prefix(tensors: TensorFiles, outer: str) -> str:
-    for prefix in _PREFIXES:
-        if any(name.startswith(f"{outer}{prefix}encoder.layer.") for name in tensors.names):
+def _prefix(tensors: TensorFiles, outer: str, bert: BertConfig) -> str:
+    names = names_of(bert)
+    for prefix in ("", names.prefix, *_DPR_PREFIXES):
+        if any(name.startswith(outer + prefix + names.layer.split("{}")[0]) for name in tensors.names):
             return prefix
     raise UserError(
-        f"{tensors.where}: no adapters of a BERT encoder ({some_names(tensors.names) or 'no tensors'}); "
+        f"{tensors.where}: no adapters of a {display_name(bert)} encoder ({some_names(tensors.names) or 'no tensors'}); "
         f"{_OTHER_ENCODER}, saved with save_pretrained or save_adapter"
     )
 

@@ -62,6 +62,7 @@ class Names:
       settings: names of settings that differ from `BertConfig`'s, ours -> theirs; None: the setting has no name there
         and is always the default.
       constants: what config.json must say, or leave out.
+      pooler: whether `encoder` has one, which no retriever here uses.
     """
 
     encoder: str
@@ -75,6 +76,7 @@ class Names:
     defaults: BertConfig
     settings: dict[str, str | None] = field(default_factory=dict)
     constants: dict[str, object] = field(default_factory=dict)
+    pooler: bool = True
 
     def rows(self, config: BertConfig) -> tuple[Row, ...]:
         """The encoder's table of names, without a prefix."""
@@ -179,6 +181,7 @@ NAMES: dict[BertArchitecture, Names] = {
             "type_vocab_size": None,
             "layer_norm_eps": None,
         },
+        pooler=False,
     ),
     "mpnet": Names(
         encoder="MPNetModel",
@@ -236,3 +239,16 @@ MEGATRON = Names(
 def names_of(config: BertConfig) -> Names:
     """The names that a shape's folder has."""
     return MEGATRON if config.pre_layer_norm else NAMES[config.architecture]
+
+
+def display_name(config: BertConfig) -> str:
+    """What people call such an encoder."""
+    if config.pre_layer_norm:
+        return "Megatron-BERT"
+    return (
+        names_of(config)
+        .encoder.removesuffix("Model")
+        .replace("Bert", "BERT")
+        .replace("berta", "BERTa")
+        .replace("bert", "BERT")
+    )

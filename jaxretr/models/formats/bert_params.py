@@ -19,6 +19,7 @@ from jaxretr.models.formats.bert_names import (
     NAMES,
     WORDS,
     Names,
+    display_name,
     names_of,
     skipped,
 )
@@ -252,7 +253,7 @@ def _prefix(tensors: TensorFiles, names: Names) -> str:
     found = [prefix for prefix in prefixes if prefix + WORDS in there]
     if len(found) == 1:
         return found[0]
-    kind = names.encoder.removesuffix("Model").replace("Bert", "BERT")
+    kind = display_name(names.defaults)
     what = f"two {kind} encoders" if found else f"no {WORDS}, so no {kind} encoder,"
     raise UserError(
         f"{tensors.where}: {what} in this checkpoint ({some_names(sorted(there))}); give one encoder's folder"

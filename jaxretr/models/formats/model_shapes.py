@@ -11,6 +11,7 @@ from jaxretr.errors import UserError
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.formats import sentence_transformers
+from jaxretr.models.formats.bert_names import NAMES
 from jaxretr.models.formats.bert_params import bert_shape
 from jaxretr.models.formats.dual_encoder_folder import is_ours, load, model_folder
 from jaxretr.models.formats.export_note import NOTE
@@ -20,19 +21,36 @@ from jaxretr.models.t5 import T5Config
 
 # What their config.json on the hub says: so much is public, and nothing need be fetched to plan a run.
 _BERT_BASE = BertConfig()
+_LARGE: dict[str, Any] = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}
 _BERTS = {
     "bert-base-uncased": _BERT_BASE,
     "bert-base-cased": dataclasses.replace(_BERT_BASE, vocab_size=28996),
     "bert-base-chinese": dataclasses.replace(_BERT_BASE, vocab_size=21128),
-    "bert-large-uncased": BertConfig(
-        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
-    ),
+    "bert-large-uncased": BertConfig(**_LARGE),
 }
 _MINILM = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
+_ROBERTA = BertConfig(architecture="roberta", vocab_size=50265, type_vocab_size=1, layer_norm_eps=1e-5, pad_token_id=1)
+_XLM_ROBERTA = dataclasses.replace(_ROBERTA, architecture="xlm-roberta", vocab_size=250002)
+_XLM_ROBERTA_LARGE = dataclasses.replace(_XLM_ROBERTA, **_LARGE)
+_MPNET = dataclasses.replace(NAMES["mpnet"].defaults, layer_norm_eps=1e-5)
 KNOWN_BERTS = {
     **_BERTS,
     **{f"google-bert/{name}": bert for name, bert in _BERTS.items()},
     "sentence-transformers/all-MiniLM-L6-v2": _MINILM,
+    "FacebookAI/roberta-base": _ROBERTA,
+    "FacebookAI/xlm-roberta-base": _XLM_ROBERTA,
+    "FacebookAI/xlm-roberta-large": _XLM_ROBERTA_LARGE,
+    "intfloat/multilingual-e5-base": _XLM_ROBERTA,
+    "intfloat/multilingual-e5-large": _XLM_ROBERTA_LARGE,
+    "BAAI/bge-m3": dataclasses.replace(_XLM_ROBERTA_LARGE, max_position_embeddings=8192),
+    "distilbert/distilbert-base-uncased": NAMES["distilbert"].defaults,
+    "microsoft/mpnet-base": _MPNET,
+    "sentence-transformers/all-mpnet-base-v2": _MPNET,
 }
 
 _T5_BASE = T5Config(d_model=768, d_ff=2048, num_heads=12, num_layers=12, num_decoder_layers=12)
