@@ -18,7 +18,8 @@ from jaxretr.json_dataclass import dataclass_from
 
 Dtype = Literal["float32", "bfloat16"]
 EncodeDtype = Literal["auto", "float32", "bfloat16"]
-Pooling = Literal["cls", "mean"]
+# sentence-transformers' names.
+Pooling = Literal["cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"]
 
 # Among the metrics of evaluations; for all others higher is better.
 LOWER_IS_BETTER = ("loss", "average_rank")

@@ -151,7 +151,7 @@ def test_help_says_what_may_be_typed_and_what_a_setting_is():
         ({"train": {"steps": "ten"}}, "c.json.train: 'steps' is 'ten'; it must be a whole number"),
         ({"train": {"steps": True}}, "'steps' is True; it must be a whole number"),
         ({"optimizer": {"clip": "1"}}, "c.json.optimizer: 'clip' is '1'; it must be a number"),
-        ({"encoder": {"path": "e", "pooling": "max"}}, "'pooling' is 'max'; it must be one of cls, mean"),
+        ({"encoder": {"path": "e", "pooling": "sum"}}, "'pooling' is 'sum'; it must be one of cls, mean, max"),
         ({"encoder": {"path": "e", "passage_path": 3}}, "'passage_path' is 3; it must be a string or null"),
         ({"art": {"write_back": 1}}, "c.json.index: 'write_back' is 1; it must be true or false"),
         ({"encoder": {}}, "c.json.encoder: .*path"),

@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from jaxretr.config import KINDS
+from jaxretr.config import KINDS, Pooling
 from jaxretr.errors import UserError
 from jaxretr.export.golden import passage_as_text
 from jaxretr.metrics_log import read_metrics
@@ -113,7 +113,7 @@ def _facts(encoder: DualEncoder, note: ExportNote | None) -> str:
     rows = {
         "encoder": f"{kind}, {bert.num_hidden_layers} layers of {bert.hidden_size}, vocabulary {bert.vocab_size}",
         "towers": towers,
-        "pooling": {"cls": "[CLS]", "mean": "mean of the tokens"}[config.pooling]
+        "pooling": _POOLED[config.pooling].what
         + (f", then a projection to {config.projection_size}" if config.projection_size else ""),
         "dimensions": f"{config.embedding_size}"
         + (f", the first of {config.full_size}" if config.embedding_size < config.full_size else ""),
@@ -161,6 +161,37 @@ def _passages_as_text(encoder: DualEncoder, prompts: Mapping[str, str]) -> str:
 # ---- code that works: a test runs it ---------------------------------------------------------------------------------
 
 
+class _Pooled(NamedTuple):
+    """A pooling in words, and in torch."""
+
+    what: str
+    code: str
+
+
+_MASK = 'mask = inputs["attention_mask"].unsqueeze(-1)\n'
+_POOLED: Mapping[Pooling, _Pooled] = {
+    "cls": _Pooled("[CLS]", "vectors = outputs.last_hidden_state[:, 0]"),
+    "mean": _Pooled("mean of the tokens", f"{_MASK}vectors = (outputs.last_hidden_state * mask).sum(1) / mask.sum(1)"),
+    "mean_sqrt_len_tokens": _Pooled(
+        "sum of the tokens over the square root of their number",
+        f"{_MASK}vectors = (outputs.last_hidden_state * mask).sum(1) / mask.sum(1).sqrt()",
+    ),
+    "weightedmean": _Pooled(
+        "mean of the tokens, weighted by their positions",
+        f"{_MASK}mask = mask * mask.cumsum(1)\nvectors = (outputs.last_hidden_state * mask).sum(1) / mask.sum(1)",
+    ),
+    "max": _Pooled(
+        "largest value of the tokens",
+        f"{_MASK}vectors = outputs.last_hidden_state.masked_fill(mask == 0, -1e9).max(1).values",
+    ),
+    "lasttoken": _Pooled(
+        "last token",
+        'last = inputs["attention_mask"].sum(1) - 1\n'
+        "vectors = outputs.last_hidden_state[torch.arange(len(last)), last]",
+    ),
+}
+
+
 def _code(text: str) -> str:
     return f"```python\n{text}\n```"
 
@@ -198,14 +229,7 @@ def _with_transformers(name: str, encoder: DualEncoder, note: ExportNote) -> str
     question_class, passage_class = (
         ("DPRQuestionEncoder", "DPRContextEncoder") if note.layout == "dpr" else ("AutoModel", "AutoModel")
     )
-    pooled = {
-        "dpr": ["vectors = outputs.pooler_output"],
-        "cls": ["vectors = outputs.last_hidden_state[:, 0]"],
-        "mean": [
-            'mask = inputs["attention_mask"].unsqueeze(-1)',
-            "vectors = (outputs.last_hidden_state * mask).sum(1) / mask.sum(1)",
-        ],
-    }["dpr" if note.layout == "dpr" else config.pooling]
+    pooled = ["vectors = outputs.pooler_output"] if note.layout == "dpr" else _POOLED[config.pooling].code.split("\n")
     if config.embedding_size < config.full_size:
         pooled.append(f"vectors = vectors[:, :{config.embedding_size}]")
     result = "torch.nn.functional.normalize(vectors, dim=-1)" if config.normalise else "vectors"

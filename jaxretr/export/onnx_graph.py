@@ -1,7 +1,7 @@
 """BERT as an ONNX graph, built from our parameters: nothing is traced, so the graph is exactly what this file writes."""
 
 import math
-from typing import Any, assert_never
+from typing import Any, Literal, assert_never
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +25,7 @@ class _Graph:
 
     def __init__(self, onnx: Any):
         self.helper, self.numpy_helper = onnx.helper, onnx.numpy_helper
+        self.FLOAT: int = onnx.TensorProto.FLOAT
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
 
@@ -68,7 +69,7 @@ def build(config: DualEncoderConfig, params: Params) -> Any:
     onnx = import_extra("onnx", "export")
     import_extra("onnx.numpy_helper", "export")
     graph, bert, weights = _Graph(onnx), config.bert, params["bert"]
-    mask = graph.add("Cast", MASK, to=onnx.TensorProto.FLOAT)
+    mask = graph.add("Cast", MASK, to=graph.FLOAT)
     x = _embeddings(graph, bert, weights)
     if bert.num_hidden_layers:
         hidden = graph.add("Mul", graph.add("Sub", graph.constant(1.0), mask), graph.constant(-1e9))
@@ -174,13 +175,14 @@ def _embedding(graph: _Graph, config: DualEncoderConfig, params: Params, x: str,
     """Pools, projects, cuts and normalises into the output."""
     if config.pooling == "cls":
         pooled = graph.add("Gather", x, graph.constant(0, dtype=np.int64), axis=1)
-    elif config.pooling == "mean":
-        weighted = graph.add("Mul", x, graph.add("Unsqueeze", mask, graph.integers(2)))
-        total = graph.add("ReduceSum", weighted, graph.integers(1), keepdims=0)
-        count = graph.add("ReduceSum", mask, graph.integers(1), keepdims=1)
-        pooled = graph.add("Div", total, graph.add("Max", count, graph.constant(1e-9)))
+    elif config.pooling == "max":
+        hidden = graph.add("Mul", graph.add("Sub", graph.constant(1.0), mask), graph.constant(-2e9))
+        shown = graph.add("Add", x, graph.add("Unsqueeze", hidden, graph.integers(2)))
+        pooled = graph.add("ReduceMax", shown, axes=[1], keepdims=0)
     else:
-        assert_never(config.pooling)
+        weights, divisor = _pooling_weights(graph, config.pooling, mask)
+        weighted = graph.add("Mul", x, graph.add("Unsqueeze", weights, graph.integers(2)))
+        pooled = graph.add("Div", graph.add("ReduceSum", weighted, graph.integers(1), keepdims=0), divisor)
     size = config.embedding_size
     if config.projection_size:
         # The columns that `truncate_dim` leaves out need not be computed.
@@ -197,6 +199,32 @@ def _embedding(graph: _Graph, config: DualEncoderConfig, params: Params, x: str,
         graph.add("Div", pooled, length, name=EMBEDDING)
     else:
         graph.add("Identity", pooled, name=EMBEDDING)
+
+
+def _pooling_weights(
+    graph: _Graph, pooling: Literal["mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"], mask: str
+) -> tuple[str, str]:
+    """What the tokens' states are multiplied by, [batch, length], and what their sum is divided by, [batch, 1]."""
+
+    def total(x: str) -> str:
+        return graph.add("ReduceSum", x, graph.integers(1), keepdims=1)
+
+    def at_least(x: str) -> str:
+        return graph.add("Max", x, graph.constant(1e-9))
+
+    count = total(mask)
+    if pooling == "mean":
+        return mask, at_least(count)
+    if pooling == "mean_sqrt_len_tokens":
+        return mask, graph.add("Sqrt", at_least(count))
+    number = graph.add("CumSum", mask, graph.constant(1, dtype=np.int64))  # 1, 2, 3, ... of the real tokens
+    if pooling == "weightedmean":
+        weights = graph.add("Mul", number, mask)
+        return weights, at_least(total(weights))
+    if pooling == "lasttoken":
+        last = graph.add("Cast", graph.add("Equal", number, count), to=graph.FLOAT)
+        return graph.add("Mul", last, mask), graph.constant(1.0)
+    assert_never(pooling)
 
 
 def _layer_params(stacked: Params, number: int) -> Params:

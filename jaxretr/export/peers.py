@@ -6,6 +6,7 @@ from typing import Any, Literal, assert_never
 
 import numpy as np
 
+from jaxretr.config import Pooling
 from jaxretr.errors import UsageError, import_extra
 from jaxretr.export.golden import Golden, Vectors
 from jaxretr.models.formats.export_note import FORMAT, NOTE, ExportNote, read_note
@@ -74,14 +75,28 @@ def _by_transformers(folder: Path, dpr: str, note: ExportNote, texts: Sequence[s
         outputs = model(**inputs)
         if note.layout == "dpr":
             pooled = outputs.pooler_output
-        elif note.pooling == "mean":
-            mask = inputs["attention_mask"].unsqueeze(-1)
-            pooled = (outputs.last_hidden_state * mask).sum(dim=1) / mask.sum(dim=1)
-        elif note.pooling in ("cls", None):
-            pooled = outputs.last_hidden_state[:, 0]
         else:
-            assert_never(note.pooling)
+            pooled = _pool(outputs.last_hidden_state, inputs["attention_mask"], note.pooling or "cls")
         pooled = pooled[:, : note.truncate_dim]
         if note.normalise:
             pooled = torch.nn.functional.normalize(pooled, dim=-1)
     return pooled.numpy()
+
+
+def _pool(states: Any, mask: Any, pooling: Pooling) -> Any:
+    """`jaxretr.models.embed.pool` in torch, of states [B, L, D] that are padded on the right."""
+    if pooling == "cls":
+        return states[:, 0]
+    number, of_tokens = mask.cumsum(dim=1), mask.unsqueeze(-1)
+    if pooling == "max":
+        return states.masked_fill(of_tokens == 0, -1e9).max(dim=1).values
+    if pooling == "lasttoken":
+        return (states * ((number == mask.sum(dim=1, keepdim=True)) * mask).unsqueeze(-1)).sum(dim=1)
+    if pooling == "mean":
+        return (states * of_tokens).sum(dim=1) / of_tokens.sum(dim=1)
+    if pooling == "mean_sqrt_len_tokens":
+        return (states * of_tokens).sum(dim=1) / of_tokens.sum(dim=1).sqrt()
+    if pooling == "weightedmean":
+        weights = (number * mask).unsqueeze(-1)
+        return (states * weights).sum(dim=1) / weights.sum(dim=1)
+    assert_never(pooling)

@@ -263,18 +263,33 @@ def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
     Args:
       states: of the last layer, float32 [B, L, D].
       lengths: number of real tokens of each row, int32 [B].
-      pooling: "cls" for the first token's state, "mean" for the mean of the real tokens'.
+      pooling: "cls" for the first token's state, "lasttoken" for the last real one's; "max" for the largest value of
+        each dimension; "mean" for the mean of the real tokens' states, "weightedmean" with the weights 1, 2, 3, ...,
+        "mean_sqrt_len_tokens" for their sum over the square root of their number.
 
     Returns:
       float32 [B, D].
     """
     if pooling == "cls":
         return states[:, 0]
+    place = jnp.arange(states.shape[1])
+    real = (place < lengths[:, None]).astype(states.dtype)
+    if pooling == "max":
+        return jnp.where(real[..., None] > 0, states, -1e9).max(axis=1)
+    # sentence-transformers' smallest divisor, for rows of length 0.
+    least = 1e-9
     if pooling == "mean":
-        real = (jnp.arange(states.shape[1]) < lengths[:, None]).astype(states.dtype)
-        # sentence-transformers' smallest divisor, for rows of length 0.
-        return jnp.einsum("bld,bl->bd", states, real) / jnp.maximum(lengths, 1e-9)[:, None]
-    assert_never(pooling)
+        weights, divisor = real, jnp.maximum(lengths, least)
+    elif pooling == "mean_sqrt_len_tokens":
+        weights, divisor = real, jnp.sqrt(jnp.maximum(lengths, least))
+    elif pooling == "weightedmean":
+        weights = real * (place + 1)
+        divisor = jnp.maximum(weights.sum(axis=1), least)
+    elif pooling == "lasttoken":
+        weights, divisor = (place == lengths[:, None] - 1).astype(states.dtype), jnp.ones(lengths.shape)
+    else:
+        assert_never(pooling)
+    return jnp.einsum("bld,bl->bd", states, weights) / divisor[:, None]
 
 
 @cache

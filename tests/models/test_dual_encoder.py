@@ -347,8 +347,8 @@ def test_a_checkpoint_of_another_shape_is_named(encoder: DualEncoder, tmp_path: 
         load(shared=True)
     with pytest.raises(UserError, match=r"jaxretr.json: unknown key 'poling'; did you mean 'pooling'"):
         load(poling="cls")
-    with pytest.raises(UserError, match="'pooling' is 'max'; it must be one of cls, mean"):
-        load(pooling="max")
+    with pytest.raises(UserError, match="'pooling' is 'sum'; it must be one of cls, mean, max"):
+        load(pooling="sum")
     path.write_text(json.dumps({**good, "version": 2}))
     with pytest.raises(UserError, match="is of version 2, not 1"):
         DualEncoder.from_pretrained(tmp_path)
@@ -390,8 +390,8 @@ def test_a_plain_bert_gives_one_tower_or_two_copies(tokenizer: Any, encoder: Dua
     jax.tree.map(np.testing.assert_array_equal, two.params["question"], two.params["passage"])
     assert not any(jax.tree.leaves(jax.tree.map(np.shares_memory, two.params["question"], two.params["passage"])))
     assert DualEncoder.from_pretrained(folder, pooling="mean").config.pooling == "mean"
-    with pytest.raises(UserError, match="pooling 'max' is not supported"):
-        DualEncoder.from_pretrained(folder, pooling="max")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match="pooling 'sum' is not supported"):
+        DualEncoder.from_pretrained(folder, pooling="sum")  # pyright: ignore[reportArgumentType]
 
 
 QUESTION, CONTEXT = "question_encoder.bert_model.", "ctx_encoder.bert_model."
@@ -500,7 +500,7 @@ def test_lower_casing_survives_saving(modules: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parts", "prompts", "message"),
     [
-        ([("x.Pooling", {"pooling_mode": "max"})], None, "pooling max is not supported; supported: cls or mean"),
+        ([("x.Pooling", {"pooling_mode": "sum"})], None, "pooling sum is not supported; supported: cls or mean or max"),
         (
             [("x.Pooling", {**LEGACY_MEAN, "pooling_mode_cls_token": True})],
             None,

@@ -1,16 +1,19 @@
 """Embeddings equal sentence-transformers': real all-MiniLM-L6-v2 weights, and tiny random models of other modules."""
 
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from peers import sentence_transformers as peer
-from peers import torch
+from peers import torch, transformers
 from tiny import BERT, DATA
 
-from jaxretr import DualEncoder
+from jaxretr import DualEncoder, export, verify
+from jaxretr.config import Pooling
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 
@@ -24,6 +27,9 @@ TEXTS = [
     "東京は日本の首都です。北京是中华人民共和国的首都。",
     "😀 emoji 👍🏽, a flag 🇯🇵, and a family 👨‍👩‍👧‍👦",
 ]
+
+
+PASSAGES = [passage.text for passage in read_corpus(DATA)][:6]
 
 
 @pytest.fixture(scope="module")
@@ -47,26 +53,74 @@ def test_real_minilm(minilm: Path, tmp_path: Path) -> None:
     assert (rounded * expected).sum(axis=1).min() > 0.999
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_a_folder_that_sentence_transformers_wrote(pooling: Any, tmp_path: Path) -> None:
-    """Random weights, a Dense module, and (with cls) a Normalize: the schema of the release that is installed."""
-    import transformers
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random BERT with a tokenizer."""
+    folder = tmp_path_factory.mktemp("bert")
+    train_tokenizer("bert", PASSAGES, BERT.vocab_size, folder)
+    sizes = {name: getattr(BERT, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers")}
+    sizes |= {name: getattr(BERT, name) for name in ("num_attention_heads", "intermediate_size")}
+    torch.manual_seed(7)
+    transformers.BertModel(transformers.BertConfig(**sizes, max_position_embeddings=64)).save_pretrained(folder)
+    return folder
+
+
+def _write(bert: Path, out: Path, pooling: str, *more: Any) -> Any:
+    """What sentence-transformers makes of it, also written to a folder."""
     from sentence_transformers import models
 
-    passages = [passage.text for passage in read_corpus(DATA)][:6]
-    train_tokenizer("bert", passages, BERT.vocab_size, tmp_path / "bert")
-    sizes = {name: getattr(BERT, name) for name in BERT.__dataclass_fields__ if name != "pre_layer_norm"}
-    torch.manual_seed(7)
-    transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(tmp_path / "bert")
-    transformer = models.Transformer(str(tmp_path / "bert"), max_seq_length=24)
-    modules = [
-        transformer,
-        models.Pooling(16, pooling_mode=pooling),
-        models.Dense(16, 6, activation_function=torch.nn.Identity()),
-        *([models.Normalize()] if pooling == "cls" else []),
-    ]
+    transformer = models.Transformer(str(bert), max_seq_length=24)
+    modules = [transformer, models.Pooling(16, pooling_mode=pooling), *more]
     theirs = peer.SentenceTransformer(modules=modules, device="cpu")
-    theirs.save(str(tmp_path / "model"))
+    theirs.save(str(out))
+    return theirs
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_a_folder_that_sentence_transformers_wrote(normalised: bool, bert: Path, tmp_path: Path) -> None:
+    """Random weights, a Dense module, and perhaps a Normalize: the schema of the release that is installed."""
+    from sentence_transformers import models
+
+    dense = models.Dense(16, 6, activation_function=torch.nn.Identity())
+    theirs = _write(
+        bert, tmp_path / "model", "cls" if normalised else "mean", dense, *([models.Normalize()] if normalised else [])
+    )
     ours = DualEncoder.from_pretrained(tmp_path / "model")
     assert (ours.config.max_passage_length, ours.config.embedding_size) == (24, 6)
-    np.testing.assert_allclose(ours.encode_passages(passages), theirs.encode(passages), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(ours.encode_passages(PASSAGES), theirs.encode(PASSAGES), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", get_args(Pooling))
+def test_every_pooling_is_that_of_other_libraries(pooling: Any, bert: Path, tmp_path: Path) -> None:
+    """sentence-transformers' from its own folder; and of our exports, transformers', the card's code and ONNX Runtime's."""
+    runtime = pytest.importorskip("onnxruntime", reason="runs the graph")
+    expected = _write(bert, tmp_path / "model", pooling).encode(PASSAGES)
+    ours = DualEncoder.from_pretrained(tmp_path / "model")
+    assert ours.config.pooling == pooling
+    np.testing.assert_allclose(ours.encode_passages(PASSAGES), expected, rtol=1e-5, atol=1e-5)
+    for to in ("sentence-transformers", "huggingface", "onnx"):
+        export(ours, to=to, out=tmp_path / to)
+        assert to == "onnx" or DualEncoder.from_pretrained(tmp_path / to).config.pooling == pooling
+    again = peer.SentenceTransformer(str(tmp_path / "sentence-transformers"), device="cpu").encode(PASSAGES)
+    np.testing.assert_allclose(again, expected, rtol=1e-5, atol=1e-5)
+    verify(tmp_path / "huggingface", library="transformers")
+    session = runtime.InferenceSession(next((tmp_path / "onnx").rglob("*.onnx")))
+    inputs = ours.tokenizer(PASSAGES, padding=True, truncation=True, max_length=24, return_tensors="np")
+    (found,) = session.run(None, {name: inputs[name].astype(np.int64) for name in ("input_ids", "attention_mask")})
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    if pooling != "cls":  # A wrong one would not pass for another.
+        assert (
+            np.abs(
+                expected - ours.replaced(replace(ours.config, pooling="cls"), ours.params).encode_passages(PASSAGES)
+            ).max()
+            > 0.01
+        )
+    encode: dict[str, Any] = {}
+    exec(
+        re.findall(
+            r"```python\n(import torch.*?)\n\n\nquestions", (tmp_path / "huggingface/README.md").read_text(), re.S
+        )[0],
+        encode,
+    )
+    found = encode["encode"](transformers.AutoModel, str(tmp_path / "huggingface"), PASSAGES, 24).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
