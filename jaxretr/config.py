@@ -152,13 +152,17 @@ class Encoder:
     shared: bool = False
     """One tower for questions and passages instead of two."""
     pooling: Pooling = "cls"
-    """What becomes of the last layer: the vector of [CLS], or the mean over the tokens."""
+    """What becomes of the last layer's token vectors, see `pool` in jaxretr/models/embed.py."""
     normalise: bool = False
     """Scale the embeddings to length 1, so that scores are cosines."""
     max_question_length: int = 64
     """Tokens of a question, special ones included; the rest is cut off."""
     max_passage_length: int = 256
     """The same of a passage with its title."""
+    query_prompt: str | None = None
+    """Put before every question, in training and afterwards; None: what the model says, "" for none."""
+    passage_prompt: str | None = None
+    """The same for passages, before the title."""
     dropout: float = 0.1
     """While training, in all layers."""
     dtype: Dtype = "float32"

@@ -100,7 +100,15 @@ def _shuffle(args: argparse.Namespace) -> "WordOrder":
     if args.bm25 == (args.model is not None):
         raise UsageError("give either MODEL or --bm25")
     if args.bm25:
-        of_model = ("passage_model", "tokenizer", "pooling", "truncate_dim", "batch_size")
+        of_model = (
+            "passage_model",
+            "tokenizer",
+            "pooling",
+            "query_prompt",
+            "passage_prompt",
+            "truncate_dim",
+            "batch_size",
+        )
         given = [name for name in of_model if getattr(args, name) is not None]
         if args.compute != "auto":
             given.append("compute")

@@ -260,7 +260,8 @@ def _of_typos(args: argparse.Namespace) -> "TypoReport":
     from jaxretr.evaluate.typo_robustness import evaluate_typos
 
     # How to read MODEL; the other models are read as they are.
-    of_first = dict.fromkeys(("passage_model", "tokenizer", "pooling", "truncate_dim"))
+    names = ("passage_model", "tokenizer", "pooling", "query_prompt", "passage_prompt", "truncate_dim")
+    of_first = dict.fromkeys(names)
     others = [argparse.Namespace(**{**vars(args), **of_first, "model": model}) for model in args.and_model or ()]
     queries: defaultdict[str, list[str]] = defaultdict(list)
     for kind, path in args.typo_queries or ():

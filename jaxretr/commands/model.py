@@ -15,6 +15,8 @@ def load_model(args: argparse.Namespace) -> DualEncoder | CombinedEncoder:
         passage_path=args.passage_model,
         tokenizer=args.tokenizer,
         pooling=args.pooling,
+        query_prompt=args.query_prompt,
+        passage_prompt=args.passage_prompt,
         dtype=getattr(args, "compute", "float32"),  # `export` has no --compute: it writes what is stored.
         truncate_dim=args.truncate_dim,
     )

@@ -131,6 +131,9 @@ def add_model(parser: Parser, *, optional: bool = False, encodes: bool = True) -
     add("--passage-model", metavar="MODEL2", help="the passage encoder, if it is a folder of its own (DPR's)")
     add("--tokenizer", metavar="DIR", help="a folder or hub name, if MODEL has no tokenizer")
     add("--pooling", choices=get_args(Pooling), help="if the folder does not state it (default: cls)")
+    prompt = "put before every {}: a text, or the name of a prompt of MODEL's (default: what MODEL says; '' for none)"
+    add("--query-prompt", metavar="TEXT", help=prompt.format("question"))
+    add("--passage-prompt", metavar="TEXT", help=prompt.format("passage"))
     add(
         "--truncate-dim",
         type=at_least_one,

@@ -97,7 +97,7 @@ class TokenStore:
 
     @property
     def key(self) -> str:
-        """The sha256 that names the store: of content, tokenizer, template, length and format."""
+        """The sha256 that names the store: of content, tokenizer, template, length, prompt and format."""
         return self.folder.name
 
     @classmethod
@@ -109,13 +109,14 @@ class TokenStore:
         template: Template,
         max_length: int,
         *,
+        prompt: str = "",
         workers: int | None = None,
         chunk_rows: int = 50_000,
         progress: bool = True,
     ) -> "TokenStore":
         """Tokenises a corpus or questions, or opens the store if that is done already.
 
-        The store's folder is named by a sha256 of content, tokenizer, template, length and format, so a change of
+        The store's folder is named by a sha256 of content, tokenizer, template, length, prompt and format, so a change of
         any of them makes another store. Finished chunks are kept next to it until it is complete: a killed build
         continues after them. Several processes may build the same store at once, and share its chunks.
 
@@ -125,6 +126,7 @@ class TokenStore:
           tokenizer: as `load_tokenizer` gives it.
           template: how a row is built.
           max_length: most ids a row.
+          prompt: put before every text (see `template_rows`).
           workers: chunks in progress at once. The Rust library uses all cores for each chunk; a second worker (the
             default) keeps it busy while the first turns its ids into arrays.
           chunk_rows: rows per chunk, which is the most that a kill loses.
@@ -145,12 +147,13 @@ class TokenStore:
             "tokenizer": tokenizer_fingerprint(tokenizer),
             "template": str(template),
             "max_length": max_length,
+            **({"prompt": prompt} if prompt else {}),
         }
         key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
         target = Path(folder_root).expanduser() / key
         if (store := _open_if_whole(target)) is not None:
             return store
-        build = _Build(target, columns, tokenizer, template, max_length, chunk_rows, what)
+        build = _Build(target, columns, tokenizer, template, max_length, prompt, chunk_rows, what)
         return build.run(workers or 2, progress)
 
     def __len__(self) -> int:
@@ -254,13 +257,14 @@ def document_frequencies(store: TokenStore, vocabulary: int) -> np.ndarray:
 class _Build:
     """One build of one store: chunks into `<key>.parts`, then all of them into `<key>`."""
 
-    def __init__(self, target, columns, tokenizer, template, max_length, chunk_rows, what):
+    def __init__(self, target, columns, tokenizer, template, max_length, prompt, chunk_rows, what):
         self.target: Path = target
         self.parts: Path = target.with_name(f"{target.name}.parts")
         self.columns: tuple[Sequence[str], ...] = columns
         self.tokenizer = tokenizer
         self.template: Template = template
         self.max_length: int = max_length
+        self.prompt: str = prompt
         self.what: dict = what
         self.dtype = ids_dtype(vocabulary_size(tokenizer))
         num_rows = len(columns[0])
@@ -286,7 +290,9 @@ class _Build:
     def _tokenise(self, workers: int, progress: bool) -> None:
         # No rows yet: an unsuitable tokenizer or length fails before anything is written, and the tokenizer is set up
         # before several threads use it.
-        template_rows(self.template, self.tokenizer, [column[:0] for column in self.columns], self.max_length)
+        template_rows(
+            self.template, self.tokenizer, [column[:0] for column in self.columns], self.max_length, self.prompt
+        )
         missing = [chunk for chunk in self.chunks if _read_part(self._part(*chunk), self.dtype, *chunk) is None]
         # In another order in every process, so that they meet only at the end.
         random.SystemRandom().shuffle(missing)
@@ -305,7 +311,7 @@ class _Build:
         part = self._part(start, stop)
         if _read_part(part, self.dtype, start, stop) is None:
             columns = [column[start:stop] for column in self.columns]
-            rows = template_rows(self.template, self.tokenizer, columns, self.max_length)
+            rows = template_rows(self.template, self.tokenizer, columns, self.max_length, self.prompt)
             lengths = np.fromiter(map(len, rows.ids), np.int32, len(rows.ids))
             ids = np.fromiter(chain.from_iterable(rows.ids), self.dtype, int(lengths.sum()))
             with atomic_write(part, "wb") as file:

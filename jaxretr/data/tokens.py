@@ -118,7 +118,11 @@ def _check_tokenizer_folder(path: Path) -> None:
 
 
 def passage_pair(
-    tokenizer: "PreTrainedTokenizerBase", titles: Sequence[str], texts: Sequence[str], max_length: int
+    tokenizer: "PreTrainedTokenizerBase",
+    titles: Sequence[str],
+    texts: Sequence[str],
+    max_length: int,
+    prompt: str = "",
 ) -> Rows:
     """Builds [CLS] title [SEP] text [SEP], the passages of ART and DPR.
 
@@ -130,31 +134,42 @@ def passage_pair(
       titles: N titles.
       texts: N texts.
       max_length: most ids a row, special ones included.
+      prompt: put before each title.
     """
     _check_length(max_length, 4)
     cls, sep = _special_ids(tokenizer, "cls", "sep")
-    title_ids = _first_ids(tokenizer, titles, max_length)
+    title_ids = _first_ids(tokenizer, [prompt + title for title in titles], max_length)
     text_ids = _first_ids(tokenizer, texts, max_length)
     rows = ([cls, *title, sep, *text] for title, text in zip(title_ids, text_ids, strict=True))
     return _ended(rows, sep, max_length)
 
 
 def passage_joined(
-    tokenizer: "PreTrainedTokenizerBase", titles: Sequence[str], texts: Sequence[str], max_length: int
+    tokenizer: "PreTrainedTokenizerBase",
+    titles: Sequence[str],
+    texts: Sequence[str],
+    max_length: int,
+    prompt: str = "",
 ) -> Rows:
     """Builds [CLS] title text [SEP] with title and text joined by a space, as sentence-transformers and BEIR do.
 
     Args and Returns as for `passage_pair`; with an empty title the row has the text alone.
     """
     joined = [f"{title} {text}".strip() for title, text in zip(titles, texts, strict=True)]
-    return question_rows(tokenizer, joined, max_length)
+    return question_rows(tokenizer, joined, max_length, prompt)
 
 
-def question_rows(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], max_length: int) -> Rows:
-    """Builds [CLS] text [SEP], right-truncated to `max_length` ids, the final [SEP] kept."""
+def question_rows(
+    tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str], max_length: int, prompt: str = ""
+) -> Rows:
+    """Builds [CLS] prompt text [SEP], right-truncated to `max_length` ids, the final [SEP] kept.
+
+    The prompt and the text are tokenised as one text, as sentence-transformers does it.
+    """
     _check_length(max_length, 3)
     cls, sep = _special_ids(tokenizer, "cls", "sep")
-    return _ended(([cls, *ids] for ids in _first_ids(tokenizer, texts, max_length)), sep, max_length)
+    prompted = [prompt + text for text in texts] if prompt else texts
+    return _ended(([cls, *ids] for ids in _first_ids(tokenizer, prompted, max_length)), sep, max_length)
 
 
 def scorer_passage(
@@ -188,8 +203,12 @@ def template_rows(
     tokenizer: "PreTrainedTokenizerBase",
     columns: Sequence[Sequence[str]],
     max_length: int,
+    prompt: str = "",
 ) -> Rows:
-    """Builds the rows of `template` from (titles, texts) for passages or (questions,) for questions."""
+    """Builds the rows of `template` from (titles, texts) for passages or (questions,) for questions.
+
+    The templates of the scorer take no prompt.
+    """
     builders: dict[Template, Any] = {
         Template.PASSAGE_PAIR: passage_pair,
         Template.PASSAGE_JOINED: passage_joined,
@@ -197,7 +216,7 @@ def template_rows(
         Template.SCORER_PASSAGE: scorer_passage,
         Template.SCORER_TARGET: scorer_target,
     }
-    return builders[template](tokenizer, *columns, max_length)
+    return builders[template](tokenizer, *columns, max_length, *((prompt,) if prompt else ()))
 
 
 def _ended(rows, end: int, max_length: int) -> Rows:

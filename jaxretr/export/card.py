@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxretr.config import KINDS, Pooling
 from jaxretr.errors import UserError
-from jaxretr.export.golden import passage_as_text
+from jaxretr.export.golden import passage_as_text, question_as_text
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
@@ -152,9 +152,16 @@ def _passages_as_text(encoder: DualEncoder, prompts: Mapping[str, str]) -> str:
         )
     else:
         how = "**Passages are written as `title text`**, joined by a space."
-    if prompts:
-        listed = ", ".join(f"{name}: `{prompt}`" for name, prompt in prompts.items())
-        how += f"\n\nThe model it comes from names prompts ({listed}); they are not applied unless you ask for them."
+    config = encoder.config
+    for what, prompt in (("question", config.query_prompt), ("passage", config.passage_prompt)):
+        if prompt:
+            how += f"\n\n**Every {what} begins with `{prompt}`**, which jaxretr puts there by itself."
+    others = {
+        name: prompt for name, prompt in prompts.items() if prompt not in (config.query_prompt, config.passage_prompt)
+    }
+    if others:
+        listed = ", ".join(f"{name}: `{prompt}`" for name, prompt in others.items())
+        how += f"\n\nThe model it comes from names further prompts ({listed}), which are not applied unless you ask for them."
     return how
 
 
@@ -217,7 +224,7 @@ def _with_sentence_transformers(name: str, encoder: DualEncoder, note: ExportNot
     return (
         "from sentence_transformers import SentenceTransformer\n\n"
         f"{towers}"
-        f'questions = question_encoder.encode(["{_QUESTION}"])\n'
+        f'questions = question_encoder.encode(["{question_as_text(encoder, _QUESTION)}"])\n'
         f'passages = passage_encoder.encode(["{passage}"])\n'
         "print(questions @ passages.T)"
     )
@@ -225,7 +232,7 @@ def _with_sentence_transformers(name: str, encoder: DualEncoder, note: ExportNot
 
 def _with_transformers(name: str, encoder: DualEncoder, note: ExportNote) -> str:
     config = encoder.config
-    passage = passage_as_text(encoder, _TITLE, _TEXT)
+    passage, question = passage_as_text(encoder, _TITLE, _TEXT), question_as_text(encoder, _QUESTION)
     question_class, passage_class = (
         ("DPRQuestionEncoder", "DPRContextEncoder") if note.layout == "dpr" else ("AutoModel", "AutoModel")
     )
@@ -250,7 +257,7 @@ def _with_transformers(name: str, encoder: DualEncoder, note: ExportNote) -> str
     return (
         f"import torch\nfrom transformers import {names}\n\n\n"
         f"def encode(model_class, folder, texts, length):\n    {body}\n\n\n"
-        f'questions = encode({question_class}, "{question_folder}", ["{_QUESTION}"], {config.max_question_length})\n'
+        f'questions = encode({question_class}, "{question_folder}", ["{question}"], {config.max_question_length})\n'
         f'passages = encode({passage_class}, "{passage_folder}", ["{passage}"], {config.max_passage_length})\n'
         "print(questions @ passages.T)"
     )

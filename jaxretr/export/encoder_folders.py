@@ -93,16 +93,18 @@ def export(
     out = Path(out).expanduser()
     sides: tuple[Side, ...] = ("question", "passage") if side == "both" else (side,)
     questions, passages, texts_of_parts = golden.texts(encoder)
-    if "passage" in sides and any(texts != texts_of_parts[0] for texts in texts_of_parts):
-        raise UserError(
-            "the parts of this model write a passage's title and text in different ways, so no single text suits them "
-            "all; export the parts one by one, or with --side question"
-        )
+    asked = [[golden.question_as_text(part, question) for question in questions] for part in parts_of(encoder)]
+    for name, of_parts, remedy in (("passage", texts_of_parts, "question"), ("question", asked, "passage")):
+        if name in sides and any(texts != of_parts[0] for texts in of_parts):
+            raise UserError(
+                f"the parts of this model write a {name} in different ways (title and text, or a prompt), so no single "
+                f"text suits them all; export the parts one by one, or with --side {remedy}"
+            )
     towers = _towers(encoder, sides)
     size = sum(_bytes(one.params) for one in towers)
     most = max(_bytes(one.params) for one in towers)
     memory.announce(f"{len(towers)} encoders as {kind}", 3 * most, disk=size, folder=out)
-    texts = {"question": questions, "passage": texts_of_parts[0]}
+    texts = {"question": asked[0], "passage": texts_of_parts[0]}
     vectors = golden.compute(encoder, questions, passages)
     with atomic_folder(out) as partial:
         for one in towers:
@@ -119,6 +121,7 @@ def export(
             "towers": [{"folder": one.folder, "side": one.side, "weight": one.weight} for one in towers],
             "texts": {name: texts[name] for name in sides},
             "example": golden.passage_as_text(parts_of(encoder)[0], *PASSAGE),
+            "example_question": golden.question_as_text(parts_of(encoder)[0], QUESTION),
         }
         return manifest.finish(partial, out, kind, facts, readme(out.absolute().name, facts), verify)
 
@@ -177,7 +180,7 @@ def example(facts: dict[str, Any], name: str) -> str:
         towers = ", ".join(
             f'("{name}/{one["folder"]}", {one["weight"]!r})' for one in facts["towers"] if one["side"] == side
         )
-        text = QUESTION if side == "question" else facts["example"]
+        text = facts["example_question"] if side == "question" else facts["example"]
         lines.append(f"{side}s = encode([{towers}], {json.dumps([text], ensure_ascii=False)})")
         lines.append(f"print({side}s.shape)")
     return "\n".join(lines)

@@ -61,7 +61,8 @@ class Golden:
       passages: (title, text).
       passages_as_text: how each passage is given to a library that knows only texts.
       files: sha256 (hexadecimal) of each file, by its path in the folder.
-      prompts: name -> prompt, of the model that was exported; the vectors are without any.
+      prompts: name -> prompt, further ones of the model that was exported, which the vectors are without; its own are
+        in `settings`.
       jaxretr: the version that wrote it.
     """
 
@@ -89,14 +90,22 @@ def settings_of(config: DualEncoderConfig | CombinedConfig) -> dict[str, Any]:
         parts = [settings_of(part) for part in config.parts]
         return {**lengths, "how": config.how, "weights": list(config.weights), "parts": parts}
     names = ("pooling", "normalise", "passage_template", "max_question_length", "max_passage_length")
-    return {**{name: getattr(config, name) for name in names}, "dimensions": config.embedding_size}
+    # Left out where there are none, as earlier versions did.
+    prompts = {name: prompt for name in ("query_prompt", "passage_prompt") if (prompt := getattr(config, name))}
+    return {**{name: getattr(config, name) for name in names}, "dimensions": config.embedding_size, **prompts}
 
 
 def passage_as_text(encoder: DualEncoder, title: str, text: str) -> str:
     """One text that gives the row of a title and a text, where special tokens in texts are read as such."""
+    prompt = encoder.config.passage_prompt
     if encoder.config.passage_template == "pair":
-        return f"{title} {encoder.tokenizer.sep_token} {text}"
-    return f"{title} {text}".strip()
+        return f"{prompt}{title} {encoder.tokenizer.sep_token} {text}"
+    return prompt + f"{title} {text}".strip()
+
+
+def question_as_text(encoder: DualEncoder, question: str) -> str:
+    """What other libraries are given for a question."""
+    return encoder.config.query_prompt + question
 
 
 def compute(
@@ -247,9 +256,12 @@ def _check_tokenizer(
     config, tokenizer = encoder.config, encoder.tokenizer
     template = passage_pair if config.passage_template == "pair" else passage_joined
     titles, texts = zip(*passages, strict=True)
+    longest, prompt = config.max_question_length, config.query_prompt
+    of_questions = question_rows(tokenizer, questions, longest, prompt)
+    of_passages = template(tokenizer, titles, texts, config.max_passage_length, config.passage_prompt)
     for length, own, given in (
-        (config.max_question_length, question_rows(tokenizer, questions, config.max_question_length), questions),
-        (config.max_passage_length, template(tokenizer, titles, texts, config.max_passage_length), as_text),
+        (longest, of_questions, [prompt + question for question in questions]),
+        (config.max_passage_length, of_passages, as_text),
     ):
         theirs: Any = tokenizer(list(given), truncation=True, max_length=length)
         for text, row, expected in zip(given, theirs["input_ids"], own.ids, strict=True):

@@ -62,6 +62,8 @@ def write(folder: Path, encoder: DualEncoder, layout: Literal["bert", "dpr"]) ->
         shared=config.shared,
         separate=layout == "dpr" or not config.shared,
         passage_template=config.passage_template,
+        query_prompt=config.query_prompt or None,
+        passage_prompt=config.passage_prompt or None,
         pooling=config.pooling,
         normalise=config.normalise,
         truncate_dim=config.truncate_dim,

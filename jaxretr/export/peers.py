@@ -33,10 +33,11 @@ def vectors(folder: Path, library: Literal["sentence-transformers", "transformer
     if note is None or written_for != library:
         raise UsageError(f"{folder}: was exported for {written_for}, so {library} cannot read it; leave --with out")
     question, passage = note.folders(folder)
+    questions = [golden.settings.get("query_prompt", "") + text for text in golden.questions]
     if library == "sentence-transformers":
-        return Vectors(_by_modules(question, golden.questions), _by_modules(passage, golden.passages_as_text))
+        return Vectors(_by_modules(question, questions), _by_modules(passage, golden.passages_as_text))
     return Vectors(
-        _by_transformers(question, "DPRQuestionEncoder", note, golden.questions, note.max_question_length),
+        _by_transformers(question, "DPRQuestionEncoder", note, questions, note.max_question_length),
         _by_transformers(passage, "DPRContextEncoder", note, golden.passages_as_text, note.max_passage_length),
     )
 

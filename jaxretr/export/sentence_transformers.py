@@ -17,7 +17,14 @@ from jaxretr.models.embed import Side, tower
 from jaxretr.models.formats.export_note import ExportNote
 from jaxretr.models.formats.hf_files import write_safetensors
 from jaxretr.models.formats.hf_folder import write_folder
-from jaxretr.models.formats.sentence_transformers import MODULES, POOLING_MODES, SETTINGS, cutting_projection
+from jaxretr.models.formats.sentence_transformers import (
+    MODULES,
+    PASSAGE,
+    POOLING_MODES,
+    QUERY,
+    SETTINGS,
+    cutting_projection,
+)
 from jaxretr.models.layers import Params
 from jaxretr.parallel.mesh import to_host
 from jaxretr.storage.files import atomic_write
@@ -32,7 +39,8 @@ def write(folder: Path, encoder: DualEncoder, prompts: Mapping[str, str]) -> Exp
     Args:
       folder: to write into.
       encoder: what is exported.
-      prompts: name -> prompt, noted for the users of the folder; no default is set, so none is applied unasked.
+      prompts: name -> prompt, further ones than the encoder's own, noted for the users of the folder. No default is
+        set: `encode` applies none unasked, `encode_query` and `encode_document` the encoder's.
 
     Returns:
       What is to be noted in jaxretr.json.
@@ -86,7 +94,7 @@ def _write_tower(folder: Path, encoder: DualEncoder, side: Side, prompts: Mappin
     settings: dict[str, Any] = {
         "__version__": _SCHEMA,
         "model_type": "SentenceTransformer",
-        "prompts": {"query": "", "document": "", **prompts},
+        "prompts": {**prompts, QUERY: config.query_prompt, PASSAGE: config.passage_prompt},
         "default_prompt_name": None,
         "similarity_fn_name": "cosine" if config.normalise else "dot",
     }

@@ -223,6 +223,8 @@ def load_encoder(
     passage_path: str | Path | None = None,
     tokenizer: str | Path | None = None,
     pooling: Pooling | None = None,
+    query_prompt: str | None = None,
+    passage_prompt: str | None = None,
     truncate_dim: int | None = None,
 ) -> DualEncoder | CombinedEncoder:
     """Loads any encoder: a `DualEncoder`, or a `CombinedEncoder` where the folder holds one.
@@ -230,7 +232,7 @@ def load_encoder(
     Args:
       path_or_name: as for `DualEncoder.from_pretrained` and `CombinedEncoder.from_pretrained`.
       dtype: of the matmuls' operands when encoding, "float32", "bfloat16" or "auto".
-      passage_path, tokenizer, pooling, truncate_dim: of a dual encoder, see `DualEncoder.from_pretrained`.
+      passage_path, tokenizer, pooling, query_prompt, passage_prompt, truncate_dim: of a dual encoder, see `DualEncoder.from_pretrained`.
 
     Raises:
       UserError: as those two do; or one of the settings of a dual encoder is given for a combined one.
@@ -247,6 +249,7 @@ def load_encoder(
                     f"`jaxretr combine ... --truncate-dim`, one number a part"
                 )
             given = {"passage_path": passage_path, "tokenizer": tokenizer, "pooling": pooling}
+            given |= {"query_prompt": query_prompt, "passage_prompt": passage_prompt}
             if superfluous := next((name for name, value in given.items() if value is not None), None):
                 raise UserError(
                     f"{path_or_name}: a combined model has all that its parts need; leave {superfluous} out"
@@ -260,6 +263,8 @@ def load_encoder(
         passage_path=passage_path,
         tokenizer=tokenizer,
         pooling=pooling,
+        query_prompt=query_prompt,
+        passage_prompt=passage_prompt,
         truncate_dim=truncate_dim,
     )
     encoder.source = str(path_or_name)

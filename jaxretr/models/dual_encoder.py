@@ -101,6 +101,8 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         shared: bool | None = None,
         pooling: Pooling | None = None,
         passage_template: Literal["pair", "joined"] | None = None,
+        query_prompt: str | None = None,
+        passage_prompt: str | None = None,
         max_question_length: int | None = None,
         max_passage_length: int | None = None,
         truncate_dim: int | None = None,
@@ -118,6 +120,9 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
             False a single set of weights is copied into both towers.
           pooling: of a folder that does not state one (default there: "cls").
           passage_template: "pair" or "joined"; by default "joined" for sentence-transformers, else "pair".
+          query_prompt: put before every question: a text, or the name of a prompt that the folder states
+            (sentence-transformers); by default what the folder says, "" for none.
+          passage_prompt: the same for passages.
           max_question_length: tokens; by default what the folder says, else 256.
           max_passage_length: the same.
           truncate_dim: keep only the first so many dimensions of the embeddings; by default what the folder says, else
@@ -127,17 +132,20 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
           UserError: no such folder, an unsupported model, swapped towers, a file that is missing or broken, or more
             dimensions asked for than there are.
         """
-        config, params, loaded, head = dual_encoder_folder.load(
+        parts = dual_encoder_folder.load(
             path_or_name, passage_path=passage_path, tokenizer=tokenizer, shared=shared, pooling=pooling
         )
         stated = {
+            "query_prompt": parts.named_prompts.get(query_prompt, query_prompt),
+            "passage_prompt": parts.named_prompts.get(passage_prompt, passage_prompt),
             "passage_template": passage_template,
             "max_question_length": max_question_length,
             "max_passage_length": max_passage_length,
             "truncate_dim": truncate_dim,
         }
-        config = dataclasses.replace(config, **{name: value for name, value in stated.items() if value is not None})
-        encoder = cls(config, params, loaded, dtype=dtype, mlm_head=head)
+        given = {name: value for name, value in stated.items() if value is not None}
+        config = dataclasses.replace(parts.config, **given)
+        encoder = cls(config, parts.params, parts.tokenizer, dtype=dtype, mlm_head=parts.mlm_head)
         encoder.source = str(path_or_name)
         return encoder
 
@@ -254,13 +262,14 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         length = self._length(side)
         if side == "question":
             texts = [_text(query, f"queries[{index}]") for index, query in enumerate(_list(content, "queries"))]
-            return Job(lambda start, stop: question_rows(self.tokenizer, texts[start:stop], length), len(texts))
+            prompt = self.config.query_prompt
+            return Job(lambda start, stop: question_rows(self.tokenizer, texts[start:stop], length, prompt), len(texts))
         pairs = [_passage(passage, index) for index, passage in enumerate(_list(content, "passages"))]
         template = passage_pair if self.config.passage_template == "pair" else passage_joined
 
         def rows(start: int, stop: int) -> tuple[list[list[int]], int]:
             titles, texts = zip(*pairs[start:stop], strict=True)
-            return template(self.tokenizer, titles, texts, length)
+            return template(self.tokenizer, titles, texts, length, self.config.passage_prompt)
 
         return Job(rows, len(pairs))
 

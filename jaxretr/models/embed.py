@@ -43,6 +43,10 @@ class DualEncoderConfig:
     """Modules next to the encoder's layers, with their own parameters."""
     lora_merged: bool = False
     """The encoder's kernels contain LoRA's products, which are not computed apart then."""
+    query_prompt: str = ""
+    """What is put before every question, for instance "query: "."""
+    passage_prompt: str = ""
+    """The same for passages: before the title, and tokenised with it as one text."""
 
     @property
     def embedding_size(self) -> int:
@@ -119,6 +123,16 @@ class JointConfig:
     def passage_template(self) -> str:
         """Of both."""
         return self.base.passage_template
+
+    @property
+    def query_prompt(self) -> str:
+        """Of both."""
+        return self.base.query_prompt
+
+    @property
+    def passage_prompt(self) -> str:
+        """Of both."""
+        return self.base.passage_prompt
 
     @property
     def max_question_length(self) -> int:

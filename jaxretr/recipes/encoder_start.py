@@ -118,8 +118,12 @@ def _settings(config: EncoderConfig, model: DualEncoderConfig) -> DualEncoderCon
     bert = dataclasses.replace(
         model.bert, hidden_dropout_prob=config.dropout, attention_probs_dropout_prob=config.dropout
     )
+    prompts = {
+        name: prompt for name in ("query_prompt", "passage_prompt") if (prompt := getattr(config, name)) is not None
+    }
     return dataclasses.replace(
         model,
+        **prompts,
         bert=bert,
         normalise=config.normalise,
         max_question_length=config.max_question_length,
@@ -236,6 +240,9 @@ class JointModel:
             raise UserError(f"{apart} another tokenizer than {encoder.path}; {remedy}")
         if base.config.passage_template != lexical.config.passage_template:
             raise UserError(f"{apart} the template '{lexical.config.passage_template}' for passages; {remedy}")
+        for name in ("query_prompt", "passage_prompt"):
+            if getattr(base.config, name) != (prompt := getattr(lexical.config, name)):
+                raise UserError(f"{apart} the {name} {prompt!r}; {remedy}")
         self.config = _joined(base.config, lexical.config, joint.lexical)
         self.params: Params = joint_params(base.params, lexical.params, joint.weight)
         self.tokenizer: Any = base.tokenizer

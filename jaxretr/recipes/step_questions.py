@@ -87,7 +87,8 @@ class StepQuestions:
             return self.drawn.select(places[:, 0] * len(self.texts) + chosen, self.width)
         texts = [self.texts[int(i)] for i in chosen]
         misspelt = self.generator.texts(texts, step, chosen.tolist(), variant)
-        rows = question_rows(self.model.tokenizer, misspelt, self.model.config.max_question_length).ids
+        config = self.model.config
+        rows = question_rows(self.model.tokenizer, misspelt, config.max_question_length, config.query_prompt).ids
         lengths = np.array([len(row) for row in rows], np.int32)
         tokens = np.zeros((len(rows), self.width), self.store.dtype)
         tokens[np.arange(self.width) < lengths[:, None]] = np.concatenate(rows)

@@ -74,6 +74,7 @@ class WholeCorpus:
             model.tokenizer,
             Template(f"passage_{model.config.passage_template}"),
             model.config.max_passage_length,
+            prompt=model.config.passage_prompt,
         )
         self.passages = corpus_tokens(self.store, self.rows, mesh)
         self.refresh_program, self.search = index_programs(program, mesh)
@@ -297,7 +298,11 @@ def typo_generator(typos: Typos, seed: int = 0) -> TypoGenerator:
 
 def question_store(stores: Path, texts: Sequence[str], model: Model) -> TokenStore:
     """The questions' tokens for the encoder."""
-    return TokenStore.build(stores, texts, model.tokenizer, Template.QUESTION_ROWS, model.config.max_question_length)
+    config = model.config
+    return TokenStore.build(
+        *(stores, texts, model.tokenizer, Template.QUESTION_ROWS, config.max_question_length),
+        prompt=config.query_prompt,
+    )
 
 
 def corpus_tokens(store: TokenStore, rows: int, mesh: Mesh) -> CorpusTokens:

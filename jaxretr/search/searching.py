@@ -253,7 +253,7 @@ def another_model(folder: Any, made_by: str | None, model: Any) -> UserError:
     """What is raised for an index that another model made."""
     whose = f" ({made_by})" if made_by else ""
     return UserError(
-        f"{folder}: was encoded with another model{whose} than {model}; "
+        f"{folder}: was encoded with another model{whose} than {model}, or with another --passage-prompt; "
         "search with that model, or encode the corpus again"
     )
 

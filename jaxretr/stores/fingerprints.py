@@ -25,11 +25,11 @@ _LATER = ("architecture", "pad_token_id", "relative_attention_num_buckets")
 def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "passage") -> str:
     """A sha256 (hexadecimal) over all that decides an encoder's embeddings of one side.
 
-    A dual encoder has one for both sides, over both towers. A combined encoder's weights decide its questions' vectors
+    A dual encoder without prompts has one for both sides, over both towers. A combined encoder's weights decide its questions' vectors
     alone, so passages that were encoded with some weights are those of the same parts with any others.
     """
     if isinstance(encoder, CombinedEncoder):
-        parts = [model_fingerprint(part) for part in encoder.parts]
+        parts = [model_fingerprint(part, side) for part in encoder.parts]
         weights = encoder.config.weights if side == "question" else None
         return hashlib.sha256(json.dumps([encoder.config.how, parts, weights]).encode()).hexdigest()
     config = dataclasses.asdict(encoder.config)
@@ -40,6 +40,10 @@ def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "pass
             config["bert"].pop(field.name)  # Older stores' fingerprints know nothing of it.
     if encoder.config.embedding_size == encoder.config.full_size:
         config.pop("truncate_dim")  # Nothing is cut; nor do older ones know this.
+    # The other side's prompt decides nothing of this one's.
+    prompts: dict[Side, str] = {"question": config.pop("query_prompt"), "passage": config.pop("passage_prompt")}
+    if prompts[side]:
+        config["prompt"] = prompts[side]
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     digest.update(tokenizer_fingerprint(encoder.tokenizer).encode())
     leaves: dict[str, Any] = flatten_dict(encoder.params, sep=".")  # pyright: ignore[reportAssignmentType]

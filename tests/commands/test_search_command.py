@@ -171,6 +171,28 @@ def test_jsonl_holds_ids_with_spaces(trained, store, tmp_path):
     assert [hit["id"] for hit in first["hits"]] == ["two words", "b"]
 
 
+def test_vectors_of_another_prompt_are_refused(trained, store, tmp_path, capsys):
+    words = ["search", trained / "run", "--index", store, "--queries", QUERIES, "--out", tmp_path / "r", "-k", K]
+    assert run(*words, "--passage-prompt", "as read: ") == 1
+    assert "or with another --passage-prompt" in the_error(capsys)
+    # A question's prompt is put before it, and asks nothing of the store.
+    assert run(*words, "--query-prompt", "the question is ") == 0
+    encoder = DualEncoder.from_pretrained(trained / "run", query_prompt="the question is ")
+    questions = read_questions(QUERIES)
+    corpus = read_corpus(CORPUS)
+    index = ExactIndex(encoder.encode_passages(list(corpus)), corpus.ids)
+    expected = index.search(encoder.encode_queries([one.text for one in questions]), K)[1]
+    found = read_trec(tmp_path / "r")
+    assert [list(found[one.id]) for one in questions] == expected
+    bare = DualEncoder.from_pretrained(trained / "run").encode_queries([questions[0].text])
+    prompted = ["the question is " + questions[0].text]
+    np.testing.assert_array_equal(
+        encoder.encode_queries([questions[0].text]),
+        DualEncoder.from_pretrained(trained / "run").encode_queries(prompted),
+    )
+    assert np.abs(bare - encoder.encode_queries([questions[0].text])).max() > 1e-3
+
+
 def test_indexes_that_are_wrong(trained, store, tmp_path, capsys):
     dim = EmbeddingStore.open(store).meta.dim
     words = ["search", trained / "run", "--queries", QUERIES, "--out", tmp_path / "r", "--index"]

@@ -193,14 +193,19 @@ def test_prompts_are_kept(tokenizer: Any, tmp_path: Path) -> None:
     export(encoder, tmp_path / "first", "sentence-transformers")
     path = tmp_path / "first/config_sentence_transformers.json"
     (tmp_path / "first/golden.json").unlink()  # As a folder of others has none.
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"prompts": {"query": "query: ", "document": ""}}))
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"prompts": {"query": "query: ", "document": "", "topic": "topic: "}})
+    )
     source = tmp_path / "first"
     for number, to in enumerate(("jaxretr", "huggingface", "sentence-transformers")):
         export(DualEncoder.from_pretrained(source), tmp_path / str(number), to, source=source)
         source = tmp_path / str(number)
     content = json.loads((source / "config_sentence_transformers.json").read_text())
-    assert content["prompts"] == {"query": "query: ", "document": ""} and content["default_prompt_name"] is None
-    assert "(query: `query: `)" in (source / "README.md").read_text()
+    assert content["prompts"] == {"query": "query: ", "document": "", "topic": "topic: "}
+    assert "further prompts (topic: `topic: `)" in (source / "README.md").read_text()
+    assert content["default_prompt_name"] is None
+    assert "**Every question begins with `query: `**" in (source / "README.md").read_text()
+    assert DualEncoder.from_pretrained(source).config.query_prompt == "query: "
 
 
 # ---- truncate_dim ----------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Embeddings equal sentence-transformers': real all-MiniLM-L6-v2 weights, and tiny random models of other modules."""
 
+import json
 import os
 import re
 from dataclasses import replace
@@ -16,6 +17,7 @@ from jaxretr import DualEncoder, export, verify
 from jaxretr.config import Pooling
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
+from jaxretr.stores.fingerprints import model_fingerprint
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # Everything is on disk; nothing here may wait for a network.
 
@@ -124,3 +126,39 @@ def test_every_pooling_is_that_of_other_libraries(pooling: Any, bert: Path, tmp_
     )
     found = encode["encode"](transformers.AutoModel, str(tmp_path / "huggingface"), PASSAGES, 24).numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_prompts_are_those_of_encode_query_and_encode_document(bert: Path, tmp_path: Path) -> None:
+    """Also through our own folder and through exports; and vectors of another prompt are told from these."""
+    runtime = pytest.importorskip("onnxruntime", reason="runs the graph")
+    _write(bert, tmp_path / "plain", "mean").save(str(tmp_path / "model"))
+    settings = tmp_path / "model/config_sentence_transformers.json"
+    prompts = {"query": "the question is ", "document": "as ", "topic": "what "}
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"prompts": prompts}))
+    theirs = peer.SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    expected = theirs.encode_query(TEXTS), theirs.encode_document(TEXTS)
+    assert np.abs(expected[0] - expected[1]).max() > 0.01 < np.abs(expected[1] - theirs.encode(TEXTS)).max()
+    ours = DualEncoder.from_pretrained(tmp_path / "model")
+    ours.save(tmp_path / "ours")
+    for to in ("sentence-transformers", "huggingface"):
+        export(ours, to=to, out=tmp_path / to)
+        verify(tmp_path / to, library="transformers" if to == "huggingface" else to)
+    for name in ("model", "ours", "sentence-transformers", "huggingface"):
+        encoder = DualEncoder.from_pretrained(tmp_path / name)
+        np.testing.assert_allclose(encoder.encode_queries(TEXTS), expected[0], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(encoder.encode_passages(TEXTS), expected[1], rtol=0, atol=1e-5)
+    again = peer.SentenceTransformer(str(tmp_path / "sentence-transformers"), device="cpu")
+    np.testing.assert_allclose(again.encode_query(TEXTS), expected[0], rtol=0, atol=1e-5)
+    export(ours, to="onnx", out=tmp_path / "onnx", side="both")  # Verified with golden texts that have the prompts.
+    session = runtime.InferenceSession(tmp_path / "onnx/passage/model.onnx")
+    inputs = ours.tokenizer(["as " + TEXTS[2]], truncation=True, max_length=24, return_tensors="np")
+    (found,) = session.run(None, {name: inputs[name].astype(np.int64) for name in ("input_ids", "attention_mask")})
+    np.testing.assert_allclose(found[0], expected[1][2], rtol=0, atol=1e-5)
+
+    other = DualEncoder.from_pretrained(tmp_path / "model", query_prompt="topic")
+    assert other.config.query_prompt == "what "
+    assert model_fingerprint(other) == model_fingerprint(ours), "passages' vectors are the same"
+    assert model_fingerprint(other, "question") != model_fingerprint(ours, "question")
+    bare = DualEncoder.from_pretrained(tmp_path / "model", passage_prompt="")
+    assert model_fingerprint(bare) != model_fingerprint(ours)
+    np.testing.assert_allclose(bare.encode_passages(TEXTS), theirs.encode(TEXTS), rtol=0, atol=1e-5)

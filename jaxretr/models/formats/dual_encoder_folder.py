@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import os
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -54,12 +55,14 @@ class Loaded(NamedTuple):
       params: laid out as by `init_params`, numpy arrays.
       tokenizer: the model's.
       mlm_head: of masked language modelling, as in `BertCheckpoint`; None where there is none.
+      named_prompts: what the folder states, by name.
     """
 
     config: DualEncoderConfig
     params: Params
     tokenizer: Any
     mlm_head: Params | None = None
+    named_prompts: Mapping[str | None, str] = {}
 
 
 def load(
@@ -192,11 +195,13 @@ def _load_sentence_transformers(folder: Path, tokenizer: Any) -> Loaded:
         pooling=modules.pooling,
         normalise=modules.normalise,
         passage_template="joined",
+        query_prompt=modules.query_prompt,
+        passage_prompt=modules.passage_prompt,
         max_question_length=limit,
         max_passage_length=limit,
         truncate_dim=modules.truncate_dim if cut else None,
     )
-    return Loaded(config, {"shared": tower}, loaded, checkpoint.mlm_head)
+    return Loaded(config, {"shared": tower}, loaded, checkpoint.mlm_head, {**modules.prompts})
 
 
 def _lower_casing(tokenizer: Any) -> Any:
@@ -291,11 +296,11 @@ def _load_export(folder: Path, content: dict[str, Any], tokenizer: Any) -> Loade
     if note.layout != "sentence-transformers":
         # DPR's two kinds of encoder know their side; for a shared tower outside DPR one folder is all there is.
         second = passage if note.separate else None
-        config, params, loaded, head = _load_hugging_face(question, second, tokenizer, note.pooling or "cls")
+        config, params, loaded, head, prompts = _load_hugging_face(question, second, tokenizer, note.pooling or "cls")
     else:
-        config, params, loaded, head = _load_sentence_transformers(question, tokenizer)
+        config, params, loaded, head, prompts = _load_sentence_transformers(question, tokenizer)
         if note.separate:
-            other, other_params, other_tokenizer, _ = _load_sentence_transformers(passage, tokenizer)
+            other, other_params, other_tokenizer, *_ = _load_sentence_transformers(passage, tokenizer)
             _check_same_kind(config, other, folder)
             if tokenizer_fingerprint(loaded) != tokenizer_fingerprint(other_tokenizer):
                 raise UserError(f"{folder}: question/ and passage/ have different tokenizers; export the model again")
@@ -309,7 +314,7 @@ def _load_export(folder: Path, content: dict[str, Any], tokenizer: Any) -> Loade
                 "export the model again"
             )
         config, params = dataclasses.replace(config, shared=True), {"shared": params["question"]}
-    return Loaded(dataclasses.replace(config, **note.stated()), params, loaded, head)
+    return Loaded(dataclasses.replace(config, **note.stated()), params, loaded, head, prompts)
 
 
 def _check_same_kind(question: DualEncoderConfig, passage: DualEncoderConfig, folder: Path) -> None:

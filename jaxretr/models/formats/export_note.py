@@ -32,6 +32,8 @@ class ExportNote:
     separate: bool
     """Each tower lies in a folder of its own, question/ and passage/; with `shared` both hold the same weights."""
     passage_template: Literal["pair", "joined"]
+    query_prompt: str | None = None
+    passage_prompt: str | None = None
     pooling: Pooling | None = None
     normalise: bool | None = None
     truncate_dim: int | None = None
@@ -46,6 +48,8 @@ class ExportNote:
         """The settings of `DualEncoderConfig` that only this note states."""
         names = (
             "passage_template",
+            "query_prompt",
+            "passage_prompt",
             "pooling",
             "normalise",
             "truncate_dim",

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, get_args
@@ -28,6 +29,9 @@ POOLING_MODES = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 
+QUERY, PASSAGE = "query", "document"
+"""Names of the prompts for the two sides."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -44,6 +48,9 @@ class Modules:
       cut_by_module: a Dense module that does nothing else makes this cut, before the division by the length.
       max_length: tokens, special ones included; None: the tokenizer's own limit.
       lower_case: whether texts are lower-cased before the tokenizer reads them.
+      query_prompt: what `encode_query` puts before a question, "" for none.
+      passage_prompt: what `encode_document` puts before a passage.
+      prompts: all that are stated, by name.
     """
 
     transformer: Path
@@ -54,6 +61,9 @@ class Modules:
     cut_by_module: bool
     max_length: int | None
     lower_case: bool
+    query_prompt: str
+    passage_prompt: str
+    prompts: dict[str, str]
 
 
 def read(folder: Path) -> Modules:
@@ -63,7 +73,7 @@ def read(folder: Path) -> Modules:
       UserError: a file is missing or broken, or a module, or a setting of one, is not supported.
     """
     modules = _modules(folder)
-    _check_prompts(folder)
+    prompts = read_prompts(folder)
     projection = _dense(modules["Dense"]) if "Dense" in modules else None
     truncate_dim = _truncate_dim(folder)
     cut_by_module = projection is not None and truncate_dim is not None and _only_cuts(projection, truncate_dim)
@@ -88,6 +98,9 @@ def read(folder: Path) -> Modules:
         cut_by_module=cut_by_module,
         max_length=max_length,
         lower_case=bool(settings.get("do_lower_case", False)),
+        query_prompt=prompts.get(QUERY, ""),
+        passage_prompt=_passage_prompt(folder, prompts),
+        prompts=prompts,
     )
 
 
@@ -189,14 +202,12 @@ def read_prompts(folder: Path) -> dict[str, str]:
     return {key: prompt for key, prompt in prompts.items() if prompt}
 
 
-def _check_prompts(folder: Path) -> None:
-    prompts, name = read_prompts(folder), SETTINGS
-    config = _settings(folder)
-    default = config.get("default_prompt_name")
-    if default is not None and not isinstance(default, str):
-        raise UserError(f"{folder / name}: 'default_prompt_name' is {default!r}, which is not a name; set it to null")
-    if default in prompts:
-        raise UserError(f"{folder / name}: a default prompt ({default!r}) is not supported; set it to null")
-    if prompts:
-        listed = ", ".join(f"{key}: {prompt!r}" for key, prompt in prompts.items())
-        _log.warning("%s: its prompts are not applied (%s); put them before your texts", folder, listed)
+def _passage_prompt(folder: Path, prompts: Mapping[str, str]) -> str:
+    """What `encode_document` uses, which since sentence-transformers 6 is always the prompt named document."""
+    if PASSAGE not in prompts and (other := next((name for name in ("passage", "corpus") if name in prompts), None)):
+        _log.warning(
+            "%s: its prompt '%s' (%r) is not put before passages, as it is not by sentence-transformers' encode_document, "
+            "which takes the one named 'document'; passage_prompt='%s' applies it",
+            *(folder, other, prompts[other], other),
+        )
+    return prompts.get(PASSAGE, "")
