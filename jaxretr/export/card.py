@@ -114,7 +114,8 @@ def _facts(encoder: DualEncoder, note: ExportNote | None) -> str:
         "encoder": f"{kind}, {bert.num_hidden_layers} layers of {bert.hidden_size}, vocabulary {bert.vocab_size}",
         "towers": towers,
         "pooling": _POOLED[config.pooling].what
-        + (f", then a projection to {config.projection_size}" if config.projection_size else ""),
+        + (f", then a projection to {config.projection_size}" if config.projection_size else "")
+        + (f" and {config.projection_activation}" if config.projection_activation != "identity" else ""),
         "dimensions": f"{config.embedding_size}"
         + (f", the first of {config.full_size}" if config.embedding_size < config.full_size else ""),
         "vectors": "of length 1" if config.normalise else "of any length: compare by dot product, not cosine",

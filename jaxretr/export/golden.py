@@ -91,8 +91,10 @@ def settings_of(config: DualEncoderConfig | CombinedConfig) -> dict[str, Any]:
         return {**lengths, "how": config.how, "weights": list(config.weights), "parts": parts}
     names = ("pooling", "normalise", "passage_template", "max_question_length", "max_passage_length")
     # Left out where there are none, as earlier versions did.
-    prompts = {name: prompt for name in ("query_prompt", "passage_prompt") if (prompt := getattr(config, name))}
-    return {**{name: getattr(config, name) for name in names}, "dimensions": config.embedding_size, **prompts}
+    later = {name: prompt for name in ("query_prompt", "passage_prompt") if (prompt := getattr(config, name))}
+    if config.projection_activation != "identity":
+        later["projection_activation"] = config.projection_activation
+    return {**{name: getattr(config, name) for name in names}, "dimensions": config.embedding_size, **later}
 
 
 def passage_as_text(encoder: DualEncoder, title: str, text: str) -> str:

@@ -35,6 +35,11 @@ def choose_layout(config: DualEncoderConfig, asked: Literal["bert", "dpr"] | Non
         raise UserError(
             "BertModel has no projection, but this model ends in one; use --layout dpr, or --to sentence-transformers"
         )
+    if layout == "dpr" and config.projection_activation != "identity":
+        raise UserError(
+            f"DPR's projection has no activation, but this model has {config.projection_activation}; use --to "
+            "sentence-transformers"
+        )
     if layout == "dpr" and config.pooling != "cls":
         raise UserError(
             f"DPR's encoders pool [CLS], but this model pools the {config.pooling}; use --to sentence-transformers"

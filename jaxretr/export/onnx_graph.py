@@ -191,6 +191,8 @@ def _embedding(graph: _Graph, config: DualEncoderConfig, params: Params, x: str,
             "bias": np.asarray(params["projection"]["bias"])[:size],
         }
         pooled = graph.dense(pooled, kept, "projection")
+        if config.projection_activation == "tanh":
+            pooled = graph.add("Tanh", pooled)
     elif size < config.full_size:
         pooled = graph.add("Slice", pooled, graph.integers(0), graph.integers(size), graph.integers(1))
     if config.normalise:

@@ -18,6 +18,7 @@ from jaxretr.models.formats.export_note import ExportNote
 from jaxretr.models.formats.hf_files import write_safetensors
 from jaxretr.models.formats.hf_folder import write_folder
 from jaxretr.models.formats.sentence_transformers import (
+    ACTIVATIONS,
     MODULES,
     PASSAGE,
     POOLING_MODES,
@@ -75,7 +76,7 @@ def _write_tower(folder: Path, encoder: DualEncoder, side: Side, prompts: Mappin
     )
     if (projection := _projection(encoder, params)) is not None:
         modules.append("Dense")
-        _write_dense(folder / "2_Dense", projection)
+        _write_dense(folder / "2_Dense", projection, config.projection_activation)
     if config.normalise:
         modules.append("Normalize")
     _write_json(
@@ -110,7 +111,7 @@ def _projection(encoder: DualEncoder, params: Params) -> Params | None:
     return cutting_projection(full_size, size) if size < full_size else None
 
 
-def _write_dense(folder: Path, projection: Params) -> None:
+def _write_dense(folder: Path, projection: Params, activation: str) -> None:
     inputs, outputs = projection["kernel"].shape
     _write_json(
         folder / "config.json",
@@ -118,7 +119,7 @@ def _write_dense(folder: Path, projection: Params) -> None:
             "in_features": inputs,
             "out_features": outputs,
             "bias": True,
-            "activation_function": "torch.nn.modules.linear.Identity",
+            "activation_function": ACTIVATIONS[activation],
         },
     )
     tensors = {"linear.weight": projection["kernel"].T, "linear.bias": projection["bias"]}

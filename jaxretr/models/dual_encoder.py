@@ -318,6 +318,8 @@ def _embed_on_host(config: DualEncoderConfig, tower_params: Params) -> Any:
         pooled = states[starts] if config.pooling == "cls" else np.add.reduceat(states, starts) / lengths[:, None]
         if projection:
             pooled = pooled @ projection["kernel"] + projection["bias"]
+            if config.projection_activation == "tanh":
+                pooled = np.tanh(pooled)
         pooled = pooled[:, : config.embedding_size].astype(np.float32, copy=False)
         if not config.normalise:
             return pooled

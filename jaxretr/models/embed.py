@@ -47,6 +47,8 @@ class DualEncoderConfig:
     """What is put before every question, for instance "query: "."""
     passage_prompt: str = ""
     """The same for passages: before the title, and tokenised with it as one text."""
+    projection_activation: Literal["identity", "tanh"] = "identity"
+    """What follows the projection."""
 
     @property
     def embedding_size(self) -> int:
@@ -79,7 +81,11 @@ class DualEncoderConfig:
             of nothing or for a layer that BERT does not have.
         """
         config = dataclass_from(cls, dict(values), where)
-        for name, choices in (("pooling", get_args(Pooling)), ("passage_template", ("pair", "joined"))):
+        for name, choices in (
+            ("pooling", get_args(Pooling)),
+            ("passage_template", ("pair", "joined")),
+            ("projection_activation", ("identity", "tanh")),
+        ):
             if (value := getattr(config, name)) not in choices:
                 raise UserError(f"{where}: '{name}' is {value!r}; it must be one of {', '.join(choices)}")
         if config.adapter is not None:
@@ -268,6 +274,8 @@ def embed(
         projection = tower_params["projection"]
         # One small matmul: float32 costs nothing here, and accelerators would round its operands unasked.
         pooled = jnp.matmul(pooled, projection["kernel"], precision=jax.lax.Precision.HIGHEST) + projection["bias"]
+        if config.projection_activation == "tanh":
+            pooled = jnp.tanh(pooled)
     return truncated(pooled, config.embedding_size, normalise=config.normalise)
 
 

@@ -40,6 +40,8 @@ def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "pass
             config["bert"].pop(field.name)  # Older stores' fingerprints know nothing of it.
     if encoder.config.embedding_size == encoder.config.full_size:
         config.pop("truncate_dim")  # Nothing is cut; nor do older ones know this.
+    if encoder.config.projection_activation == "identity":
+        config.pop("projection_activation")
     # The other side's prompt decides nothing of this one's.
     prompts: dict[Side, str] = {"question": config.pop("query_prompt"), "passage": config.pop("passage_prompt")}
     if prompts[side]:

@@ -506,7 +506,11 @@ def test_lower_casing_survives_saving(modules: Any, tmp_path: Path) -> None:
             None,
             r"pooling cls \+ mean is not supported",
         ),
-        ([("x.Pooling", LEGACY_MEAN), ("x.Dense", {})], None, "has activation Tanh; only Identity is supported"),
+        (
+            [("x.Pooling", LEGACY_MEAN), ("x.Dense", {"activation_function": "torch.nn.modules.activation.ReLU"})],
+            None,
+            "has activation torch.nn.modules.activation.ReLU; supported: Identity and Tanh",
+        ),
         (
             [("x.Pooling", LEGACY_MEAN), ("x.Normalise", {})],
             None,

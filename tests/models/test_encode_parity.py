@@ -17,6 +17,7 @@ from jaxretr import DualEncoder, export, verify
 from jaxretr.config import Pooling
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
+from jaxretr.errors import UserError
 from jaxretr.stores.fingerprints import model_fingerprint
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # Everything is on disk; nothing here may wait for a network.
@@ -83,13 +84,22 @@ def test_a_folder_that_sentence_transformers_wrote(normalised: bool, bert: Path,
     """Random weights, a Dense module, and perhaps a Normalize: the schema of the release that is installed."""
     from sentence_transformers import models
 
-    dense = models.Dense(16, 6, activation_function=torch.nn.Identity())
+    # LaBSE and distiluse have a Tanh.
+    dense = models.Dense(16, 6, activation_function=torch.nn.Tanh() if normalised else torch.nn.Identity())
     theirs = _write(
         bert, tmp_path / "model", "cls" if normalised else "mean", dense, *([models.Normalize()] if normalised else [])
     )
     ours = DualEncoder.from_pretrained(tmp_path / "model")
     assert (ours.config.max_passage_length, ours.config.embedding_size) == (24, 6)
     np.testing.assert_allclose(ours.encode_passages(PASSAGES), theirs.encode(PASSAGES), rtol=0, atol=1e-5)
+    assert ours.config.projection_activation == ("tanh" if normalised else "identity")
+    export(ours, to="sentence-transformers", out=tmp_path / "again")
+    verify(tmp_path / "again", library="sentence-transformers")
+    assert DualEncoder.from_pretrained(tmp_path / "again").config == ours.config
+    export(ours, to="onnx", out=tmp_path / "onnx")  # Verified by ONNX Runtime.
+    if normalised:
+        with pytest.raises(UserError, match="DPR's projection has no activation, but this model has tanh"):
+            export(ours, to="huggingface", out=tmp_path / "dpr")
 
 
 @pytest.mark.parametrize("pooling", get_args(Pooling))

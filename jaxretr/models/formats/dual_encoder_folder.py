@@ -195,6 +195,7 @@ def _load_sentence_transformers(folder: Path, tokenizer: Any) -> Loaded:
         pooling=modules.pooling,
         normalise=modules.normalise,
         passage_template="joined",
+        projection_activation=modules.activation if modules.projection is not None else "identity",
         query_prompt=modules.query_prompt,
         passage_prompt=modules.passage_prompt,
         max_question_length=limit,

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -29,6 +29,13 @@ POOLING_MODES = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 
+Activation = Literal["identity", "tanh"]
+ACTIVATIONS: dict[Activation, str] = {
+    "identity": "torch.nn.modules.linear.Identity",
+    "tanh": "torch.nn.modules.activation.Tanh",
+}
+"""What may follow a Dense module, and torch's names."""
+
 QUERY, PASSAGE = "query", "document"
 """Names of the prompts for the two sides."""
 
@@ -43,6 +50,7 @@ class Modules:
       transformer: folder of the encoder and its tokenizer.
       pooling: how token states become one vector.
       projection: of the Dense module, {"kernel": [D, P], "bias": [P]} float32, or None.
+      activation: what follows the projection, "identity" or "tanh".
       normalise: whether vectors are divided by their length.
       truncate_dim: how many dimensions of the result are kept; None: all.
       cut_by_module: a Dense module that does nothing else makes this cut, before the division by the length.
@@ -56,6 +64,7 @@ class Modules:
     transformer: Path
     pooling: Pooling
     projection: Params | None
+    activation: Activation
     normalise: bool
     truncate_dim: int | None
     cut_by_module: bool
@@ -74,9 +83,14 @@ def read(folder: Path) -> Modules:
     """
     modules = _modules(folder)
     prompts = read_prompts(folder)
-    projection = _dense(modules["Dense"]) if "Dense" in modules else None
+    projection, activation = _dense(modules["Dense"]) if "Dense" in modules else (None, "identity")
     truncate_dim = _truncate_dim(folder)
-    cut_by_module = projection is not None and truncate_dim is not None and _only_cuts(projection, truncate_dim)
+    cut_by_module = (
+        projection is not None
+        and truncate_dim is not None
+        and activation == "identity"
+        and _only_cuts(projection, truncate_dim)
+    )
     transformer = modules["Transformer"]
     settings = (
         read_json(transformer, "sentence_bert_config.json")
@@ -93,6 +107,7 @@ def read(folder: Path) -> Modules:
         transformer=transformer,
         pooling=_pooling(modules["Pooling"]),
         projection=None if cut_by_module else projection,
+        activation=activation,
         normalise="Normalize" in modules,
         truncate_dim=truncate_dim,
         cut_by_module=cut_by_module,
@@ -151,13 +166,15 @@ def _pooling(folder: Path) -> Pooling:
     return modes[0]
 
 
-def _dense(folder: Path) -> Params:
+def _dense(folder: Path) -> tuple[Params, Activation]:
     config = read_json(folder, "config.json")
     where = folder / "config.json"
     # sentence-transformers falls back to tanh where the file is silent.
-    activation = str(config.get("activation_function", "Tanh"))
-    if activation.rsplit(".", 1)[-1] != "Identity":
-        raise UserError(f"{where}: the Dense module has activation {activation}; only Identity is supported")
+    stated = str(config.get("activation_function", "Tanh"))
+    by_class = {path.rsplit(".", 1)[-1]: name for name, path in ACTIVATIONS.items()}
+    activation = by_class.get(stated.rsplit(".", 1)[-1])
+    if activation is None:
+        raise UserError(f"{where}: the Dense module has activation {stated}; supported: Identity and Tanh")
     if config.get("use_residual") or config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
         raise UserError(f"{where}: only a plain Dense module of the sentence embedding is supported")
     tensors = TensorFiles.open(folder)
@@ -168,7 +185,7 @@ def _dense(folder: Path) -> Params:
     kernel = np.ascontiguousarray(tensors.read("linear.weight").T, np.float32)
     has_bias = "linear.bias" in tensors.names
     bias = tensors.read("linear.bias").astype(np.float32) if has_bias else np.zeros(kernel.shape[1], np.float32)
-    return {"kernel": kernel, "bias": bias}
+    return {"kernel": kernel, "bias": bias}, activation
 
 
 def _truncate_dim(folder: Path) -> int | None:
