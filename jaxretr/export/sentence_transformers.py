@@ -24,6 +24,7 @@ from jaxretr.models.formats.sentence_transformers import (
     POOLING_MODES,
     QUERY,
     SETTINGS,
+    Activation,
     cutting_projection,
 )
 from jaxretr.models.layers import Params
@@ -111,7 +112,7 @@ def _projection(encoder: DualEncoder, params: Params) -> Params | None:
     return cutting_projection(full_size, size) if size < full_size else None
 
 
-def _write_dense(folder: Path, projection: Params, activation: str) -> None:
+def _write_dense(folder: Path, projection: Params, activation: Activation) -> None:
     inputs, outputs = projection["kernel"].shape
     _write_json(
         folder / "config.json",

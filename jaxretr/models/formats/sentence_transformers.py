@@ -171,7 +171,7 @@ def _dense(folder: Path) -> tuple[Params, Activation]:
     where = folder / "config.json"
     # sentence-transformers falls back to tanh where the file is silent.
     stated = str(config.get("activation_function", "Tanh"))
-    by_class = {path.rsplit(".", 1)[-1]: name for name, path in ACTIVATIONS.items()}
+    by_class: dict[str, Activation] = {path.rsplit(".", 1)[-1]: name for name, path in ACTIVATIONS.items()}
     activation = by_class.get(stated.rsplit(".", 1)[-1])
     if activation is None:
         raise UserError(f"{where}: the Dense module has activation {stated}; supported: Identity and Tanh")
