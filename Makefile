@@ -39,8 +39,12 @@ reproduce-spar: .venv/.installed-dev ## SPAR on the embedded data; with JAXRETR_
 	$(if $(DATA),$(BENCH)/lexical_overlap.py $(DATA)/scifact --tokenizer $(DATA)/tokenizers/bert-base-uncased)
 	$(if $(DATA),$(BENCH)/spar_wiki_qa.py --data $(DATA) --runs runs/spar $(SPAR))
 
+DDR_SIZES = --targets scifact medquad --passages 2000 --curve-steps 0
+DDR_NEW = --dam-settings="--optimizer.learning-rate 5e-4" --rem-settings="--optimizer.learning-rate 5e-3" --dr-settings="--optimizer.learning-rate 1e-3"
 reproduce-ddr: .venv/.installed-dev ## DDR on the embedded data; with JAXRETR_DATA=DIR on four domains
-	$(BENCH)/ddr_domains.py $(if $(DATA),--data $(DATA) --runs runs/ddr,--embedded --runs runs/ddr_embedded --seeds 0) $(DDR)
+	$(if $(DATA),,$(BENCH)/ddr_domains.py --embedded --runs runs/ddr_embedded --seeds 0 $(DDR))
+	$(if $(DATA),$(BENCH)/ddr_domains.py --data $(DATA) --runs runs/ddr $(DDR_SIZES) --source-steps 200 --dam-steps 120 --steps 60 $(DDR))
+	$(if $(DATA),$(BENCH)/ddr_domains.py --data $(DATA) --runs runs/ddr_new $(DDR_SIZES) --start new --source-steps 200 --dam-steps 600 --steps 150 $(DDR_NEW) --ablations source $(DDR))
 
 reproduce-typos: .venv/.installed-dev ## training for typos on the embedded data; with JAXRETR_DATA=DIR on wiki_qa
 	$(BENCH)/typos_wiki_qa.py $(if $(DATA),--data $(DATA) --runs runs/typos,--runs runs/typos_embedded --seeds 0) $(TYPOS)

@@ -5,8 +5,9 @@
 
 DATA holds the BEIR folders arxiv (titles ask for abstracts; splits cv-train, cv-dev, cv-test, cl-dev, cl-test), medquad
 and scifact (split test). The source is arXiv's cs.CV, whose 22,000 training titles are the only judgements that anything
-is trained on; the targets are cs.CL, medical answers, and SciFact. All encoders begin from `--start` (default: the small
-one of the package, masked language modelling only). What is finished is not repeated.
+is trained on; the targets are cs.CL, medical answers, and SciFact. All encoders begin from `--start`: by default the small
+one of the package, which retrieves already, or a new one that has only filled in words of the source. What is finished is
+not repeated.
 
 Rows (Zhan et al. 2023, their names in brackets): BM25; the whole encoder fine-tuned (DR), from the start and after the
 source's masked language modelling; the relevance module in its own source; the same with the target's domain module
@@ -349,7 +350,9 @@ def main() -> None:
     place.add_argument("--embedded", action="store_true", help="2,500 abstracts a field, cs.CL the only target")
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--start", default=str(ENCODER_SMALL), help="the encoder that everything begins from")
+    start = "the encoder that everything begins from; new: a small one that has read the source alone"
+    parser.add_argument("--start", default=str(ENCODER_SMALL), help=start)
+    parser.add_argument("--new-steps", type=int, default=1500, help="of the new one's masked language modelling")
     parser.add_argument("--targets", nargs="+", default=["scifact", "cl", "medquad"])
     parser.add_argument("--source-steps", type=int, default=3000, help="of the source's domain module")
     parser.add_argument("--dam-steps", type=int, default=600, help="of each target's")
@@ -362,7 +365,7 @@ def main() -> None:
     )
     parser.add_argument("--ablated", type=int, default=1, help="targets, from the first, that DDR\\SI is trained for")
     parser.add_argument("--refined", type=int, default=1, help="targets, from the first, that DDR\\D is trained for")
-    for kind in ("dam", "rem", "dr"):
+    for kind in ("dam", "rem", "dr", "new"):
         settings = f"overrides, in one word: --{kind}-settings='--optimizer.learning-rate 2e-4'"
         parser.add_argument(f"--{kind}-settings", type=shlex.split, default=[], help=settings)
     args = parser.parse_args()
@@ -375,6 +378,10 @@ def main() -> None:
         args.source, places = args.runs / "data/cv", {"cl": args.runs / "data/cl"}
     targets = [Target(name, places.get(name, args.data and args.data / name), args.passages) for name in args.targets]
     lab = Lab(args)
+    if args.start == "new":
+        words = ("--data.max-length", args.length, "--train.steps", args.new_steps)
+        lab.train("configs/ddr_small_new_dam.py", "new", 0, *words, *args.new_settings, JAXRETR_CORPUS=args.source)
+        args.start = str(lab.model("new"))
     for stage in (train_main, train_ablations):
         for seed in args.seeds:
             stage(lab, seed, targets)

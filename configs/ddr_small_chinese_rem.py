@@ -26,5 +26,7 @@ def config() -> ContrastiveConfig:
         # Half of the passages have more than 460 characters; their beginnings are read, here as in every search.
         encoder=dataclasses.replace(rem.encoder, path=DAM, max_question_length=40, max_passage_length=256),
         contrastive=dataclasses.replace(rem.contrastive, temperature=1 / 20),
+        # Of an encoder that has only filled in masked characters.
+        optimizer=dataclasses.replace(rem.optimizer, learning_rate=5e-3),
         train=dataclasses.replace(rem.train, steps=60, batch_size=32),
     )

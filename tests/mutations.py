@@ -64,6 +64,27 @@ MUTATIONS = (
         ("test_art_loss.py",),
     ),
     Mutation(
+        "MPNet's biases of relative positions left out",
+        "models/bert.py",
+        "if self.config.relative_attention_num_buckets:\n                bias",
+        "if False:\n                bias",
+        ("test_bert_parity.py",),
+    ),
+    Mutation(
+        "questions of a run tokenised without the prompt",
+        "recipes/whole_corpus.py",
+        "prompt=config.query_prompt",
+        'prompt=""',
+        ("test_prompts.py",),
+    ),
+    Mutation(
+        "the last token taken from a row's end, padding or not",
+        "models/embed.py",
+        "(place == lengths[:, None] - 1)",
+        "(place == states.shape[1] - 1 + 0 * lengths[:, None])",
+        ("test_encode_parity.py::test_every_pooling_is_that_of_other_libraries",),
+    ),
+    Mutation(
         "the teacher's sum over the tokens, not their mean",
         "models/scorer.py",
         ".sum(axis=-1) / jnp.maximum(lengths, 1)",

@@ -386,13 +386,16 @@ def test_spar_wiki_qa(main: Main, data: Path, encoder: Path, tmp_path: Path, mon
 
 
 @pytest.mark.slow
-def test_ddr_domains(main: Main, data: Path, encoder: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("encoder")
+def test_ddr_domains(main: Main, data: Path, tmp_path: Path) -> None:
     module = importlib.import_module("ddr_domains")
     sizes = ["--length", 48, "--source-steps", 4, "--dam-steps", 4, "--steps", 4, "--passages", 30]
     ablations = ["--ablations", "DF", "SI", "lora", "D", "source", "parallel", "--curve-steps", 6]
-    few = "--dam-settings=--data.held-out 8 --train.batch-size 8 --head-warmup 0"
+    few = "--data.held-out 8 --train.batch-size 8"
+    tiny = "--data.vocab-size 300 --bert.hidden-size 16 --bert.layers 2 --bert.heads 2 --bert.intermediate-size 32"
+    new = ["--start", "new", "--new-steps", 4, f"--new-settings={few} {tiny}"]
     printed = main(
-        module, "--data", data, "--runs", tmp_path, "--seeds", 0, "--start", encoder, *sizes, *ablations, few
+        module, "--data", data, "--runs", tmp_path, "--seeds", 0, *new, *sizes, *ablations, f"--dam-settings={few}"
     )
     for row in ("BM25", "DR ", "DDR ", "DDR\\SI", "DDR\\D ", "DDR, parallel adapter alone"):
         assert f"\n{row}" in printed
