@@ -519,6 +519,7 @@ def test_lower_casing_survives_saving(modules: Any, tmp_path: Path) -> None:
         ([("x.Normalize", {}), ("x.Pooling", LEGACY_MEAN)], None, "Normalize, Pooling are not supported together"),
         ([], None, "a Transformer and a Pooling are needed"),
         ([("x.Pooling", LEGACY_MEAN)], {"prompts": {"query": 5}}, "'prompts' is not an object of texts; correct it"),
+        ([("x.Pooling", {**LEGACY_MEAN, "include_prompt": False})], None, "'include_prompt' is false, but prompts are"),
     ],
 )
 def test_what_is_not_supported_is_said(modules: Any, parts: Any, prompts: Any, message: str) -> None:

@@ -163,6 +163,11 @@ def _pooling(folder: Path) -> Pooling:
             f"{folder / 'config.json'}: pooling {' + '.join(map(str, modes))} is not supported; supported: "
             f"{' or '.join(get_args(Pooling))}"
         )
+    if config.get("include_prompt") is False:
+        raise UserError(
+            f"{folder / 'config.json'}: 'include_prompt' is false, but prompts are part of the pooling here; only models "
+            "that pool them are supported"
+        )
     return modes[0]
 
 
