@@ -132,7 +132,10 @@ def test_help_lists_every_setting_with_its_value_and_meaning(config: Config):
 
 def test_help_says_what_may_be_typed_and_what_a_setting_is():
     text = settings_text(ART)
-    assert "--encoder.pooling {cls,mean}  (cls)\n      What becomes of the last layer" in text
+    assert (
+        "--encoder.pooling {cls,mean,max,lasttoken,weightedmean,mean_sqrt_len_tokens}  (cls)\n      What becomes of"
+        in text
+    )
     assert "--encoder.adapter AdapterShape|None  (none)" in text
     assert "--index.write-back, --index.no-write-back  (on)" in text
     assert "--data.dev-qrels TEXT|None  (none)\n      Judgements of the dev questions" in text  # of the class above
