@@ -118,9 +118,9 @@ def test_the_next_shard_is_tokenised_while_one_is_encoded(encoder: DualEncoder, 
     tokenised = [threading.Event() for _ in pieces]
     real = dual_encoder.passage_pair
 
-    def noted(tokenizer: object, titles: object, texts: list[str], length: int) -> object:
+    def noted(tokenizer: object, titles: object, texts: list[str], length: int, prompt: str) -> object:
         tokenised[int(texts[0].split()[1])].set()
-        return real(tokenizer, titles, texts, length)  # pyright: ignore[reportArgumentType]
+        return real(tokenizer, titles, texts, length, prompt)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(dual_encoder, "passage_pair", noted)
     found = encoder.encode_pieces("passage", iter(pieces))
