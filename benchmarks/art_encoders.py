@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from once import kept, trained, values_of
+from once import encoded, kept, trained, values_of
 from parts import divided, minilm, part_of
 from tables import cell, difference, markdown
 
@@ -29,10 +29,9 @@ from jaxretr.config import ArtConfig, load
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.readers import read_corpus
 from jaxretr.evaluate.measuring import Search
-from jaxretr.evaluate.searches import bm25_search, encoder_search
+from jaxretr.evaluate.searches import bm25_search
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.recipes.encoder_start import load_encoder
 
 ROOT = Path(__file__).parents[1]
@@ -109,10 +108,6 @@ def compare_arms(
     found: dict[str, list[OfQuestions]] = {}
     config = load(CONFIG, [str(word) for word in (*bed.settings, *args.settings)])
     assert isinstance(config, ArtConfig)
-
-    def encoded(load_model: Callable[[], TextEncoder]) -> Callable[[Corpus], Search]:
-        return lambda corpus: encoder_search(load_model(), corpus, None)
-
     found[BM25] = [measure(bed, BM25, bm25_search, args)]
     found[START] = [measure(bed, "start", encoded(lambda: load_encoder(config.encoder)), args)]
     for seed in args.seeds:

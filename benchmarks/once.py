@@ -11,6 +11,8 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.readers import read_beir
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import Search, run_of
+from jaxretr.evaluate.searches import encoder_search
+from jaxretr.models.text_encoder import TextEncoder
 
 T = TypeVar("T")
 # {split: {metric: {question: value}}}
@@ -47,6 +49,11 @@ def kept(path: Path, make: Callable[[], T]) -> T:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(made))
     return made
+
+
+def encoded(load_model: Callable[[], TextEncoder]) -> Callable[[Corpus], Search]:
+    """Searches with a model that is loaded when it is needed."""
+    return lambda corpus: encoder_search(load_model(), corpus, None)
 
 
 def values_of(

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from once import kept, trained
+from once import encoded, kept, trained
 from parts import minilm, part_of
 from tables import cell, difference, markdown
 
@@ -35,7 +35,7 @@ from jaxretr.data.readers import read_corpus
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.evaluate.measuring import Search
 from jaxretr.evaluate.robustness import Split, measure_altered, read_splits
-from jaxretr.evaluate.searches import bm25_search, encoder_search
+from jaxretr.evaluate.searches import bm25_search
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.recipes.encoder_start import load_encoder
 
@@ -143,11 +143,6 @@ def values_of(name: str, search_in: Callable[[Corpus], Search], args: argparse.N
         return found
 
     return kept(args.runs / "measured" / f"{name}.json", of_splits)
-
-
-def encoded(load_model: Callable[[], DualEncoder]) -> Callable[[Corpus], Search]:
-    """Searches with a model that is loaded when it is needed."""
-    return lambda corpus: encoder_search(load_model(), corpus, None)
 
 
 def table(systems: dict[str, list[dict[str, Values]]]) -> str:
