@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxretr.errors import UserError
 from jaxretr.models.bert import BertEncoder
-from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.bert_config import BertArchitecture, BertConfig
 from jaxretr.models.formats.bert_names import (
     COUNTED_FROM_PADDING,
     MEGATRON,
@@ -34,9 +34,7 @@ from jaxretr.models.formats.hf_files import (
 from jaxretr.models.formats.name_table import Row, read_rows, write_rows
 from jaxretr.models.layers import ACTIVATIONS, Params, define
 
-Kind = Literal[
-    "bert", "dpr-question", "dpr-context", "megatron", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet"
-]
+Kind = BertArchitecture | Literal["dpr-question", "dpr-context", "megatron"]
 
 # Where a checkpoint keeps DPR's encoder, and its projection if it has one.
 _DPR_PREFIXES: dict[str, Kind] = {
