@@ -54,7 +54,7 @@ def main() -> None:
         run = RunFiles.read(args.encoder)
         encoder = DualEncoder.from_pretrained(str(run.model))
         params = with_head(run, args.head_steps)
-        tensors = export_bert(encoder.config.bert, params["bert"], mlm_head=params["head"])
+        tensors = export_bert(encoder.config.backbone, params["bert"], mlm_head=params["head"])
         write_folder(args.out / ENCODER_SMALL.name, *tensors, encoder.tokenizer, dtype="float16")
     if args.scorer:
         scorer = QuestionScorer.from_pretrained(str(RunFiles.read(args.scorer).model))

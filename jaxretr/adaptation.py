@@ -18,6 +18,7 @@ from jaxretr.evaluate.measuring import depth, of_qrels, run_of
 from jaxretr.evaluate.metrics import Qrels
 from jaxretr.evaluate.significance import compare
 from jaxretr.metrics_log import read_metrics
+from jaxretr.models.backbone_config import BACKBONE
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.encode import fastest_dtype
 from jaxretr.models.formats import adapter_folder
@@ -220,8 +221,8 @@ def _of_training(run: Path) -> dict[str, Any]:
 def _with_encoder_of(model: DualEncoder, domain: DualEncoder) -> DualEncoder:
     """The model with the encoder of another one in each tower; adapters, projection and settings stay."""
     model = model.unmerge_lora()
-    bert = next(iter(domain.params.values()))["bert"]
-    params = {name: {**tower, "bert": bert} for name, tower in model.params.items()}
+    bert = next(iter(domain.params.values()))[BACKBONE]
+    params = {name: {**tower, BACKBONE: bert} for name, tower in model.params.items()}
     return DualEncoder(model.config, params, model.tokenizer, dtype=model.dtype, mlm_head=domain.mlm_head)
 
 

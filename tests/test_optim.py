@@ -100,7 +100,9 @@ def test_twenty_steps_equal_torch() -> None:
 def test_only_matrices_and_tables_decay() -> None:
     """Without a gradient only the decay moves a parameter: each kernel and table of a dual encoder, and no other."""
     encoder = DualEncoderConfig(
-        bert=dataclasses.replace(BertConfig(), vocab_size=5, hidden_size=4, num_hidden_layers=1, intermediate_size=4),
+        backbone=dataclasses.replace(
+            BertConfig(), vocab_size=5, hidden_size=4, num_hidden_layers=1, intermediate_size=4
+        ),
         projection_size=3,
     )
     params = jax.tree.map(lambda x: np.ones(x.shape, np.float32), abstract_params(encoder))

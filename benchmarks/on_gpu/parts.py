@@ -85,7 +85,7 @@ def encode(part: Part, bert: BertConfig, texts: int) -> None:
     n = part.scaled(texts, 64)
     lengths = formulas.draw_lengths(formulas.PASSAGE_TOKENS, n, WIDTH)
     rng = np.random.default_rng(0)
-    ids = [rng.integers(5, config.bert.vocab_size, length, dtype=np.int32) for length in lengths]
+    ids = [rng.integers(5, config.backbone.vocab_size, length, dtype=np.int32) for length in lengths]
     params = random_params(abstract_params(config), mesh_of_one())["shared"]
     engine = Engine(
         jax.jit(lambda params, tokens, lengths: embed(config, params, tokens, lengths, dtype="bfloat16")),
@@ -102,16 +102,16 @@ def encode(part: Part, bert: BertConfig, texts: int) -> None:
     compile_seconds = _compile_shapes(engine, run)
 
     def peer() -> Callable[[], np.ndarray]:
-        theirs = part.torch.encoding(config.bert, params["bert"], ids, 65536)
+        theirs = part.torch.encoding(config.backbone, params["bert"], ids, 65536)
         _assert_near(run()[:256], theirs()[:256])
         return theirs
 
     tokens = int(lengths.sum())
     part.compare(
-        f"encode, {_shape(config.bert)}",
+        f"encode, {_shape(config.backbone)}",
         run,
         peer if part.torch else None,
-        flops=formulas.bert_flops(config.bert, lengths),
+        flops=formulas.bert_flops(config.backbone, lengths),
         rate=("tokens/s", tokens),
         compile=compile_seconds,
         shape=f"{n} texts of {lengths.mean():.0f} tokens, bfloat16",
@@ -215,7 +215,7 @@ def refresh(part: Part) -> None:
     mesh, encoder = mesh_of_one(), _encoder(part, BERT_BASE)
     n = part.scaled(131_072, 1024, 1024)
     lengths = formulas.draw_lengths(formulas.PASSAGE_TOKENS, n, WIDTH)
-    passages = random_tokens(mesh, lengths, WIDTH, encoder.bert.vocab_size)
+    passages = random_tokens(mesh, lengths, WIDTH, encoder.backbone.vocab_size)
     params = random_params(abstract_params(encoder), mesh)
     index = CorpusState(jnp.zeros((n, encoder.embedding_size), jnp.bfloat16), jnp.zeros(n, jnp.int32))
     index = jax.device_put(index, passages.tokens.sharding)
@@ -229,7 +229,7 @@ def refresh(part: Part) -> None:
     def peer() -> Callable[[], Any]:
         weights = params["passage"]["bert"]
         theirs = part.torch.refresh(
-            encoder.bert, weights, np.asarray(passages.tokens), lengths, program.index.encode_rows
+            encoder.backbone, weights, np.asarray(passages.tokens), lengths, program.index.encode_rows
         )
         _assert_near(np.asarray(index.embeddings[:256], np.float32), theirs()[:256].float().cpu().numpy())
         return theirs
@@ -238,10 +238,10 @@ def refresh(part: Part) -> None:
         "refresh",
         run,
         peer if part.torch else None,
-        flops=formulas.bert_flops(encoder.bert, lengths),
+        flops=formulas.bert_flops(encoder.backbone, lengths),
         rate=("passages/s", n),
         compile=seconds,
-        shape=f"{_shape(encoder.bert)}, {n} passages of {lengths.mean():.0f} tokens, blocks of {program.index.encode_rows}",
+        shape=f"{_shape(encoder.backbone)}, {n} passages of {lengths.mean():.0f} tokens, blocks of {program.index.encode_rows}",
     )
 
 
@@ -271,7 +271,7 @@ def contrastive_step(part: Part, chunks: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     began = part.left
     question_lengths = formulas.draw_lengths(formulas.QUESTION_TOKENS, b, 32)
-    questions = random_tokens(mesh, question_lengths, 32, encoder.bert.vocab_size)
+    questions = random_tokens(mesh, question_lengths, 32, encoder.backbone.vocab_size)
     rows = rng.choice(n, (b, c), replace=False).astype(np.int32)
     params = random_params(abstract_params(encoder), mesh)
     of_text = {
@@ -294,19 +294,19 @@ def contrastive_step(part: Part, chunks: tuple[int, ...]) -> None:
         state = jax.tree.map(jnp.copy, state)
         step = None
         for place, (name, lengths) in enumerate(of_text.items()):
-            passages = random_tokens(mesh, lengths, width, encoder.bert.vocab_size)
+            passages = random_tokens(mesh, lengths, width, encoder.backbone.vocab_size)
             arguments = state, None, passages, contents, batch
             if step is None:
                 call, seconds = compiled(contrastive.make_step(program, optimizer, mesh), *arguments)
                 step = _Stepped(call, (state, None), passages, contents, batch)
             step.others = passages, contents, batch
             read = lengths[rows]
-            flops = 3 * sum(formulas.bert_flops(encoder.bert, x) for x in (question_lengths, read.reshape(-1)))
+            flops = 3 * sum(formulas.bert_flops(encoder.backbone, x) for x in (question_lengths, read.reshape(-1)))
 
             def peer(passages: Any = passages, read: np.ndarray = read) -> Callable[[], float]:
                 chosen = np.asarray(passages.tokens)[rows.reshape(-1)]
                 asked = np.asarray(questions.tokens), question_lengths
-                return part.torch.contrastive(encoder.bert, params, asked, (chosen, read.reshape(-1)))
+                return part.torch.contrastive(encoder.backbone, params, asked, (chosen, read.reshape(-1)))
 
             left = 2 * (len(chunks) - number) - place
             part.compare(
@@ -317,7 +317,7 @@ def contrastive_step(part: Part, chunks: tuple[int, ...]) -> None:
                 flops=flops,
                 rate=("questions/s", b),
                 compile=seconds,
-                shape=f"2 x {_shape(encoder.bert)}, {b} questions x {c} passages, dropout {encoder.bert.hidden_dropout_prob:g}, chunk {chunk}",
+                shape=f"2 x {_shape(encoder.backbone)}, {b} questions x {c} passages, dropout {encoder.backbone.hidden_dropout_prob:g}, chunk {chunk}",
             )
 
 
@@ -351,11 +351,11 @@ def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
         formulas.draw_lengths(quantiles, rows, longest)
         for quantiles, longest in ((formulas.PASSAGE_TOKENS, width), (formulas.T5_PASSAGE_TOKENS, scorer_width))
     ]
-    passages = random_tokens(mesh, drawn[0], width, encoder.bert.vocab_size)
+    passages = random_tokens(mesh, drawn[0], width, encoder.backbone.vocab_size)
     scorer_passages = random_tokens(mesh, drawn[1], scorer_width, t5.vocab_size)
     question_lengths = formulas.draw_lengths(formulas.QUESTION_TOKENS, b, 32)
     target_lengths = formulas.draw_lengths(formulas.TARGET_TOKENS, b, 40)
-    questions = random_tokens(mesh, question_lengths, 32, encoder.bert.vocab_size)
+    questions = random_tokens(mesh, question_lengths, 32, encoder.backbone.vocab_size)
     targets = random_tokens(mesh, target_lengths, 40, t5.vocab_size)
     batch = art.QuestionBatch(questions.tokens, questions.lengths, targets.tokens, targets.lengths)
     scorer = random_params(define(lambda rngs: T5Model(t5, rngs=rngs))[1], mesh, jnp.bfloat16)
@@ -381,7 +381,9 @@ def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
     pairs = b * k
     read = drawn[0][:pairs], drawn[1][:pairs] + prompt.size
     scored = formulas.t5_flops(t5, read[1], np.repeat(target_lengths, k))
-    learnt = 3 * formulas.bert_flops(encoder.bert, read[0]) + 4 * formulas.bert_flops(encoder.bert, question_lengths)
+    learnt = 3 * formulas.bert_flops(encoder.backbone, read[0]) + 4 * formulas.bert_flops(
+        encoder.backbone, question_lengths
+    )
     part.compare(
         f"ART step, T5 of {t5.num_layers} x {t5.d_model}",
         step,
@@ -389,14 +391,14 @@ def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
         flops=scored + learnt + 2.0 * b * n * encoder.embedding_size,
         rate=("questions/s", b),
         compile=seconds,
-        shape=f"2 x {_shape(encoder.bert)}, {b} questions x {k} of {n} passages, teacher's chunk {chunk}",
+        shape=f"2 x {_shape(encoder.backbone)}, {b} questions x {k} of {n} passages, teacher's chunk {chunk}",
     )
 
 
 def mlm_step(part: Part, chunk: int) -> None:
     """Masked language modelling, as DDR's domain modules learn."""
     mesh = mesh_of_one()
-    bert = _encoder(part, BERT_BASE, dropout=0.1).bert
+    bert = _encoder(part, BERT_BASE, dropout=0.1).backbone
     b, width = (8, 32) if part.toy else (1024, 104)
     chunk = part.scaled(chunk, 4)
     lengths = formulas.draw_lengths(formulas.PASSAGE_TOKENS, b, width)

@@ -12,7 +12,7 @@ from jaxretr.export.golden import passage_as_text, question_as_text
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.formats.bert_names import display_name, names_of
+from jaxretr.models.formats.encoder_params import display_name, names_of
 from jaxretr.models.formats.export_note import ExportNote
 from jaxretr.storage.files import atomic_write
 from jaxretr.version import __version__
@@ -105,13 +105,13 @@ def _front_matter(library: str, license: str | None) -> str:
 
 
 def _facts(encoder: DualEncoder, note: ExportNote | None) -> str:
-    config, bert = encoder.config, encoder.config.bert
-    kind = display_name(bert)
+    config, shape = encoder.config, encoder.config.backbone
+    kind = display_name(shape)
     towers = "one for questions and passages" if config.shared else "two, for questions and for passages"
     if note and note.separate:
         towers += ", in question/ and passage/" + (" (the same weights twice)" if config.shared else "")
     rows = {
-        "encoder": f"{kind}, {bert.num_hidden_layers} layers of {bert.hidden_size}, vocabulary {bert.vocab_size}",
+        "encoder": f"{kind}, {shape.num_hidden_layers} layers of {shape.hidden_size}, vocabulary {shape.vocab_size}",
         "towers": towers,
         "pooling": _POOLED[config.pooling].what
         + (f", then a projection to {config.projection_size}" if config.projection_size else "")
@@ -241,7 +241,7 @@ def _with_transformers(name: str, encoder: DualEncoder, note: ExportNote) -> str
     if config.embedding_size < config.full_size:
         pooled.append(f"vectors = vectors[:, :{config.embedding_size}]")
     result = "torch.nn.functional.normalize(vectors, dim=-1)" if config.normalise else "vectors"
-    without_pooler = ", add_pooling_layer=False" if note.layout != "dpr" and names_of(config.bert).pooler else ""
+    without_pooler = ", add_pooling_layer=False" if note.layout != "dpr" and names_of(config.backbone).pooler else ""
     question_folder, passage_folder = (f"{name}/question", f"{name}/passage") if note.separate else (name, name)
     names = ", ".join(["AutoTokenizer", *dict.fromkeys([question_class, passage_class])])
     body = "\n    ".join(

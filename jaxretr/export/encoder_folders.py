@@ -232,7 +232,7 @@ def _write_tokenizer(folder: Path, one: Tower) -> None:
     tokenizer = tokenizer_for(one.encoder, one.max_length)
     backend = tokenizer.backend_tokenizer
     # A multiple of 16 means few shapes, each of which a compiling library pays for; where the positions suffice.
-    multiple = 16 if -(-one.max_length // 16) * 16 <= one.encoder.config.bert.max_position_embeddings else None
+    multiple = 16 if -(-one.max_length // 16) * 16 <= one.encoder.config.backbone.max_position_embeddings else None
     backend.enable_truncation(one.max_length)
     backend.enable_padding(
         pad_id=tokenizer.pad_token_id or 0, pad_token=tokenizer.pad_token or "[PAD]", pad_to_multiple_of=multiple

@@ -7,11 +7,10 @@ from typing import Any, Literal
 import jax
 
 from jaxretr.errors import UserError
-from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.backbone_config import BACKBONE, Backbone
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, Side, tower
-from jaxretr.models.formats.bert_names import display_name
-from jaxretr.models.formats.bert_params import export_bert
+from jaxretr.models.formats.encoder_params import display_name, export_encoder
 from jaxretr.models.formats.export_note import ExportNote
 from jaxretr.models.formats.hf_folder import write_folder
 from jaxretr.models.layers import Params
@@ -44,7 +43,7 @@ def choose_layout(config: DualEncoderConfig, asked: Literal["bert", "dpr"] | Non
         raise UserError(
             f"DPR's encoders pool [CLS], but this model pools the {config.pooling}; use --to sentence-transformers"
         )
-    if layout == "dpr" and (kind := display_name(config.bert)) != "BERT":
+    if layout == "dpr" and (kind := display_name(config.backbone)) != "BERT":
         remedy = "--to sentence-transformers" if config.projection_size else "--layout bert"
         raise UserError(f"DPR's encoders are BERT, but this model is {kind}; use {remedy}")
     return layout
@@ -80,15 +79,16 @@ def write(folder: Path, encoder: DualEncoder, layout: Literal["bert", "dpr"]) ->
     for side, place in zip(lengths, dict.fromkeys(note.folders(folder)), strict=False):
         length = lengths[side] if note.separate else max(lengths.values())
         prefix = _DPR_PREFIXES[side] if layout == "dpr" else ""
-        files = tower_checkpoint(config.bert, tower(encoder.params, side), prefix)
+        files = tower_checkpoint(config.backbone, tower(encoder.params, side), prefix)
         write_folder(place, *files, tokenizer_for(encoder, length))
     return note
 
 
-def tower_checkpoint(bert: BertConfig, params: Params, prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
+def tower_checkpoint(backbone: Backbone, params: Params, prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
     """The content of config.json and the tensors of one tower; with a DPR prefix the projection is among them."""
     host = jax.tree.map(to_host, params)
-    return export_bert(bert, host["bert"], prefix=prefix, projection=host.get("projection") if prefix else None)
+    projection = host.get("projection") if prefix else None
+    return export_encoder(backbone, host[BACKBONE], prefix=prefix, projection=projection)
 
 
 def tokenizer_for(encoder: DualEncoder, length: int) -> Any:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxretr.errors import UserError, import_extra
+from jaxretr.models.backbone_config import BACKBONE
 from jaxretr.models.bert import FURTHEST
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig
@@ -68,7 +69,9 @@ def build(config: DualEncoderConfig, params: Params) -> Any:
     """
     onnx = import_extra("onnx", "export")
     import_extra("onnx.numpy_helper", "export")
-    graph, bert, weights = _Graph(onnx), config.bert, params["bert"]
+    graph, bert, weights = _Graph(onnx), config.backbone, params[BACKBONE]
+    if not isinstance(bert, BertConfig):
+        raise UserError("this encoder has no ONNX graph here yet; export --to stablehlo")
     mask = graph.add("Cast", MASK, to=graph.FLOAT)
     x = _embeddings(graph, bert, weights)
     if bert.num_hidden_layers:

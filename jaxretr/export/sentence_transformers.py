@@ -65,12 +65,12 @@ def write(folder: Path, encoder: DualEncoder, prompts: Mapping[str, str]) -> Exp
 def _write_tower(folder: Path, encoder: DualEncoder, side: Side, prompts: Mapping[str, str]) -> None:
     config, params = encoder.config, jax.tree.map(to_host, tower(encoder.params, side))
     length = getattr(config, f"max_{side}_length")
-    write_folder(folder, *tower_checkpoint(config.bert, params), tokenizer_for(encoder, length))
+    write_folder(folder, *tower_checkpoint(config.backbone, params), tokenizer_for(encoder, length))
     modules = ["Transformer", "Pooling"]
     _write_json(
         folder / "1_Pooling/config.json",
         {
-            "word_embedding_dimension": config.bert.hidden_size,
+            "word_embedding_dimension": config.backbone.hidden_size,
             **{key: mode == config.pooling for key, mode in POOLING_MODES.items()},
             "include_prompt": True,
         },

@@ -16,6 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxretr.errors import UserError, import_extra
 from jaxretr.export import encoder_folders
 from jaxretr.export.encoder_folders import Tower
+from jaxretr.models.backbone_config import BACKBONE
 from jaxretr.models.combined_encoder import CombinedEncoder, mapped
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import embed
@@ -74,7 +75,7 @@ def _write(folder: Path, one: Tower) -> None:
 
     # A length beyond the positions would silently read the last of them.
     batch, length = jax.export.symbolic_shape(
-        "batch, length", constraints=[f"length <= {config.bert.max_position_embeddings}"]
+        "batch, length", constraints=[f"length <= {config.backbone.max_position_embeddings}"]
     )
     shape = jax.ShapeDtypeStruct((batch, length), jnp.int32)
     shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in params.items()}
@@ -88,8 +89,8 @@ def _write(folder: Path, one: Tower) -> None:
 
 def _flat(params: Params) -> dict[str, np.ndarray]:
     """Names and arrays, the layers apart: on CPUs a stacked kernel would be cut and copied at every call."""
-    if "layers" in params["bert"]:
-        params = {**params, "bert": {**params["bert"], "layers": unstack(params["bert"]["layers"])}}
+    if "layers" in params[BACKBONE]:
+        params = {**params, BACKBONE: {**params[BACKBONE], "layers": unstack(params[BACKBONE]["layers"])}}
     if "adapter" in params:
         params = {**params, "adapter": unstack(params["adapter"])}
     flat: dict[tuple[Any, ...], np.ndarray] = flatten_dict(params)  # pyright: ignore[reportAssignmentType]

@@ -12,7 +12,7 @@ from jaxretr.config import AdapterShape
 from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.errors import UserError
 from jaxretr.models.adapter_layers import count
-from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.backbone_config import TRAINING_ONLY, Backbone
 from jaxretr.models.embed import DualEncoderConfig, Side
 from jaxretr.models.formats import adapter_folder, adapter_formats
 from jaxretr.models.formats.adapter_folder import AdapterParts
@@ -85,18 +85,18 @@ class Adapter:
         return Adapter(model.config.adapter, params, encoder, tokenizer_fingerprint(model.tokenizer))
 
     @staticmethod
-    def from_pretrained(path: str | Path, *, bert: BertConfig | None = None) -> "Adapter":
+    def from_pretrained(path: str | Path, *, backbone: Backbone | None = None) -> "Adapter":
         """Loads adapters.
 
         Args:
           path: a folder that `save` wrote, a model or run directory with adapters, a folder of PEFT (LoRA) or of
             adapter-transformers (LoRA and parallel adapters), or a hub name of such a folder.
-          bert: the shape of the encoder that they are for; the layouts of others do not tell it.
+          backbone: the shape of the encoder that they are for; the layouts of others do not tell it.
 
         Raises:
           UserError: there are no adapters, or they cannot be represented.
         """
-        return Adapter(*adapter_folder.load(path, bert))
+        return Adapter(*adapter_folder.load(path, backbone))
 
     def save(self, folder: str | Path) -> None:
         """Writes adapter.json and adapter.safetensors (float32); both appear at once.
@@ -123,7 +123,7 @@ class Adapter:
         if self.encoder is None:
             raise UserError("these adapters were read from another library's folder; use that one")
         modules = self.params["shared"] if "shared" in self.params else self.params[side]
-        adapter_formats.write_peft(folder, self.shape, modules, self.encoder.bert, base_model)
+        adapter_formats.write_peft(folder, self.shape, modules, self.encoder.backbone, base_model)
 
     def put_into(self, model: M) -> M:
         """The model with these adapters in the place of those that it has.
@@ -136,16 +136,15 @@ class Adapter:
           UserError: the encoder has another shape, or reads another vocabulary than they were trained with.
         """
         model = model.without_adapters()
-        bert = model.config.bert
         if self.encoder is not None:
-            _check_bert(self.encoder, model.config)
+            _check_shape(self.encoder, model.config)
         if self.tokenizer is not None and self.tokenizer != tokenizer_fingerprint(model.tokenizer):
             raise UserError(
                 "the adapters were trained with another tokenizer than this encoder has; give an encoder that was "
                 "adapted from the same one"
             )
         settings = model.config if self.encoder is None else self.encoder
-        config = dataclasses.replace(settings, bert=bert, adapter=self.shape, lora_merged=False)
+        config = dataclasses.replace(settings, backbone=model.config.backbone, adapter=self.shape, lora_merged=False)
         backbones = model.params if model.config.shared == config.shared else _with_towers(model, config.shared)
         modules = self.params if set(self.params) == set(backbones) else dict.fromkeys(backbones, self.params["shared"])
         params = {name: {**backbones[name], "adapter": modules[name]} for name in backbones}
@@ -172,13 +171,12 @@ def same_towers(params: Params) -> bool:
     )
 
 
-def _check_bert(trained: DualEncoderConfig, given: DualEncoderConfig) -> None:
-    # Dropout and the width of new weights do not matter to weights that are there.
-    free = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.0}
-    one, other = (dataclasses.asdict(dataclasses.replace(config.bert, **free)) for config in (trained, given))
-    different = next((name for name in one if one[name] != other[name]), None)
+def _check_shape(trained: DualEncoderConfig, given: DualEncoderConfig) -> None:
+    one, other = (dataclasses.asdict(config.backbone) for config in (trained, given))
+    names = [name for name in one | other if name not in TRAINING_ONLY]
+    different = next((name for name in names if one.get(name) != other.get(name)), None)
     if different is not None:
         raise UserError(
-            f"the adapters were trained in an encoder with {different} {one[different]}, and this one has "
-            f"{other[different]}; give an encoder of the same shape"
+            f"the adapters were trained in an encoder with {different} {one.get(different)}, and this one has "
+            f"{other.get(different)}; give an encoder of the same shape"
         )

@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from jaxretr.config import AdapterShape
-from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.backbone_config import Backbone
 from jaxretr.models.layers import Dense, Params, define, initialise, stack_layers
 
 
@@ -37,8 +37,8 @@ class Bottleneck(nnx.Module):
 class LayerAdapter(nnx.Module):
     """All adapters of one layer."""
 
-    def __init__(self, shape: AdapterShape, bert: BertConfig, *, dtype: Any, rngs: nnx.Rngs):
-        sizes = dense_sizes(bert)
+    def __init__(self, shape: AdapterShape, backbone: Backbone, *, dtype: Any, rngs: nnx.Rngs):
+        sizes = backbone.dense_sizes()
         check_shape(shape, sizes)
         if shape.lora_rank:
             self.lora = nnx.Dict(
@@ -50,7 +50,7 @@ class LayerAdapter(nnx.Module):
                 }
             )
         if shape.bottleneck:
-            size = bert.hidden_size
+            size = backbone.hidden_size
             self.parallel = Bottleneck(size, shape.bottleneck, size, bias=True, dtype=dtype, rngs=rngs)
         self.shape = shape
 
@@ -68,6 +68,11 @@ class LayerAdapter(nnx.Module):
         return self.shape.scale * self.parallel.up(jax.nn.relu(self.parallel.down(x)))
 
 
+def beside_feed_forward(adapter: LayerAdapter | None, x: jax.Array) -> jax.Array | float:
+    """What a layer's parallel adapter adds, nothing without adapters; float32 [..., D] -> float32 [..., D]."""
+    return 0.0 if adapter is None else adapter.beside_feed_forward(x)
+
+
 def check_shape(shape: AdapterShape, targets: Collection[str]) -> None:
     """Raises ValueError for an adapter that adapts nothing, or a layer that does not exist."""
     if min(shape.lora_rank, shape.bottleneck) < 0 or not shape.lora_rank + shape.bottleneck:
@@ -76,27 +81,20 @@ def check_shape(shape: AdapterShape, targets: Collection[str]) -> None:
         raise ValueError(f"lora_targets={shape.lora_targets}: choose among {', '.join(targets)}")
 
 
-def dense_sizes(bert: BertConfig) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of a layer's dense layers, by name."""
-    size, inner = bert.hidden_size, bert.intermediate_size
-    square = dict.fromkeys(("query", "key", "value", "attention_out"), (size, size))
-    return {**square, "ffn_in": (size, inner), "ffn_out": (inner, size)}
-
-
-def make_adapters(shape: AdapterShape, bert: BertConfig, *, dtype: Any, stacked: bool, rngs: nnx.Rngs) -> Any:
+def make_adapters(shape: AdapterShape, backbone: Backbone, *, dtype: Any, stacked: bool, rngs: nnx.Rngs) -> Any:
     """The adapters of all layers, stacked as the layers are."""
-    make = lambda rngs: LayerAdapter(shape, bert, dtype=dtype, rngs=rngs)  # noqa: E731
+    make = lambda rngs: LayerAdapter(shape, backbone, dtype=dtype, rngs=rngs)  # noqa: E731
     if stacked:
-        return stack_layers(make, bert.num_hidden_layers, rngs)
-    return nnx.List([make(rngs) for _ in range(bert.num_hidden_layers)])
+        return stack_layers(make, backbone.num_hidden_layers, rngs)
+    return nnx.List([make(rngs) for _ in range(backbone.num_hidden_layers)])
 
 
-def init_adapter(shape: AdapterShape, bert: BertConfig, seed: int) -> Params:
+def init_adapter(shape: AdapterShape, backbone: Backbone, seed: int) -> Params:
     """Draws the adapters of one encoder.
 
     Args:
       shape: theirs.
-      bert: the encoder's.
+      backbone: the encoder's.
       seed: another one draws other values.
 
     Returns:
@@ -104,12 +102,12 @@ def init_adapter(shape: AdapterShape, bert: BertConfig, seed: int) -> Params:
       "parallel": {"down": {"kernel": [N, D, bottleneck], "bias": [N, bottleneck]}, "up": {"kernel": [N, bottleneck, D],
       "bias": [N, D]}}}, without the kind that the shape leaves out.
     """
-    return initialise(lambda rngs: make_adapters(shape, bert, dtype=jnp.float32, stacked=True, rngs=rngs), seed)
+    return initialise(lambda rngs: make_adapters(shape, backbone, dtype=jnp.float32, stacked=True, rngs=rngs), seed)
 
 
-def abstract_adapter(shape: AdapterShape, bert: BertConfig) -> Params:
+def abstract_adapter(shape: AdapterShape, backbone: Backbone) -> Params:
     """The shapes of what `init_adapter` draws (ShapeDtypeStructs); allocates nothing."""
-    return define(lambda rngs: make_adapters(shape, bert, dtype=jnp.float32, stacked=True, rngs=rngs))[1]
+    return define(lambda rngs: make_adapters(shape, backbone, dtype=jnp.float32, stacked=True, rngs=rngs))[1]
 
 
 def kinds_of(shape: AdapterShape, adapter: Params) -> Params:
@@ -120,11 +118,11 @@ def kinds_of(shape: AdapterShape, adapter: Params) -> Params:
     return {kind: adapter[kind] for kind in there if there[kind]}
 
 
-def merge_lora(bert_params: Params, adapter: Params, shape: AdapterShape, *, sign: float = 1.0) -> Params:
+def merge_lora(backbone_params: Params, adapter: Params, shape: AdapterShape, *, sign: float = 1.0) -> Params:
     """Adds LoRA's product to the kernels that it belongs to, in float32.
 
     Args:
-      bert_params: of a BertEncoder with stacked layers.
+      backbone_params: of an encoder with stacked layers.
       adapter: laid out as by `init_adapter`.
       shape: the adapter's.
       sign: -1 takes the product off again.
@@ -132,12 +130,12 @@ def merge_lora(bert_params: Params, adapter: Params, shape: AdapterShape, *, sig
     Returns:
       The encoder's parameters; arrays that do not change are the same ones.
     """
-    layers = dict(bert_params["layers"])
+    layers = dict(backbone_params["layers"])
     for target, lora in adapter.get("lora", {}).items():
         down, up = (np.asarray(lora[part]["kernel"], np.float32) for part in ("down", "up"))
         product = np.float32(sign * shape.lora_factor) * np.matmul(down, up)
         layers[target] = {**layers[target], "kernel": np.asarray(layers[target]["kernel"]) + product}
-    return {**bert_params, "layers": layers}
+    return {**backbone_params, "layers": layers}
 
 
 def count(params: Params) -> int:

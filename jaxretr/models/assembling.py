@@ -35,7 +35,7 @@ def assemble(
     for part in (rem, dam):
         check_finished(part)
     domain = DualEncoder.from_pretrained(dam)
-    adapter = Adapter.from_pretrained(rem, bert=domain.config.bert)
+    adapter = Adapter.from_pretrained(rem, backbone=domain.config.backbone)
     if adapter.encoder is None:
         settings = dataclasses.replace(domain.config, pooling=pooling or "mean", normalise=normalise)
         adapter = dataclasses.replace(adapter, encoder=dataclasses.replace(settings, adapter=adapter.shape))

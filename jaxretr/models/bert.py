@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxretr.config import AdapterShape
-from jaxretr.models.adapter_layers import LayerAdapter, make_adapters
+from jaxretr.models.adapter_layers import LayerAdapter, beside_feed_forward, make_adapters
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.layers import (
     ACTIVATIONS,
@@ -56,9 +56,9 @@ class BertLayer(nnx.Module):
         if self.config.pre_layer_norm:
             x = x + drop_hidden(self.attention(self.attention_norm(x), bias, drop_attention, adapter))
             normed = self.ffn_norm(x)
-            return x + drop_hidden(self.feed_forward(normed, adapter)) + _beside_feed_forward(adapter, normed)
+            return x + drop_hidden(self.feed_forward(normed, adapter)) + beside_feed_forward(adapter, normed)
         x = self.attention_norm(x + drop_hidden(self.attention(x, bias, drop_attention, adapter)))
-        return self.ffn_norm(x + drop_hidden(self.feed_forward(x, adapter)) + _beside_feed_forward(adapter, x))
+        return self.ffn_norm(x + drop_hidden(self.feed_forward(x, adapter)) + beside_feed_forward(adapter, x))
 
     def attention(self, x: jax.Array, bias: jax.Array, drop: Dropout, adapter: LayerAdapter | None) -> jax.Array:
         batch, length, size = x.shape
@@ -75,10 +75,6 @@ class BertLayer(nnx.Module):
     def dense(self, name: str, x: jax.Array, adapter: LayerAdapter | None) -> jax.Array:
         y = getattr(self, name)(x)
         return y if adapter is None else y + adapter.beside_dense(name, x)
-
-
-def _beside_feed_forward(adapter: LayerAdapter | None, x: jax.Array) -> jax.Array | float:
-    return 0.0 if adapter is None else adapter.beside_feed_forward(x)
 
 
 class BertEncoder(nnx.Module):
@@ -151,7 +147,7 @@ class BertEncoder(nnx.Module):
             x = scan_layers(
                 self._layers_and_adapters(),
                 x,
-                lambda pair, x, keys: pair[0](x, bias, keys, *pair[1:]),
+                lambda pair, x, keys, _: pair[0](x, bias, keys, *pair[1:]),
                 keys,
                 keep_matmuls=keep_matmuls,
             )

@@ -38,6 +38,12 @@ class BertConfig:
         """The width of the widest layer; 0 without layers."""
         return max(self.hidden_size, self.intermediate_size) if self.num_hidden_layers else 0
 
+    def dense_sizes(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of a layer's dense layers, by name: what LoRA can adapt."""
+        size, inner = self.hidden_size, self.intermediate_size
+        square = dict.fromkeys(("query", "key", "value", "attention_out"), (size, size))
+        return {**square, "ffn_in": (size, inner), "ffn_out": (inner, size)}
+
     def sizes(self) -> dict[str, int]:
         """The number of layers and all lengths of the parameters' axes that cannot be 0, by name."""
         names = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings")

@@ -14,6 +14,8 @@ from jaxretr.data.tokens import passage_joined, passage_pair, question_rows, voc
 from jaxretr.errors import UserError, did_you_mean
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.adapter_layers import count, merge_lora
+from jaxretr.models.backbone_config import BACKBONE
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig, Side, embed
 from jaxretr.models.encode import Engine, HostEngine, Job, fastest_dtype
 from jaxretr.models.formats import dual_encoder_folder
@@ -31,7 +33,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
       params: parameters laid out as by `init_params`, numpy or JAX arrays.
       tokenizer: as `jaxretr.data.tokens.load_tokenizer` gives it.
       dtype: of the matmuls' operands when encoding, or "auto": see `fastest_dtype`; results are float32 always.
-      mlm_head: the encoder's head of masked language modelling, as in `BertCheckpoint`, where it has one: not needed
+      mlm_head: the encoder's head of masked language modelling, as in `EncoderCheckpoint`, where it has one: not needed
         here, except for going on with masked language modelling (`jaxretr adapt`).
 
     Attributes:
@@ -55,14 +57,14 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
     ):
         if dtype not in get_args(EncodeDtype):
             raise UserError(f"dtype {dtype!r} is not supported; use 'auto', 'float32' or 'bfloat16'")
-        if (size := vocabulary_size(tokenizer)) > config.bert.vocab_size:
+        if (size := vocabulary_size(tokenizer)) > config.backbone.vocab_size:
             raise UserError(
-                f"the tokenizer has {size} entries, the model {config.bert.vocab_size}; use the model's own tokenizer"
+                f"the tokenizer has {size} entries, the model {config.backbone.vocab_size}; use the model's own tokenizer"
             )
         for name in ("max_question_length", "max_passage_length"):
-            if (length := getattr(config, name)) > config.bert.max_position_embeddings:
+            if (length := getattr(config, name)) > config.backbone.max_position_embeddings:
                 raise UserError(
-                    f"{name} is {length}, but the model has {config.bert.max_position_embeddings} positions; lower it"
+                    f"{name} is {length}, but the model has {config.backbone.max_position_embeddings} positions; lower it"
                 )
         self.config, self.params, self.tokenizer = config, params, tokenizer
         self.dtype: Dtype = fastest_dtype() if dtype == "auto" else dtype
@@ -73,12 +75,12 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         self._engines: dict[str, Engine] = {}
 
     def __repr__(self) -> str:
-        config, bert = self.config, self.config.bert
+        config, shape = self.config, self.config.backbone
         facts = [
             *([] if self.source is None else [repr(self.source)]),
             f"{config.embedding_size} dimensions",
             f"{config.pooling} pooling",
-            f"{'one tower' if config.shared else 'two towers'} of {bert.num_hidden_layers} x {bert.hidden_size}",
+            f"{'one tower' if config.shared else 'two towers'} of {shape.num_hidden_layers} x {shape.hidden_size}",
             *([] if config.adapter is None else ["adapters"]),
             f"{count(self.params):,} parameters",
             self.dtype,
@@ -179,7 +181,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         Raises:
           UserError: there are no adapters, or they do not fit this encoder.
         """
-        adapter = path if isinstance(path, Adapter) else Adapter.from_pretrained(path, bert=self.config.bert)
+        adapter = path if isinstance(path, Adapter) else Adapter.from_pretrained(path, backbone=self.config.backbone)
         adapter.put_into(self)  # raises for one that does not fit
         self.adapters[name] = adapter
 
@@ -233,7 +235,10 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         if shape is None or not shape.lora_rank or merged == self.config.lora_merged:
             return self
         params = {
-            name: {**tower, "bert": merge_lora(tower["bert"], tower["adapter"], shape, sign=1.0 if merged else -1.0)}
+            name: {
+                **tower,
+                BACKBONE: merge_lora(tower[BACKBONE], tower["adapter"], shape, sign=1.0 if merged else -1.0),
+            }
             for name, tower in self.params.items()
         }
         return self.replaced(dataclasses.replace(self.config, lora_merged=merged), params)
@@ -302,7 +307,12 @@ def _engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -> Engi
 
         bare = config.adapter is None or (config.lora_merged and not config.adapter.bottleneck)
         # Another pooling goes through XLA until it is written below as well.
-        if bare and config.pooling in ("cls", "mean") and host_bert.suits(config.bert):
+        if (
+            bare
+            and config.pooling in ("cls", "mean")
+            and isinstance(config.backbone, BertConfig)
+            and host_bert.suits(config.backbone)
+        ):
             return HostEngine(_embed_on_host(config, jax.device_get(tower_params)))
     return Engine(_embed_rows(config, dtype), tower_params, dtype)
 
@@ -311,7 +321,8 @@ def _embed_on_host(config: DualEncoderConfig, tower_params: Params) -> Any:
     """`embed` by numpy, of (tokens, lengths); the parameters are numpy's as well."""
     from jaxretr.models.host_bert import HostBert
 
-    encoder, projection = HostBert(config.bert, tower_params["bert"]), tower_params.get("projection")
+    assert isinstance(config.backbone, BertConfig)
+    encoder, projection = HostBert(config.backbone, tower_params[BACKBONE]), tower_params.get("projection")
 
     def embed_rows(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         states, starts = encoder(tokens, lengths), np.cumsum(lengths) - lengths

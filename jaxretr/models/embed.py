@@ -1,5 +1,6 @@
 """What a dual encoder is, and its embeddings as pure functions of parameters and token ids."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -12,9 +13,9 @@ from flax import nnx
 from jaxretr.config import AdapterShape, Pooling
 from jaxretr.errors import UserError
 from jaxretr.json_dataclass import dataclass_from
-from jaxretr.models.adapter_layers import abstract_adapter, check_shape, dense_sizes, init_adapter, kinds_of
-from jaxretr.models.bert import BertEncoder
-from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.adapter_layers import abstract_adapter, check_shape, init_adapter, kinds_of
+from jaxretr.models.backbone import make_backbone
+from jaxretr.models.backbone_config import BACKBONE, KINDS, Backbone, kind_of
 from jaxretr.models.layers import Params, define, initialise, matmuls_in
 
 Side = Literal["question", "passage"]
@@ -24,7 +25,8 @@ Side = Literal["question", "passage"]
 class DualEncoderConfig:
     """What a dual encoder is, apart from its weights and its tokenizer."""
 
-    bert: BertConfig
+    backbone: Backbone
+    """The shape of the encoder."""
     shared: bool = False
     """One tower for questions and passages, or two of the same shape."""
     pooling: Pooling = "cls"
@@ -58,7 +60,7 @@ class DualEncoderConfig:
     @property
     def full_size(self) -> int:
         """D before `truncate_dim`."""
-        return self.projection_size or self.bert.hidden_size
+        return self.projection_size or self.backbone.hidden_size
 
     def __post_init__(self) -> None:
         """Raises UserError for a `truncate_dim` that the embedding does not have."""
@@ -68,9 +70,14 @@ class DualEncoderConfig:
                 f"give 1 to {self.full_size}"
             )
 
+    def to_json(self) -> dict[str, Any]:
+        """All settings as JSON values; the name of the encoder's shape tells its class."""
+        values = dataclasses.asdict(self)
+        return {kind_of(self.backbone): values.pop("backbone"), **values}
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any], where: str) -> "DualEncoderConfig":
-        """Reads what `dataclasses.asdict` gave.
+        """Reads what `to_json` gave.
 
         Args:
           values: the parsed JSON object.
@@ -78,9 +85,14 @@ class DualEncoderConfig:
 
         Raises:
           UserError: a key is unknown (with a suggestion) or missing, a choice is none of those above, or the adapter is
-            of nothing or for a layer that BERT does not have.
+            of nothing or for a layer that the encoder does not have.
         """
-        config = dataclass_from(cls, dict(values), where)
+        values = dict(values)
+        for kind in KINDS.keys() & values.keys():
+            if not isinstance(shape := values.pop(kind), dict):
+                raise UserError(f"{where}: '{kind}' is {shape!r}; it must be an object")
+            values["backbone"] = dataclass_from(KINDS[kind], shape, f"{where}.{kind}")
+        config = dataclass_from(cls, values, where)
         for name, choices in (
             ("pooling", get_args(Pooling)),
             ("passage_template", ("pair", "joined")),
@@ -90,7 +102,7 @@ class DualEncoderConfig:
                 raise UserError(f"{where}: '{name}' is {value!r}; it must be one of {', '.join(choices)}")
         if config.adapter is not None:
             try:
-                check_shape(config.adapter, dense_sizes(config.bert))
+                check_shape(config.adapter, config.backbone.dense_sizes())
             except ValueError as error:
                 raise UserError(f"{where}: {error}; copy the folder again") from None
         return config
@@ -121,9 +133,9 @@ class JointConfig:
         return False
 
     @property
-    def bert(self) -> BertConfig:
+    def backbone(self) -> Backbone:
         """The trained one, whose dropout is drawn."""
-        return self.base.bert
+        return self.base.backbone
 
     @property
     def passage_template(self) -> str:
@@ -158,21 +170,21 @@ def init_params(config: DualEncoderConfig, seed: int) -> Params:
     """Draws fresh parameters.
 
     Returns:
-      {"shared": tower} or {"question": tower, "passage": tower}, where a tower is {"bert": parameters of BertEncoder}
+      {"shared": tower} or {"question": tower, "passage": tower}, where a tower is {"bert": the encoder's parameters}
       and, if there is a projection, {"projection": {"kernel": [D_bert, D], "bias": [D]}}; if there are adapters,
       {"adapter": as by `init_adapter`}; float32. Two towers start equal, as they do from one pretrained encoder: a
       text's embeddings on both sides are then near each other.
     """
 
     def draw() -> Params:
-        params: Params = {"bert": initialise(lambda rngs: BertEncoder(config.bert, rngs=rngs), seed)}
+        params: Params = {BACKBONE: initialise(lambda rngs: make_backbone(config.backbone, rngs=rngs), seed)}
         if config.projection_size:
-            shape = (config.bert.hidden_size, config.projection_size)
+            shape = (config.backbone.hidden_size, config.projection_size)
             key = jax.random.fold_in(jax.random.key(seed), 1)
-            kernel = config.bert.initializer_range * jax.random.normal(key, shape, jnp.float32)
+            kernel = config.backbone.initializer_range * jax.random.normal(key, shape, jnp.float32)
             params["projection"] = {"kernel": kernel, "bias": jnp.zeros(shape[1:], jnp.float32)}
         if config.adapter is not None:
-            params["adapter"] = init_adapter(config.adapter, config.bert, seed)
+            params["adapter"] = init_adapter(config.adapter, config.backbone, seed)
         return params
 
     return {name: draw() for name in _towers(config)}
@@ -183,15 +195,15 @@ def abstract_params(config: DualEncoderConfig | JointConfig) -> Params:
     if isinstance(config, JointConfig):
         parts = {"base": abstract_params(config.base), "lexical": abstract_params(config.lexical)}
         return {**parts, "weight": jax.ShapeDtypeStruct((), jnp.float32)}
-    tower: Params = {"bert": define(lambda rngs: BertEncoder(config.bert, rngs=rngs))[1]}
+    tower: Params = {BACKBONE: define(lambda rngs: make_backbone(config.backbone, rngs=rngs))[1]}
     if config.projection_size:
-        shape = (config.bert.hidden_size, config.projection_size)
+        shape = (config.backbone.hidden_size, config.projection_size)
         tower["projection"] = {
             "kernel": jax.ShapeDtypeStruct(shape, jnp.float32),
             "bias": jax.ShapeDtypeStruct(shape[1:], jnp.float32),
         }
     if config.adapter is not None:
-        tower["adapter"] = abstract_adapter(config.adapter, config.bert)
+        tower["adapter"] = abstract_adapter(config.adapter, config.backbone)
     return dict.fromkeys(_towers(config), tower)
 
 
@@ -215,7 +227,7 @@ def tower(params: Params, side: Side) -> Params:
 
 def word_table(tower_params: Params) -> tuple[str, ...] | None:
     """The path of the table of word embeddings in a tower's parameters; None if it is not among them (not trained)."""
-    for path in (("bert", "word_embedding", "table"), ("base", "bert", "word_embedding", "table")):
+    for path in ((BACKBONE, "word_embedding", "table"), ("base", BACKBONE, "word_embedding", "table")):
         found: Any = tower_params
         for name in path:
             found = found.get(name, {}) if isinstance(found, dict) else {}
@@ -260,13 +272,13 @@ def embed(
         if "weight" in tower_params:  # the query side
             lexical = tower_params["weight"] * lexical
         return jnp.concatenate([base, lexical], axis=-1)
-    stacked = 0 not in tower_params["bert"].get("layers", {})
-    shape, bert_params = config.adapter, tower_params["bert"]
+    stacked = 0 not in tower_params[BACKBONE].get("layers", {})
+    shape, backbone_params = config.adapter, tower_params[BACKBONE]
     if shape is not None and config.lora_merged:
         shape = shape.without_lora() if shape.bottleneck else None
     if shape is not None:
-        bert_params = {**bert_params, "adapter": kinds_of(shape, tower_params["adapter"])}
-    encoder = nnx.merge(_graph(config.bert, shape, jnp.dtype(dtype).name, stacked), bert_params)
+        backbone_params = {**backbone_params, "adapter": kinds_of(shape, tower_params["adapter"])}
+    encoder = nnx.merge(_graph(config.backbone, shape, jnp.dtype(dtype).name, stacked), backbone_params)
     with matmuls_in(dtype):
         states = encoder(tokens, lengths, keys, keep_matmuls=keep_matmuls, words=words)
         pooled = pool(states, lengths, config.pooling)
@@ -315,9 +327,9 @@ def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
 
 
 @cache
-def _graph(bert: BertConfig, adapter: AdapterShape | None, dtype: str, stacked: bool) -> Any:
-    def make(rngs: nnx.Rngs) -> BertEncoder:
-        return BertEncoder(bert, adapter=adapter, dtype=jnp.dtype(dtype), stacked=stacked, rngs=rngs)
+def _graph(backbone: Backbone, adapter: AdapterShape | None, dtype: str, stacked: bool) -> Any:
+    def make(rngs: nnx.Rngs) -> nnx.Module:
+        return make_backbone(backbone, adapter=adapter, dtype=jnp.dtype(dtype), stacked=stacked, rngs=rngs)
 
     return define(make)[0]
 

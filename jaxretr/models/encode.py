@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxretr.config import Dtype
 from jaxretr.errors import UserError
+from jaxretr.models.backbone_config import BACKBONE
 from jaxretr.models.layers import Params, unstack
 from jaxretr.parallel.compilation_cache import keep_programs
 from jaxretr.parallel.machine import multiplies_bfloat16
@@ -171,8 +172,8 @@ class Engine:
         self.batch_tokens = _BATCH_TOKENS.get(self.mesh.devices.flat[0].platform, _BATCH_TOKENS_ELSEWHERE)
         # On the host: slices of numpy arrays are views, while each slice of a JAX array is a program to compile.
         params = dict(jax.device_get(tower_params))
-        if "layers" in params["bert"]:  # a bag of words has none
-            params["bert"] = dict(params["bert"], layers=unstack(_cast_kernels(params["bert"]["layers"], dtype)))
+        if "layers" in params[BACKBONE]:  # a bag of words has none
+            params[BACKBONE] = dict(params[BACKBONE], layers=unstack(_cast_kernels(params[BACKBONE]["layers"], dtype)))
         if "adapter" in params:
             params["adapter"] = unstack(_cast_kernels(params["adapter"], dtype))
         self.params = replicate(self.mesh, params)

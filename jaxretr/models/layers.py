@@ -1,4 +1,4 @@
-"""The few layers that BERT and T5 are made of, and the scan over stacked layers.
+"""The few layers that the encoders and T5 are made of, and the scan over stacked layers.
 
 Numbers: parameters and the residual stream are float32; a matmul's operands are cast to the model's compute dtype
 and its result is accumulated in float32, so that bfloat16 costs rounding of operands only.
@@ -36,29 +36,34 @@ class Dense(nnx.Module):
 class LayerNorm(nnx.Module):
     """Layer normalisation over the last axis, in float32."""
 
-    def __init__(self, size: int, eps: float):
+    def __init__(self, size: int, eps: float, *, bias: bool = True):
         self.scale = nnx.Param(jnp.ones((size,), jnp.float32))
-        self.bias = nnx.Param(jnp.zeros((size,), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((size,), jnp.float32)) if bias else None
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x.astype(jnp.float32)
         centred = x - x.mean(axis=-1, keepdims=True)
         variance = jnp.square(centred).mean(axis=-1, keepdims=True)
-        return centred * jax.lax.rsqrt(variance + self.eps) * self.scale[...] + self.bias[...]
+        y = centred * jax.lax.rsqrt(variance + self.eps) * self.scale[...]
+        return y if self.bias is None else y + self.bias[...]
 
 
 class RMSNorm(nnx.Module):
-    """T5's layer norm: no mean, no bias; in float32."""
+    """Normalisation without mean and bias, in float32: T5's, and that of most decoders.
 
-    def __init__(self, size: int, eps: float):
-        self.scale = nnx.Param(jnp.ones((size,), jnp.float32))
-        self.eps = eps
+    With an `offset` the scale is stored less 1, as Gemma does it.
+    """
+
+    def __init__(self, size: int, eps: float, *, offset: bool = False):
+        self.scale = nnx.Param((jnp.zeros if offset else jnp.ones)((size,), jnp.float32))
+        self.eps, self.offset = eps, offset
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x.astype(jnp.float32)
         variance = jnp.square(x).mean(axis=-1, keepdims=True)
-        return x * jax.lax.rsqrt(variance + self.eps) * self.scale[...]
+        scale = 1.0 + self.scale[...] if self.offset else self.scale[...]
+        return x * jax.lax.rsqrt(variance + self.eps) * scale
 
 
 class Embedding(nnx.Module):
@@ -76,6 +81,7 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": lambda x: 0.5 * x * (1.0 + jax.lax.erf(x * math.sqrt(0.5))),
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
     "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
 }
 
 
@@ -170,7 +176,7 @@ def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.R
 def scan_layers(
     layers: Any,
     x: Any,
-    apply: Callable[[Any, Any, jax.Array | None], Any],
+    apply: Callable[[Any, Any, jax.Array | None, Any], Any],
     keys: jax.Array | None,
     *,
     keep_matmuls: bool = False,
@@ -181,7 +187,8 @@ def scan_layers(
       layers: what `stack_layers` made, or a tuple of several such, of which `apply` gets a tuple; or a list of layers,
         for programs without a backward pass (see `unstack`).
       x: the first layer's input, any tree of arrays.
-      apply: (layer, x, keys of this layer's dropout or None) -> the next x.
+      apply: (layer, x, keys of this layer's dropout or None, the layer's number, which is traced for stacked layers) ->
+        the next x.
       keys: one PRNG key a row [B], or None.
       keep_matmuls: keep the results of the dense layers' matmuls as well: less to compute again, for callers that
         bound the memory in another way.
@@ -195,14 +202,14 @@ def scan_layers(
 
     if isinstance(layers, nnx.List | list):
         for number, layer in enumerate(layers):
-            x = apply(layer, x, layer_keys(number))
+            x = apply(layer, x, layer_keys(number), number)
         return x
     graph, params = nnx.split(layers)
     count = jax.tree.leaves(params)[0].shape[0]
 
     def body(x: Any, slice_: Any) -> tuple[Any, None]:
         params, number = slice_
-        return apply(nnx.merge(graph, params), x, layer_keys(number)), None
+        return apply(nnx.merge(graph, params), x, layer_keys(number), number), None
 
     # Attention's products have batch dimensions and are computed again even then: writing them out costs more.
     policies = jax.checkpoint_policies

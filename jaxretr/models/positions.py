@@ -4,8 +4,10 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxretr.models.layers import Embedding
+from jaxretr.models.rotary_config import RotaryScaling
 
 
 def relative_bias(table: Embedding, length: int, max_distance: int, *, bidirectional: bool) -> jax.Array:
@@ -50,3 +52,44 @@ def relative_bucket(distance: jax.Array, buckets: int, max_distance: int, *, bid
     ratio = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact) / math.log(max_distance / exact)
     far = exact + (ratio * (buckets - exact)).astype(jnp.int32)
     return offset + jnp.where(distance < exact, distance, jnp.minimum(far, buckets - 1)).astype(jnp.int32)
+
+
+def rotary_frequencies(size: int, theta: float, scaling: RotaryScaling | None = None) -> np.ndarray:
+    """The angle by which each pair of a head's dimensions is turned from one position to the next (Su et al. 2021).
+
+    Args:
+      size: d, of a head.
+      theta: the base; pair i turns by theta ** (-2 i / d).
+      scaling: for longer texts than those of the pretraining.
+
+    Returns:
+      float64 [d / 2], in radians.
+    """
+    exponents = np.arange(0, size, 2) / size
+    if scaling is None:
+        return theta**-exponents
+    if scaling.kind == "ntk":
+        return (theta * scaling.factor) ** -exponents / scaling.factor ** (2 / size)
+    frequencies = theta**-exponents
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    turns = scaling.original_length * frequencies / (2 * np.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return kept * frequencies + (1 - kept) * frequencies / scaling.factor
+
+
+def rotate(x_blhd: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Turns each pair of dimensions (i, i + d / 2) by the position's angle.
+
+    Args:
+      x_blhd: queries or keys, float32 [B, L, H, d].
+      cos: of the angles, float32 [L, d / 2].
+      sin: likewise.
+
+    Returns:
+      float32 [B, L, H, d].
+    """
+    cos, sin = cos[:, None], sin[:, None]
+    one, other = jnp.split(x_blhd, 2, axis=-1)
+    return jnp.concatenate([one * cos - other * sin, other * cos + one * sin], axis=-1)

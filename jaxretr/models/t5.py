@@ -149,7 +149,7 @@ class T5Model(nnx.Module):
         length = tokens.shape[1]
         bias = mask_bias(lengths, length) + self.relative_bias(self.encoder_positions, length, bidirectional=True)
         x = self.embedding(tokens.astype(jnp.int32))
-        x = scan_layers(self.encoder, x, lambda layer, x, _: layer(x, bias), None)
+        x = scan_layers(self.encoder, x, lambda layer, x, *_: layer(x, bias), None)
         return self.encoder_norm(x)
 
     def decode(self, targets: jax.Array, memory: jax.Array, memory_lengths: jax.Array) -> jax.Array:
@@ -171,7 +171,7 @@ class T5Model(nnx.Module):
         bias = causal + self.relative_bias(self.decoder_positions, length, bidirectional=False)
         memory_bias = mask_bias(memory_lengths, memory.shape[1])
         x = self.embedding(shifted)
-        x = scan_layers(self.decoder, x, lambda layer, x, _: layer(x, bias, memory, memory_bias), None)
+        x = scan_layers(self.decoder, x, lambda layer, x, *_: layer(x, bias, memory, memory_bias), None)
         return self.decoder_norm(x)
 
     def logits(self, states: jax.Array) -> jax.Array:

@@ -23,11 +23,11 @@ REPLICATED = P()
 
 # Kernels are [layers, in, out]; heads and inner widths are split, so each block needs one sum over "model".
 PARAMETERS: list[tuple[str, P]] = [
-    (r"layers\.(query|key|value|ffn_in)\.kernel", P(None, None, MODEL)),
-    (r"layers\.(query|key|value|ffn_in)\.bias", P(None, MODEL)),
+    (r"layers\.(query|key|value|qkv|ffn_in|ffn_gate)\.kernel", P(None, None, MODEL)),
+    (r"layers\.(query|key|value|qkv|ffn_in|ffn_gate)\.bias", P(None, MODEL)),
     (r"layers\.(attention_out|ffn_out)\.kernel", P(None, MODEL, None)),
     (r"layers\.(attention_out|ffn_out)\.bias", REPLICATED),
-    (r"layers\.(attention_norm|ffn_norm)\.(scale|bias)", REPLICATED),
+    (r"layers\.(attention|ffn|attention_out|ffn_out|query|key)_norm\.(scale|bias)", REPLICATED),
     (r"(encoder|decoder)\.(attention|cross)\.(query|key|value)\.kernel", P(None, None, MODEL)),
     (r"(encoder|decoder)\.(attention|cross)\.out\.kernel", P(None, MODEL, None)),
     (r"(encoder|decoder)\.ffn\.(inner|gate)\.kernel", P(None, None, MODEL)),
@@ -38,7 +38,7 @@ PARAMETERS: list[tuple[str, P]] = [
     (r"output\.kernel", P(None, MODEL)),
     (r"(embedding|word_embedding)\.table", P(None, MODEL)),
     (r"(position_embedding|type_embedding)\.table", REPLICATED),
-    (r"norm\.(scale|bias)", REPLICATED),
+    (r"(embedding_)?norm\.(scale|bias)", REPLICATED),
     (r"projection\.(kernel|bias)", REPLICATED),
     # Adapters are small, and all of them are needed for every column of the layer they adapt.
     (r"(lora\.\w+|parallel)\.(down|up)\.(kernel|bias)", REPLICATED),

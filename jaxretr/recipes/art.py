@@ -124,7 +124,7 @@ class ArtRun(ArtPrograms):
     def __init__(self, config: ArtConfig, mesh: Mesh, workdir: Path):
         self.config, self.mesh = config, mesh
         self.model = load_model(config.encoder, config.joint, config.train.seed)
-        check_cpu_devices(mesh, self.model.config.bert.widest)
+        check_cpu_devices(mesh, self.model.config.backbone.widest)
         self.scorer = QuestionScorer.from_pretrained(
             config.scorer.path,
             max_length=config.scorer.max_length,

@@ -15,6 +15,8 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.token_store import document_frequencies
 from jaxretr.data.tokens import vocabulary_size
 from jaxretr.errors import UsageError
+from jaxretr.models.backbone_config import BACKBONE
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_params
 from jaxretr.models.starts import lexical_start
@@ -113,7 +115,7 @@ class ContrastiveRun(ContrastivePrograms):
         self.config, self.mesh = config, mesh
         seed = config.train.seed
         self.model = load_model(config.encoder, config.joint, seed)
-        check_cpu_devices(mesh, self.model.config.bert.widest)
+        check_cpu_devices(mesh, self.model.config.backbone.widest)
         stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
 
         # ---- examples ------------------------------------------------------------------------------------------------
@@ -195,9 +197,10 @@ class ContrastiveRun(ContrastivePrograms):
         """The model with weights that compare words, as rare as they are in the corpus."""
         assert isinstance(self.model, DualEncoder)
         config, tokenizer = self.model.config, self.model.tokenizer
+        assert isinstance(config.backbone, BertConfig)  # as all that are new
         size = vocabulary_size(tokenizer)
         bert = lexical_start(
-            config.bert,
+            config.backbone,
             tokenizer.convert_ids_to_tokens(list(range(size))),
             document_frequencies(self.whole.store, size),
             self.whole.store.num_rows,
@@ -205,7 +208,7 @@ class ContrastiveRun(ContrastivePrograms):
             tokenizer.cls_token_id,
             self.config.train.seed,
         )
-        params = {name: {**tower, "bert": bert} for name, tower in self.model.params.items()}
+        params = {name: {**tower, BACKBONE: bert} for name, tower in self.model.params.items()}
         return DualEncoder(config, params, tokenizer)
 
     # ---- as train.py calls it ----------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from jaxretr.data.token_store import TokenStore, ids_dtype
 from jaxretr.data.tokens import Template
 from jaxretr.errors import UsageError, UserError
 from jaxretr.mine.sentence_queries import split_sentences
+from jaxretr.models.backbone_config import BACKBONE
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, abstract_params
 from jaxretr.models.formats.model_shapes import encoder_shape
@@ -54,7 +56,7 @@ class EmbeddingDistillationRun(LanguageModelRun):
         data = TextData(config.data, "bert", Template.PASSAGE_PAIR, folder, config.data.max_length)
         data.training = _evenly(data.training, config.teacher_passages)
         self.model = student(config, len(data.tokenizer))
-        check_cpu_devices(mesh, self.model.bert.widest)
+        check_cpu_devices(mesh, self.model.backbone.widest)
         teacher = DualEncoder.from_pretrained(config.teacher, dtype="auto")
         if not teacher.config.shared:
             raise UserError(f"{config.teacher}: has a tower for each side; give a teacher with one tower")
@@ -99,7 +101,7 @@ class EmbeddingDistillationRun(LanguageModelRun):
             raise UsageError(f"bert.hidden_size={model.embedding_size}: more than the teacher's {most}; lower it")
 
         def texts(rows: int, width: int) -> TextsOfOneLength:
-            tokens = abstract_rows(mesh, ids_dtype(model.bert.vocab_size), rows, width)
+            tokens = abstract_rows(mesh, ids_dtype(model.backbone.vocab_size), rows, width)
             targets = abstract_rows(mesh, "float32", rows, model.embedding_size)
             return TextsOfOneLength(tokens, abstract_rows(mesh, "int32", rows), targets)
 
@@ -127,7 +129,8 @@ class EmbeddingDistillationRun(LanguageModelRun):
             DualEncoder(self.model, {"shared": params}, self.data.tokenizer).save(folder)
 
     def _first_parameters(self, seed: int) -> Params:
-        return {"bert": static_start(self.model.bert, self.of_pieces, seed)}
+        assert isinstance(self.model.backbone, BertConfig)  # as all that are new
+        return {BACKBONE: static_start(self.model.backbone, self.of_pieces, seed)}
 
     def _batch(self, rows: np.ndarray, rng: np.random.Generator, training: bool) -> DistillationBatch:
         """The batch of some passages, with short texts drawn to go with them."""

@@ -11,7 +11,8 @@ from jaxretr.config import Encoder as EncoderConfig
 from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint, vocabulary_size
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models.adapter import Adapter
-from jaxretr.models.adapter_layers import check_shape, dense_sizes, init_adapter
+from jaxretr.models.adapter_layers import check_shape, init_adapter
+from jaxretr.models.backbone_config import BACKBONE
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
@@ -48,7 +49,7 @@ def frozen_branches(encoder: EncoderConfig, joint: Joint) -> tuple[str, ...]:
     """
     if joint.lexical is not None:
         return ("lexical",)
-    return () if encoder.adapter is None else ("bert", "projection")
+    return () if encoder.adapter is None else (BACKBONE, "projection")
 
 
 def _check_joint(encoder: EncoderConfig) -> None:
@@ -80,7 +81,7 @@ def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
     if config.adapter is not None:
         model = with_new_adapters(model, config.adapter, seed)
         settings = dataclasses.replace(settings, adapter=model.config.adapter, lora_merged=model.config.lora_merged)
-    if vocabulary_size(model.tokenizer) > settings.bert.vocab_size:
+    if vocabulary_size(model.tokenizer) > settings.backbone.vocab_size:
         raise UserError(f"{config.path}: the tokenizer has more entries than the model; use the model's own tokenizer")
     return DualEncoder(settings, model.params, model.tokenizer, mlm_head=model.mlm_head)
 
@@ -110,13 +111,13 @@ def _check(config: EncoderConfig) -> None:
 def _settings(config: EncoderConfig, model: DualEncoderConfig) -> DualEncoderConfig:
     """A model's configuration with what the run's config says."""
     longest = max(config.max_question_length, config.max_passage_length)
-    if longest > model.bert.max_position_embeddings:
+    if longest > model.backbone.max_position_embeddings:
         raise UsageError(
-            f"{config.path}: has {model.bert.max_position_embeddings} positions, the config asks for {longest}; "
+            f"{config.path}: has {model.backbone.max_position_embeddings} positions, the config asks for {longest}; "
             "lower encoder.max_passage_length or encoder.max_question_length"
         )
-    bert = dataclasses.replace(
-        model.bert, hidden_dropout_prob=config.dropout, attention_probs_dropout_prob=config.dropout
+    backbone = dataclasses.replace(
+        model.backbone, hidden_dropout_prob=config.dropout, attention_probs_dropout_prob=config.dropout
     )
     prompts = {
         name: prompt for name in ("query_prompt", "passage_prompt") if (prompt := getattr(config, name)) is not None
@@ -124,7 +125,7 @@ def _settings(config: EncoderConfig, model: DualEncoderConfig) -> DualEncoderCon
     return dataclasses.replace(
         model,
         **prompts,
-        bert=bert,
+        backbone=backbone,
         normalise=config.normalise,
         max_question_length=config.max_question_length,
         max_passage_length=config.max_passage_length,
@@ -136,7 +137,7 @@ def with_new_adapters(model: DualEncoder, shape: AdapterShape, seed: int) -> Dua
     if _adapted(model.config, shape).adapter is model.config.adapter:
         return model.unmerge_lora()
     # Each tower has its own, and they begin equal, as the towers do.
-    return Adapter(shape, {"shared": init_adapter(shape, model.config.bert, seed)}).put_into(model)
+    return Adapter(shape, {"shared": init_adapter(shape, model.config.backbone, seed)}).put_into(model)
 
 
 def _adapted(model: DualEncoderConfig, shape: AdapterShape) -> DualEncoderConfig:
@@ -152,10 +153,10 @@ def _adapted(model: DualEncoderConfig, shape: AdapterShape) -> DualEncoderConfig
             "encoder.adapter has another shape than the adapters that encoder.path has already; give the same shape to "
             "train them on, or a path without adapters"
         )
-    if not model.bert.num_hidden_layers:
+    if not model.backbone.num_hidden_layers:
         raise UsageError("encoder.adapter: the encoder has no layers to put adapters into; leave it out")
     try:
-        check_shape(shape, dense_sizes(model.bert))
+        check_shape(shape, model.backbone.dense_sizes())
     except ValueError as error:
         raise UsageError(f"encoder.adapter: {error}") from None
     return dataclasses.replace(model, adapter=shape, lora_merged=False)
@@ -204,13 +205,13 @@ def joint_config(encoder: EncoderConfig, joint: Joint) -> JointConfig:
 
 def _joined(base: DualEncoderConfig, lexical: DualEncoderConfig, where: str) -> JointConfig:
     longest = max(base.max_question_length, base.max_passage_length)
-    if longest > (positions := lexical.bert.max_position_embeddings):
+    if longest > (positions := lexical.backbone.max_position_embeddings):
         raise UserError(
             f"{_APART.format(where)} {positions} positions, the config asks for {longest}; lower encoder.max_*_length"
         )
     frozen = dataclasses.replace(
         lexical,
-        bert=dataclasses.replace(lexical.bert, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+        backbone=dataclasses.replace(lexical.backbone, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
         max_question_length=base.max_question_length,
         max_passage_length=base.max_passage_length,
     )

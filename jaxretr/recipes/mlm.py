@@ -14,10 +14,12 @@ from jaxretr.data.token_store import ids_dtype, random_windows
 from jaxretr.data.tokens import Template
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models.adapter import same_towers
+from jaxretr.models.backbone_config import BACKBONE, Backbone
 from jaxretr.models.bert import BertMaskedLm, fresh_head
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.formats.bert_params import export_bert
+from jaxretr.models.formats.encoder_params import display_name
 from jaxretr.models.formats.hf_folder import write_folder
 from jaxretr.models.formats.model_shapes import encoder_shape
 from jaxretr.models.layers import Params, define
@@ -47,9 +49,9 @@ class MlmRun(LanguageModelRun):
         template = Template.PASSAGE_PAIR if start is None else Template(f"passage_{start.config.passage_template}")
         tokenizer = None if start is None else start.tokenizer
         data = TextData(config.data, "bert", template, workdir / "data", _LONGEST_DOCUMENT, tokenizer)
-        self.start = None if start is None else next(iter(start.params.values()))["bert"]
+        self.start = None if start is None else next(iter(start.params.values()))[BACKBONE]
         self.start_head = None if start is None else start.mlm_head
-        self.bert = mlm_bert(config, None if start is None else start.config.bert, len(data.tokenizer))
+        self.bert = mlm_bert(config, None if start is None else start.config.backbone, len(data.tokenizer))
         check_cpu_devices(mesh, self.bert.widest)
         mask_id: Any = data.tokenizer.mask_token_id
         if mask_id is None:
@@ -71,7 +73,7 @@ class MlmRun(LanguageModelRun):
     @staticmethod
     def outline(config: MlmConfig, mesh: Mesh, size: CorpusSize) -> Outline:
         """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it."""
-        start = None if config.start is None else encoder_shape(config.start).bert
+        start = None if config.start is None else encoder_shape(config.start).backbone
         bert = mlm_bert(config, start, config.data.vocab_size)
         params = define(lambda rngs: BertMaskedLm(bert, dtype=config.dtype, rngs=rngs))[1]
         width = config.data.max_length
@@ -137,7 +139,7 @@ def mlm_programs(config: MlmConfig, bert: BertConfig, mesh: Mesh) -> TokenProgra
     return TokenPrograms.of(config, loss, mesh, chunk=config.chunk, dropout=config.dropout > 0)
 
 
-def mlm_bert(config: MlmConfig, start: BertConfig | None, vocabulary: int) -> BertConfig:
+def mlm_bert(config: MlmConfig, start: Backbone | None, vocabulary: int) -> BertConfig:
     """The shape of a run's encoder.
 
     Args:
@@ -146,8 +148,14 @@ def mlm_bert(config: MlmConfig, start: BertConfig | None, vocabulary: int) -> Be
       vocabulary: of a new one.
 
     Raises:
+      UserError: an encoder that is not of BERT's layers.
       UsageError: windows of the text that are longer than its positions.
     """
+    if not isinstance(start, BertConfig | None):
+        raise UserError(
+            f"{config.start}: is {display_name(start)}, and masked language modelling goes on with BERT and those of the same "
+            "layers alone; give one of these"
+        )
     bert = start or new_bert(config.bert, vocabulary, max(512, config.data.max_length))
     if config.data.max_length > bert.max_position_embeddings:
         raise UsageError(

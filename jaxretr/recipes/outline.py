@@ -82,7 +82,7 @@ class AbstractCorpus:
         self.mesh, self.encoder = mesh, encoder
         self.rows = padded_rows(size.passages, mesh)
         local = Path(config.path).expanduser().is_dir()
-        self.ids = ids_dtype(vocabulary_of(config.path) if local else encoder.bert.vocab_size)
+        self.ids = ids_dtype(vocabulary_of(config.path) if local else encoder.backbone.vocab_size)
         self.tokens = abstract_tokens(mesh, self.ids, self.rows, encoder.max_passage_length)
 
     def index(self, config: LiveIndex) -> CorpusState:

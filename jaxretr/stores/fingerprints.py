@@ -13,6 +13,7 @@ from jaxretr.data.corpus import Corpus, content_fingerprint
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.questions import Question
 from jaxretr.data.tokens import tokenizer_fingerprint
+from jaxretr.models.backbone_config import TRAINING_ONLY, kind_of
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
@@ -32,12 +33,13 @@ def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "pass
         parts = [model_fingerprint(part, side) for part in encoder.parts]
         weights = encoder.config.weights if side == "question" else None
         return hashlib.sha256(json.dumps([encoder.config.how, parts, weights]).encode()).hexdigest()
-    config = dataclasses.asdict(encoder.config)
-    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"):
-        config["bert"].pop(name)  # Only training heeds these.
-    for field in dataclasses.fields(BertConfig):
-        if field.name in _LATER and config["bert"][field.name] == field.default:
-            config["bert"].pop(field.name)  # Older stores' fingerprints know nothing of it.
+    config, shape = encoder.config.to_json(), encoder.config.backbone
+    settings = config[kind_of(shape)]
+    for name in TRAINING_ONLY:
+        settings.pop(name)
+    for field in dataclasses.fields(BertConfig) if isinstance(shape, BertConfig) else ():
+        if field.name in _LATER and settings[field.name] == field.default:
+            settings.pop(field.name)  # Older stores' fingerprints know nothing of it.
     if encoder.config.embedding_size == encoder.config.full_size:
         config.pop("truncate_dim")  # Nothing is cut; nor do older ones know this.
     if encoder.config.projection_activation == "identity":

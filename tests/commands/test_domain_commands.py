@@ -17,7 +17,7 @@ from jaxretr.errors import UserError
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.adapter_layers import init_adapter
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.formats.bert_params import read_checkpoint
+from jaxretr.models.formats.encoder_params import read_checkpoint
 from jaxretr.train import train
 
 SHAPE = AdapterShape(lora_rank=2, bottleneck=3)
@@ -107,7 +107,7 @@ def test_lora_alone_is_written_as_peft_has_it_and_read_again(runs: Path, tmp_pat
     base = DualEncoder.from_pretrained(runs / "dam", pooling="mean")
     shape = AdapterShape(lora_rank=2, lora_alpha=3.0, lora_targets=("query", "ffn_out"), bottleneck=0)
     config = dataclasses.replace(base.config, adapter=shape)
-    modules = lively(init_adapter(shape, config.bert, 0), 1)
+    modules = lively(init_adapter(shape, config.backbone, 0), 1)
     model = DualEncoder(config, {"shared": {**base.params["shared"], "adapter": modules}}, base.tokenizer)
     Adapter.of(model).save_peft(tmp_path / "peft", str(runs / "dam/model"))
     words = ("--rem", tmp_path / "peft", "--dam", runs / "dam", "--pooling", "mean", "--out", tmp_path / "m")
@@ -190,7 +190,7 @@ def test_parts_that_do_not_fit_are_refused(
     )
     DualEncoder(narrow, init_params(narrow, 0), tokenizer).save(tmp_path / "narrow")
     write_tokenizer("bert", ["quite other words"], tmp_path / "other_tokenizer")
-    words_of = dataclasses.replace(narrow, bert=BERT)
+    words_of = dataclasses.replace(narrow, backbone=BERT)
     DualEncoder(words_of, init_params(words_of, 0), load_tokenizer(tmp_path / "other_tokenizer")).save(
         tmp_path / "words"
     )
@@ -254,7 +254,7 @@ def test_modules_of_other_runs_are_assembled(tmp_path: Path) -> None:
     """Without training: the vectors of the module and the encoder put together, and of both as they came."""
     small_runs.write_models(tmp_path)
     dam = DualEncoder.from_pretrained(tmp_path / "encoder", shared=True, pooling="mean")
-    adapter = lively(init_adapter(SHAPE, dam.config.bert, 0), 1)
+    adapter = lively(init_adapter(SHAPE, dam.config.backbone, 0), 1)
     config = dataclasses.replace(dam.config, adapter=SHAPE)
     rem = DualEncoder(config, {"shared": {**dam.params["shared"], "adapter": adapter}}, dam.tokenizer)
     other = DualEncoder(dam.config, lively(dam.params, 5), dam.tokenizer)

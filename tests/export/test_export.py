@@ -304,7 +304,7 @@ def test_the_card_tells_of_the_run(
         ({"projection_size": 6}, {"to": "huggingface", "layout": "bert"}, UserError, "BertModel has no projection"),
         ({"pooling": "mean"}, {"to": "huggingface", "layout": "dpr"}, UserError, "this model pools the mean; use --to"),
         (
-            {"bert": dataclasses.replace(BERT, pre_layer_norm=True)},
+            {"backbone": dataclasses.replace(BERT, pre_layer_norm=True)},
             {"to": "huggingface", "layout": "dpr"},
             UserError,
             "this model is Megatron-BERT; use --layout bert",

@@ -32,18 +32,18 @@ TOLERANCE = 1e-5
 MODELS: dict[str, dict[str, Any]] = {
     "two towers, cls": {},
     "mean, of length 1": {"shared": True, "pooling": "mean", "normalise": True, "passage_template": "joined"},
-    "pre-LN, cut": {"bert": dataclasses.replace(BERT, pre_layer_norm=True), "truncate_dim": 6, "normalise": True},
+    "pre-LN, cut": {"backbone": dataclasses.replace(BERT, pre_layer_norm=True), "truncate_dim": 6, "normalise": True},
     "projection, cut, relu": {
-        "bert": dataclasses.replace(BERT, hidden_act="relu"),
+        "backbone": dataclasses.replace(BERT, hidden_act="relu"),
         "projection_size": 12,
         "truncate_dim": 6,
     },
     "projection, mean, gelu_new": {
-        "bert": dataclasses.replace(BERT, hidden_act="gelu_new", layer_norm_eps=1e-5),
+        "backbone": dataclasses.replace(BERT, hidden_act="gelu_new", layer_norm_eps=1e-5),
         "projection_size": 12,
         "pooling": "mean",
     },
-    "a bag of words": {"bert": dataclasses.replace(BERT, num_hidden_layers=0), "pooling": "mean", "shared": True},
+    "a bag of words": {"backbone": dataclasses.replace(BERT, num_hidden_layers=0), "pooling": "mean", "shared": True},
 }
 
 

@@ -224,7 +224,7 @@ PASSAGES = [
 
 def with_adapter(model: DualEncoder, shape: AdapterShape, noise: float) -> DualEncoder:
     config = dataclasses.replace(model.config, adapter=shape)
-    adapter = lively(init_adapter(shape, model.config.bert, SEED), SEED, noise)
+    adapter = lively(init_adapter(shape, model.config.backbone, SEED), SEED, noise)
     return DualEncoder(
         config, {name: {**tower, "adapter": adapter} for name, tower in model.params.items()}, model.tokenizer
     )

@@ -20,7 +20,7 @@ from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.errors import UserError
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.adapter_layers import init_adapter
-from jaxretr.models.formats.bert_params import read_checkpoint
+from jaxretr.models.formats.encoder_params import read_checkpoint
 from jaxretr.models.formats.model_shapes import encoder_shape
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -127,7 +127,7 @@ def test_vectors_are_those_of_sentence_transformers_before_and_after_the_export(
     ours = DualEncoder.from_pretrained(folder)
     expected = _encoded(folder)
     vectors = ours.encode_passages(TEXTS)
-    assert ours.config.bert.architecture == folder.parent.name[:-1]
+    assert ours.config.backbone.architecture == folder.parent.name[:-1]
     assert ours.config.max_passage_length == LENGTH and ours.truncated >= 1
     np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
     # Our own folder, and those of others: the same parameters, bit for bit.
@@ -140,9 +140,9 @@ def test_vectors_are_those_of_sentence_transformers_before_and_after_the_export(
         jax.tree.map(np.testing.assert_array_equal, again.params, ours.params)
     np.testing.assert_allclose(_encoded(tmp_path / "theirs"), vectors, rtol=0, atol=1e-5)
     # As the bare folder's card says it is used, by transformers alone.
-    assert transformers.AutoConfig.from_pretrained(tmp_path / "bare").model_type == ours.config.bert.architecture
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "bare").model_type == ours.config.backbone.architecture
     verify(tmp_path / "bare", library="transformers")
-    assert encoder_shape(str(tmp_path / "theirs")).bert == ours.config.bert
+    assert encoder_shape(str(tmp_path / "theirs")).backbone == ours.config.backbone
 
 
 def test_onnx_gives_our_vectors(folder: Path, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_lora_comes_and_goes_by_peft(folder: Path, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="LoRA is compared with real PEFT: pip install peft")
     plain = DualEncoder.from_pretrained(folder)
     shape = AdapterShape(lora_rank=2, lora_targets=("query", "value", "ffn_in"), bottleneck=0)
-    modules = lively(init_adapter(shape, plain.config.bert, seed=0), seed=1)
+    modules = lively(init_adapter(shape, plain.config.backbone, seed=0), seed=1)
     with_lora = Adapter(shape, {"shared": modules}, plain.config, None).put_into(plain)
     Adapter.of(with_lora).save_peft(tmp_path / "lora", str(folder))
     model = transformers.AutoModel.from_pretrained(folder)
@@ -169,7 +169,7 @@ def test_lora_comes_and_goes_by_peft(folder: Path, tmp_path: Path) -> None:
     ours = with_lora.merge_lora().params["shared"]["bert"]
     theirs = read_checkpoint(tmp_path / "merged").params
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5), ours, theirs)
-    again = Adapter.from_pretrained(tmp_path / "lora", bert=plain.config.bert)
+    again = Adapter.from_pretrained(tmp_path / "lora", backbone=plain.config.backbone)
     assert again.shape.lora_targets == shape.lora_targets
     jax.tree.map(np.testing.assert_array_equal, again.params["shared"], modules)
 
@@ -180,7 +180,7 @@ def test_lora_comes_and_goes_by_peft(folder: Path, tmp_path: Path) -> None:
         ({"pad_token_id": 60}, r"max_position_embeddings is 0, but must be at least 1"),
         ({"max_position_embeddings": 40}, r"position_embeddings\.weight has shape \[50, 16\], .* \[40, 16\]"),
         ({"num_attention_heads": 3}, "3 heads do not fit a hidden size of 16"),
-        ({"hidden_act": "silu"}, "hidden_act 'silu'; supported: gelu"),
+        ({"hidden_act": "mish"}, "hidden_act 'mish'; supported: gelu"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'; only 'absolute'"),
         ({"architectures": ["MPNetModel"], "model_type": "mpnet"}, r"tensors are missing: .*attention\.attn"),
     ],

@@ -14,14 +14,9 @@ import pytest
 from jaxretr.errors import UserError
 from jaxretr.models.bert import BertEncoder
 from jaxretr.models.bert_config import BertConfig
-from jaxretr.models.formats.bert_params import (
-    BertCheckpoint,
-    export_bert,
-    import_bert,
-    read,
-    read_checkpoint,
-    read_dpr_cp,
-)
+from jaxretr.models.formats.bert_params import export_bert, read_dpr_cp
+from jaxretr.models.formats.encoder_checkpoint import EncoderCheckpoint
+from jaxretr.models.formats.encoder_params import import_checkpoint, read, read_checkpoint
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, write_safetensors
 from jaxretr.models.layers import define
 
@@ -62,7 +57,7 @@ def _save(folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]) 
     return folder
 
 
-def _same(checkpoint: BertCheckpoint) -> None:
+def _same(checkpoint: EncoderCheckpoint) -> None:
     jax.tree.map(np.testing.assert_array_equal, checkpoint.params, PARAMS)
 
 
@@ -90,7 +85,7 @@ def test_old_names_and_unneeded_tensors(tmp_path: Path, prefix: str) -> None:
         jax.tree.map(np.testing.assert_array_equal, checkpoint.mlm_head, head)
         tensors["cls.predictions.decoder.weight"] = tensors["cls.predictions.decoder.weight"] + 1
         with _raises(r"cls\.predictions\.decoder\.weight differs from bert\.embeddings\.word_embeddings\.weight"):
-            import_bert(config, TensorFiles.of(tensors, "x"))
+            import_checkpoint(config, TensorFiles.of(tensors, "x"))
 
 
 def test_tower_swap_is_an_error(tmp_path: Path) -> None:
@@ -104,7 +99,7 @@ def test_tower_swap_is_an_error(tmp_path: Path) -> None:
         read(folder)
     config = read_json(folder, "config.json") | {"architectures": ["DPRQuestionEncoder"]}
     with _raises(r"says DPRQuestionEncoder, but the tensors are a dpr-context encoder's"):
-        import_bert(config, TensorFiles.open(folder))
+        import_checkpoint(config, TensorFiles.open(folder))
 
 
 def _changed(**change: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -121,7 +116,7 @@ def _changed(**change: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         ({"architectures": None, "model_type": None}, "no stated architecture"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'; only 'absolute'"),
         ({"is_decoder": True}, "is_decoder True; only False"),
-        ({"hidden_act": "silu"}, "hidden_act 'silu'; supported: gelu,"),
+        ({"hidden_act": "mish"}, "hidden_act 'mish'; supported: gelu,"),
         ({"num_attention_heads": 3}, "3 heads do not fit a hidden size of 8"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, but must be at least 1"),
         ({"hidden_size": 0}, "hidden_size is 0, but must be at least 1"),
@@ -146,7 +141,7 @@ def _changed(**change: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 def test_other_architectures_are_one_line_errors(change: dict[str, Any], message: str) -> None:
     config, tensors = _changed(**change)
     with _raises(message) as caught:
-        import_bert(config, TensorFiles.of(tensors, "some/folder"))
+        import_checkpoint(config, TensorFiles.of(tensors, "some/folder"))
     assert str(caught.value).startswith("some/folder") and "\n" not in str(caught.value)
 
 
@@ -154,22 +149,22 @@ def test_left_over_tensors_are_named() -> None:
     config, tensors = _changed()
     extra = {f"adapter.{i}": np.zeros(1, np.float32) for i in range(6)}
     with _raises(r"6 tensors have no place in this architecture: adapter\.0, .*adapter\.4 and 1 more"):
-        import_bert(config, TensorFiles.of(tensors | extra, "x"))
+        import_checkpoint(config, TensorFiles.of(tensors | extra, "x"))
     both = {f"bert.{name}": tensor for name, tensor in tensors.items()} | tensors
     with _raises("two BERT encoders"):
-        import_bert(config, TensorFiles.of(both, "x"))
+        import_checkpoint(config, TensorFiles.of(both, "x"))
     with _raises("no BERT encoder"):
-        import_bert(config, TensorFiles.of(extra, "x"))
+        import_checkpoint(config, TensorFiles.of(extra, "x"))
 
 
 def test_silent_configuration_means_the_defaults_of_transformers() -> None:
     """A config.json may omit what is at its default; Megatron's defaults are those of its 345M model."""
     for kind, size in (("bert", 768), ("megatron-bert", 1024)):
         with _raises(rf"word_embeddings\.weight has shape \[13, 8\], .* {size}\]|vocab_size \d+, but no tensor"):
-            import_bert({"model_type": kind}, TensorFiles.of(_changed()[1], "x"))
+            import_checkpoint({"model_type": kind}, TensorFiles.of(_changed()[1], "x"))
     dropped = {"layer_norm_eps", "hidden_act", "type_vocab_size", "initializer_range"}
     config, tensors = _changed()
-    checkpoint = import_bert({k: v for k, v in config.items() if k not in dropped}, TensorFiles.of(tensors, "x"))
+    checkpoint = import_checkpoint({k: v for k, v in config.items() if k not in dropped}, TensorFiles.of(tensors, "x"))
     assert asdict(checkpoint.config) == asdict(CONFIG)
 
 

@@ -19,7 +19,9 @@ from jaxretr.models.bert import BertEncoder
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import pool
 from jaxretr.models.formats.bert_names import COUNTED_FROM_PADDING, names_of, skipped
-from jaxretr.models.formats.bert_params import BertCheckpoint, export_bert, import_bert, read_checkpoint
+from jaxretr.models.formats.bert_params import export_bert
+from jaxretr.models.formats.encoder_checkpoint import EncoderCheckpoint
+from jaxretr.models.formats.encoder_params import import_checkpoint, read_checkpoint
 from jaxretr.models.formats.hf_files import TensorFiles, write_safetensors
 from jaxretr.models.layers import define
 
@@ -40,7 +42,7 @@ class Case:
     """A model of transformers with random weights, and what our import of its folder made of it."""
 
     theirs: Any
-    ours: BertCheckpoint
+    ours: EncoderCheckpoint
     prefix: str
     projection_dim: int = 0
 
@@ -269,5 +271,5 @@ def test_mlm_head_gives_the_logits_of_transformers(kind: str, tmp_path: Any, bat
     assert config["architectures"] == [name]
     assert set(tensors) == theirs.state_dict().keys() - names_of(ours.config).decoder.keys()
     jax.tree.map(
-        np.testing.assert_array_equal, import_bert(config, TensorFiles.of(tensors, "x")).mlm_head, ours.mlm_head
+        np.testing.assert_array_equal, import_checkpoint(config, TensorFiles.of(tensors, "x")).mlm_head, ours.mlm_head
     )

@@ -363,7 +363,7 @@ def test_a_checkpoint_of_another_shape_is_named(encoder: DualEncoder, tmp_path: 
 
 def test_a_tokenizer_or_length_that_does_not_fit_is_refused(tokenizer: Any) -> None:
     with pytest.raises(UserError, match="the tokenizer has 400 entries, the model 100"):
-        make(tokenizer, bert=dataclasses.replace(BERT, vocab_size=100))
+        make(tokenizer, backbone=dataclasses.replace(BERT, vocab_size=100))
     with pytest.raises(UserError, match="max_passage_length is 65, but the model has 64 positions"):
         make(tokenizer, max_passage_length=65)
 
@@ -417,7 +417,7 @@ def test_dpr_folders_are_not_swapped(tokenizer: Any, tmp_path: Path) -> None:
 def test_an_original_dpr_checkpoint(tokenizer: Any, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="a .cp file is read and written with torch")
     bert = dataclasses.replace(BERT, num_attention_heads=1)  # Heads of up to 64: what is assumed of a .cp file.
-    saved = make(tokenizer, bert=bert, max_question_length=64, max_passage_length=64)
+    saved = make(tokenizer, backbone=bert, max_question_length=64, max_passage_length=64)
     state = {}
     for side, prefix in (("question", "question_model."), ("passage", "ctx_model.")):
         tensors = export_bert(bert, saved.params[side]["bert"])[1]

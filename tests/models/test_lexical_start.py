@@ -111,7 +111,7 @@ def test_a_run_that_starts_lexically_finds_passages_at_once(tmp_path: Path) -> N
     run.save_model(state, tmp_path / "model")
     encoder = DualEncoder.from_pretrained(tmp_path / "model")
     passages = encoder.encode_passages(list(read_corpus(DATA)))
-    assert encoder.config.bert.num_hidden_layers == 0 and passages.shape == (20, 128)
+    assert encoder.config.backbone.num_hidden_layers == 0 and passages.shape == (20, 128)
     assert np.isfinite(passages).all() and len(np.unique(passages.round(5), axis=0)) == 20
 
 

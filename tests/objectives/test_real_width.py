@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from jaxretr.config import AdapterShape, Config, Joint, MlmConfig, PretrainData, Train
 from jaxretr.errors import UsageError
 from jaxretr.models.embed import DualEncoderConfig
-from jaxretr.models.formats import bert_params
+from jaxretr.models.formats import encoder_params
 from jaxretr.objectives.chunks import embed_in_chunks
 from jaxretr.objectives.live_index import row_encoder
 from jaxretr.parallel.mesh import make_mesh
@@ -113,7 +113,7 @@ def test_gradients_of_chunks_equal_those_of_pytorch(models: Path, keep: bool) ->
     lengths = np.array([48, 1, 17, 33, 5, 48, 20, 9, 30, 2, 12, 40], np.int32)
     tokens = np.where(np.arange(48) < lengths[:, None], rng.integers(1, WIDE.vocab_size, (12, 48)), 0)
     weights = rng.standard_normal((12, 384)).astype(np.float32)
-    _, bert = bert_params.read(models / "encoder")
+    _, bert = encoder_params.read(models / "encoder")
     encoder = DualEncoderConfig(WIDE, shared=True, pooling="mean", normalise=True)
     words = ("bert", "word_embedding", "table") if keep else None
 

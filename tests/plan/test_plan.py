@@ -317,7 +317,7 @@ def test_shapes_are_read_from_folders_and_known_names(tiny_models: Path) -> None
     folder = tiny_models / "saved_for_plan"
     loaded.save(folder)
     assert encoder_shape(str(folder)) == loaded.config
-    assert encoder_shape("google-bert/bert-base-uncased").bert.hidden_size == 768
+    assert encoder_shape("google-bert/bert-base-uncased").backbone.hidden_size == 768
     assert scorer_shape("bigscience/T0_3B").d_ff == 5120
 
 

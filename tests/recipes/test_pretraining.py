@@ -13,7 +13,7 @@ from jaxretr import optim
 from jaxretr.config import BertShape, MlmConfig, Optimizer, PassageLmConfig, PretrainData, T5Shape, Train
 from jaxretr.data.readers import read_corpus
 from jaxretr.metrics_log import read_metrics
-from jaxretr.models.formats import bert_params, t5_params
+from jaxretr.models.formats import encoder_params, t5_params
 from jaxretr.models.scorer import Prompt, score_pairs
 from jaxretr.models.starts import copying_start
 from jaxretr.models.t5 import T5Config
@@ -85,7 +85,7 @@ def test_mlm_learns_and_its_folder_loads(tmp_path: Path) -> None:
     plan = MlmConfig(name="mlm", data=data(max_length=128), bert=shape, optimizer=OPTIMIZER, train=TRAIN)
     # From 12 passages, on windows of 8 others.
     assert train(plan, tmp_path)["loss"] < read_metrics(tmp_path)[0]["loss"] - 0.1
-    assert bert_params.read_checkpoint(tmp_path / "model").mlm_head is not None
+    assert encoder_params.read_checkpoint(tmp_path / "model").mlm_head is not None
 
 
 def test_the_scorer_learns_with_pairs_and_its_folder_loads(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The folder of an adapter, and the folders of others that adapters are read from."""
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -11,10 +10,10 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxretr.config import AdapterShape
 from jaxretr.errors import UserError
 from jaxretr.models.adapter_layers import abstract_adapter
-from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.backbone_config import Backbone
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.formats import adapter_formats
-from jaxretr.models.formats.bert_params import check_sizes
+from jaxretr.models.formats.encoder_params import check_sizes
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, resolve, some_names, write_safetensors
 from jaxretr.models.layers import Params
 from jaxretr.parallel.mesh import to_host
@@ -45,7 +44,7 @@ def find(path: str | Path) -> Path | None:
     return next((place for place in places if (place / NOTE).is_file()), None)
 
 
-def load(path: str | Path, bert: BertConfig | None) -> AdapterParts:
+def load(path: str | Path, backbone: Backbone | None) -> AdapterParts:
     """Reads adapters; `Adapter.from_pretrained` documents it."""
     folder = find(path)
     if folder is not None:
@@ -53,10 +52,10 @@ def load(path: str | Path, bert: BertConfig | None) -> AdapterParts:
     folder = resolve(path)
     kind = adapter_formats.kind_of(folder)
     if kind is not None:
-        if bert is None:
+        if backbone is None:
             raise UserError(f"{folder}: is a folder of {kind}, which does not describe the encoder; name that as well")
         read = adapter_formats.read_peft if kind == "peft" else adapter_formats.read_adapter_transformers
-        shape, params = read(folder, bert)
+        shape, params = read(folder, backbone)
         return AdapterParts(shape, {"shared": params})
     raise UserError(
         f"{folder}: holds no adapters; give a run that was trained with encoder.adapter, or a folder of adapters"
@@ -87,15 +86,18 @@ def read_modules(folder: Path, encoder: DualEncoderConfig) -> Params:
       UserError: the file is missing, or tensors are missing, left over, or of another shape.
     """
     assert encoder.adapter is not None
-    check_sizes(encoder.bert, str(folder / NOTE))
+    check_sizes(encoder.backbone, str(folder / NOTE))
     sides = ("shared",) if encoder.shared else ("question", "passage")
     tensors = TensorFiles.open_file(folder / WEIGHTS)
-    shape, bert = encoder.adapter, encoder.bert
-    sizes = {name: bert.sizes()[name] for name in ("num_hidden_layers", "hidden_size")}
-    if shape.lora_rank and {"ffn_in", "ffn_out"} & set(shape.lora_targets):
-        sizes["intermediate_size"] = bert.intermediate_size
+    shape, backbone = encoder.adapter, encoder.backbone
+    sizes = {name: backbone.sizes()[name] for name in ("num_hidden_layers", "hidden_size")}
+    if shape.lora_rank:
+        for target in shape.lora_targets:
+            sizes |= dict(
+                zip((f"{target}'s inputs", f"{target}'s outputs"), backbone.dense_sizes()[target], strict=True)
+            )
     tensors.check_sizes({**sizes, "lora_rank": shape.lora_rank, "bottleneck": shape.bottleneck}, NOTE)
-    shapes = dict.fromkeys(sides, abstract_adapter(shape, bert))
+    shapes = dict.fromkeys(sides, abstract_adapter(shape, backbone))
     wanted: dict[str, Any] = flatten_dict(shapes, sep=".")  # pyright: ignore[reportAssignmentType]
     other = f"{folder / WEIGHTS}: is of another adapter than {NOTE} says:"
     if different := sorted(wanted.keys() ^ set(tensors.names)):
@@ -127,7 +129,7 @@ def write(folder: Path, adapter: AdapterParts) -> None:
     content = {
         "format": _FORMAT,
         "version": _VERSION,
-        "encoder": dataclasses.asdict(adapter.encoder),
+        "encoder": adapter.encoder.to_json(),
         "tokenizer": adapter.tokenizer,
     }
     with atomic_write(folder / NOTE) as file:

@@ -19,10 +19,12 @@ from flax.traverse_util import flatten_dict
 from jaxretr.config import AdapterShape
 from jaxretr.errors import UserError
 from jaxretr.models.adapter_layers import abstract_adapter
-from jaxretr.models.bert_config import BertConfig
-from jaxretr.models.formats.bert_names import Names, display_name, names_of
+from jaxretr.models.backbone_config import Backbone
+from jaxretr.models.formats.bert_names import Names
+from jaxretr.models.formats.encoder_params import display_name, names_of
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, some_names, write_safetensors
 from jaxretr.models.formats.name_table import Row, read_rows, write_rows
+from jaxretr.models.formats.rotary_names import RotaryNames
 from jaxretr.models.layers import Params
 from jaxretr.storage.files import atomic_folder, atomic_write
 
@@ -93,12 +95,12 @@ def kind_of(folder: str | Path) -> Literal["peft", "adapter-transformers"] | Non
 # ---- PEFT ------------------------------------------------------------------------------------------------------------
 
 
-def read_peft(folder: str | Path, bert: BertConfig) -> tuple[AdapterShape, Params]:
+def read_peft(folder: str | Path, backbone: Backbone) -> tuple[AdapterShape, Params]:
     """Reads a LoRA checkpoint of PEFT (https://github.com/huggingface/peft).
 
     Args:
       folder: holds adapter_config.json, and adapter_model.safetensors or adapter_model.bin.
-      bert: the encoder's shape, which the folder does not tell.
+      backbone: the encoder's shape, which the folder does not tell.
 
     Returns:
       The adapters' shape, whose alpha makes up for `use_rslora`; and one tower's, laid out as by `init_adapter`, numpy
@@ -122,27 +124,27 @@ def read_peft(folder: str | Path, bert: BertConfig) -> tuple[AdapterShape, Param
         if not isinstance(pattern, dict) or any(other != value for other in pattern.values()):
             raise UserError(f"{where}: '{key}' gives modules different values, which cannot be kept; {_PEFT_REMEDY}")
     some = config.get("layers_to_transform")
-    if some not in (None, []) and not (isinstance(some, list) and set(range(bert.num_hidden_layers)) <= set(some)):
+    if some not in (None, []) and not (isinstance(some, list) and set(range(backbone.num_hidden_layers)) <= set(some)):
         raise UserError(
-            f"{where}: 'layers_to_transform' is {some}, but all {bert.num_hidden_layers} layers must have the same "
+            f"{where}: 'layers_to_transform' is {some}, but all {backbone.num_hidden_layers} layers must have the same "
             f"adapters; {_PEFT_REMEDY}"
         )
     tensors = TensorFiles.open_file(_weights(folder, _PEFT_WEIGHTS))
-    names = names_of(bert)
-    prefix = _prefix(tensors, _PEFT_PREFIX, bert)
+    names = names_of(backbone)
+    prefix = _prefix(tensors, _PEFT_PREFIX, backbone)
     shape = AdapterShape(
         lora_rank=rank,
         lora_alpha=alpha * math.sqrt(rank) if config.get("use_rslora") else alpha,
-        lora_targets=_peft_targets(config, prefix, bert, where),
+        lora_targets=_peft_targets(config, prefix, backbone, where),
         bottleneck=0,
     )
     pooler = re.compile(re.escape(f"{_PEFT_PREFIX}{prefix}pooler.dense.") + r"lora_[AB]\.weight")
     rows = _lora_rows(shape, names, _PEFT_PREFIX + prefix, ".", ".weight")
-    return shape, _read(rows, shape, bert, tensors, pooler)
+    return shape, _read(rows, shape, backbone, tensors, pooler)
 
 
 def write_peft(
-    folder: str | Path, shape: AdapterShape, adapter_params: Params, bert: BertConfig, base_model: str
+    folder: str | Path, shape: AdapterShape, adapter_params: Params, backbone: Backbone, base_model: str
 ) -> None:
     """Writes LoRA as PEFT does, for `peft.PeftModel.from_pretrained(BertModel..., folder)`.
 
@@ -150,7 +152,7 @@ def write_peft(
       folder: new, empty, or an older one of this kind, which is replaced; both files appear at once.
       shape: the adapters'.
       adapter_params: one tower's, laid out as by `init_adapter`.
-      bert: the encoder's shape.
+      backbone: the encoder's shape.
       base_model: path or hub name of the encoder, noted in the file.
 
     Raises:
@@ -167,7 +169,7 @@ def write_peft(
         raise UserError(f"{folder}: there is no LoRA to write; train with encoder.adapter.lora_rank above 0")
     given, wanted = (
         {path: tuple(leaf.shape) for path, leaf in flatten_dict(params, sep="/").items()}  # pyright: ignore[reportAttributeAccessIssue]
-        for params in (adapter_params, abstract_adapter(shape, bert))
+        for params in (adapter_params, abstract_adapter(shape, backbone))
     )
     if given != wanted:
         raise ValueError(f"the parameters are not of this shape: {given} instead of {wanted}")
@@ -188,22 +190,22 @@ def write_peft(
         "fan_in_fan_out": False,
         "init_lora_weights": True,
         "modules_to_save": None,
-        "target_modules": _peft_names(shape.lora_targets, names_of(bert)),
+        "target_modules": _peft_names(shape.lora_targets, names_of(backbone)),
     }
     with atomic_folder(folder) as partial:
         with atomic_write(partial / NOTE) as file:
             json.dump(config, file, indent=2)
-        rows = _lora_rows(shape, names_of(bert), _PEFT_PREFIX, ".", ".weight")
+        rows = _lora_rows(shape, names_of(backbone), _PEFT_PREFIX, ".", ".weight")
         write_safetensors(partial / _PEFT_WEIGHTS[0], write_rows(rows, adapter_params), {"format": "pt"})
 
 
-def _peft_targets(config: Mapping[str, Any], prefix: str, bert: BertConfig, where: str) -> tuple[str, ...]:
+def _peft_targets(config: Mapping[str, Any], prefix: str, backbone: Backbone, where: str) -> tuple[str, ...]:
     """Our names of what `target_modules` names, as PEFT matches it to the modules' full names."""
     wanted, excluded = config.get("target_modules"), config.get("exclude_modules") or []
-    modules, layer = names_of(bert).modules, names_of(bert).layer
+    modules, layer = names_of(backbone).modules, names_of(backbone).layer
     if wanted == "all-linear":
         wanted = list(modules.values())
-    layers = range(bert.num_hidden_layers)
+    layers = range(backbone.num_hidden_layers)
     found = {}
     for target, module in modules.items():
         names = [prefix + layer.format(number) + module for number in layers]
@@ -234,7 +236,7 @@ def _named(name: str, patterns: Any, where: str) -> bool:
     return any(name == pattern or name.endswith(f".{pattern}") for pattern in patterns)
 
 
-def _peft_names(targets: tuple[str, ...], names: Names) -> list[str] | str:
+def _peft_names(targets: tuple[str, ...], names: Names | RotaryNames) -> list[str] | str:
     wanted = [names.modules[target] for target in targets]
     if any(other.endswith(f".{name}") for name in wanted for other in set(names.modules.values()) - set(wanted)):
         # PEFT would take "output.dense" for the end of "attention.output.dense" as well.
@@ -258,7 +260,7 @@ def _check_replaceable(folder: Path) -> None:
 # ---- adapter-transformers --------------------------------------------------------------------------------------------
 
 
-def read_adapter_transformers(folder: str | Path, bert: BertConfig) -> tuple[AdapterShape, Params]:
+def read_adapter_transformers(folder: str | Path, backbone: Backbone) -> tuple[AdapterShape, Params]:
     """Reads what `save_adapter` of adapter-transformers 3 wrote: LoRA, a parallel adapter, or the union of both.
 
     The library adds alpha / r times LoRA's product, and `scaling` times the parallel adapter's result with its bias:
@@ -267,7 +269,7 @@ def read_adapter_transformers(folder: str | Path, bert: BertConfig) -> tuple[Ada
 
     Args:
       folder: holds adapter_config.json and pytorch_adapter.bin; a prediction head in the folder is not read.
-      bert: the encoder's shape.
+      backbone: the encoder's shape.
 
     Returns:
       The adapters' shape; and one tower's, laid out as by `init_adapter`, numpy float32.
@@ -285,27 +287,27 @@ def read_adapter_transformers(folder: str | Path, bert: BertConfig) -> tuple[Ada
             f"{where}: is of model_type {content.get('model_type')!r} and name {name!r}; only named adapters for bert "
             "can be read"
         )
-    if content.get("hidden_size") != bert.hidden_size:
+    if content.get("hidden_size") != backbone.hidden_size:
         raise UserError(
             f"{where}: the adapters are for a hidden_size of {content.get('hidden_size')}, but the encoder has "
-            f"{bert.hidden_size}; {_OTHER_ENCODER}"
+            f"{backbone.hidden_size}; {_OTHER_ENCODER}"
         )
     parts = _parts(content.get("config"), where)
     settings: dict[str, Any] = {"lora_rank": 0, "bottleneck": 0}
     for part in parts:
         lora = part.get("architecture") == "lora"
-        settings |= _lora_settings(part, where) if lora else _parallel_settings(part, where, bert)
+        settings |= _lora_settings(part, where) if lora else _parallel_settings(part, where, backbone)
     if len(parts) > bool(settings["lora_rank"]) + bool(settings["bottleneck"]):
         raise UserError(f"{where}: holds two adapters of one kind; {_TRANSFORMERS_REMEDY}")
     shape = AdapterShape(**settings)
     tensors = TensorFiles.open_file(_weights(folder, _TRANSFORMERS_WEIGHTS))
-    names = names_of(bert)
-    prefix = _prefix(tensors, "", bert)
+    names = names_of(backbone)
+    prefix = _prefix(tensors, "", backbone)
     braces = name.replace("{", "{{").replace("}", "}}")
     rows = _lora_rows(shape, names, prefix, f".loras.{braces}.", "") if shape.lora_rank else []
     if shape.bottleneck:
         rows += _parallel_rows(f"{prefix}{names.layer}output.adapters.{braces}.")
-    return shape, _read(rows, shape, bert, tensors, re.compile(r"(?!)"))
+    return shape, _read(rows, shape, backbone, tensors, re.compile(r"(?!)"))
 
 
 def _parts(config: Any, where: str) -> list[dict[str, Any]]:
@@ -342,16 +344,16 @@ def _lora_settings(part: Mapping[str, Any], where: str) -> dict[str, Any]:
     }
 
 
-def _parallel_settings(part: Mapping[str, Any], where: str, bert: BertConfig) -> dict[str, Any]:
+def _parallel_settings(part: Mapping[str, Any], where: str, backbone: Backbone) -> dict[str, Any]:
     _check_settings(part, _PARALLEL_ACCEPTED, where, _TRANSFORMERS_REMEDY, _PARALLEL_REQUIRED)
-    bottleneck = max(1, int(bert.hidden_size // _number(part, "reduction_factor", where)))
+    bottleneck = max(1, int(backbone.hidden_size // _number(part, "reduction_factor", where)))
     return {"bottleneck": bottleneck, "scale": _number(part, "scaling", where)}
 
 
 # ---- both ------------------------------------------------------------------------------------------------------------
 
 
-def _lora_rows(shape: AdapterShape, names: Names, prefix: str, before: str, after: str) -> list[Row]:
+def _lora_rows(shape: AdapterShape, names: Names | RotaryNames, prefix: str, before: str, after: str) -> list[Row]:
     within = prefix + names.layer
     return [
         Row(f"lora/{target}/{ours}/kernel", within + names.modules[target] + before + theirs + after, True)
@@ -369,16 +371,16 @@ def _parallel_rows(module: str) -> list[Row]:
 
 
 def _read(
-    rows: list[Row], shape: AdapterShape, bert: BertConfig, tensors: TensorFiles, ignored: re.Pattern[str]
+    rows: list[Row], shape: AdapterShape, backbone: Backbone, tensors: TensorFiles, ignored: re.Pattern[str]
 ) -> Params:
     """Reads the table's tensors, having seen that they are those of this encoder's layers and no others."""
-    layers, where = bert.num_hidden_layers, tensors.where
+    layers, where = backbone.num_hidden_layers, tensors.where
     there = {name for name in tensors.names if not ignored.fullmatch(name)}
     numbers = {int(match[1]) for name in there if (match := re.search(r"layer\.(\d+)\.", name))}
     if numbers and max(numbers) + 1 != layers:
         raise UserError(f"{where}: is for {max(numbers) + 1} layers, but the encoder has {layers}; {_OTHER_ENCODER}")
     tensors.check_sizes({"r": shape.lora_rank, "bottleneck": shape.bottleneck}, NOTE)
-    shapes = abstract_adapter(shape, bert)
+    shapes = abstract_adapter(shape, backbone)
     flat: dict[str, Any] = flatten_dict(shapes, sep="/")  # pyright: ignore[reportAssignmentType]
     wanted = {name: tuple(flat[row.ours].shape[1:]) for row in rows for name in row.names(layers)}
     transposed = {name for row in rows if row.transposed for name in row.names(layers)}
@@ -416,13 +418,13 @@ def _weights(folder: Path, names: tuple[str, ...]) -> Path:
     return found[0]
 
 
-def _prefix(tensors: TensorFiles, outer: str, bert: BertConfig) -> str:
-    names = names_of(bert)
+def _prefix(tensors: TensorFiles, outer: str, backbone: Backbone) -> str:
+    names = names_of(backbone)
     for prefix in ("", names.prefix, *_DPR_PREFIXES):
         if any(name.startswith(outer + prefix + names.layer.split("{}")[0]) for name in tensors.names):
             return prefix
     raise UserError(
-        f"{tensors.where}: no adapters of a {display_name(bert)} encoder ({some_names(tensors.names) or 'no tensors'}); "
+        f"{tensors.where}: no adapters of a {display_name(backbone)} encoder ({some_names(tensors.names) or 'no tensors'}); "
         f"{_OTHER_ENCODER}, saved with save_pretrained or save_adapter"
     )
 

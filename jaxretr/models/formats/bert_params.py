@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxretr.errors import UserError
 from jaxretr.models.bert import BertEncoder
-from jaxretr.models.bert_config import BertArchitecture, BertConfig
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.formats.bert_names import (
     COUNTED_FROM_PADDING,
     MEGATRON,
@@ -23,18 +23,16 @@ from jaxretr.models.formats.bert_names import (
     names_of,
     skipped,
 )
+from jaxretr.models.formats.encoder_checkpoint import ACTIVATION_NAMES, EncoderCheckpoint, Kind
 from jaxretr.models.formats.hf_files import (
     TensorFiles,
     config_fields,
     load_torch,
-    read_json,
     some_names,
     stated_architecture,
 )
 from jaxretr.models.formats.name_table import Row, read_rows, write_rows
-from jaxretr.models.layers import ACTIVATIONS, Params, define
-
-Kind = BertArchitecture | Literal["dpr-question", "dpr-context", "megatron"]
+from jaxretr.models.layers import Params, define
 
 # Where a checkpoint keeps DPR's encoder, and its projection if it has one.
 _DPR_PREFIXES: dict[str, Kind] = {
@@ -52,72 +50,19 @@ _ARCHITECTURES: dict[str, Names] = {
     "BertForPreTraining": NAMES["bert"],
     **dict.fromkeys(_DPR_ARCHITECTURES, NAMES["bert"]),
 }
+SUPPORTED = tuple(_ARCHITECTURES)
+"""Classes whose folders are read here."""
 _MODEL_TYPES: dict[str, Names] = {**NAMES, "dpr": NAMES["bert"], "megatron-bert": MEGATRON}
 _BUCKETS = "relative_attention_num_buckets"
 _ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
-
-_ACTIVATIONS = {name: name for name in ACTIVATIONS} | {"gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_new"}
 
 # Position ids are 0, 1, 2, ...; the pooler and the next-sentence head are not part of any retriever here.
 _IGNORED = re.compile(r"(.*\.)?embeddings\.position_ids|(.*\.)?pooler\.dense\.(weight|bias)|cls\.seq_relationship\..*")
 
 
-@dataclass(frozen=True)
-class BertCheckpoint:
-    """All that was read from a BERT checkpoint.
-
-    Attributes:
-      config: the encoder's shape.
-      params: the encoder's parameters, nested dict of float32 numpy arrays.
-      projection: DPR's linear layer on the [CLS] state, {"kernel": [D, P], "bias": [P]}, or None.
-      mlm_head: {"dense": {"kernel": [D, D], "bias": [D]}, "norm": {"scale": [D], "bias": [D]}, "bias": [V]} of masked
-        language modelling, whose decoder is the word embedding; or None.
-      kind: what it is.
-    """
-
-    config: BertConfig
-    params: Params
-    projection: Params | None
-    mlm_head: Params | None
-    kind: Kind
-
-
-def read(folder: str | Path) -> tuple[BertConfig, Params]:
-    """Reads the encoder of a Hugging Face folder.
-
-    Args:
-      folder: holds config.json and the weights.
-
-    Returns:
-      The encoder's shape, and its parameters as a nested dict of float32 numpy arrays.
-
-    Raises:
-      UserError: as `import_bert`; also where a projection follows the encoder, which must not get lost.
-    """
-    checkpoint = read_checkpoint(folder)
-    if checkpoint.projection is not None:
-        raise UserError(f"{folder}: has a projection after the encoder; load it as a dual encoder's tower")
-    return checkpoint.config, checkpoint.params
-
-
-def read_checkpoint(
-    folder: str | Path, *, expect: Literal["dpr-question", "dpr-context"] | None = None
-) -> BertCheckpoint:
-    """Reads a Hugging Face folder: the encoder and whatever follows it.
-
-    Args:
-      folder: holds config.json and the weights.
-      expect: the tower that is wanted of a DPR model.
-
-    Raises:
-      UserError: as `import_bert`; also for a missing or broken file.
-    """
-    return import_bert(read_json(folder, "config.json"), TensorFiles.open(folder), expect=expect)
-
-
 def import_bert(
     config: Mapping[str, Any], tensors: TensorFiles, *, expect: Literal["dpr-question", "dpr-context"] | None = None
-) -> BertCheckpoint:
+) -> EncoderCheckpoint:
     """Translates a Hugging Face checkpoint.
 
     Args:
@@ -135,7 +80,7 @@ def import_bert(
     where = tensors.where
     bert, projected = bert_shape(config, where)
     prefix = _prefix(tensors, names_of(bert))
-    architecture, found = _architecture(config, where), _DPR_PREFIXES.get(prefix)
+    architecture, found = stated_architecture(config, where), _DPR_PREFIXES.get(prefix)
     stated = _DPR_ARCHITECTURES.get(architecture)
     if found is not None and architecture and stated != found:
         raise UserError(
@@ -150,7 +95,9 @@ def import_bert(
     return _translate(bert, tensors, prefix, kind, projected=projected if kind.startswith("dpr-") else 0)
 
 
-def read_dpr_cp(path: str | Path, *, num_attention_heads: int | None = None) -> tuple[BertCheckpoint, BertCheckpoint]:
+def read_dpr_cp(
+    path: str | Path, *, num_attention_heads: int | None = None
+) -> tuple[EncoderCheckpoint, EncoderCheckpoint]:
     """Reads both towers of a checkpoint of the original DPR code (a .cp file; needs torch).
 
     Such a file does not tell the model's shape: sizes are taken from the tensors, and the rest is that of BERT-base
@@ -184,7 +131,7 @@ def read_dpr_cp(path: str | Path, *, num_attention_heads: int | None = None) -> 
     return question, context
 
 
-def _dpr_tower(tensors: TensorFiles, prefix: str, heads: int | None) -> BertCheckpoint:
+def _dpr_tower(tensors: TensorFiles, prefix: str, heads: int | None) -> EncoderCheckpoint:
     names = set(tensors.names)
 
     def shape(name: str) -> tuple[int, ...]:
@@ -213,7 +160,7 @@ def _dpr_tower(tensors: TensorFiles, prefix: str, heads: int | None) -> BertChec
     return _translate(bert, tensors, prefix, _DPR_PREFIXES[prefix], projected=projected)
 
 
-def _translate(bert: BertConfig, tensors: TensorFiles, prefix: str, kind: Kind, *, projected: int) -> BertCheckpoint:
+def _translate(bert: BertConfig, tensors: TensorFiles, prefix: str, kind: Kind, *, projected: int) -> EncoderCheckpoint:
     # Checkpoints that once came from TensorFlow, bert-base-uncased among them, have its names for scale and bias.
     tensors = tensors.rename(lambda name: re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name))
     tensors = tensors.rename(lambda name: re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
@@ -229,7 +176,7 @@ def _translate(bert: BertConfig, tensors: TensorFiles, prefix: str, kind: Kind, 
         shapes["mlm_head"]["norm"] = _shapes(scale=(size,), bias=(size,))
     rows = _table(bert, prefix, projection=projected > 0, mlm_head=has_head)
     parts = read_rows(rows, shapes, tensors, ignored=_IGNORED, dtype=np.float32)
-    return BertCheckpoint(bert, parts["encoder"], parts.get("projection"), parts.get("mlm_head"), kind)
+    return EncoderCheckpoint(bert, parts["encoder"], parts.get("projection"), parts.get("mlm_head"), kind)
 
 
 def _shapes(**shapes: tuple[int, ...]) -> Params:
@@ -269,20 +216,17 @@ def _without_tied_decoder(tensors: TensorFiles, prefix: str, names: Names) -> tu
     return tensors, any(row.theirs in there for row in names.head)
 
 
-def _architecture(config: Mapping[str, Any], where: str) -> str:
-    stated = stated_architecture(config, where)
-    model_type = config.get("model_type") or ""
-    if (stated and stated not in _ARCHITECTURES) or ((model_type or not stated) and model_type not in _MODEL_TYPES):
-        raise UserError(
-            f"{where}: config.json is of {stated or 'no stated architecture'} (model_type '{model_type}'), which is "
-            f"not a supported encoder; supported: {', '.join(_ARCHITECTURES)}"
-        )
-    return stated
+def reads(config: Mapping[str, Any], where: str) -> bool:
+    """Whether a config.json is of one of these architectures."""
+    stated, model_type = stated_architecture(config, where), config.get("model_type") or ""
+    return not (
+        (stated and stated not in _ARCHITECTURES) or ((model_type or not stated) and model_type not in _MODEL_TYPES)
+    )
 
 
 def bert_shape(config: Mapping[str, Any], where: str) -> tuple[BertConfig, int]:
     """The shape that a config.json states, and the size of DPR's projection, 0 without; UserError names `where`."""
-    architecture = _architecture(config, where)
+    architecture = stated_architecture(config, where)
     names = _ARCHITECTURES[architecture] if architecture else _MODEL_TYPES[config["model_type"]]
     for key, supported in {**_ONLY, **names.constants}.items():
         if config.get(key, supported) not in (supported, None):
@@ -291,13 +235,13 @@ def bert_shape(config: Mapping[str, Any], where: str) -> tuple[BertConfig, int]:
     defaults = {their: getattr(names.defaults, ours) for ours, their in theirs.items() if their is not None}
     found = config_fields(config, defaults, f"{where}/config.json")
     bert = replace(names.defaults, **{ours: found[their] for ours, their in theirs.items() if their is not None})
-    if bert.hidden_act not in _ACTIVATIONS:
+    if bert.hidden_act not in ACTIVATION_NAMES:
         raise UserError(
-            f"{where}: config.json has hidden_act '{bert.hidden_act}'; supported: {', '.join(_ACTIVATIONS)}"
+            f"{where}: config.json has hidden_act '{bert.hidden_act}'; supported: {', '.join(ACTIVATION_NAMES)}"
         )
     bert = replace(
         bert,
-        hidden_act=_ACTIVATIONS[bert.hidden_act],
+        hidden_act=ACTIVATION_NAMES[bert.hidden_act],
         max_position_embeddings=max(0, bert.max_position_embeddings - skipped(bert)),
     )
     check_sizes(bert, where)
@@ -338,11 +282,11 @@ def export_bert(
     Args:
       config: the encoder's shape.
       params: its parameters, a nested dict of arrays.
-      mlm_head: the head of masked language modelling, as in `BertCheckpoint`.
+      mlm_head: the head of masked language modelling, as in `EncoderCheckpoint`.
       prefix: of the encoder's tensors: "" (BertModel; with a head it means "bert."), "bert." (BertForMaskedLM),
         "question_encoder.bert_model." or "ctx_encoder.bert_model." (DPR). With `config.pre_layer_norm` the first two
         are MegatronBert's.
-      projection: DPR's projection, as in `BertCheckpoint`.
+      projection: DPR's projection, as in `EncoderCheckpoint`.
 
     Returns:
       The content of config.json, and the tensors of model.safetensors by name.

@@ -16,10 +16,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxretr.config import Pooling
 from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint
 from jaxretr.errors import UserError
-from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.backbone_config import BACKBONE, TRAINING_ONLY, Backbone
 from jaxretr.models.embed import DualEncoderConfig, abstract_params
 from jaxretr.models.formats import adapter_folder, sentence_transformers
-from jaxretr.models.formats.bert_params import BertCheckpoint, check_sizes, read_checkpoint, read_dpr_cp
+from jaxretr.models.formats.bert_params import read_dpr_cp
+from jaxretr.models.formats.encoder_checkpoint import EncoderCheckpoint
+from jaxretr.models.formats.encoder_params import check_sizes, read_checkpoint
 from jaxretr.models.formats.export_note import FORMAT as EXPORT_FORMAT
 from jaxretr.models.formats.export_note import NOTE, read_note
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, resolve, some_names, write_safetensors
@@ -54,7 +56,7 @@ class Loaded(NamedTuple):
       config: of the dual encoder.
       params: laid out as by `init_params`, numpy arrays.
       tokenizer: the model's.
-      mlm_head: of masked language modelling, as in `BertCheckpoint`; None where there is none.
+      mlm_head: of masked language modelling, as in `EncoderCheckpoint`; None where there is none.
       named_prompts: what the folder states, by name.
     """
 
@@ -172,7 +174,7 @@ def _load_sentence_transformers(folder: Path, tokenizer: Any) -> Loaded:
     loaded = load_tokenizer(tokenizer or modules.transformer)
     if modules.lower_case:
         loaded = _lower_casing(loaded)
-    tower: Params = {"bert": checkpoint.params}
+    tower: Params = {BACKBONE: checkpoint.params}
     if modules.projection is not None:
         tower["projection"] = modules.projection
         if (inputs := len(modules.projection["kernel"])) != checkpoint.config.hidden_size:
@@ -218,24 +220,24 @@ def _lower_casing(tokenizer: Any) -> Any:
     )
 
 
-def _config(bert: BertConfig, params: Params, **settings: Any) -> DualEncoderConfig:
+def _config(backbone: Backbone, params: Params, **settings: Any) -> DualEncoderConfig:
     projection = next(iter(params.values())).get("projection")
-    length = min(_MAX_LENGTH, bert.max_position_embeddings)
+    length = min(_MAX_LENGTH, backbone.max_position_embeddings)
     defaults = {
         "shared": "shared" in params,
         "projection_size": None if projection is None else projection["kernel"].shape[1],
         "max_question_length": length,
         "max_passage_length": length,
     }
-    return DualEncoderConfig(bert, **{**defaults, **settings})
+    return DualEncoderConfig(backbone, **{**defaults, **settings})
 
 
-def _tower(checkpoint: BertCheckpoint) -> Params:
-    tower: Params = {"bert": checkpoint.params}
+def _tower(checkpoint: EncoderCheckpoint) -> Params:
+    tower: Params = {BACKBONE: checkpoint.params}
     return tower if checkpoint.projection is None else {**tower, "projection": checkpoint.projection}
 
 
-def _two_towers(question: BertCheckpoint, passage: BertCheckpoint, where: str) -> Params:
+def _two_towers(question: EncoderCheckpoint, passage: EncoderCheckpoint, where: str) -> Params:
     shapes = [
         {
             **dataclasses.asdict(checkpoint.config),
@@ -243,8 +245,7 @@ def _two_towers(question: BertCheckpoint, passage: BertCheckpoint, where: str) -
         }
         for checkpoint in (question, passage)
     ]
-    # Only training heeds these.
-    differing = shapes[0].keys() - {"hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"}
+    differing = shapes[0].keys() - set(TRAINING_ONLY)
     for name in sorted(differing):
         one, other = (shape[name] for shape in shapes)
         if one != other:
@@ -270,9 +271,9 @@ def _load_ours(folder: Path, tokenizer: Any) -> Loaded:
     if content.get("version") != _VERSION:
         raise UserError(f"{where}: is of version {content.get('version')}, not {_VERSION}; install a newer jaxretr")
     config = DualEncoderConfig.from_json(content["config"], where)
-    check_sizes(config.bert, where, bag_of_words=True)
+    check_sizes(config.backbone, where, bag_of_words=True)
     tensors = TensorFiles.open(folder)
-    tensors.check_sizes({**config.bert.sizes(), "projection_size": config.projection_size or 0}, NOTE)
+    tensors.check_sizes({**config.backbone.sizes(), "projection_size": config.projection_size or 0}, NOTE)
     shapes, _ = partition(abstract_params(config), ("adapter",))
     leaves: dict[str, Any] = flatten_dict(shapes, sep=".")  # pyright: ignore[reportAssignmentType]
     wanted = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
@@ -341,7 +342,7 @@ def save(folder: Path, model: Loaded, adapter: adapter_folder.AdapterParts | Non
     """
     folder = Path(os.path.realpath(folder))
     _check_replaceable(folder)
-    content = {"format": _FORMAT, "version": _VERSION, "config": dataclasses.asdict(model.config)}
+    content = {"format": _FORMAT, "version": _VERSION, "config": model.config.to_json()}
     params, _ = partition(model.params, ("adapter",))
     with atomic_folder(folder) as partial:
         with atomic_write(partial / NOTE) as file:

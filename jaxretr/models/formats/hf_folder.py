@@ -25,7 +25,10 @@ def write_folder(
     """
     folder.mkdir(parents=True, exist_ok=True)
     stored = {name: np.ascontiguousarray(tensor.astype(dtype)) for name, tensor in tensors.items()}
+    # Those that config.json does not have yet; for some architectures transformers has others by default.
+    ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    stated = config if "pad_token_id" in config else {**config, **ids}
     with atomic_write(folder / "config.json") as file:
-        json.dump({**config, "torch_dtype": dtype}, file, indent=2)
+        json.dump({**stated, "torch_dtype": dtype}, file, indent=2)
     write_safetensors(folder / "model.safetensors", stored, {"format": "pt"})
     tokenizer.save_pretrained(folder)

@@ -8,12 +8,13 @@ from typing import Any
 from jaxretr.config import Pooling
 from jaxretr.data.tokens import load_tokenizer, vocabulary_size
 from jaxretr.errors import UserError
+from jaxretr.models.backbone_config import Backbone
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.formats import sentence_transformers
 from jaxretr.models.formats.bert_names import NAMES
-from jaxretr.models.formats.bert_params import bert_shape
 from jaxretr.models.formats.dual_encoder_folder import is_ours, load, model_folder
+from jaxretr.models.formats.encoder_params import encoder_shape_of
 from jaxretr.models.formats.export_note import NOTE
 from jaxretr.models.formats.hf_files import is_hub_name, read_json
 from jaxretr.models.formats.t5_params import t5_shape
@@ -38,7 +39,7 @@ _ROBERTA = BertConfig(architecture="roberta", vocab_size=50265, type_vocab_size=
 _XLM_ROBERTA = dataclasses.replace(_ROBERTA, architecture="xlm-roberta", vocab_size=250002)
 _XLM_ROBERTA_LARGE = dataclasses.replace(_XLM_ROBERTA, **_LARGE)
 _MPNET = dataclasses.replace(NAMES["mpnet"].defaults, layer_norm_eps=1e-5)
-KNOWN_BERTS = {
+KNOWN_ENCODERS = {
     **_BERTS,
     **{f"google-bert/{name}": bert for name, bert in _BERTS.items()},
     "sentence-transformers/all-MiniLM-L6-v2": _MINILM,
@@ -78,7 +79,7 @@ def encoder_shape(
     """The configuration of what `DualEncoder.from_pretrained` loads, without reading weights where config.json tells.
 
     Args:
-      path: as there, or one of KNOWN_BERTS.
+      path: as there, or one of KNOWN_ENCODERS.
       passage_path: as there; of the second tower nothing is read, for both have one shape.
       shared: as there.
       pooling: as there.
@@ -94,9 +95,9 @@ def encoder_shape(
         # On the host alone, and small: what such a folder consists of shows when it is read.
         return load(path, passage_path=passage_path, shared=shared, pooling=pooling).config
     else:
-        bert, projection = _bert(path)
+        backbone, projection = _backbone(path)
         config = DualEncoderConfig(
-            bert, shared=passage_path is None, pooling=pooling or "cls", projection_size=projection or None
+            backbone, shared=passage_path is None, pooling=pooling or "cls", projection_size=projection or None
         )
     if shared and not config.shared:
         raise UserError(f"{path}: has two towers of different weights; leave shared out or set it to False")
@@ -105,7 +106,7 @@ def encoder_shape(
 
 def vocabulary_of(path: str) -> int:
     """Entries of the vocabulary of a model's tokenizer; those of the model if the tokenizer is not available."""
-    return vocabulary_size(load_tokenizer(path)) if Path(path).expanduser().is_dir() else _bert(path)[0].vocab_size
+    return vocabulary_size(load_tokenizer(path)) if Path(path).expanduser().is_dir() else _backbone(path)[0].vocab_size
 
 
 def scorer_shape(path: str) -> T5Config:
@@ -121,9 +122,9 @@ def scorer_shape(path: str) -> T5Config:
     return found if isinstance(found, T5Config) else t5_shape(found, path)
 
 
-def _bert(path: str) -> tuple[BertConfig, int]:
-    found = _config_json(path, KNOWN_BERTS)
-    return (found, 0) if isinstance(found, BertConfig) else bert_shape(found, path)
+def _backbone(path: str) -> tuple[Backbone, int]:
+    found = _config_json(path, KNOWN_ENCODERS)
+    return (found, 0) if isinstance(found, Backbone) else encoder_shape_of(found, path)
 
 
 def _is_composed(folder: Path) -> bool:

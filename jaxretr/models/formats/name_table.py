@@ -26,16 +26,29 @@ class Row:
       theirs: name of their tensor; "{}" stands for the layer's number where ours has a leading [layers] axis.
       transposed: whether their matrix is [out, in], as torch keeps it, and ours [in, out].
       skipped: first rows of theirs that mean nothing; ours has none of them, and zeros are written in their place.
+      part: (number, count): ours is this one of so many equal parts of theirs along its first axis.
+      first_layer: their first layer has no such tensor; ours has this value everywhere, which nothing reads.
     """
 
     ours: str
     theirs: str
     transposed: bool = False
     skipped: int = 0
+    part: tuple[int, int] = (0, 1)
+    first_layer: float | None = None
 
     def names(self, layers: int) -> list[str]:
         """Their names: one a layer, or one."""
-        return [self.theirs.format(layer) for layer in range(layers)] if "{}" in self.theirs else [self.theirs]
+        if "{}" not in self.theirs:
+            return [self.theirs]
+        return [self.theirs.format(layer) for layer in range(self.first_layer is not None, layers)]
+
+    def of_theirs(self, tensor: np.ndarray) -> np.ndarray:
+        """What ours is of their tensor."""
+        number, count = self.part
+        rows = len(tensor) // count
+        tensor = tensor[number * rows : (number + 1) * rows] if count > 1 else tensor[self.skipped :]
+        return tensor.T if self.transposed else tensor
 
 
 def read_rows(
@@ -67,8 +80,7 @@ def read_rows(
         row = table[path]
         ours = wanted[path][1:] if "{}" in row.theirs else wanted[path]
         theirs = ours[::-1] if row.transposed else ours
-        if row.skipped:
-            theirs = (theirs[0] + row.skipped, *theirs[1:])
+        theirs = (theirs[0] * row.part[1] + row.skipped, *theirs[1:])
         for name in names:
             if tensors.shape(name) != theirs:
                 raise UserError(
@@ -80,9 +92,10 @@ def read_rows(
         row = table[path]
         array = np.empty(wanted[path], dtype)
         parts = array if "{}" in row.theirs else array[None]
+        if row.first_layer is not None:
+            parts[0], parts = row.first_layer, parts[1:]
         for part, name in zip(parts, names, strict=True):
-            tensor = tensors.read(name)
-            part[...] = tensor.T if row.transposed else tensor[row.skipped :] if row.skipped else tensor
+            part[...] = row.of_theirs(tensors.read(name))
         params[path] = array
     return unflatten_dict(params, sep="/")
 
@@ -104,12 +117,15 @@ def _check_names(needed: set[str], tensors: TensorFiles, ignored: re.Pattern[str
 def write_rows(rows: Iterable[Row], params: Params) -> dict[str, np.ndarray]:
     """The reverse of `read_rows`: our parameters as contiguous arrays under their names."""
     flat = flatten_dict(params, sep="/")
-    tensors = {}
-    for row in rows:
+    tensors: dict[str, list[np.ndarray]] = {}
+    for row in sorted(rows, key=lambda row: row.part):
         array = np.asarray(flat[row.ours])
         parts = array if "{}" in row.theirs else array[None]
-        for name, part in zip(row.names(len(array)), parts, strict=True):
+        for name, part in zip(row.names(len(array)), parts[row.first_layer is not None :], strict=True):
             if row.skipped:
                 part = np.concatenate([np.zeros((row.skipped, *part.shape[1:]), part.dtype), part])
-            tensors[name] = np.ascontiguousarray(part.T if row.transposed else part)
-    return tensors
+            tensors.setdefault(name, []).append(part.T if row.transposed else part)
+    return {
+        name: np.ascontiguousarray(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        for name, parts in tensors.items()
+    }

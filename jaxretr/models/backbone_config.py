@@ -1,0 +1,21 @@
+"""The shapes that a tower's encoder can have; backbone.py makes the encoders."""
+
+from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.rotary_config import RotaryConfig
+
+Backbone = BertConfig | RotaryConfig
+
+BACKBONE = "bert"
+"""The branch of a tower's parameters that the encoder's are in, of any architecture: the name that the first folders and
+checkpoints have, when all encoders were BERT."""
+
+KINDS: dict[str, type[Backbone]] = {"bert": BertConfig, "rotary": RotaryConfig}
+"""Names of the shapes in our own folders."""
+
+TRAINING_ONLY = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+"""Settings of every shape that decide nothing about what trained weights compute."""
+
+
+def kind_of(backbone: Backbone) -> str:
+    """The name of a shape's class in our own folders."""
+    return next(name for name, cls in KINDS.items() if type(backbone) is cls)

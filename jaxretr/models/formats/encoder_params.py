@@ -1,0 +1,118 @@
+"""Encoders' checkpoints to and from our parameters: finds the architecture, whose own module does the rest."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxretr.errors import UserError
+from jaxretr.models.backbone_config import Backbone
+from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.formats import bert_names, bert_params, rotary_params
+from jaxretr.models.formats.bert_names import Names
+from jaxretr.models.formats.encoder_checkpoint import EncoderCheckpoint
+from jaxretr.models.formats.hf_files import TensorFiles, read_json
+from jaxretr.models.formats.rotary_names import ROTARY_NAMES, RotaryNames
+from jaxretr.models.layers import Params
+
+
+def read_checkpoint(
+    folder: str | Path, *, expect: Literal["dpr-question", "dpr-context"] | None = None
+) -> EncoderCheckpoint:
+    """Reads a Hugging Face folder: the encoder and whatever follows it.
+
+    Args:
+      folder: holds config.json and the weights.
+      expect: the tower that is wanted of a DPR model.
+
+    Raises:
+      UserError: an unknown architecture, the other tower, a missing or broken file, or tensors that are missing, left over
+        or of a wrong shape.
+    """
+    return import_checkpoint(read_json(folder, "config.json"), TensorFiles.open(folder), expect=expect)
+
+
+def import_checkpoint(
+    config: Mapping[str, Any], tensors: TensorFiles, *, expect: Literal["dpr-question", "dpr-context"] | None = None
+) -> EncoderCheckpoint:
+    """`read_checkpoint` of a parsed config.json and of tensors."""
+    if rotary_params.reads(config, tensors.where):
+        return rotary_params.import_rotary(config, tensors)
+    _check_supported(config, tensors.where)
+    return bert_params.import_bert(config, tensors, expect=expect)
+
+
+def read(folder: str | Path) -> tuple[Backbone, Params]:
+    """Reads the encoder of a Hugging Face folder.
+
+    Args:
+      folder: holds config.json and the weights.
+
+    Returns:
+      The encoder's shape, and its parameters as a nested dict of float32 numpy arrays.
+
+    Raises:
+      UserError: as `read_checkpoint`; also where a projection follows the encoder, which must not get lost.
+    """
+    checkpoint = read_checkpoint(folder)
+    if checkpoint.projection is not None:
+        raise UserError(f"{folder}: has a projection after the encoder; load it as a dual encoder's tower")
+    return checkpoint.config, checkpoint.params
+
+
+def encoder_shape_of(config: Mapping[str, Any], where: str) -> tuple[Backbone, int]:
+    """The shape that a config.json states, and the size of DPR's projection, 0 without; UserError names `where`."""
+    if rotary_params.reads(config, where):
+        return rotary_params.rotary_shape(config, where), 0
+    _check_supported(config, where)
+    return bert_params.bert_shape(config, where)
+
+
+def _check_supported(config: Mapping[str, Any], where: str) -> None:
+    if not bert_params.reads(config, where):
+        stated = (config.get("architectures") or ["no stated architecture"])[0]
+        supported = (*bert_params.SUPPORTED, *(names.encoder for names in ROTARY_NAMES.values()))
+        raise UserError(
+            f"{where}: config.json is of {stated} (model_type '{config.get('model_type') or ''}'), which is not a supported "
+            f"encoder; supported: {', '.join(supported)}"
+        )
+
+
+def export_encoder(
+    backbone: Backbone, params: Params, *, prefix: str = "", projection: Params | None = None
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Translates our parameters to a Hugging Face checkpoint, bit for bit.
+
+    Args:
+      backbone: the encoder's shape.
+      params: its parameters, a nested dict of arrays.
+      prefix: as for `bert_params.export_bert`.
+      projection: DPR's.
+
+    Returns:
+      The content of config.json, and the tensors of model.safetensors by name.
+    """
+    if isinstance(backbone, BertConfig):
+        return bert_params.export_bert(backbone, params, prefix=prefix, projection=projection)
+    return rotary_params.export_rotary(backbone, params)
+
+
+def check_sizes(backbone: Backbone, where: str, *, bag_of_words: bool = False) -> None:
+    """Raises UserError, which names `where`, for sizes that no encoder has; a `bag_of_words` may be without layers."""
+    if isinstance(backbone, BertConfig):
+        bert_params.check_sizes(backbone, where, bag_of_words=bag_of_words)
+    else:
+        rotary_params.check_rotary(backbone, where)
+
+
+def names_of(backbone: Backbone) -> Names | RotaryNames:
+    """The names that a shape's folder has."""
+    return bert_names.names_of(backbone) if isinstance(backbone, BertConfig) else ROTARY_NAMES[backbone.architecture]
+
+
+def display_name(backbone: Backbone) -> str:
+    """What people call such an encoder."""
+    if isinstance(backbone, BertConfig):
+        return bert_names.display_name(backbone)
+    return names_of(backbone).encoder.removesuffix("Model").replace("Bert", "BERT").removesuffix("Text")
