@@ -37,8 +37,9 @@ def dataclass_from(cls: type, values: dict[str, Any], where: str) -> Any:
 def _convert(hint: Any, value: Any, where: str) -> Any:
     if is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
         return dataclass_from(hint, value, where)
-    if isinstance(hint, types.UnionType) and isinstance(value, dict):
-        inner = next((part for part in hint.__args__ if is_dataclass(part)), None)
+    if isinstance(hint, types.UnionType) and isinstance(value, dict | list | tuple):
+        wanted = is_dataclass if isinstance(value, dict) else lambda part: typing.get_origin(part) is tuple
+        inner = next((part for part in hint.__args__ if wanted(part)), None)
         return value if inner is None else _convert(inner, value, where)
     if typing.get_origin(hint) is tuple and isinstance(value, list | tuple):
         return tuple(

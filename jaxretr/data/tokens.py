@@ -3,10 +3,10 @@
 import hashlib
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from jaxretr.errors import UsageError, UserError, did_you_mean
 
@@ -48,6 +48,18 @@ class Template(StrEnum):
     def reads_passages(self) -> bool:
         """Whether the rows are made of titles and texts rather than of questions."""
         return self in (Template.PASSAGE_PAIR, Template.PASSAGE_JOINED, Template.SCORER_PASSAGE)
+
+
+class Frame(NamedTuple):
+    """The special ids around one text.
+
+    Attributes:
+      before: [CLS] for BERT's kin, a decoder's begin-of-text or nothing.
+      after: [SEP], a decoder's end-of-text where its tokenizer appends one, or nothing.
+    """
+
+    before: list[int]
+    after: list[int]
 
 
 class Rows(NamedTuple):
@@ -135,13 +147,16 @@ def passage_pair(
       texts: N texts.
       max_length: most ids a row, special ones included.
       prompt: put before each title.
+
+    Raises:
+      UserError: the tokenizer has no [CLS] or no [SEP], as decoders' and T5's have none.
     """
     _check_length(max_length, 4)
     cls, sep = _special_ids(tokenizer, "cls", "sep")
     title_ids = _first_ids(tokenizer, [prompt + title for title in titles], max_length)
     text_ids = _first_ids(tokenizer, texts, max_length)
     rows = ([cls, *title, sep, *text] for title, text in zip(title_ids, text_ids, strict=True))
-    return _ended(rows, sep, max_length)
+    return _ended(rows, [sep], max_length)
 
 
 def passage_joined(
@@ -164,12 +179,34 @@ def question_rows(
 ) -> Rows:
     """Builds [CLS] prompt text [SEP], right-truncated to `max_length` ids, the final [SEP] kept.
 
-    The prompt and the text are tokenised as one text, as sentence-transformers does it.
+    With a tokenizer that has other special ids these are around the text instead, see `frame_of`. The prompt and the text
+    are tokenised as one text, as sentence-transformers does it.
     """
-    _check_length(max_length, 3)
-    cls, sep = _special_ids(tokenizer, "cls", "sep")
+    frame = frame_of(tokenizer)
+    _check_length(max_length, len(frame.before) + len(frame.after) + 1)
     prompted = [prompt + text for text in texts] if prompt else texts
-    return _ended(([cls, *ids] for ids in _first_ids(tokenizer, prompted, max_length)), sep, max_length)
+    rows = ([*frame.before, *ids] for ids in _first_ids(tokenizer, prompted, max_length))
+    return _ended(rows, frame.after, max_length)
+
+
+def frame_of(tokenizer: "PreTrainedTokenizerBase") -> Frame:
+    """What a tokenizer puts around one text: [CLS] and [SEP] if it has them, else what it does itself when asked to."""
+    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+    if cls is not None and sep is not None:
+        return Frame([cls], [sep])
+    whole, bare = (
+        cast("list[int]", tokenizer("a", add_special_tokens=special)["input_ids"]) for special in (True, False)
+    )
+    found = [start for start in range(len(whole)) if whole[start : start + len(bare)] == bare]
+    if not found:
+        where = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+        raise UserError(f"{where}: the tokenizer changes a text that it puts special tokens around; give another one")
+    return Frame(whole[: found[0]], whole[found[0] + len(bare) :])
+
+
+def reads_pairs(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether a tokenizer has what `passage_pair` needs."""
+    return tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None
 
 
 def scorer_passage(
@@ -195,7 +232,7 @@ def scorer_target(tokenizer: "PreTrainedTokenizerBase", questions: Sequence[str]
     _check_length(max_length, 2)
     (eos,) = _special_ids(tokenizer, "eos")
     prompts = [f"Question: {question}" for question in questions]
-    return _ended(_first_ids(tokenizer, prompts, max_length), eos, max_length)
+    return _ended(_first_ids(tokenizer, prompts, max_length), [eos], max_length)
 
 
 def template_rows(
@@ -219,13 +256,13 @@ def template_rows(
     return builders[template](tokenizer, *columns, max_length, *((prompt,) if prompt else ()))
 
 
-def _ended(rows, end: int, max_length: int) -> Rows:
-    """Ends every row with the id `end`, cutting it before when it has no place left for that id."""
+def _ended(rows: Iterable[list[int]], end: list[int], max_length: int) -> Rows:
+    """Ends every row with the ids `end`, cutting it before when it has no place left for them."""
     ended = []
     truncated = 0
     for row in rows:
-        truncated += len(row) >= max_length
-        ended.append([*row[: max_length - 1], end])
+        truncated += len(row) + len(end) > max_length
+        ended.append([*row[: max_length - len(end)], *end])
     return Rows(ended, truncated)
 
 
@@ -239,7 +276,10 @@ def _special_ids(tokenizer: "PreTrainedTokenizerBase", *names: str) -> list[int]
     for name, id in zip(names, ids, strict=True):
         if id is None:
             where = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
-            raise UserError(f"{where}: the tokenizer has no {name}_token; name it in tokenizer_config.json")
+            raise UserError(
+                f"{where}: the tokenizer has no {name}_token; name it in tokenizer_config.json"
+                + (", or give passage_template 'joined'" if "sep" in names else "")
+            )
     return ids
 
 

@@ -114,6 +114,7 @@ def _facts(encoder: DualEncoder, note: ExportNote | None) -> str:
         "encoder": f"{kind}, {shape.num_hidden_layers} layers of {shape.hidden_size}, vocabulary {shape.vocab_size}",
         "towers": towers,
         "pooling": _POOLED[config.pooling].what
+        + "".join(f", a linear layer to {each.size} ({each.activation})" for each in config.inner_dense)
         + (f", then a projection to {config.projection_size}" if config.projection_size else "")
         + (f" and {config.projection_activation}" if config.projection_activation != "identity" else ""),
         "dimensions": f"{config.embedding_size}"

@@ -59,6 +59,7 @@ def export(
         chosen = huggingface.choose_layout(encoder.config, layout)
     read_from = None if source is None else local_copy(str(source))
     prompts = {} if read_from is None else source_prompts(Path(read_from).expanduser())
+    prompts |= dict(encoder.config.prompts) if isinstance(encoder, DualEncoder) else {}
     run = None if read_from is None else read_run(read_from)
     with atomic_folder(out) as partial:
         note = None

@@ -94,6 +94,8 @@ def settings_of(config: DualEncoderConfig | CombinedConfig) -> dict[str, Any]:
     later = {name: prompt for name in ("query_prompt", "passage_prompt") if (prompt := getattr(config, name))}
     if config.projection_activation != "identity":
         later["projection_activation"] = config.projection_activation
+    if config.inner_dense:
+        later["inner_dense"] = [dataclasses.asdict(each) for each in config.inner_dense]
     return {**{name: getattr(config, name) for name in names}, "dimensions": config.embedding_size, **later}
 
 

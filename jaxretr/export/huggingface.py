@@ -34,10 +34,10 @@ def choose_layout(config: DualEncoderConfig, asked: Literal["bert", "dpr"] | Non
         raise UserError(
             "BertModel has no projection, but this model ends in one; use --layout dpr, or --to sentence-transformers"
         )
-    if layout == "dpr" and config.projection_activation != "identity":
+    if layout == "dpr" and (config.inner_dense or config.projection_activation != "identity"):
+        more = f"{len(config.inner_dense) + 1} linear layers" if config.inner_dense else config.projection_activation
         raise UserError(
-            f"DPR's projection has no activation, but this model has {config.projection_activation}; use --to "
-            "sentence-transformers"
+            f"DPR's projection is one linear layer alone, but this model has {more}; use --to sentence-transformers"
         )
     if layout == "dpr" and config.pooling != "cls":
         raise UserError(
@@ -68,6 +68,7 @@ def write(folder: Path, encoder: DualEncoder, layout: Literal["bert", "dpr"]) ->
         passage_template=config.passage_template,
         query_prompt=config.query_prompt or None,
         passage_prompt=config.passage_prompt or None,
+        prompts=config.prompts or None,
         pooling=config.pooling,
         normalise=config.normalise,
         truncate_dim=config.truncate_dim,

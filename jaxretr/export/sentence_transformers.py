@@ -75,9 +75,14 @@ def _write_tower(folder: Path, encoder: DualEncoder, side: Side, prompts: Mappin
             "include_prompt": True,
         },
     )
+    dense: list[tuple[Params, Activation]] = [
+        (params["inner_dense"][str(number)], each.activation) for number, each in enumerate(config.inner_dense)
+    ]
     if (projection := _projection(encoder, params)) is not None:
+        dense.append((projection, config.projection_activation))
+    for layer, activation in dense:
+        _write_dense(folder / f"{len(modules)}_Dense", layer, activation)
         modules.append("Dense")
-        _write_dense(folder / "2_Dense", projection, config.projection_activation)
     if config.normalise:
         modules.append("Normalize")
     _write_json(

@@ -16,7 +16,7 @@ from jaxretr.models.adapter import Adapter
 from jaxretr.models.adapter_layers import count, merge_lora
 from jaxretr.models.backbone_config import BACKBONE
 from jaxretr.models.bert_config import BertConfig
-from jaxretr.models.embed import DualEncoderConfig, Side, embed
+from jaxretr.models.embed import DualEncoderConfig, Side, dense_params, embed, prompt_of
 from jaxretr.models.encode import Engine, HostEngine, Job, fastest_dtype
 from jaxretr.models.formats import dual_encoder_folder
 from jaxretr.models.layers import Params
@@ -113,15 +113,16 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
 
         Args:
           path_or_name: a folder that `save` wrote, or a run directory that holds one; a sentence-transformers folder;
-            a Hugging Face folder of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, MPNet, Megatron-BERT or a DPR
-            question encoder; a .cp file of the original DPR; or the hub's name of such a folder.
+            a Hugging Face folder of one of the architectures in docs/encoders.md, or of a DPR question encoder; a .cp file
+            of the original DPR; or the hub's name of such a folder.
           passage_path: the second tower's folder, where it comes apart (DPR's context encoder).
           tokenizer: a folder or hub name of the tokenizer; by default the model's. A .cp file has none.
           dtype: "float32"; "bfloat16"; or "auto" for the faster of them on this machine.
           shared: one tower for both sides or two; by default what the folder says, and one for a plain BERT. With
             False a single set of weights is copied into both towers.
-          pooling: of a folder that does not state one (default there: "cls").
-          passage_template: "pair" or "joined"; by default "joined" for sentence-transformers, else "pair".
+          pooling: of a folder that does not state one (default there: "cls", of decoders "lasttoken").
+          passage_template: "pair" or "joined"; by default "joined" for sentence-transformers and where the tokenizer has
+            no [CLS] and [SEP], else "pair".
           query_prompt: put before every question: a text, or the name of a prompt that the folder states
             (sentence-transformers); by default what the folder says, "" for none.
           passage_prompt: the same for passages.
@@ -138,8 +139,8 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
             path_or_name, passage_path=passage_path, tokenizer=tokenizer, shared=shared, pooling=pooling
         )
         stated = {
-            "query_prompt": parts.named_prompts.get(query_prompt, query_prompt),
-            "passage_prompt": parts.named_prompts.get(passage_prompt, passage_prompt),
+            "query_prompt": prompt_of(parts.config, query_prompt),
+            "passage_prompt": prompt_of(parts.config, passage_prompt),
             "passage_template": passage_template,
             "max_question_length": max_question_length,
             "max_passage_length": max_passage_length,
@@ -322,15 +323,14 @@ def _embed_on_host(config: DualEncoderConfig, tower_params: Params) -> Any:
     from jaxretr.models.host_bert import HostBert
 
     assert isinstance(config.backbone, BertConfig)
-    encoder, projection = HostBert(config.backbone, tower_params[BACKBONE]), tower_params.get("projection")
+    encoder, dense = HostBert(config.backbone, tower_params[BACKBONE]), dense_params(config, tower_params)
 
     def embed_rows(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         states, starts = encoder(tokens, lengths), np.cumsum(lengths) - lengths
         pooled = states[starts] if config.pooling == "cls" else np.add.reduceat(states, starts) / lengths[:, None]
-        if projection:
-            pooled = pooled @ projection["kernel"] + projection["bias"]
-            if config.projection_activation == "tanh":
-                pooled = np.tanh(pooled)
+        for layer, shape in dense:
+            pooled = pooled @ layer["kernel"] + layer["bias"]
+            pooled = np.tanh(pooled) if shape.activation == "tanh" else pooled
         pooled = pooled[:, : config.embedding_size].astype(np.float32, copy=False)
         if not config.normalise:
             return pooled

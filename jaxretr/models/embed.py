@@ -9,6 +9,7 @@ from typing import Any, Literal, assert_never, get_args
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.traverse_util import unflatten_dict
 
 from jaxretr.config import AdapterShape, Pooling
 from jaxretr.errors import UserError
@@ -17,8 +18,19 @@ from jaxretr.models.adapter_layers import abstract_adapter, check_shape, init_ad
 from jaxretr.models.backbone import make_backbone
 from jaxretr.models.backbone_config import BACKBONE, KINDS, Backbone, kind_of
 from jaxretr.models.layers import Params, define, initialise, matmuls_in
+from jaxretr.models.rotary_config import RotaryConfig
 
 Side = Literal["question", "passage"]
+DenseActivation = Literal["identity", "tanh"]
+
+
+@dataclass(frozen=True)
+class DenseShape:
+    """A linear layer, and what follows it."""
+
+    size: int
+    """Outputs."""
+    activation: DenseActivation = "identity"
 
 
 @dataclass(frozen=True)
@@ -49,8 +61,23 @@ class DualEncoderConfig:
     """What is put before every question, for instance "query: "."""
     passage_prompt: str = ""
     """The same for passages: before the title, and tokenised with it as one text."""
-    projection_activation: Literal["identity", "tanh"] = "identity"
+    projection_activation: DenseActivation = "identity"
     """What follows the projection."""
+    inner_dense: tuple[DenseShape, ...] = ()
+    """Linear layers between the pooling and the projection, as EmbeddingGemma has one."""
+    prompts: tuple[tuple[str, str], ...] = ()
+    """Name and text of further prompts, for other tasks: `from_pretrained` takes each by its name."""
+
+    @property
+    def dense(self) -> tuple[tuple[str, DenseShape, int], ...]:
+        """All linear layers after the pooling: the path of each one's parameters in a tower, its shape, its inputs."""
+        names = [f"inner_dense/{number}" for number in range(len(self.inner_dense))]
+        shapes = list(self.inner_dense)
+        if self.projection_size:
+            names.append("projection")
+            shapes.append(DenseShape(self.projection_size, self.projection_activation))
+        inputs = [self.backbone.hidden_size, *(shape.size for shape in shapes)]
+        return tuple(zip(names, shapes, inputs, strict=False))
 
     @property
     def embedding_size(self) -> int:
@@ -63,7 +90,13 @@ class DualEncoderConfig:
         return self.projection_size or self.backbone.hidden_size
 
     def __post_init__(self) -> None:
-        """Raises UserError for a `truncate_dim` that the embedding does not have."""
+        """Raises UserError for a `truncate_dim` that the embedding does not have, for layers that lead nowhere, and a pooling of nothing."""
+        if self.pooling == "cls" and isinstance(self.backbone, RotaryConfig) and self.backbone.causal:
+            raise UserError(
+                "pooling 'cls' reads the first token, which sees no other in this encoder; give pooling 'lasttoken' or 'mean'"
+            )
+        if self.inner_dense and not self.projection_size:
+            raise UserError("inner_dense needs a projection behind it; give projection_size")
         if self.truncate_dim is not None and not 1 <= self.truncate_dim <= self.full_size:
             raise UserError(
                 f"truncate_dim is {self.truncate_dim}, but the embeddings have {self.full_size} dimensions; "
@@ -96,7 +129,7 @@ class DualEncoderConfig:
         for name, choices in (
             ("pooling", get_args(Pooling)),
             ("passage_template", ("pair", "joined")),
-            ("projection_activation", ("identity", "tanh")),
+            ("projection_activation", get_args(DenseActivation)),
         ):
             if (value := getattr(config, name)) not in choices:
                 raise UserError(f"{where}: '{name}' is {value!r}; it must be one of {', '.join(choices)}")
@@ -106,6 +139,12 @@ class DualEncoderConfig:
             except ValueError as error:
                 raise UserError(f"{where}: {error}; copy the folder again") from None
         return config
+
+
+def prompt_of(config: DualEncoderConfig, given: str | None) -> str | None:
+    """The text of a prompt that is given as a text or by a name that the model states; None stays None."""
+    named = {**dict(config.prompts), "query": config.query_prompt, "document": config.passage_prompt}
+    return None if given is None else named.get(given) or given
 
 
 @dataclass(frozen=True)
@@ -171,18 +210,20 @@ def init_params(config: DualEncoderConfig, seed: int) -> Params:
 
     Returns:
       {"shared": tower} or {"question": tower, "passage": tower}, where a tower is {"bert": the encoder's parameters}
-      and, if there is a projection, {"projection": {"kernel": [D_bert, D], "bias": [D]}}; if there are adapters,
+      and, if there is a projection, {"projection": {"kernel": [D_bert, D], "bias": [D]}}, of inner_dense likewise
+      {"inner_dense": {"0": ...}}; if there are adapters,
       {"adapter": as by `init_adapter`}; float32. Two towers start equal, as they do from one pretrained encoder: a
       text's embeddings on both sides are then near each other.
     """
 
     def draw() -> Params:
         params: Params = {BACKBONE: initialise(lambda rngs: make_backbone(config.backbone, rngs=rngs), seed)}
-        if config.projection_size:
-            shape = (config.backbone.hidden_size, config.projection_size)
-            key = jax.random.fold_in(jax.random.key(seed), 1)
-            kernel = config.backbone.initializer_range * jax.random.normal(key, shape, jnp.float32)
-            params["projection"] = {"kernel": kernel, "bias": jnp.zeros(shape[1:], jnp.float32)}
+        dense = {}
+        for number, (name, shape, inputs) in enumerate(reversed(config.dense), start=1):
+            key = jax.random.fold_in(jax.random.key(seed), number)
+            kernel = config.backbone.initializer_range * jax.random.normal(key, (inputs, shape.size), jnp.float32)
+            dense[name] = {"kernel": kernel, "bias": jnp.zeros(shape.size, jnp.float32)}
+        params |= unflatten_dict(dense, sep="/")
         if config.adapter is not None:
             params["adapter"] = init_adapter(config.adapter, config.backbone, seed)
         return params
@@ -196,12 +237,14 @@ def abstract_params(config: DualEncoderConfig | JointConfig) -> Params:
         parts = {"base": abstract_params(config.base), "lexical": abstract_params(config.lexical)}
         return {**parts, "weight": jax.ShapeDtypeStruct((), jnp.float32)}
     tower: Params = {BACKBONE: define(lambda rngs: make_backbone(config.backbone, rngs=rngs))[1]}
-    if config.projection_size:
-        shape = (config.backbone.hidden_size, config.projection_size)
-        tower["projection"] = {
-            "kernel": jax.ShapeDtypeStruct(shape, jnp.float32),
-            "bias": jax.ShapeDtypeStruct(shape[1:], jnp.float32),
+    dense = {
+        name: {
+            "kernel": jax.ShapeDtypeStruct((inputs, shape.size), jnp.float32),
+            "bias": jax.ShapeDtypeStruct((shape.size,), jnp.float32),
         }
+        for name, shape, inputs in config.dense
+    }
+    tower |= unflatten_dict(dense, sep="/")
     if config.adapter is not None:
         tower["adapter"] = abstract_adapter(config.adapter, config.backbone)
     return dict.fromkeys(_towers(config), tower)
@@ -282,13 +325,19 @@ def embed(
     with matmuls_in(dtype):
         states = encoder(tokens, lengths, keys, keep_matmuls=keep_matmuls, words=words)
         pooled = pool(states, lengths, config.pooling)
-    if config.projection_size:
-        projection = tower_params["projection"]
-        # One small matmul: float32 costs nothing here, and accelerators would round its operands unasked.
-        pooled = jnp.matmul(pooled, projection["kernel"], precision=jax.lax.Precision.HIGHEST) + projection["bias"]
-        if config.projection_activation == "tanh":
-            pooled = jnp.tanh(pooled)
+    for layer, shape in dense_params(config, tower_params):
+        # Small matmuls: float32 costs nothing here, and accelerators would round their operands unasked.
+        pooled = jnp.matmul(pooled, layer["kernel"], precision=jax.lax.Precision.HIGHEST) + layer["bias"]
+        pooled = jnp.tanh(pooled) if shape.activation == "tanh" else pooled
     return truncated(pooled, config.embedding_size, normalise=config.normalise)
+
+
+def dense_params(config: DualEncoderConfig, tower_params: Params) -> list[tuple[Params, DenseShape]]:
+    """The parameters and shapes of a tower's linear layers after the pooling, in their order."""
+    inner = tower_params.get("inner_dense", {})
+    return [
+        (inner[name.split("/")[1]] if "/" in name else tower_params[name], shape) for name, shape, _ in config.dense
+    ]
 
 
 def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:

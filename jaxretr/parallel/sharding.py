@@ -39,7 +39,7 @@ PARAMETERS: list[tuple[str, P]] = [
     (r"(embedding|word_embedding)\.table", P(None, MODEL)),
     (r"(position_embedding|type_embedding)\.table", REPLICATED),
     (r"(embedding_)?norm\.(scale|bias)", REPLICATED),
-    (r"projection\.(kernel|bias)", REPLICATED),
+    (r"(projection|inner_dense\.\d+)\.(kernel|bias)", REPLICATED),
     # Adapters are small, and all of them are needed for every column of the layer they adapt.
     (r"(lora\.\w+|parallel)\.(down|up)\.(kernel|bias)", REPLICATED),
     (r"head\.(dense|norm)\.(kernel|scale|bias)", REPLICATED),

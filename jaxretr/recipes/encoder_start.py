@@ -16,7 +16,7 @@ from jaxretr.models.backbone_config import BACKBONE
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.embed import DualEncoderConfig, JointConfig, init_params, joint_params
+from jaxretr.models.embed import DualEncoderConfig, JointConfig, init_params, joint_params, prompt_of
 from jaxretr.models.formats.model_shapes import encoder_shape, vocabulary_of
 from jaxretr.models.layers import Params
 
@@ -49,7 +49,7 @@ def frozen_branches(encoder: EncoderConfig, joint: Joint) -> tuple[str, ...]:
     """
     if joint.lexical is not None:
         return ("lexical",)
-    return () if encoder.adapter is None else (BACKBONE, "projection")
+    return () if encoder.adapter is None else (BACKBONE, "inner_dense", "projection")
 
 
 def _check_joint(encoder: EncoderConfig) -> None:
@@ -120,7 +120,9 @@ def _settings(config: EncoderConfig, model: DualEncoderConfig) -> DualEncoderCon
         model.backbone, hidden_dropout_prob=config.dropout, attention_probs_dropout_prob=config.dropout
     )
     prompts = {
-        name: prompt for name in ("query_prompt", "passage_prompt") if (prompt := getattr(config, name)) is not None
+        name: prompt
+        for name in ("query_prompt", "passage_prompt")
+        if (prompt := prompt_of(model, getattr(config, name))) is not None
     }
     return dataclasses.replace(
         model,

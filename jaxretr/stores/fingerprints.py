@@ -42,6 +42,9 @@ def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "pass
             settings.pop(field.name)  # Older stores' fingerprints know nothing of it.
     if encoder.config.embedding_size == encoder.config.full_size:
         config.pop("truncate_dim")  # Nothing is cut; nor do older ones know this.
+    config.pop("prompts")  # Of other tasks.
+    if not encoder.config.inner_dense:
+        config.pop("inner_dense")
     if encoder.config.projection_activation == "identity":
         config.pop("projection_activation")
     # The other side's prompt decides nothing of this one's.

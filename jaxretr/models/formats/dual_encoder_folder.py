@@ -4,7 +4,6 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -14,10 +13,10 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxretr.config import Pooling
-from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint
+from jaxretr.data.tokens import load_tokenizer, reads_pairs, tokenizer_fingerprint
 from jaxretr.errors import UserError
 from jaxretr.models.backbone_config import BACKBONE, TRAINING_ONLY, Backbone
-from jaxretr.models.embed import DualEncoderConfig, abstract_params
+from jaxretr.models.embed import DenseShape, DualEncoderConfig, abstract_params
 from jaxretr.models.formats import adapter_folder, sentence_transformers
 from jaxretr.models.formats.bert_params import read_dpr_cp
 from jaxretr.models.formats.encoder_checkpoint import EncoderCheckpoint
@@ -25,8 +24,10 @@ from jaxretr.models.formats.encoder_params import check_sizes, read_checkpoint
 from jaxretr.models.formats.export_note import FORMAT as EXPORT_FORMAT
 from jaxretr.models.formats.export_note import NOTE, read_note
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, resolve, some_names, write_safetensors
+from jaxretr.models.formats.sentence_transformers import PASSAGE, QUERY
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import join, partition
+from jaxretr.models.rotary_config import RotaryConfig
 from jaxretr.parallel.mesh import to_host
 from jaxretr.storage.files import atomic_folder, atomic_write, restore
 
@@ -57,14 +58,12 @@ class Loaded(NamedTuple):
       params: laid out as by `init_params`, numpy arrays.
       tokenizer: the model's.
       mlm_head: of masked language modelling, as in `EncoderCheckpoint`; None where there is none.
-      named_prompts: what the folder states, by name.
     """
 
     config: DualEncoderConfig
     params: Params
     tokenizer: Any
     mlm_head: Params | None = None
-    named_prompts: Mapping[str | None, str] = {}
 
 
 def load(
@@ -93,7 +92,7 @@ def load(
         elif theirs:
             loaded = _load_sentence_transformers(folder, tokenizer)
         else:
-            loaded = _load_hugging_face(folder, passage_path, tokenizer, pooling or "cls")
+            loaded = _load_hugging_face(folder, passage_path, tokenizer, pooling)
     return _with_towers(_with_pooling(loaded, pooling, path_or_name), shared, path_or_name)
 
 
@@ -141,7 +140,7 @@ def _with_towers(loaded: Loaded, shared: bool | None, where: Any) -> Loaded:
 # ---- the folders of others -------------------------------------------------------------------------------------------
 
 
-def _load_hugging_face(folder: Path, passage_path: Any, tokenizer: Any, pooling: Pooling) -> Loaded:
+def _load_hugging_face(folder: Path, passage_path: Any, tokenizer: Any, pooling: Pooling | None) -> Loaded:
     question = read_checkpoint(folder, expect="dpr-question")
     if passage_path is None:
         if question.kind == "dpr-question":
@@ -153,9 +152,17 @@ def _load_hugging_face(folder: Path, passage_path: Any, tokenizer: Any, pooling:
         second = resolve(passage_path)
         passage = read_checkpoint(second, expect="dpr-context")
         params = _two_towers(question, passage, f"{folder} and {second}")
-    config = _config(question.config, params, pooling=pooling)
+    config = _config(question.config, params, pooling=pooling or default_pooling(question.config))
     head = question.mlm_head if passage_path is None else None
-    return Loaded(config, params, load_tokenizer(tokenizer or folder), head)
+    loaded = load_tokenizer(tokenizer or folder)
+    if not reads_pairs(loaded):
+        config = dataclasses.replace(config, passage_template="joined")
+    return Loaded(config, params, loaded, head)
+
+
+def default_pooling(backbone: Backbone) -> Pooling:
+    """Of an encoder whose folder states none: [CLS], or the last token of one that sees only what came before."""
+    return "lasttoken" if isinstance(backbone, RotaryConfig) and backbone.causal else "cls"
 
 
 def _load_cp(file: Path, passage_path: Any, tokenizer: Any) -> Loaded:
@@ -175,14 +182,18 @@ def _load_sentence_transformers(folder: Path, tokenizer: Any) -> Loaded:
     if modules.lower_case:
         loaded = _lower_casing(loaded)
     tower: Params = {BACKBONE: checkpoint.params}
+    if modules.inner_dense:
+        tower["inner_dense"] = {str(number): params for number, (params, _) in enumerate(modules.inner_dense)}
     if modules.projection is not None:
         tower["projection"] = modules.projection
-        if (inputs := len(modules.projection["kernel"])) != checkpoint.config.hidden_size:
+    full_size = checkpoint.config.hidden_size
+    for params in (*tower.get("inner_dense", {}).values(), *([tower["projection"]] if "projection" in tower else [])):
+        if (inputs := len(params["kernel"])) != full_size:
             raise UserError(
-                f"{folder}: its Dense module takes {inputs} numbers, but the encoder gives "
-                f"{checkpoint.config.hidden_size}; the folder is a mixture of two models"
+                f"{folder}: a Dense module takes {inputs} numbers, but what is before it gives {full_size}; the folder is "
+                "a mixture of two models"
             )
-    full_size = checkpoint.config.hidden_size if modules.projection is None else len(modules.projection["bias"])
+        full_size = len(params["bias"])
     cut = modules.truncate_dim is not None and modules.truncate_dim < full_size
     if cut and modules.normalise and not modules.cut_by_module:
         _log.warning(
@@ -197,14 +208,16 @@ def _load_sentence_transformers(folder: Path, tokenizer: Any) -> Loaded:
         pooling=modules.pooling,
         normalise=modules.normalise,
         passage_template="joined",
+        inner_dense=tuple(DenseShape(len(params["bias"]), activation) for params, activation in modules.inner_dense),
         projection_activation=modules.activation if modules.projection is not None else "identity",
         query_prompt=modules.query_prompt,
         passage_prompt=modules.passage_prompt,
+        prompts=tuple((name, prompt) for name, prompt in modules.prompts.items() if name not in (QUERY, PASSAGE)),
         max_question_length=limit,
         max_passage_length=limit,
         truncate_dim=modules.truncate_dim if cut else None,
     )
-    return Loaded(config, {"shared": tower}, loaded, checkpoint.mlm_head, {**modules.prompts})
+    return Loaded(config, {"shared": tower}, loaded, checkpoint.mlm_head)
 
 
 def _lower_casing(tokenizer: Any) -> Any:
@@ -298,9 +311,9 @@ def _load_export(folder: Path, content: dict[str, Any], tokenizer: Any) -> Loade
     if note.layout != "sentence-transformers":
         # DPR's two kinds of encoder know their side; for a shared tower outside DPR one folder is all there is.
         second = passage if note.separate else None
-        config, params, loaded, head, prompts = _load_hugging_face(question, second, tokenizer, note.pooling or "cls")
+        config, params, loaded, head = _load_hugging_face(question, second, tokenizer, note.pooling)
     else:
-        config, params, loaded, head, prompts = _load_sentence_transformers(question, tokenizer)
+        config, params, loaded, head = _load_sentence_transformers(question, tokenizer)
         if note.separate:
             other, other_params, other_tokenizer, *_ = _load_sentence_transformers(passage, tokenizer)
             _check_same_kind(config, other, folder)
@@ -316,7 +329,7 @@ def _load_export(folder: Path, content: dict[str, Any], tokenizer: Any) -> Loade
                 "export the model again"
             )
         config, params = dataclasses.replace(config, shared=True), {"shared": params["question"]}
-    return Loaded(dataclasses.replace(config, **note.stated()), params, loaded, head, prompts)
+    return Loaded(dataclasses.replace(config, **note.stated()), params, loaded, head)
 
 
 def _check_same_kind(question: DualEncoderConfig, passage: DualEncoderConfig, folder: Path) -> None:

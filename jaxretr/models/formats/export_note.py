@@ -34,6 +34,7 @@ class ExportNote:
     passage_template: Literal["pair", "joined"]
     query_prompt: str | None = None
     passage_prompt: str | None = None
+    prompts: tuple[tuple[str, str], ...] | None = None
     pooling: Pooling | None = None
     normalise: bool | None = None
     truncate_dim: int | None = None
@@ -50,6 +51,7 @@ class ExportNote:
             "passage_template",
             "query_prompt",
             "passage_prompt",
+            "prompts",
             "pooling",
             "normalise",
             "truncate_dim",

@@ -13,7 +13,7 @@ from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.formats import sentence_transformers
 from jaxretr.models.formats.bert_names import NAMES
-from jaxretr.models.formats.dual_encoder_folder import is_ours, load, model_folder
+from jaxretr.models.formats.dual_encoder_folder import default_pooling, is_ours, load, model_folder
 from jaxretr.models.formats.encoder_params import encoder_shape_of
 from jaxretr.models.formats.export_note import NOTE
 from jaxretr.models.formats.hf_files import is_hub_name, read_json
@@ -97,7 +97,10 @@ def encoder_shape(
     else:
         backbone, projection = _backbone(path)
         config = DualEncoderConfig(
-            backbone, shared=passage_path is None, pooling=pooling or "cls", projection_size=projection or None
+            backbone,
+            shared=passage_path is None,
+            pooling=pooling or default_pooling(backbone),
+            projection_size=projection or None,
         )
     if shared and not config.shared:
         raise UserError(f"{path}: has two towers of different weights; leave shared out or set it to False")

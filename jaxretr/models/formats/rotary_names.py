@@ -93,6 +93,7 @@ _BERT_SETTINGS = {
 _DECODER_SETTINGS = {
     **_SETTINGS,
     "num_key_value_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim",),
     "hidden_act": ("hidden_act",),
     "norm_eps": ("rms_norm_eps",),
     "attention_probs_dropout_prob": ("attention_dropout",),
@@ -144,9 +145,8 @@ def _decoder(name: str, norms: dict[str, str], settings: dict[str, tuple[str, ..
     )
 
 
-_HEAD_DIM = {"head_dim": ("head_dim",)}
-_ATTENTION_BIAS = dict.fromkeys(("qkv_bias", "attention_out_bias"), ("attention_bias",))
-_FFN_BIAS = dict.fromkeys(("ffn_in_bias", "ffn_out_bias"), ("mlp_bias",))
+_ATTENTION_BIAS: dict[str, tuple[str, ...]] = dict.fromkeys(("qkv_bias", "attention_out_bias"), ("attention_bias",))
+_FFN_BIAS: dict[str, tuple[str, ...]] = dict.fromkeys(("ffn_in_bias", "ffn_out_bias"), ("mlp_bias",))
 
 _POST_LN: dict[str, Any] = {
     "hidden_size": 768,
@@ -190,8 +190,8 @@ _NOMIC = RotaryNames(
         **_POST_LN,
     ),
     settings=_BERT_SETTINGS
-    | _HEAD_DIM
     | {
+        "head_dim": ("head_dim",),
         "hidden_size": ("hidden_size", "n_embd"),
         "num_hidden_layers": ("num_hidden_layers", "n_layer"),
         "num_attention_heads": ("num_attention_heads", "n_head"),
@@ -319,15 +319,15 @@ ROTARY_NAMES: dict[RotaryArchitecture, RotaryNames] = {
         **{"architecture": "qwen2", "vocab_size": 151936, "intermediate_size": 22016, "qkv_bias": True},
     ),
     "qwen3": _decoder(
-        *("Qwen3", _DECODER_NORMS | _HEAD_NORMS, _HEAD_DIM | _ATTENTION_BIAS),
+        *("Qwen3", _DECODER_NORMS | _HEAD_NORMS, _ATTENTION_BIAS),
         **{"architecture": "qwen3", "vocab_size": 151936, "intermediate_size": 22016, "qk_norm": True},
     ),
     "llama": _decoder(
-        *("Llama", _DECODER_NORMS, _HEAD_DIM | _ATTENTION_BIAS | _FFN_BIAS),
+        *("Llama", _DECODER_NORMS, _ATTENTION_BIAS | _FFN_BIAS),
         **{"architecture": "llama", "vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048},
     ),
     "mistral": _decoder(
-        *("Mistral", _DECODER_NORMS, _HEAD_DIM),
+        *("Mistral", _DECODER_NORMS, {}),
         **{"architecture": "mistral", "vocab_size": 32000, "intermediate_size": 14336, "num_key_value_heads": 8},
         max_position_embeddings=131072,
     ),
@@ -341,9 +341,7 @@ ROTARY_NAMES: dict[RotaryArchitecture, RotaryNames] = {
             "ffn_out_norm": "post_feedforward_layernorm",
             "norm": "norm",
         },
-        _HEAD_DIM
-        | _ATTENTION_BIAS
-        | {"hidden_act": ("hidden_activation",), "local_rope_theta": ("rope_local_base_freq",)},
+        _ATTENTION_BIAS | {"hidden_act": ("hidden_activation",), "local_rope_theta": ("rope_local_base_freq",)},
         architecture="gemma3_text",
         vocab_size=262208,
         hidden_size=2304,

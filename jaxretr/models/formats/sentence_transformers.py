@@ -17,7 +17,7 @@ from jaxretr.models.layers import Params
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 
-# The order that is supported; the last two may be absent.
+# The order that is supported; the last two may be absent, and there may be several Dense modules.
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 
 POOLING_MODES = {
@@ -49,7 +49,9 @@ class Modules:
     Attributes:
       transformer: folder of the encoder and its tokenizer.
       pooling: how token states become one vector.
-      projection: of the Dense module, {"kernel": [D, P], "bias": [P]} float32, or None.
+      inner_dense: of all Dense modules but the last one, in order, {"kernel": [D, P], "bias": [P]} float32, and what
+        follows each.
+      projection: of the last Dense module, likewise, or None.
       activation: what follows the projection, "identity" or "tanh".
       normalise: whether vectors are divided by their length.
       truncate_dim: how many dimensions of the result are kept; None: all.
@@ -63,6 +65,7 @@ class Modules:
 
     transformer: Path
     pooling: Pooling
+    inner_dense: tuple[tuple[Params, Activation], ...]
     projection: Params | None
     activation: Activation
     normalise: bool
@@ -83,7 +86,8 @@ def read(folder: Path) -> Modules:
     """
     modules = _modules(folder)
     prompts = read_prompts(folder)
-    projection, activation = _dense(modules["Dense"]) if "Dense" in modules else (None, "identity")
+    dense = [_dense(place) for place in modules.get("Dense", ())]
+    projection, activation = dense.pop() if dense else (None, "identity")
     truncate_dim = _truncate_dim(folder)
     cut_by_module = (
         projection is not None
@@ -91,7 +95,7 @@ def read(folder: Path) -> Modules:
         and activation == "identity"
         and _only_cuts(projection, truncate_dim)
     )
-    transformer = modules["Transformer"]
+    transformer = modules["Transformer"][0]
     settings = (
         read_json(transformer, "sentence_bert_config.json")
         if (transformer / "sentence_bert_config.json").exists()
@@ -105,7 +109,8 @@ def read(folder: Path) -> Modules:
         )
     return Modules(
         transformer=transformer,
-        pooling=_pooling(modules["Pooling"]),
+        pooling=_pooling(modules["Pooling"][0]),
+        inner_dense=tuple(dense),
         projection=None if cut_by_module else projection,
         activation=activation,
         normalise="Normalize" in modules,
@@ -119,28 +124,32 @@ def read(folder: Path) -> Modules:
     )
 
 
-def _modules(folder: Path) -> dict[str, Path]:
+def _modules(folder: Path) -> dict[str, list[Path]]:
     path = folder / MODULES
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
         # The type is a dotted path that differs between releases; its last part does not.
-        found = {str(entry["type"]).rsplit(".", 1)[-1]: _place(folder, str(entry["path"])) for entry in entries}
+        names = [str(entry["type"]).rsplit(".", 1)[-1] for entry in entries]
+        places = [_place(folder, str(entry["path"])) for entry in entries]
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg}); copy it again") from error
     except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
         raise UserError(f"{path}: no list of modules with 'type' and 'path'; copy it again") from error
-    for name in found:
+    for name in names:
         if name not in _ORDER:
             raise UserError(
                 f"{path}: the module {name} is not supported{did_you_mean(name, _ORDER)}; "
                 f"supported: {', '.join(_ORDER)}, in this order"
             )
-    if len(found) != len(entries) or list(found) != [name for name in _ORDER if name in found]:
-        names = ", ".join(str(entry["type"]).rsplit(".", 1)[-1] for entry in entries)
-        raise UserError(f"{path}: the modules {names} are not supported together; supported: {', '.join(_ORDER)}")
-    if not {"Transformer", "Pooling"} <= found.keys():
-        raise UserError(f"{path}: a Transformer and a Pooling are needed, but it lists only {', '.join(found)}")
-    return found
+    repeated = [name for name in _ORDER if name != "Dense" and names.count(name) > 1]
+    if repeated or names != sorted(names, key=_ORDER.index):
+        raise UserError(
+            f"{path}: the modules {', '.join(names)} are not supported together; supported: {', '.join(_ORDER)}, of Dense "
+            "any number"
+        )
+    if not {"Transformer", "Pooling"} <= set(names):
+        raise UserError(f"{path}: a Transformer and a Pooling are needed, but it lists only {', '.join(names)}")
+    return {name: [place for own, place in zip(names, places, strict=True) if own == name] for name in names}
 
 
 def _place(folder: Path, path: str) -> Path:
