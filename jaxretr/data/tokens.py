@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxretr.errors import UsageError, UserError, did_you_mean
 
@@ -191,12 +191,11 @@ def question_rows(
 
 def frame_of(tokenizer: "PreTrainedTokenizerBase") -> Frame:
     """What a tokenizer puts around one text: [CLS] and [SEP] if it has them, else what it does itself when asked to."""
-    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
-    if cls is not None and sep is not None:
+    if reads_pairs(tokenizer):
+        cls, sep = _special_ids(tokenizer, "cls", "sep")
         return Frame([cls], [sep])
-    whole, bare = (
-        cast("list[int]", tokenizer("a", add_special_tokens=special)["input_ids"]) for special in (True, False)
-    )
+    whole: Any = tokenizer("a")["input_ids"]
+    bare: Any = tokenizer("a", add_special_tokens=False)["input_ids"]
     found = [start for start in range(len(whole)) if whole[start : start + len(bare)] == bare]
     if not found:
         where = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
