@@ -10,6 +10,7 @@ import numpy as np
 from jaxretr.errors import UserError, import_extra
 from jaxretr.export import encoder_folders, onnx_graph
 from jaxretr.export.encoder_folders import Tower
+from jaxretr.export.onnx_nodes import IDS, MASK
 from jaxretr.models.combined_encoder import CombinedEncoder, mapped
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.parallel.mesh import to_host
@@ -72,7 +73,7 @@ def _load(folder: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         session = runtime.InferenceSession(str(folder / MODEL), providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has a dozen kinds of its own.
         raise UserError(f"{folder / MODEL}: onnxruntime cannot load it ({str(error).splitlines()[0]})") from error
-    return lambda ids, mask: session.run(None, {onnx_graph.IDS: ids, onnx_graph.MASK: mask})[0]
+    return lambda ids, mask: session.run(None, {IDS: ids, MASK: mask})[0]
 
 
 def _readme(name: str, facts: dict[str, Any]) -> str:

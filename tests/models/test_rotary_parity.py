@@ -16,10 +16,13 @@ import pytest
 from flax import nnx
 from flax.traverse_util import flatten_dict
 from peers import torch, transformers
+from rotary_models import HEADS, LENGTH, LENGTHS, LLAMA3, MODELS, SEED, SIZES, random_model
 
 from jaxretr.errors import UserError
+from jaxretr.export import onnx_graph
 from jaxretr.models.backbone import make_backbone
-from jaxretr.models.backbone_config import Backbone
+from jaxretr.models.backbone_config import BACKBONE, Backbone
+from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.formats.encoder_checkpoint import EncoderCheckpoint
 from jaxretr.models.formats.encoder_params import encoder_shape_of, export_encoder, read_checkpoint
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, write_safetensors
@@ -27,66 +30,6 @@ from jaxretr.models.formats.rotary_params import rotary_shape
 from jaxretr.models.layers import define
 from jaxretr.models.positions import rotary_frequencies
 from jaxretr.models.rotary_config import RotaryConfig, RotaryScaling
-
-SEED = 11
-LENGTH = 24
-LENGTHS = np.array([LENGTH, 7, 1], np.int32)  # Padded rows, down to a single token.
-SIZES: dict[str, Any] = {
-    "vocab_size": 37,
-    "hidden_size": 16,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 24,
-    "max_position_embeddings": LENGTH,
-    "pad_token_id": 0,
-}
-GROUPED = SIZES | {"num_key_value_heads": 2}
-HEADS = GROUPED | {"head_dim": 8}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-MODERN = SIZES | dict.fromkeys(("bos_token_id", "cls_token_id"), 1) | dict.fromkeys(("eos_token_id", "sep_token_id"), 2)
-
-# The class's name in transformers, and its settings. Windows are shorter than the texts.
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "modernbert": ("ModernBert", MODERN | {"local_attention": 8}),
-    "modernbert with biases": (
-        "ModernBert",
-        MODERN | {"local_attention": 8} | dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias"), True),
-    ),
-    "nomic_bert": ("NomicBert", SIZES),
-    "gte": ("Gte", SIZES),
-    "gte without types": ("Gte", SIZES | {"type_vocab_size": 0}),
-    "qwen2": ("Qwen2", GROUPED),
-    "qwen2 with windows": (
-        "Qwen2",
-        GROUPED | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
-    ),
-    "qwen3": ("Qwen3", HEADS),
-    "qwen3 of both directions": ("Qwen3", HEADS | {"is_causal": False}),
-    "llama": ("Llama", HEADS),
-    "llama 3.1": (
-        "Llama",
-        HEADS | {"rope_parameters": LLAMA3 | {"rope_theta": 1e4, "original_max_position_embeddings": 8}},
-    ),
-    "llama with biases": ("Llama", SIZES | {"attention_bias": True, "mlp_bias": True}),
-    "mistral": ("Mistral", GROUPED | {"sliding_window": None}),
-    "mistral with windows": ("Mistral", HEADS | {"sliding_window": 5}),
-    "mistral of both directions": ("Mistral", GROUPED | {"is_causal": False, "sliding_window": 5}),
-    "gemma3_text": (
-        "Gemma3Text",
-        HEADS | {"use_bidirectional_attention": True, "sliding_window": 8, "query_pre_attn_scalar": 8},
-    ),
-    "gemma3_text, causal": (
-        "Gemma3Text",
-        HEADS
-        | {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-        | {
-            "rope_parameters": {
-                "full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0},
-                "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
-            }
-        },
-    ),
-}
 
 
 @dataclass
@@ -100,15 +43,9 @@ class Case:
 
 @pytest.fixture(scope="module", params=MODELS)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    name, settings = MODELS[request.param]
     folder = tmp_path_factory.mktemp("model")
-    theirs = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**settings))
-    generator = torch.Generator().manual_seed(SEED)
-    for (
-        parameter
-    ) in theirs.parameters():  # Norms and biases too: at their initial 0 and 1 a swapped one would not show.
-        parameter.data += 0.25 * torch.randn(parameter.shape, generator=generator)
-    theirs.eval().save_pretrained(folder)
+    theirs = random_model(request.param)
+    theirs.save_pretrained(folder)
     ours = read_checkpoint(folder)
     assert ours.kind == request.param.split()[0].rstrip(",")
     return Case(theirs, folder, ours)
@@ -228,6 +165,23 @@ def test_export_loads_in_transformers_and_returns_bit_for_bit(case: Case, tmp_pa
     with torch.no_grad():
         expected = _theirs(case.theirs, tokens, real)
         torch.testing.assert_close(_theirs(loaded, tokens, real), expected, rtol=0, atol=0)
+
+
+def test_onnx_gives_our_vectors(case: Case, batch: Any) -> None:
+    pytest.importorskip("onnx", reason="it holds the graph")
+    runtime = pytest.importorskip("onnxruntime", reason="it runs the graph")
+    tokens, real, weights = batch
+    model = onnx_graph.build(DualEncoderConfig(case.ours.config, pooling="mean"), {BACKBONE: case.ours.params})
+    session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    found = session.run(None, {"input_ids": tokens, "attention_mask": real.astype(np.int64)})[0]
+    states = np.asarray(_run(case.ours.config, "float32", case.ours.params, tokens, weights)[0])
+    expected = (states * real[..., None]).sum(1) / LENGTHS[:, None]
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)
+    # Any number of rows of any length: no table ends, no shape is fixed.
+    longer = np.concatenate([tokens[1:2], tokens[1:2]], axis=1)
+    mask = (np.arange(2 * LENGTH) < LENGTHS[1]).astype(np.int64)[None]
+    again = session.run(None, {"input_ids": longer, "attention_mask": mask})[0]
+    np.testing.assert_allclose(again, expected[1:2], atol=1e-5, rtol=1e-5)
 
 
 # ---- dialects, and what is refused -------------------------------------------------------------------------------------
