@@ -24,9 +24,21 @@ from jaxretr.export.exporting import verify
 from jaxretr.models.adapter_layers import init_adapter
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.rotary_config import RotaryConfig
 
 # Roundings of float32 in another order, as a share of a vector's length: what verify allows.
 TOLERANCE = 1e-5
+
+# A decoder used as an encoder: grouped queries, and a local layer before a global one.
+DECODER = RotaryConfig(
+    "qwen2", vocab_size=BERT.vocab_size, hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8, intermediate_size=24, max_position_embeddings=64, hidden_act="silu", norm="rms",
+    norm_eps=1e-6, qkv_bias=True, causal=True, window=3, local_layers=(True, False),
+)  # fmt: skip
+BOTH_DIRECTIONS = dataclasses.replace(
+    DECODER, architecture="modernbert", fused=True, num_key_value_heads=4, head_dim=4, qkv_bias=False, norm="layer",
+    first_norm=False, embedding_norm=True, hidden_act="gelu", causal=False,
+)  # fmt: skip
 
 # Every setting with every value, in few models.
 MODELS: dict[str, dict[str, Any]] = {
@@ -43,6 +55,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "projection_size": 12,
         "pooling": "mean",
     },
+    "decoder, last token": {"backbone": DECODER, "shared": True, "pooling": "lasttoken", "normalise": True},
+    "rotary, both directions": {"backbone": BOTH_DIRECTIONS, "shared": True, "pooling": "mean"},
     "a bag of words": {"backbone": dataclasses.replace(BERT, num_hidden_layers=0), "pooling": "mean", "shared": True},
 }
 
@@ -142,7 +156,16 @@ def test_stablehlo_in_a_fresh_process(tokenizer: Any, tmp_path: Path, model: str
     assert_close(np.load(tmp_path / "example.npy"), encoder.encode_queries([QUESTION]))
 
 
-@pytest.mark.parametrize("model", ["mean, of length 1", "pre-LN, cut", "projection, mean, gelu_new"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "mean, of length 1",
+        "pre-LN, cut",
+        "projection, mean, gelu_new",
+        "decoder, last token",
+        "rotary, both directions",
+    ],
+)
 def test_stablehlo_gives_our_vectors(tokenizer: Any, tmp_path: Path, model: str) -> None:
     """`export` recomputes the golden vectors by the program that it wrote, for all three platforms at once."""
     pytest.importorskip("flatbuffers", reason="jax.export writes with it")
