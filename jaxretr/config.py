@@ -113,7 +113,8 @@ class AdapterShape:
     lora_alpha: float | None = None
     """alpha / rank multiplies LoRA's product; None: the rank itself, for a factor of 1."""
     lora_targets: tuple[str, ...] = ("query", "value")
-    """Among query, key, value, attention_out, ffn_in, ffn_out."""
+    """Among query, key, value, attention_out, ffn_in, ffn_out; ffn_gate as well where the feed-forward network is gated
+    (Nomic, GTE, Qwen, Llama, Mistral, Gemma). ModernBERT has qkv for the first three, and ffn_in includes its gate."""
     bottleneck: int = 192
     """Of the adapter parallel to the feed-forward network, a quarter of BERT-base's width; 0: none."""
     scale: float = 4.0

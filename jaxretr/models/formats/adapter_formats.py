@@ -20,6 +20,7 @@ from jaxretr.config import AdapterShape
 from jaxretr.errors import UserError
 from jaxretr.models.adapter_layers import abstract_adapter
 from jaxretr.models.backbone_config import Backbone
+from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.formats.bert_names import Names
 from jaxretr.models.formats.encoder_params import display_name, names_of
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, some_names, write_safetensors
@@ -146,7 +147,7 @@ def read_peft(folder: str | Path, backbone: Backbone) -> tuple[AdapterShape, Par
 def write_peft(
     folder: str | Path, shape: AdapterShape, adapter_params: Params, backbone: Backbone, base_model: str
 ) -> None:
-    """Writes LoRA as PEFT does, for `peft.PeftModel.from_pretrained(BertModel..., folder)`.
+    """Writes LoRA as PEFT does, for `peft.PeftModel.from_pretrained(BertModel..., folder)`, or another encoder's class.
 
     Args:
       folder: new, empty, or an older one of this kind, which is replaced; both files appear at once.
@@ -156,8 +157,8 @@ def write_peft(
       base_model: path or hub name of the encoder, noted in the file.
 
     Raises:
-      UserError: there is a parallel adapter, which PEFT does not have, or no LoRA; or the folder holds something else
-        or cannot be written.
+      UserError: there is a parallel adapter, which PEFT does not have, or no LoRA, or LoRA of a part of a module; or
+        the folder holds something else or cannot be written.
     """
     folder = Path(os.path.realpath(folder))
     if shape.bottleneck:
@@ -167,6 +168,13 @@ def write_peft(
         )
     if not shape.lora_rank:
         raise UserError(f"{folder}: there is no LoRA to write; train with encoder.adapter.lora_rank above 0")
+    for module, parts in _inseparable(backbone).items():
+        if targets := [target for target in parts if target in shape.lora_targets]:
+            raise UserError(
+                f"{folder}: {names_of(backbone).encoder} has no modules for {', '.join(targets)}, only {module} for "
+                f"{', '.join(parts)}, which PEFT's LoRA would adapt as one; merge the adapters into the encoder, or train "
+                "with other encoder.adapter.lora_targets"
+            )
     given, wanted = (
         {path: tuple(leaf.shape) for path, leaf in flatten_dict(params, sep="/").items()}  # pyright: ignore[reportAttributeAccessIssue]
         for params in (adapter_params, abstract_adapter(shape, backbone))
@@ -203,9 +211,16 @@ def _peft_targets(config: Mapping[str, Any], prefix: str, backbone: Backbone, wh
     """Our names of what `target_modules` names, as PEFT matches it to the modules' full names."""
     wanted, excluded = config.get("target_modules"), config.get("exclude_modules") or []
     modules, layer = names_of(backbone).modules, names_of(backbone).layer
+    layers = range(backbone.num_hidden_layers)
+    for module, parts in _inseparable(backbone).items():
+        names = [prefix + layer.format(number) + module for number in layers]
+        if wanted == "all-linear" or any(_named(name, wanted, where) for name in names):
+            raise UserError(
+                f"{where}: 'target_modules' names {module}, one module for {', '.join(parts)}, whose LoRA cannot be "
+                f"represented; {_PEFT_REMEDY}"
+            )
     if wanted == "all-linear":
         wanted = list(modules.values())
-    layers = range(backbone.num_hidden_layers)
     found = {}
     for target, module in modules.items():
         names = [prefix + layer.format(number) + module for number in layers]
@@ -218,10 +233,17 @@ def _peft_targets(config: Mapping[str, Any], prefix: str, backbone: Backbone, wh
     targets = tuple(target for target in found if all(found[target]))
     if not targets:
         raise UserError(
-            f"{where}: 'target_modules' {wanted!r} names no dense layer of BERT's "
+            f"{where}: 'target_modules' {wanted!r} names no dense layer of {display_name(backbone)}'s "
             f"({', '.join(modules.values())}); {_OTHER_ENCODER}"
         )
     return targets
+
+
+def _inseparable(backbone: Backbone) -> dict[str, tuple[str, ...]]:
+    """Modules of the encoder's class that hold several of our dense layers, and these: one LoRA would adapt all of them."""
+    names = names_of(backbone)
+    fused = names.fused if isinstance(names, RotaryNames) else {}
+    return {module: parts for module, parts in fused.items() if not names.modules.keys() & set(parts)}
 
 
 def _named(name: str, patterns: Any, where: str) -> bool:
@@ -287,6 +309,8 @@ def read_adapter_transformers(folder: str | Path, backbone: Backbone) -> tuple[A
             f"{where}: is of model_type {content.get('model_type')!r} and name {name!r}; only named adapters for bert "
             "can be read"
         )
+    if not isinstance(backbone, BertConfig):
+        raise UserError(f"{where}: the adapters are for BERT, not {display_name(backbone)}; {_OTHER_ENCODER}")
     if content.get("hidden_size") != backbone.hidden_size:
         raise UserError(
             f"{where}: the adapters are for a hidden_size of {content.get('hidden_size')}, but the encoder has "
@@ -376,7 +400,8 @@ def _read(
     """Reads the table's tensors, having seen that they are those of this encoder's layers and no others."""
     layers, where = backbone.num_hidden_layers, tensors.where
     there = {name for name in tensors.names if not ignored.fullmatch(name)}
-    numbers = {int(match[1]) for name in there if (match := re.search(r"layer\.(\d+)\.", name))}
+    layer = re.compile(re.escape(names_of(backbone).layer).replace(r"\{\}", r"(\d+)"))
+    numbers = {int(match[1]) for name in there if (match := layer.search(name))}
     if numbers and max(numbers) + 1 != layers:
         raise UserError(f"{where}: is for {max(numbers) + 1} layers, but the encoder has {layers}; {_OTHER_ENCODER}")
     tensors.check_sizes({"r": shape.lora_rank, "bottleneck": shape.bottleneck}, NOTE)
@@ -388,7 +413,8 @@ def _read(
         raise UserError(f"{where}: lacks {some_names(missing)}, which {NOTE} promises; copy the folder again")
     if extra := sorted(there - wanted.keys()):
         raise UserError(
-            f"{where}: has {some_names(extra)}, for which there is no place here; give LoRA of BERT's layers"
+            f"{where}: has {some_names(extra)}, for which there is no place here; give LoRA of "
+            f"{display_name(backbone)}'s layers"
         )
     for name, ours in wanted.items():
         theirs = ours[::-1] if name in transposed else ours
