@@ -40,6 +40,7 @@ from jaxretr.models.formats.bert_params import export_bert
 from jaxretr.models.formats.hf_folder import write_folder
 from jaxretr.models.formats.t5_params import export_t5
 from jaxretr.models.layers import Params, initialise
+from jaxretr.models.rotary_config import RotaryConfig
 from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.objectives.contrastive import ContrastiveProgram
 
@@ -53,6 +54,12 @@ BERT = BertConfig(
     intermediate_size=32,
     max_position_embeddings=64,
 )
+# A decoder used as an encoder: grouped queries, and a local layer before a global one.
+DECODER = RotaryConfig(
+    "qwen3", vocab_size=BERT.vocab_size, hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8, intermediate_size=24, max_position_embeddings=64, hidden_act="silu", norm="rms",
+    norm_eps=1e-6, qk_norm=True, causal=True, window=3, local_layers=(True, False),
+)  # fmt: skip
 T5 = T5Config(vocab_size=400, d_model=16, d_kv=8, d_ff=24, num_heads=2, num_layers=2, num_decoder_layers=2)
 # Rows that occur twice in the corpus of `write_supervised`: the passage of question 2, and one that is a negative.
 COPIED = (0, 8)

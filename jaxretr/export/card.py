@@ -244,10 +244,12 @@ def _with_transformers(name: str, encoder: DualEncoder, note: ExportNote) -> str
     result = "torch.nn.functional.normalize(vectors, dim=-1)" if config.normalise else "vectors"
     without_pooler = ", add_pooling_layer=False" if note.layout != "dpr" and names_of(config.backbone).pooler else ""
     question_folder, passage_folder = (f"{name}/question", f"{name}/passage") if note.separate else (name, name)
+    # The pooling indexes rows that are padded on the right, but decoders' tokenizers pad on the left.
+    right = "" if encoder.tokenizer.padding_side == "right" else ', padding_side="right"'
     names = ", ".join(["AutoTokenizer", *dict.fromkeys([question_class, passage_class])])
     body = "\n    ".join(
         [
-            "tokenizer = AutoTokenizer.from_pretrained(folder)",
+            f"tokenizer = AutoTokenizer.from_pretrained(folder{right})",
             f"model = model_class.from_pretrained(folder{without_pooler}).eval()",
             'inputs = tokenizer(texts, padding=True, truncation=True, max_length=length, return_tensors="pt")',
             "with torch.inference_mode():",

@@ -64,7 +64,7 @@ def _by_transformers(folder: Path, dpr: str, note: ExportNote, texts: Sequence[s
     import transformers
 
     _hush()
-    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, padding_side="right")
     inputs = tokenizer(list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt")
     if note.layout == "dpr":
         model = getattr(transformers, dpr).from_pretrained(folder, local_files_only=True)

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import BERT, DATA, art_config
+from tiny import BERT, DATA, DECODER, art_config
 
 from jaxretr import cli
 from jaxretr.config import to_json
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UsageError, UserError
-from jaxretr.export.folder import export
+from jaxretr.export.folder import export, verify
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, truncated
 from jaxretr.stores.fingerprints import model_fingerprint
@@ -69,6 +69,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "cut, cls": {"shared": True, "truncate_dim": 6, "normalise": True},
     "projection, cut": {"projection_size": 12, "truncate_dim": 6, "normalise": True},
     "projection, mean": {"projection_size": 12, "pooling": "mean"},
+    "decoder, last token": {"backbone": DECODER, "shared": True, "pooling": "lasttoken"},
 }
 
 
@@ -104,12 +105,19 @@ def test_sentence_transformers_gives_our_vectors(tokenizer: Any, tmp_path: Path,
         ("projection, cut", "sentence-transformers", None),
         ("one tower, mean, of length 1", "sentence-transformers", None),
         ("projection, mean", "jaxretr", None),
+        ("decoder, last token", "huggingface", None),
+        ("decoder, last token", "sentence-transformers", None),
     ],
 )
 def test_the_cards_code_gives_our_vectors(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, to: Any, layout: Any
 ) -> None:
     pytest.importorskip("sentence_transformers", reason="the code of some cards")
+    if model.startswith("decoder"):  # Their tokenizers pad on the left.
+        tokenizer.save_pretrained(tmp_path / "tokenizer")
+        settings = tmp_path / "tokenizer/tokenizer_config.json"
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"padding_side": "left"}))
+        tokenizer = load_tokenizer(settings.parent)
     encoder = make(tokenizer, **MODELS[model])
     export(encoder, tmp_path / "tiny-export", to, layout=layout)
     monkeypatch.chdir(tmp_path)
@@ -121,6 +129,13 @@ def test_the_cards_code_gives_our_vectors(
         assert_close(names["questions"], encoder.encode_queries(["who wrote The Magic Flute?"]))
         passage = {"title": "The Magic Flute", "text": "An opera by Wolfgang Amadeus Mozart."}
         assert_close(names["passages"], encoder.encode_passages([passage]))
+        if "def encode" in block:  # With texts of many lengths, and so with padding.
+            kind = names.get("DPRQuestionEncoder") or names["AutoModel"]
+            folder = f"tiny-export{'/question' if '/question' in block else ''}"
+            texts, length = ["who?", *QUESTIONS], encoder.config.max_question_length
+            assert_close(names["encode"](kind, folder, texts, length), encoder.encode_queries(texts))
+    if to == "huggingface":
+        assert verify("tiny-export", "transformers").readers == ("jaxretr", "transformers")
 
 
 def test_the_schema_is_the_one_that_other_servers_read(tokenizer: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from export_checks import assert_each_byte_counts
 from test_export import PASSAGES, QUESTIONS, as_text, make
-from tiny import BERT
+from tiny import BERT, DECODER
 
 from jaxretr import cli
 from jaxretr.config import AdapterShape
@@ -24,19 +24,12 @@ from jaxretr.export.exporting import verify
 from jaxretr.models.adapter_layers import init_adapter
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.rotary_config import RotaryConfig
 
 # Roundings of float32 in another order, as a share of a vector's length: what verify allows.
 TOLERANCE = 1e-5
 
-# A decoder used as an encoder: grouped queries, and a local layer before a global one.
-DECODER = RotaryConfig(
-    "qwen2", vocab_size=BERT.vocab_size, hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=8, intermediate_size=24, max_position_embeddings=64, hidden_act="silu", norm="rms",
-    norm_eps=1e-6, qkv_bias=True, causal=True, window=3, local_layers=(True, False),
-)  # fmt: skip
 BOTH_DIRECTIONS = dataclasses.replace(
-    DECODER, architecture="modernbert", fused=True, num_key_value_heads=4, head_dim=4, qkv_bias=False, norm="layer",
+    DECODER, architecture="modernbert", fused=True, num_key_value_heads=4, head_dim=4, qk_norm=False, norm="layer",
     first_norm=False, embedding_norm=True, hidden_act="gelu", causal=False,
 )  # fmt: skip
 
