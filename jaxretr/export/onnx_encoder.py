@@ -1,5 +1,6 @@
 """Encoders as ONNX, for onnxruntime and whatever else reads it."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from jaxretr.export.onnx_nodes import IDS, MASK
 from jaxretr.models.combined_encoder import CombinedEncoder, mapped
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.parallel.mesh import to_host
+from jaxretr.storage.files import atomic_write
 
 KIND = "onnx"
 MODEL = "model.onnx"
@@ -65,6 +67,24 @@ def _write(folder: Path, one: Tower) -> None:
     path = str(folder / MODEL)
     onnx.save_model(model, path, save_as_external_data=apart, location=WEIGHTS if apart else None)
     onnx.checker.check_model(path)
+    _write_settings(folder, one)
+
+
+def _write_settings(folder: Path, one: Tower) -> None:
+    """What fastembed reads beside the tokenizer, which itself says how to cut and to pad."""
+    from tokenizers import Tokenizer
+
+    padding = Tokenizer.from_file(str(folder / encoder_folders.TOKENIZER)).padding
+    assert padding is not None
+    files = {
+        "tokenizer_config.json": {"model_max_length": one.max_length, "pad_token": padding["pad_token"]},
+        # Releases before 0.8.1 want these two as well.
+        "config.json": {"pad_token_id": padding["pad_id"]},
+        "special_tokens_map.json": {},
+    }
+    for name, content in files.items():
+        with atomic_write(folder / name) as file:
+            json.dump(content, file, indent=2)
 
 
 def _load(folder: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
@@ -97,6 +117,31 @@ def encode(towers, texts):
     notes = [
         "Make tokenizers and sessions once in a program of your own. `input_ids` and `attention_mask` are int64 "
         "[batch, length], padded on the right, of any batch and length up to the maximum; `embedding` is float32. "
-        f"Opset {onnx_graph.OPSET}, float32 throughout."
+        f"Opset {onnx_graph.OPSET}, float32 throughout.",
+        *([_for_fastembed(name, facts)] if facts["how"] == "single" else []),
     ]
     return encoder_folders.readme(name, facts, "an encoder as ONNX", code, notes)
+
+
+def _for_fastembed(name: str, facts: dict[str, Any]) -> str:
+    one = facts["towers"][0]
+    text = facts["example_question"] if one["side"] == "question" else facts["example"]
+    folders = " and ".join(f"`{tower['folder']}/`" for tower in facts["towers"])
+    return f"""\
+fastembed reads {folders} without further files. The vectors come out pooled, which is what `DISABLED` says:
+
+```python
+from fastembed import TextEmbedding
+from fastembed.common.model_description import ModelSource, PoolingType
+
+TextEmbedding.add_custom_model(
+    model={json.dumps(name)},
+    pooling=PoolingType.DISABLED,
+    normalization=False,
+    sources=ModelSource(hf={json.dumps(name)}),
+    dim={facts["settings"]["dimensions"]},
+    model_file="{MODEL}",
+)
+model = TextEmbedding({json.dumps(name)}, specific_model_path={json.dumps(f"{name}/{one['folder']}")})
+print(next(model.embed([{json.dumps(text, ensure_ascii=False)}])).shape)
+```"""

@@ -118,6 +118,24 @@ def test_onnx_files_are_what_old_runtimes_read(tokenizer: Any, tmp_path: Path) -
     assert not (tmp_path / "out/passage").exists(), "the passage tower was not asked for"
 
 
+@pytest.mark.parametrize("model", ["two towers, cls", "decoder, last token"])
+def test_fastembed_reads_the_folder_as_it_is(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    """By README's code; texts of many lengths are padded, and the longest are cut."""
+    # Its metadata wants an older huggingface-hub than transformers needs, though it works with the newer one.
+    install = "pip install --no-deps fastembed==0.9.1 loguru mmh3 py-rust-stemmers"
+    pytest.importorskip("fastembed", reason=f"it reads the export: {install}")
+    encoder = make(tokenizer, **MODELS[model])
+    name = model.split(",")[0].replace(" ", "-")  # fastembed remembers each name once a process.
+    onnx_encoder.export(encoder, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)\n```", (tmp_path / name / "README.md").read_text(), re.DOTALL)[1], found)
+    texts = ["who?", *QUESTIONS]
+    assert_close(np.stack(list(found["model"].embed(texts))), encoder.encode_queries(texts))
+
+
 def test_onnx_weights_apart(tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a message of 2 GiB does not hold lies in a second file, which is hashed and read as well."""
     pytest.importorskip("onnx", reason="it writes the export")
