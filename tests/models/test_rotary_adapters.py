@@ -4,6 +4,7 @@ Outputs are compared to 1e-5 in float32: sums in another order differ by less, a
 and more (each comparison first sees that the adapters move the output that far).
 """
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -147,6 +148,9 @@ def test_modules_that_hold_several_layers(tmp_path: Path) -> None:
         ) as caught:
             read_peft(folder, backbone)
         assert "\n" not in str(caught.value) and str(note) in str(caught.value)
+    settings = json.loads(text) | {"target_modules": "all-linear", "exclude_modules": ["qkv_proj", "up_gate_proj"]}
+    note.write_text(json.dumps(settings))
+    assert read_peft(folder, backbone)[0] == again
     shape, adapter = drawn("query", "ffn_out")
     message = r"NewModel has no modules for query, only attention\.qkv_proj for query, key, value"
     with pytest.raises(UserError, match=message):

@@ -214,7 +214,8 @@ def _peft_targets(config: Mapping[str, Any], prefix: str, backbone: Backbone, wh
     layers = range(backbone.num_hidden_layers)
     for module, parts in _inseparable(backbone).items():
         names = [prefix + layer.format(number) + module for number in layers]
-        if wanted == "all-linear" or any(_named(name, wanted, where) for name in names):
+        meant = [name for name in names if wanted == "all-linear" or _named(name, wanted, where)]
+        if not all(_named(name, excluded, where) for name in meant):
             raise UserError(
                 f"{where}: 'target_modules' names {module}, one module for {', '.join(parts)}, whose LoRA cannot be "
                 f"represented; {_PEFT_REMEDY}"
