@@ -14,11 +14,11 @@ from jax.sharding import PartitionSpec as P
 
 from jaxretr import optim
 from jaxretr.config import Art, LiveIndex, Negatives, Optimizer, Scorer
-from jaxretr.models.bert import BertMaskedLm
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed
 from jaxretr.models.encode import Engine
 from jaxretr.models.layers import Params, define
+from jaxretr.models.masked_lm import MaskedLm
 from jaxretr.models.scorer import Prompt
 from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.objectives import art, contrastive
@@ -414,7 +414,7 @@ def mlm_step(part: Part, chunk: int) -> None:
     )
     batch = jax.tree.map(lambda x: put_rows(mesh, x, x.shape, x.dtype), drawn)
     optimizer = optim.build(Optimizer(learning_rate=1e-6, weight_decay=0.0), 1000)
-    params = random_params(define(lambda rngs: BertMaskedLm(bert, dtype="bfloat16", rngs=rngs))[1], mesh)
+    params = random_params(define(lambda rngs: MaskedLm(bert, dtype="bfloat16", rngs=rngs))[1], mesh)
     weights = jax.device_get(params["bert"])
     state = sharding.put(TrainState.create(params, optimizer), mesh)
     step = make_token_step(masked_lm_loss(bert, "bfloat16"), optimizer, mesh, chunk=chunk, dropout_seed=0)

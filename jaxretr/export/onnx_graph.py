@@ -9,7 +9,7 @@ from jaxretr.export import onnx_bert, onnx_rotary
 from jaxretr.export.onnx_nodes import EMBEDDING, IDS, MASK, Graph
 from jaxretr.models.backbone_config import BACKBONE
 from jaxretr.models.bert_config import BertConfig
-from jaxretr.models.embed import DualEncoderConfig
+from jaxretr.models.embed import DualEncoderConfig, dense_params
 from jaxretr.models.layers import Params
 
 # The oldest that has LayerNormalization, so that older runtimes read it too.
@@ -61,16 +61,14 @@ def _embedding(graph: Graph, config: DualEncoderConfig, params: Params, x: str, 
         weighted = graph.add("Mul", x, graph.add("Unsqueeze", weights, graph.integers(2)))
         pooled = graph.add("Div", graph.add("ReduceSum", weighted, graph.integers(1), keepdims=0), divisor)
     size = config.embedding_size
-    if config.projection_size:
+    layers = dense_params(config, params)
+    for number, (layer, shape) in enumerate(layers, start=1):
         # The columns that `truncate_dim` leaves out need not be computed.
-        kept = {
-            "kernel": np.asarray(params["projection"]["kernel"])[:, :size],
-            "bias": np.asarray(params["projection"]["bias"])[:size],
-        }
-        pooled = graph.dense(pooled, kept, "projection")
-        if config.projection_activation == "tanh":
-            pooled = graph.add("Tanh", pooled)
-    elif size < config.full_size:
+        columns = size if number == len(layers) else shape.size
+        kept = {part: np.asarray(values)[..., :columns] for part, values in layer.items()}
+        pooled = graph.dense(pooled, kept, f"dense.{number}")
+        pooled = graph.add("Tanh", pooled) if shape.activation == "tanh" else pooled
+    if not layers and size < config.full_size:
         pooled = graph.add("Slice", pooled, graph.integers(0), graph.integers(size), graph.integers(1))
     if config.normalise:
         squares = graph.add("ReduceSum", graph.add("Mul", pooled, pooled), graph.integers(1), keepdims=1)

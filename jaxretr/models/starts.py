@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxretr.models.bert import BertEncoder, BertMaskedLm
+from jaxretr.models.bert import BertEncoder
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.layers import Params, initialise
+from jaxretr.models.masked_lm import MaskedLm
 from jaxretr.models.t5 import T5Config, T5Model
 
 CONTEXT_GAIN = 0.5
@@ -20,14 +21,14 @@ POSITION_GAIN = 0.1
 
 
 def context_start(config: BertConfig, seed: int) -> Params:
-    """Draws initial parameters of a `BertMaskedLm`, float32, whose layers already read a token's context.
+    """Draws initial parameters of a `MaskedLm`, float32, whose layers already read a token's context.
 
     A BERT that starts at random keeps the loss of a unigram model for thousands of steps before it looks at the context
     at all. Here each layer's attention starts as the mean of the text's token vectors, and the language-modelling head
     as an identity: a masked token is likelier at once if similar tokens occur in the text, and co-occurrence is learnt
     from the first step.
     """
-    params = jax.tree.map(np.array, initialise(lambda rngs: BertMaskedLm(config, rngs=rngs), seed))
+    params = jax.tree.map(np.array, initialise(lambda rngs: MaskedLm(config, rngs=rngs), seed))
     size = config.hidden_size
     layers = params["bert"]["layers"]
     layers["value"]["kernel"] += np.eye(size, dtype=np.float32)

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxretr.models.bert import BertMaskedLm
-from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.layers import Params, bind, define, matmuls_in
+from jaxretr.models.masked_lm import MaskedLm, MaskedLmShape
 from jaxretr.objectives.token_step import SumLoss, masked_sum
 
 
@@ -69,14 +68,14 @@ def mask(
     return MaskedBatch(masked, lengths.astype(np.int32), positions.astype(np.int32), labels, weights)
 
 
-def masked_lm_loss(bert: BertConfig, dtype: Any) -> SumLoss:
+def masked_lm_loss(shape: MaskedLmShape, dtype: Any) -> SumLoss:
     """The cross-entropy of what stood under the masks, summed over the predictions of a MaskedBatch.
 
     Args:
-      bert: the encoder's shape.
+      shape: the encoder's.
       dtype: of its matmuls' operands.
     """
-    graph, _ = define(lambda rngs: BertMaskedLm(bert, dtype=dtype, rngs=rngs))
+    graph, _ = define(lambda rngs: MaskedLm(shape, dtype=dtype, rngs=rngs))
 
     def loss(params: Params, batch: MaskedBatch, keys: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         with matmuls_in(dtype):

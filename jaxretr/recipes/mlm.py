@@ -15,14 +15,13 @@ from jaxretr.data.tokens import Template
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models.adapter import same_towers
 from jaxretr.models.backbone_config import BACKBONE, Backbone
-from jaxretr.models.bert import BertMaskedLm, fresh_head
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.formats.bert_params import export_bert
-from jaxretr.models.formats.encoder_params import display_name
+from jaxretr.models.formats.encoder_params import display_name, export_encoder
 from jaxretr.models.formats.hf_folder import write_folder
 from jaxretr.models.formats.model_shapes import encoder_shape
 from jaxretr.models.layers import Params, define
+from jaxretr.models.masked_lm import MaskedLm, MaskedLmShape, fresh_head, has_masked_lm
 from jaxretr.models.starts import context_start
 from jaxretr.objectives.mlm import MaskedBatch, mask, masked_lm_loss, prediction_places
 from jaxretr.parallel import sharding
@@ -75,7 +74,7 @@ class MlmRun(LanguageModelRun):
         """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it."""
         start = None if config.start is None else encoder_shape(config.start).backbone
         bert = mlm_bert(config, start, config.data.vocab_size)
-        params = define(lambda rngs: BertMaskedLm(bert, dtype=config.dtype, rngs=rngs))[1]
+        params = define(lambda rngs: MaskedLm(bert, dtype=config.dtype, rngs=rngs))[1]
         width = config.data.max_length
         places = prediction_places(width, config.mask_rate)
 
@@ -90,6 +89,7 @@ class MlmRun(LanguageModelRun):
     def _first_parameters(self, seed: int) -> Params:
         """Those of a new encoder, or of `start`; a head that `start` lacks is drawn."""
         if self.start is None:
+            assert isinstance(self.bert, BertConfig)  # as all that are new
             return context_start(self.bert, seed)
         return {"bert": self.start, "head": self.start_head or fresh_head(self.bert, seed)}
 
@@ -115,10 +115,12 @@ class MlmRun(LanguageModelRun):
         return sharding.put(TrainState.create(head.weights, self.optimizer), self.mesh)
 
     def save_model(self, state: TrainState, folder: Path) -> None:
-        """Writes a Hugging Face folder (BertForMaskedLM)."""
+        """Writes a Hugging Face folder (BertForMaskedLM, or that of the architecture)."""
         params: Any = jax.device_get(state.params)
         if jax.process_index() == 0:
-            write_folder(folder, *export_bert(self.bert, params["bert"], mlm_head=params["head"]), self.data.tokenizer)
+            write_folder(
+                folder, *export_encoder(self.bert, params["bert"], mlm_head=params["head"]), self.data.tokenizer
+            )
 
 
 def backbone_of(path: str) -> DualEncoder:
@@ -133,13 +135,13 @@ def backbone_of(path: str) -> DualEncoder:
     return model
 
 
-def mlm_programs(config: MlmConfig, bert: BertConfig, mesh: Mesh) -> TokenPrograms:
+def mlm_programs(config: MlmConfig, bert: MaskedLmShape, mesh: Mesh) -> TokenPrograms:
     """The compiled programs of a run whose encoder has this shape."""
     loss = masked_lm_loss(bert, config.dtype)
     return TokenPrograms.of(config, loss, mesh, chunk=config.chunk, dropout=config.dropout > 0)
 
 
-def mlm_bert(config: MlmConfig, start: Backbone | None, vocabulary: int) -> BertConfig:
+def mlm_bert(config: MlmConfig, start: Backbone | None, vocabulary: int) -> MaskedLmShape:
     """The shape of a run's encoder.
 
     Args:
@@ -151,12 +153,12 @@ def mlm_bert(config: MlmConfig, start: Backbone | None, vocabulary: int) -> Bert
       UserError: an encoder that is not of BERT's layers.
       UsageError: windows of the text that are longer than its positions.
     """
-    if not isinstance(start, BertConfig | None):
+    if start is not None and not has_masked_lm(start):
         raise UserError(
-            f"{config.start}: is {display_name(start)}, and masked language modelling goes on with BERT and those of the same "
-            "layers alone; give one of these"
+            f"{config.start}: is {display_name(start)}, and masked language modelling goes on with BERT, those of the same "
+            "layers and ModernBERT; give one of these"
         )
-    bert = start or new_bert(config.bert, vocabulary, max(512, config.data.max_length))
+    bert: Any = start or new_bert(config.bert, vocabulary, max(512, config.data.max_length))
     if config.data.max_length > bert.max_position_embeddings:
         raise UsageError(
             f"{config.start}: has {bert.max_position_embeddings} positions, the config asks for "

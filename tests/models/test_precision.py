@@ -9,9 +9,9 @@ import pytest
 from tiny import BERT, T5
 
 from jaxretr.config import MlmConfig, PretrainData
-from jaxretr.models.bert import BertMaskedLm
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, tower
 from jaxretr.models.layers import define
+from jaxretr.models.masked_lm import MaskedLm
 from jaxretr.models.scorer import Prompt, score_pairs
 from jaxretr.models.t5 import T5Model
 from jaxretr.objectives.mlm import MaskedBatch
@@ -45,7 +45,7 @@ def encoder_gradient(dtype: str) -> tuple[Any, tuple[Any, ...]]:
 def masked_language_model(dtype: str, mesh: Any) -> tuple[Any, tuple[Any, ...]]:
     config = MlmConfig(name="mlm", start="", data=PretrainData(corpora=(), max_length=16, held_out=0), dtype=dtype)  # pyright: ignore
     loss = mlm_programs(config, BERT, mesh).loss
-    params = define(lambda rngs: BertMaskedLm(BERT, dtype=dtype, rngs=rngs))[1]
+    params = define(lambda rngs: MaskedLm(BERT, dtype=dtype, rngs=rngs))[1]
     places = [shape(kind, 4, 3) for kind in ("int32", "int32", "float32")]
     batch = MaskedBatch(shape("int32", 4, 16), shape("int32", 4), *places)
     return jax.grad(lambda params, batch: loss(params, batch, None)[0]), (params, batch)

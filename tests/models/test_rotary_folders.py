@@ -46,6 +46,8 @@ def test_vectors_are_those_of_sentence_transformers_before_and_after_the_export(
     for found, expected in zip(_encoded(tmp_path / "theirs"), (questions, passages), strict=True):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     assert encoder_shape(str(tmp_path / "theirs")).backbone == ours.config.backbone
+    if ours.config.inner_dense:
+        export(ours, to="onnx", out=tmp_path / "onnx")  # Verified by onnxruntime before it appears.
     if "STS" in (prompts := dict(ours.config.prompts)):
         for place in (folder, tmp_path / "ours", tmp_path / "theirs"):
             similar = DualEncoder.from_pretrained(place, query_prompt="STS", passage_prompt="STS").config

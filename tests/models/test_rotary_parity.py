@@ -24,10 +24,11 @@ from jaxretr.models.backbone import make_backbone
 from jaxretr.models.backbone_config import BACKBONE, Backbone
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.formats.encoder_checkpoint import EncoderCheckpoint
-from jaxretr.models.formats.encoder_params import encoder_shape_of, export_encoder, read_checkpoint
+from jaxretr.models.formats.encoder_params import encoder_shape_of, export_encoder, import_checkpoint, read_checkpoint
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, write_safetensors
 from jaxretr.models.formats.rotary_params import rotary_shape
 from jaxretr.models.layers import define
+from jaxretr.models.masked_lm import MaskedLm
 from jaxretr.models.positions import rotary_frequencies
 from jaxretr.models.rotary_config import RotaryConfig, RotaryScaling
 
@@ -318,3 +319,31 @@ def test_tensors_of_another_model_are_named(tmp_path: Path) -> None:
 def test_shapes_are_told_without_weights() -> None:
     shape, projection = encoder_shape_of({**HEADS, "model_type": "qwen3"}, "x")
     assert isinstance(shape, RotaryConfig) and shape.head_dim == 8 and projection == 0
+
+
+@pytest.mark.parametrize("norm_bias", [False, True])
+def test_modernberts_head_gives_the_logits_of_transformers(norm_bias: bool, tmp_path: Path, batch: Any) -> None:
+    """The head of masked language modelling is read, computed and written; its decoder is the word embedding."""
+    tokens, real, _ = batch
+    settings = MODELS["modernbert"][1] | {"norm_bias": norm_bias}
+    theirs = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**settings)).eval()
+    for parameter in theirs.parameters():
+        parameter.data += 0.25 * torch.randn(parameter.shape)
+    theirs.save_pretrained(tmp_path)
+    ours = read_checkpoint(tmp_path)
+    assert isinstance(ours.config, RotaryConfig) and ours.mlm_head is not None
+    shape, places = ours.config, np.tile(np.arange(LENGTH), (3, 1))
+    graph, _ = define(lambda rngs: MaskedLm(shape, rngs=rngs))
+    params = {"bert": ours.params, "head": ours.mlm_head}
+    logits = np.asarray(jax.jit(lambda params: nnx.merge(graph, params)(tokens, LENGTHS, places))(params))
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor(tokens), attention_mask=torch.tensor(real.astype(int))).logits.numpy()
+    np.testing.assert_allclose(logits[real], expected[real], atol=2e-5, rtol=1e-5)
+    config, tensors = export_encoder(ours.config, ours.params, mlm_head=ours.mlm_head)
+    assert config["architectures"] == ["ModernBertForMaskedLM"]
+    assert set(tensors) == theirs.state_dict().keys() - {"decoder.weight"}
+    again = import_checkpoint(config, TensorFiles.of(tensors, "x"))
+    jax.tree.map(np.testing.assert_array_equal, (again.params, again.mlm_head), (ours.params, ours.mlm_head))
+    tensors["decoder.weight"] = tensors["model.embeddings.tok_embeddings.weight"] + 1
+    with pytest.raises(UserError, match=r"decoder\.weight differs from model.embeddings.tok_embeddings.weight"):
+        import_checkpoint(config, TensorFiles.of(tensors, "x"))

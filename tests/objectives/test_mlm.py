@@ -24,10 +24,10 @@ from jaxretr.errors import UsageError, UserError
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.adapter import Adapter
 from jaxretr.models.adapter_layers import init_adapter
-from jaxretr.models.bert import BertMaskedLm
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.formats.bert_params import export_bert
 from jaxretr.models.layers import Params, bind, define
+from jaxretr.models.masked_lm import MaskedLm
 from jaxretr.objectives.mlm import MaskedBatch, mask
 from jaxretr.objectives.token_step import make_token_step
 from jaxretr.parallel import sharding
@@ -277,7 +277,7 @@ def test_our_folder_is_one_of_transformers(run: MlmRun, tmp_path: Path) -> None:
     batch = run.batch(1)
     logits = torch_output(model.eval(), batch).logits.detach().numpy()
     wanted = np.take_along_axis(logits, np.asarray(batch.positions)[..., None], axis=1)
-    graph, _ = define(lambda rngs: BertMaskedLm(run.bert, rngs=rngs))
+    graph, _ = define(lambda rngs: MaskedLm(run.bert, rngs=rngs))
     found = jax.jit(lambda p: bind(graph, p)(batch.tokens, batch.lengths, batch.positions))(params)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5 * abs(wanted).max())
 

@@ -80,13 +80,19 @@ def _check_supported(config: Mapping[str, Any], where: str) -> None:
 
 
 def export_encoder(
-    backbone: Backbone, params: Params, *, prefix: str = "", projection: Params | None = None
+    backbone: Backbone,
+    params: Params,
+    *,
+    mlm_head: Params | None = None,
+    prefix: str = "",
+    projection: Params | None = None,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Translates our parameters to a Hugging Face checkpoint, bit for bit.
 
     Args:
       backbone: the encoder's shape.
       params: its parameters, a nested dict of arrays.
+      mlm_head: of masked language modelling, where the architecture has one.
       prefix: as for `bert_params.export_bert`.
       projection: DPR's.
 
@@ -94,8 +100,8 @@ def export_encoder(
       The content of config.json, and the tensors of model.safetensors by name.
     """
     if isinstance(backbone, BertConfig):
-        return bert_params.export_bert(backbone, params, prefix=prefix, projection=projection)
-    return rotary_params.export_rotary(backbone, params)
+        return bert_params.export_bert(backbone, params, mlm_head, prefix, projection)
+    return rotary_params.export_rotary(backbone, params, mlm_head)
 
 
 def check_sizes(backbone: Backbone, where: str, *, bag_of_words: bool = False) -> None:

@@ -299,6 +299,8 @@ ROTARY_NAMES: dict[RotaryArchitecture, RotaryNames] = {
         }
         | _ATTENTION_BIAS
         | _FFN_BIAS,
+        # Of its head of masked language modelling.
+        constants={"classifier_bias": False, "classifier_activation": "gelu", "decoder_bias": True},
     ),
     "nomic_bert": _NOMIC,
     "gte": _GTE,

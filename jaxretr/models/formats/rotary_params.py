@@ -14,6 +14,7 @@ from jaxretr.models.formats.hf_files import TensorFiles, config_fields, some_nam
 from jaxretr.models.formats.name_table import Row, read_rows, write_rows
 from jaxretr.models.formats.rotary_names import ROTARY_NAMES, RotaryNames
 from jaxretr.models.layers import Params, define
+from jaxretr.models.masked_lm import MlmHead, has_masked_lm
 from jaxretr.models.rotary_config import RotaryConfig, RotaryScaling
 
 # Heads for other tasks, and tables that follow from config.json.
@@ -53,14 +54,30 @@ def import_rotary(config: Mapping[str, Any], tensors: TensorFiles) -> EncoderChe
     shape = rotary_shape(config, tensors.where)
     names = ROTARY_NAMES[shape.architecture]
     tensors.check_sizes(shape.sizes(), "config.json")
-    shapes = define(lambda rngs: make_backbone(shape, rngs=rngs))[1]
-    rows = _table(shape, _prefix(tensors, names))
-    params = read_rows(rows, shapes, tensors, ignored=_IGNORED, dtype=np.float32)
-    return EncoderCheckpoint(shape, params, None, None, shape.architecture)
+    prefix = _prefix(tensors, names)
+    shapes: Params = {"encoder": define(lambda rngs: make_backbone(shape, rngs=rngs))[1]}
+    has_head = has_masked_lm(shape) and any(row.theirs in tensors.names for row in _head(shape))
+    if has_head:
+        shapes["mlm_head"] = define(lambda rngs: MlmHead(shape, dtype=np.float32, rngs=rngs))[1]
+        tied, words = "decoder.weight", prefix + names.words
+        if tied in tensors.names and not np.array_equal(tensors.read(tied), tensors.read(words)):
+            raise UserError(f"{tensors.where}: {tied} differs from {words}; only a tied decoder is supported")
+    rows = _table(shape, prefix, mlm_head=has_head)
+    parts = read_rows(rows, shapes, tensors, ignored=_IGNORED, dtype=np.float32)
+    return EncoderCheckpoint(shape, parts["encoder"], None, parts.get("mlm_head"), shape.architecture)
 
 
-def _table(shape: RotaryConfig, prefix: str) -> list[Row]:
-    return [replace(row, theirs=prefix + row.theirs) for row in ROTARY_NAMES[shape.architecture].rows(shape)]
+def _table(shape: RotaryConfig, prefix: str, *, mlm_head: bool) -> list[Row]:
+    rows = ROTARY_NAMES[shape.architecture].rows(shape)
+    rows = [replace(row, ours=f"encoder/{row.ours}", theirs=prefix + row.theirs) for row in rows]
+    return rows + (_head(shape) if mlm_head else [])
+
+
+def _head(shape: RotaryConfig) -> list[Row]:
+    """ModernBERT's head of masked language modelling."""
+    norm_bias = [Row("mlm_head/norm/bias", "head.norm.bias")] if shape.norm_bias else []
+    rows = [Row("mlm_head/dense/kernel", "head.dense.weight", True), Row("mlm_head/norm/scale", "head.norm.weight")]
+    return [*rows, *norm_bias, Row("mlm_head/bias", "decoder.bias")]
 
 
 def _prefix(tensors: TensorFiles, names: RotaryNames) -> str:
@@ -241,7 +258,9 @@ def check_rotary(shape: RotaryConfig, where: str) -> None:
 # ---- writing ----------------------------------------------------------------------------------------------------------
 
 
-def export_rotary(shape: RotaryConfig, params: Params) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def export_rotary(
+    shape: RotaryConfig, params: Params, mlm_head: Params | None = None
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Translates our parameters to a Hugging Face checkpoint; the reverse of `import_rotary`, bit for bit.
 
     config.json is in both dialects, that of transformers 5 and the older one.
@@ -249,6 +268,7 @@ def export_rotary(shape: RotaryConfig, params: Params) -> tuple[dict[str, Any], 
     Args:
       shape: the encoder's.
       params: its parameters, a nested dict of arrays.
+      mlm_head: of masked language modelling, as in `EncoderCheckpoint`.
 
     Returns:
       The content of config.json, and the tensors of model.safetensors by name.
@@ -257,9 +277,11 @@ def export_rotary(shape: RotaryConfig, params: Params) -> tuple[dict[str, Any], 
     content = {theirs[0]: getattr(shape, ours) for ours, theirs in names.settings.items()}
     if shape.hidden_act == "gelu_new":  # The same, and known to those who serve decoders.
         content[names.settings["hidden_act"][0]] = "gelu_pytorch_tanh"
-    content |= {"architectures": [names.encoder], "model_type": shape.architecture}
+    name, prefix = (names.encoder, names.prefixes[0]) if mlm_head is None else (names.classes[0], names.prefix)
+    content |= {"architectures": [name], "model_type": shape.architecture}
     content |= _attention_settings(shape) | _position_settings(shape)
-    return content, write_rows(_table(shape, names.prefixes[0]), params)
+    rows = _table(shape, prefix, mlm_head=mlm_head is not None)
+    return content, write_rows(rows, {"encoder": params, "mlm_head": mlm_head or {}})
 
 
 def _attention_settings(shape: RotaryConfig) -> dict[str, Any]:
