@@ -64,6 +64,27 @@ MUTATIONS = (
         ("test_art_loss.py",),
     ),
     Mutation(
+        "windows one token too wide",
+        "models/rotary.py",
+        "jnp.abs(distance) > config.window",
+        "jnp.abs(distance) > config.window + 1",
+        ("test_rotary_parity.py::test_states_and_every_gradient_equal_transformers[modernbert]",),
+    ),
+    Mutation(
+        "positions turned the other way",
+        "models/positions.py",
+        "[one * cos - other * sin, other * cos + one * sin]",
+        "[one * cos + other * sin, other * cos + one * sin]",
+        ("test_rotary_parity.py::test_states_and_every_gradient_equal_transformers[qwen3]",),
+    ),
+    Mutation(
+        "Gemma's norms without their offset",
+        "models/layers.py",
+        "1.0 + self.scale[...] if self.offset else",
+        "self.scale[...] if self.offset else",
+        ("test_rotary_parity.py::test_states_and_every_gradient_equal_transformers[gemma3_text]",),
+    ),
+    Mutation(
         "MPNet's biases of relative positions left out",
         "models/bert.py",
         "if self.config.relative_attention_num_buckets:\n                bias",
