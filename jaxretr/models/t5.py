@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxretr.models.adapter_layers import LayerAdapter
 from jaxretr.models.layers import (
     ACTIVATIONS,
     Dense,
@@ -19,6 +20,9 @@ from jaxretr.models.layers import (
     stack_layers,
 )
 from jaxretr.models.positions import relative_bias
+from jaxretr.models.t5_encoder_config import T5EncoderConfig
+
+NO_DROPOUT = Dropout(None, 0.0)
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class T5Config:
 class T5Attention(nnx.Module):
     """Attention without biases and without scaling (the initialisation takes care of the scale)."""
 
-    def __init__(self, config: T5Config, *, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, config: T5Config | T5EncoderConfig, *, dtype: Any, rngs: nnx.Rngs):
         size, inner, factor = config.d_model, config.num_heads * config.d_kv, config.initializer_factor
         std = factor * size**-0.5
         self.query = Dense(size, inner, bias=False, std=std * config.d_kv**-0.5, dtype=dtype, rngs=rngs)
@@ -63,18 +67,30 @@ class T5Attention(nnx.Module):
         self.heads = config.num_heads
         self.dtype = dtype
 
-    def __call__(self, x: jax.Array, memory: jax.Array, bias: jax.Array) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,
+        memory: jax.Array,
+        bias: jax.Array,
+        drop: Dropout = NO_DROPOUT,
+        adapter: LayerAdapter | None = None,
+    ) -> jax.Array:
         """x [B, L, D] attends to memory [B, M, D]; bias broadcastable to [B, H, M, L]."""
-        q, k, v = (
-            y.reshape(*y.shape[:2], self.heads, -1) for y in (self.query(x), self.key(memory), self.value(memory))
-        )
-        return self.out(attend(q, k, v, bias, self.dtype, Dropout(None, 0.0)))
+        read = (("query", self.query, x), ("key", self.key, memory), ("value", self.value, memory))
+        parts = [_adapted(adapter, name, dense, source) for name, dense, source in read]
+        q, k, v = (y.reshape(*y.shape[:2], self.heads, -1) for y in parts)
+        return _adapted(adapter, "attention_out", self.out, attend(q, k, v, bias, self.dtype, drop))
+
+
+def _adapted(adapter: LayerAdapter | None, name: str, dense: Dense, x: jax.Array) -> jax.Array:
+    y = dense(x)
+    return y if adapter is None else y + adapter.beside_dense(name, x)
 
 
 class T5FeedForward(nnx.Module):
     """relu(x W) V, or gelu(x W) * (x G) V."""
 
-    def __init__(self, config: T5Config, *, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, config: T5Config | T5EncoderConfig, *, dtype: Any, rngs: nnx.Rngs):
         size, inner, factor = config.d_model, config.d_ff, config.initializer_factor
         gated = config.feed_forward_proj.startswith("gated-")
         name = config.feed_forward_proj.removeprefix("gated-")
@@ -84,24 +100,47 @@ class T5FeedForward(nnx.Module):
         self.gate = Dense(size, inner, bias=False, std=factor * size**-0.5, dtype=dtype, rngs=rngs) if gated else None
         self.outer = Dense(inner, size, bias=False, std=factor * inner**-0.5, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        inner = ACTIVATIONS[self.activation](self.inner(x))
-        return self.outer(inner if self.gate is None else inner * self.gate(x))
+    def __call__(self, x: jax.Array, drop: Dropout = NO_DROPOUT, adapter: LayerAdapter | None = None) -> jax.Array:
+        inner = ACTIVATIONS[self.activation](_adapted(adapter, "ffn_in", self.inner, x))
+        if self.gate is not None:
+            inner = inner * _adapted(adapter, "ffn_gate", self.gate, x)
+        return _adapted(adapter, "ffn_out", self.outer, drop(inner))
 
 
 class T5EncoderLayer(nnx.Module):
     """Self-attention, then feed-forward; each pre-normalised, with a residual connection."""
 
-    def __init__(self, config: T5Config, *, dtype: Any, rngs: nnx.Rngs):
+    def __init__(self, config: T5Config | T5EncoderConfig, *, dtype: Any, rngs: nnx.Rngs):
         self.attention = T5Attention(config, dtype=dtype, rngs=rngs)
         self.attention_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
         self.ffn = T5FeedForward(config, dtype=dtype, rngs=rngs)
         self.ffn_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
 
-    def __call__(self, x: jax.Array, bias: jax.Array) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,
+        bias: jax.Array,
+        drop: Dropout = NO_DROPOUT,
+        drop_attention: Dropout = NO_DROPOUT,
+        adapter: LayerAdapter | None = None,
+    ) -> jax.Array:
+        """One layer.
+
+        Args:
+          x: the states, float32 [B, L, D].
+          bias: of the attention scores, broadcastable to [B, H, L, L]: relative positions and padding.
+          drop: dropout of what is added to the states, and within the feed-forward network.
+          drop_attention: dropout of the attention probabilities.
+          adapter: of this layer.
+
+        Returns:
+          float32 [B, L, D].
+        """
         normed = self.attention_norm(x)
-        x = x + self.attention(normed, normed, bias)
-        return x + self.ffn(self.ffn_norm(x))
+        x = x + drop(self.attention(normed, normed, bias, drop_attention, adapter))
+        normed = self.ffn_norm(x)
+        x = x + drop(self.ffn(normed, drop, adapter))
+        return x if adapter is None else x + adapter.beside_feed_forward(normed)
 
 
 class T5DecoderLayer(nnx.Module):
