@@ -12,7 +12,7 @@ from jaxretr.export.golden import passage_as_text, question_as_text
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.formats.encoder_params import display_name, names_of
+from jaxretr.models.formats.encoder_params import display_name, loading_class, names_of
 from jaxretr.models.formats.export_note import ExportNote
 from jaxretr.storage.files import atomic_write
 from jaxretr.version import __version__
@@ -236,7 +236,7 @@ def _with_transformers(name: str, encoder: DualEncoder, note: ExportNote) -> str
     config = encoder.config
     passage, question = passage_as_text(encoder, _TITLE, _TEXT), question_as_text(encoder, _QUESTION)
     question_class, passage_class = (
-        ("DPRQuestionEncoder", "DPRContextEncoder") if note.layout == "dpr" else ("AutoModel", "AutoModel")
+        ("DPRQuestionEncoder", "DPRContextEncoder") if note.layout == "dpr" else (loading_class(config.backbone),) * 2
     )
     pooled = ["vectors = outputs.pooler_output"] if note.layout == "dpr" else _POOLED[config.pooling].code.split("\n")
     if config.embedding_size < config.full_size:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxretr.config import Pooling
 from jaxretr.errors import UsageError, import_extra
 from jaxretr.export.golden import Golden, Vectors
-from jaxretr.models.formats.encoder_params import encoder_shape_of, names_of
+from jaxretr.models.formats.encoder_params import encoder_shape_of, loading_class, names_of
 from jaxretr.models.formats.export_note import FORMAT, NOTE, ExportNote, read_note
 from jaxretr.models.formats.hf_files import read_json
 
@@ -71,7 +71,7 @@ def _by_transformers(folder: Path, dpr: str, note: ExportNote, texts: Sequence[s
     else:
         shape, _ = encoder_shape_of(read_json(folder, "config.json"), str(folder))
         no_pooler = {"add_pooling_layer": False} if names_of(shape).pooler else {}
-        model = transformers.AutoModel.from_pretrained(folder, local_files_only=True, **no_pooler)
+        model = getattr(transformers, loading_class(shape)).from_pretrained(folder, local_files_only=True, **no_pooler)
     model.eval()
     with torch.inference_mode():
         outputs = model(**inputs)

@@ -16,10 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxretr.config import AdapterShape
 from jaxretr.models.backbone_config import Backbone
 from jaxretr.models.layers import Dense, Params, define, initialise, stack_layers
+from jaxretr.models.t5_encoder_config import T5_DENSE
 
 
 class Bottleneck(nnx.Module):
@@ -130,12 +132,13 @@ def merge_lora(backbone_params: Params, adapter: Params, shape: AdapterShape, *,
     Returns:
       The encoder's parameters; arrays that do not change are the same ones.
     """
-    layers = dict(backbone_params["layers"])
+    layers = flatten_dict(backbone_params["layers"])
     for target, lora in adapter.get("lora", {}).items():
         down, up = (np.asarray(lora[part]["kernel"], np.float32) for part in ("down", "up"))
         product = np.float32(sign * shape.lora_factor) * np.matmul(down, up)
-        layers[target] = {**layers[target], "kernel": np.asarray(layers[target]["kernel"]) + product}
-    return {**backbone_params, "layers": layers}
+        path = (target, "kernel") if (target, "kernel") in layers else (*T5_DENSE[target], "kernel")
+        layers[path] = np.asarray(layers[path]) + product
+    return {**backbone_params, "layers": unflatten_dict(layers)}
 
 
 def count(params: Params) -> int:

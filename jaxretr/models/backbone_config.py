@@ -2,14 +2,15 @@
 
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.rotary_config import RotaryConfig
+from jaxretr.models.t5_encoder_config import T5EncoderConfig
 
-Backbone = BertConfig | RotaryConfig
+Backbone = BertConfig | RotaryConfig | T5EncoderConfig
 
 BACKBONE = "bert"
 """The branch of a tower's parameters that the encoder's are in, of any architecture: the name that the first folders and
 checkpoints have, when all encoders were BERT."""
 
-KINDS: dict[str, type[Backbone]] = {"bert": BertConfig, "rotary": RotaryConfig}
+KINDS: dict[str, type[Backbone]] = {"bert": BertConfig, "rotary": RotaryConfig, "t5": T5EncoderConfig}
 """Names of the shapes in our own folders."""
 
 TRAINING_ONLY = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")

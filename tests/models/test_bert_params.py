@@ -111,7 +111,7 @@ def _changed(**change: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     ("change", "message"),
     [
         ({"architectures": ["ElectraModel"], "model_type": "electra"}, "ElectraModel.*supported: BertModel, .*DPRQ"),
-        ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "T5ForCond.*not a supported encoder"),
+        ({"architectures": ["MT5EncoderModel"], "model_type": "mt5"}, "MT5EncoderModel.*not a supported encoder"),
         ({"architectures": ["BertForSequenceClassification"]}, "BertForSequenceClassification.*supported"),
         ({"architectures": None, "model_type": None}, "no stated architecture"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'; only 'absolute'"),

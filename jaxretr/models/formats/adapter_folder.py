@@ -90,7 +90,7 @@ def read_modules(folder: Path, encoder: DualEncoderConfig) -> Params:
     sides = ("shared",) if encoder.shared else ("question", "passage")
     tensors = TensorFiles.open_file(folder / WEIGHTS)
     shape, backbone = encoder.adapter, encoder.backbone
-    sizes = {name: backbone.sizes()[name] for name in ("num_hidden_layers", "hidden_size")}
+    sizes = {name: getattr(backbone, name) for name in ("num_hidden_layers", "hidden_size")}
     if shape.lora_rank:
         for target in shape.lora_targets:
             sizes |= dict(

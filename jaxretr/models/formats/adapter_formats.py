@@ -26,6 +26,7 @@ from jaxretr.models.formats.encoder_params import display_name, names_of
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, some_names, write_safetensors
 from jaxretr.models.formats.name_table import Row, read_rows, write_rows
 from jaxretr.models.formats.rotary_names import RotaryNames
+from jaxretr.models.formats.t5_encoder_params import T5Names
 from jaxretr.models.layers import Params
 from jaxretr.storage.files import atomic_folder, atomic_write
 
@@ -259,7 +260,7 @@ def _named(name: str, patterns: Any, where: str) -> bool:
     return any(name == pattern or name.endswith(f".{pattern}") for pattern in patterns)
 
 
-def _peft_names(targets: tuple[str, ...], names: Names | RotaryNames) -> list[str] | str:
+def _peft_names(targets: tuple[str, ...], names: Names | RotaryNames | T5Names) -> list[str] | str:
     wanted = [names.modules[target] for target in targets]
     if any(other.endswith(f".{name}") for name in wanted for other in set(names.modules.values()) - set(wanted)):
         # PEFT would take "output.dense" for the end of "attention.output.dense" as well.
@@ -378,7 +379,9 @@ def _parallel_settings(part: Mapping[str, Any], where: str, backbone: Backbone) 
 # ---- both ------------------------------------------------------------------------------------------------------------
 
 
-def _lora_rows(shape: AdapterShape, names: Names | RotaryNames, prefix: str, before: str, after: str) -> list[Row]:
+def _lora_rows(
+    shape: AdapterShape, names: Names | RotaryNames | T5Names, prefix: str, before: str, after: str
+) -> list[Row]:
     within = prefix + names.layer
     return [
         Row(f"lora/{target}/{ours}/kernel", within + names.modules[target] + before + theirs + after, True)

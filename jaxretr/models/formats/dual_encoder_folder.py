@@ -28,6 +28,7 @@ from jaxretr.models.formats.sentence_transformers import PASSAGE, QUERY
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import join, partition
 from jaxretr.models.rotary_config import RotaryConfig
+from jaxretr.models.t5_encoder_config import T5EncoderConfig
 from jaxretr.parallel.mesh import to_host
 from jaxretr.storage.files import atomic_folder, atomic_write, restore
 
@@ -161,8 +162,16 @@ def _load_hugging_face(folder: Path, passage_path: Any, tokenizer: Any, pooling:
 
 
 def default_pooling(backbone: Backbone) -> Pooling:
-    """Of an encoder whose folder states none: [CLS], or the last token of one that sees only what came before."""
+    """Of an encoder whose folder states none: [CLS]; T5, which has no such token, the mean; the last token of one that sees
+    only what came before."""
+    if isinstance(backbone, T5EncoderConfig):
+        return "mean"
     return "lasttoken" if isinstance(backbone, RotaryConfig) and backbone.causal else "cls"
+
+
+def _default_length(backbone: Backbone) -> int:
+    """Tokens of a text of an encoder whose folder states no limit: as many as it has positions, or T5's in pretraining."""
+    return 512 if isinstance(backbone, T5EncoderConfig) else backbone.max_position_embeddings
 
 
 def _load_cp(file: Path, passage_path: Any, tokenizer: Any) -> Loaded:
@@ -201,7 +210,7 @@ def _load_sentence_transformers(folder: Path, tokenizer: Any) -> Loaded:
             "with encode(..., normalize_embeddings=True)",
             *(folder, modules.truncate_dim),
         )
-    limit = modules.max_length or min(loaded.model_max_length, checkpoint.config.max_position_embeddings)
+    limit = modules.max_length or min(loaded.model_max_length, _default_length(checkpoint.config))
     config = _config(
         checkpoint.config,
         {"shared": tower},

@@ -8,7 +8,7 @@ from jaxretr.models.bert_config import BertArchitecture
 from jaxretr.models.layers import ACTIVATIONS, Params
 from jaxretr.models.rotary_config import RotaryArchitecture
 
-Kind = BertArchitecture | RotaryArchitecture | Literal["dpr-question", "dpr-context", "megatron"]
+Kind = BertArchitecture | RotaryArchitecture | Literal["dpr-question", "dpr-context", "megatron", "t5"]
 
 ACTIVATION_NAMES = {name: name for name in ACTIVATIONS} | {"gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_new"}
 """Hugging Face's names of activations, and ours."""

@@ -9,12 +9,15 @@ import numpy as np
 from jaxretr.errors import UserError
 from jaxretr.models.backbone_config import Backbone
 from jaxretr.models.bert_config import BertConfig
-from jaxretr.models.formats import bert_names, bert_params, rotary_params
+from jaxretr.models.formats import bert_names, bert_params, rotary_params, t5_encoder_params
 from jaxretr.models.formats.bert_names import Names
 from jaxretr.models.formats.encoder_checkpoint import EncoderCheckpoint
 from jaxretr.models.formats.hf_files import TensorFiles, read_json
 from jaxretr.models.formats.rotary_names import ROTARY_NAMES, RotaryNames
+from jaxretr.models.formats.t5_encoder_params import T5Names
 from jaxretr.models.layers import Params
+from jaxretr.models.rotary_config import RotaryConfig
+from jaxretr.models.t5_encoder_config import T5EncoderConfig
 
 
 def read_checkpoint(
@@ -39,6 +42,8 @@ def import_checkpoint(
     """`read_checkpoint` of a parsed config.json and of tensors."""
     if rotary_params.reads(config, tensors.where):
         return rotary_params.import_rotary(config, tensors)
+    if t5_encoder_params.reads(config, tensors.where):
+        return t5_encoder_params.import_t5_encoder(config, tensors)
     _check_supported(config, tensors.where)
     return bert_params.import_bert(config, tensors, expect=expect)
 
@@ -65,6 +70,8 @@ def encoder_shape_of(config: Mapping[str, Any], where: str) -> tuple[Backbone, i
     """The shape that a config.json states, and the size of DPR's projection, 0 without; UserError names `where`."""
     if rotary_params.reads(config, where):
         return rotary_params.rotary_shape(config, where), 0
+    if t5_encoder_params.reads(config, where):
+        return t5_encoder_params.t5_encoder_shape(config, where), 0
     _check_supported(config, where)
     return bert_params.bert_shape(config, where)
 
@@ -72,7 +79,8 @@ def encoder_shape_of(config: Mapping[str, Any], where: str) -> tuple[Backbone, i
 def _check_supported(config: Mapping[str, Any], where: str) -> None:
     if not bert_params.reads(config, where):
         stated = (config.get("architectures") or ["no stated architecture"])[0]
-        supported = (*bert_params.SUPPORTED, *(names.encoder for names in ROTARY_NAMES.values()))
+        rotary = (names.encoder for names in ROTARY_NAMES.values())
+        supported = (*bert_params.SUPPORTED, *rotary, t5_encoder_params.ENCODER)
         raise UserError(
             f"{where}: config.json is of {stated} (model_type '{config.get('model_type') or ''}'), which is not a supported "
             f"encoder; supported: {', '.join(supported)}"
@@ -101,24 +109,39 @@ def export_encoder(
     """
     if isinstance(backbone, BertConfig):
         return bert_params.export_bert(backbone, params, mlm_head, prefix, projection)
-    return rotary_params.export_rotary(backbone, params, mlm_head)
+    if isinstance(backbone, RotaryConfig):
+        return rotary_params.export_rotary(backbone, params, mlm_head)
+    return t5_encoder_params.export_t5_encoder(backbone, params)
 
 
 def check_sizes(backbone: Backbone, where: str, *, bag_of_words: bool = False) -> None:
     """Raises UserError, which names `where`, for sizes that no encoder has; a `bag_of_words` may be without layers."""
     if isinstance(backbone, BertConfig):
         bert_params.check_sizes(backbone, where, bag_of_words=bag_of_words)
-    else:
+    elif isinstance(backbone, RotaryConfig):
         rotary_params.check_rotary(backbone, where)
+    else:
+        t5_encoder_params.check_t5_encoder(backbone, where)
 
 
-def names_of(backbone: Backbone) -> Names | RotaryNames:
+def names_of(backbone: Backbone) -> Names | RotaryNames | T5Names:
     """The names that a shape's folder has."""
-    return bert_names.names_of(backbone) if isinstance(backbone, BertConfig) else ROTARY_NAMES[backbone.architecture]
+    if isinstance(backbone, BertConfig):
+        return bert_names.names_of(backbone)
+    if isinstance(backbone, RotaryConfig):
+        return ROTARY_NAMES[backbone.architecture]
+    return t5_encoder_params.t5_names(backbone)
+
+
+def loading_class(backbone: Backbone) -> str:
+    """The class of transformers that loads such an encoder's folder; for T5's, AutoModel would add a decoder."""
+    return t5_encoder_params.ENCODER if isinstance(backbone, T5EncoderConfig) else "AutoModel"
 
 
 def display_name(backbone: Backbone) -> str:
     """What people call such an encoder."""
     if isinstance(backbone, BertConfig):
         return bert_names.display_name(backbone)
+    if isinstance(backbone, T5EncoderConfig):
+        return "T5"
     return names_of(backbone).encoder.removesuffix("Model").replace("Bert", "BERT").removesuffix("Text")

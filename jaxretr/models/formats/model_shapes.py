@@ -19,6 +19,7 @@ from jaxretr.models.formats.export_note import NOTE
 from jaxretr.models.formats.hf_files import is_hub_name, read_json
 from jaxretr.models.formats.t5_params import t5_shape
 from jaxretr.models.t5 import T5Config
+from jaxretr.models.t5_encoder_config import T5EncoderConfig
 
 # What their config.json on the hub says: so much is public, and nothing need be fetched to plan a run.
 _BERT_BASE = BertConfig()
@@ -39,6 +40,9 @@ _ROBERTA = BertConfig(architecture="roberta", vocab_size=50265, type_vocab_size=
 _XLM_ROBERTA = dataclasses.replace(_ROBERTA, architecture="xlm-roberta", vocab_size=250002)
 _XLM_ROBERTA_LARGE = dataclasses.replace(_XLM_ROBERTA, **_LARGE)
 _MPNET = dataclasses.replace(NAMES["mpnet"].defaults, layer_norm_eps=1e-5)
+_T5_ENCODER_BASE = T5EncoderConfig(d_model=768, d_ff=3072, num_layers=12, num_heads=12)
+_T5_ENCODER_LARGE = T5EncoderConfig(d_model=1024, d_ff=4096, num_layers=24, num_heads=16)
+_T5_ENCODER_XL = T5EncoderConfig(d_model=1024, d_kv=128, d_ff=16384, num_layers=24, num_heads=32)
 KNOWN_ENCODERS = {
     **_BERTS,
     **{f"google-bert/{name}": bert for name, bert in _BERTS.items()},
@@ -52,6 +56,10 @@ KNOWN_ENCODERS = {
     "distilbert/distilbert-base-uncased": NAMES["distilbert"].defaults,
     "microsoft/mpnet-base": _MPNET,
     "sentence-transformers/all-mpnet-base-v2": _MPNET,
+    "sentence-transformers/gtr-t5-base": _T5_ENCODER_BASE,
+    "sentence-transformers/gtr-t5-large": _T5_ENCODER_LARGE,
+    "sentence-transformers/gtr-t5-xl": _T5_ENCODER_XL,
+    "sentence-transformers/sentence-t5-base": _T5_ENCODER_BASE,
 }
 
 _T5_BASE = T5Config(d_model=768, d_ff=2048, num_heads=12, num_layers=12, num_decoder_layers=12)

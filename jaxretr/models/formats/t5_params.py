@@ -1,4 +1,4 @@
-"""T5 checkpoints of Hugging Face (v1.0, v1.1, LM-adapted, Flan, T0) to and from our parameters."""
+"""T5 checkpoints of Hugging Face (v1.0, v1.1, LM-adapted, Flan, T0) to and from our parameters: whole models that score."""
 
 import re
 from collections.abc import Mapping
@@ -13,8 +13,9 @@ from jaxretr.models.formats.hf_files import TensorFiles, config_fields, read_jso
 from jaxretr.models.formats.name_table import Row, read_rows, write_rows
 from jaxretr.models.layers import Params, define
 from jaxretr.models.t5 import T5Config, T5Model
+from jaxretr.models.t5_encoder_config import T5EncoderConfig
 
-_ENCODER = "encoder.block.{}.layer."
+ENCODER_LAYER = "encoder.block.{}.layer."
 _DECODER = "decoder.block.{}.layer."
 
 
@@ -29,10 +30,10 @@ _SHARED_ROWS = (
     # Only the first layer has a table of relative positions; the others reuse it.
     Row("encoder_positions/table", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
     Row("decoder_positions/table", "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
-    *_attention("encoder/attention", _ENCODER + "0.SelfAttention"),
-    Row("encoder/attention_norm/scale", _ENCODER + "0.layer_norm.weight"),
-    Row("encoder/ffn/outer/kernel", _ENCODER + "1.DenseReluDense.wo.weight", True),
-    Row("encoder/ffn_norm/scale", _ENCODER + "1.layer_norm.weight"),
+    *_attention("encoder/attention", ENCODER_LAYER + "0.SelfAttention"),
+    Row("encoder/attention_norm/scale", ENCODER_LAYER + "0.layer_norm.weight"),
+    Row("encoder/ffn/outer/kernel", ENCODER_LAYER + "1.DenseReluDense.wo.weight", True),
+    Row("encoder/ffn_norm/scale", ENCODER_LAYER + "1.layer_norm.weight"),
     Row("encoder_norm/scale", "encoder.final_layer_norm.weight"),
     *_attention("decoder/attention", _DECODER + "0.SelfAttention"),
     Row("decoder/attention_norm/scale", _DECODER + "0.layer_norm.weight"),
@@ -44,13 +45,13 @@ _SHARED_ROWS = (
 )
 
 _PLAIN_ROWS = (
-    Row("encoder/ffn/inner/kernel", _ENCODER + "1.DenseReluDense.wi.weight", True),
+    Row("encoder/ffn/inner/kernel", ENCODER_LAYER + "1.DenseReluDense.wi.weight", True),
     Row("decoder/ffn/inner/kernel", _DECODER + "2.DenseReluDense.wi.weight", True),
 )
 
 _GATED_ROWS = (
-    Row("encoder/ffn/inner/kernel", _ENCODER + "1.DenseReluDense.wi_0.weight", True),
-    Row("encoder/ffn/gate/kernel", _ENCODER + "1.DenseReluDense.wi_1.weight", True),
+    Row("encoder/ffn/inner/kernel", ENCODER_LAYER + "1.DenseReluDense.wi_0.weight", True),
+    Row("encoder/ffn/gate/kernel", ENCODER_LAYER + "1.DenseReluDense.wi_1.weight", True),
     Row("decoder/ffn/inner/kernel", _DECODER + "2.DenseReluDense.wi_0.weight", True),
     Row("decoder/ffn/gate/kernel", _DECODER + "2.DenseReluDense.wi_1.weight", True),
 )
@@ -99,7 +100,7 @@ def import_t5(config: Mapping[str, Any], tensors: TensorFiles, dtype: Any = None
       UserError: another architecture, or tensors that are missing, left over or of a wrong shape.
     """
     t5 = t5_shape(config, tensors.where)
-    tensors = _without_second_names(tensors)
+    tensors = without_second_names(tensors)
     output = _OUTPUT_ROW
     if t5.tie_word_embeddings:
         tensors = _without_equal(tensors, "lm_head.weight")
@@ -112,12 +113,28 @@ def import_t5(config: Mapping[str, Any], tensors: TensorFiles, dtype: Any = None
 
 
 def _table(config: T5Config, output: Row) -> list[Row]:
-    gated = config.feed_forward_proj.startswith("gated-")
-    rows = [*_SHARED_ROWS, *(_GATED_ROWS if gated else _PLAIN_ROWS)]
+    rows = _rows(config.feed_forward_proj)
     return rows if config.tie_word_embeddings else [*rows, output]
 
 
-def _without_second_names(tensors: TensorFiles) -> TensorFiles:
+def _rows(feed_forward: str) -> list[Row]:
+    return [*_SHARED_ROWS, *(_GATED_ROWS if feed_forward.startswith("gated-") else _PLAIN_ROWS)]
+
+
+def encoder_rows(feed_forward: str) -> list[Row]:
+    """The rows of a T5Encoder's parameters, by the names that all encoders' parameters share."""
+    names = {
+        "embedding": "word_embedding",
+        "encoder_positions": "relative_positions",
+        "encoder": "layers",
+        "encoder_norm": "norm",
+    }
+    branches = [(row, *row.ours.split("/", 1)) for row in _rows(feed_forward)]
+    return [replace(row, ours=f"{names[branch]}/{rest}") for row, branch, rest in branches if branch in names]
+
+
+def without_second_names(tensors: TensorFiles) -> TensorFiles:
+    """The tensors with the embedding under the name shared.weight alone; UserError where its other names' differ."""
     names = set(tensors.names)
     if "shared.weight" not in names:
         first = next((name for name in _SECOND_NAMES if name in names), None)
@@ -158,17 +175,21 @@ def t5_shape(config: Mapping[str, Any], where: str) -> T5Config:
     defaults["num_decoder_layers"] = config.get("num_layers") or defaults["num_layers"]
     defaults["decoder_start_token_id"] = config.get("pad_token_id") or 0
     fields = config_fields(config, defaults, f"{where}/config.json")
-    feed_forward = fields["feed_forward_proj"]
-    if feed_forward not in _FEED_FORWARDS:
-        raise UserError(
-            f"{where}: config.json has feed_forward_proj '{feed_forward}'; supported: {', '.join(_FEED_FORWARDS)}"
-        )
     # transformers 5 writes tie_word_embeddings true whatever the model; what counts is whether the output is scaled.
     scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True) is not False)
     t5 = T5Config(**fields, tie_word_embeddings=bool(scaled))
-    if wrong := next((name for name, size in t5.sizes().items() if size < 1), None):
-        raise UserError(f"{where}: config.json has {wrong} {fields[wrong]}, but it must be at least 1; correct it")
+    check_t5(t5, where)
     return t5
+
+
+def check_t5(shape: T5Config | T5EncoderConfig, where: str) -> None:
+    """Raises UserError, which names `where`, for settings that no T5 has."""
+    if shape.feed_forward_proj not in _FEED_FORWARDS:
+        raise UserError(
+            f"{where}: has feed_forward_proj '{shape.feed_forward_proj}'; supported: {', '.join(_FEED_FORWARDS)}"
+        )
+    if wrong := next((name for name, size in shape.sizes().items() if size < 1), None):
+        raise UserError(f"{where}: has {wrong} {shape.sizes()[wrong]}, but it must be at least 1; correct it")
 
 
 def export_t5(config: T5Config, params: Params) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -1,0 +1,69 @@
+"""T5's encoder alone (Raffel et al. 2020), as GTR and sentence-T5 embed texts with it (Ni et al. 2022)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxretr.config import AdapterShape
+from jaxretr.models.adapter_layers import make_adapters
+from jaxretr.models.layers import Dropout, Embedding, RMSNorm, mask_bias, scan_layers, stack_layers
+from jaxretr.models.positions import relative_bias
+from jaxretr.models.t5 import T5EncoderLayer
+from jaxretr.models.t5_encoder_config import T5EncoderConfig
+
+
+class T5Encoder(nnx.Module):
+    """Token ids to contextual vectors."""
+
+    def __init__(
+        self,
+        config: T5EncoderConfig,
+        *,
+        adapter: AdapterShape | None = None,
+        dtype: Any = jnp.float32,
+        stacked: bool = True,
+        rngs: nnx.Rngs,
+    ):
+        """Makes an encoder; `stacked=False` keeps the layers apart, for programs without a backward pass."""
+        size, count, std = config.d_model, config.num_layers, config.initializer_factor
+        self.word_embedding = Embedding(config.vocab_size, size, std=std, rngs=rngs)
+        buckets, heads = config.relative_attention_num_buckets, config.num_heads
+        self.relative_positions = Embedding(buckets, heads, std=std * size**-0.5, rngs=rngs)
+        if stacked:
+            self.layers = stack_layers(lambda rngs: T5EncoderLayer(config, dtype=dtype, rngs=rngs), count, rngs)
+        else:
+            self.layers = nnx.List([T5EncoderLayer(config, dtype=dtype, rngs=rngs) for _ in range(count)])
+        if adapter is not None:
+            self.adapter = make_adapters(adapter, config, dtype=dtype, stacked=stacked, rngs=rngs)
+        self.norm = RMSNorm(size, config.layer_norm_epsilon)
+        self.config = config
+
+    def __call__(
+        self,
+        tokens: jax.Array,
+        lengths: jax.Array,
+        keys: jax.Array | None = None,
+        *,
+        keep_matmuls: bool = False,
+        words: jax.Array | None = None,
+    ) -> jax.Array:
+        """Encodes a batch; arguments and result are those of `BertEncoder`."""
+        config, length = self.config, tokens.shape[1]
+        outer_keys = None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, 1 << 17))(keys)
+        drop = Dropout(outer_keys, config.hidden_dropout_prob)
+        x = drop(self.word_embedding(tokens.astype(jnp.int32)) if words is None else words)
+        furthest = config.relative_attention_max_distance
+        bias = mask_bias(lengths, length) + relative_bias(self.relative_positions, length, furthest, bidirectional=True)
+
+        def apply(pair: Any, x: jax.Array, keys: jax.Array | None, _: Any) -> jax.Array:
+            drop_hidden = Dropout(keys, config.hidden_dropout_prob)
+            attention_keys = None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, 1 << 16))(keys)
+            drop_attention = Dropout(attention_keys, config.attention_probs_dropout_prob)
+            return pair[0](x, bias, drop_hidden, drop_attention, *pair[1:])
+
+        parts = (self.layers, self.adapter) if hasattr(self, "adapter") else (self.layers,)
+        layers = list(zip(*parts, strict=True)) if isinstance(self.layers, nnx.List) else parts
+        x = scan_layers(layers, x, apply, keys, keep_matmuls=keep_matmuls)
+        return drop(self.norm(x))
