@@ -5,12 +5,13 @@ from typing import Any, Literal, assert_never
 import numpy as np
 
 from jaxretr.errors import import_extra
-from jaxretr.export import onnx_bert, onnx_rotary
+from jaxretr.export import onnx_bert, onnx_rotary, onnx_t5
 from jaxretr.export.onnx_nodes import EMBEDDING, IDS, MASK, Graph
 from jaxretr.models.backbone_config import BACKBONE
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig, dense_params
 from jaxretr.models.layers import Params
+from jaxretr.models.rotary_config import RotaryConfig
 
 # The oldest that has LayerNormalization, so that older runtimes read it too.
 OPSET = 17
@@ -37,8 +38,10 @@ def build(config: DualEncoderConfig, params: Params) -> Any:
     mask = graph.add("Cast", MASK, to=graph.FLOAT)
     if isinstance(backbone, BertConfig):
         x = onnx_bert.states(graph, backbone, weights, mask)
-    else:
+    elif isinstance(backbone, RotaryConfig):
         x = onnx_rotary.states(graph, backbone, weights, mask)
+    else:
+        x = onnx_t5.states(graph, backbone, weights, mask)
     _embedding(graph, config, params, x, mask)
     info, types = onnx.helper.make_tensor_value_info, onnx.TensorProto
     inputs = [info(name, types.INT64, ["batch", "length"]) for name in (IDS, MASK)]

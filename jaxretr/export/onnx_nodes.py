@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxretr.errors import UserError
@@ -92,6 +93,4 @@ class Graph:
 
 def layer_params(stacked: Params, number: int) -> Params:
     """One layer's parameters of those of stacked layers."""
-    return {
-        name: {part: np.asarray(values)[number] for part, values in params.items()} for name, params in stacked.items()
-    }
+    return jax.tree.map(lambda values: np.asarray(values)[number], stacked)

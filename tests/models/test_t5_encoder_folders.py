@@ -77,6 +77,7 @@ def test_vectors_are_those_of_sentence_transformers_before_and_after_the_export(
     np.testing.assert_allclose(vectors, _encoded(folder), rtol=0, atol=1e-5)
     ours.save(tmp_path / "ours")
     export(ours, to="sentence-transformers", out=tmp_path / "theirs")
+    export(ours, to="onnx", out=tmp_path / "onnx")  # Verified by onnxruntime before it appears.
     for name in ("ours", "theirs"):
         again = DualEncoder.from_pretrained(tmp_path / name)
         assert again.config == ours.config
@@ -124,6 +125,11 @@ def test_longer_texts_than_those_of_the_pretraining(folder: Path, tmp_path: Path
     ids = np.array([ours.tokenizer(text, truncation=True, max_length=700)["input_ids"]], np.int32)
     assert ids.shape == (1, 700)
     np.testing.assert_allclose(program.call(params, ids, np.ones_like(ids)), vector, rtol=0, atol=1e-5)
+    runtime = pytest.importorskip("onnxruntime", reason="runs the graph")
+    export(ours, to="onnx", out=tmp_path / "onnx", side="passage")
+    session = runtime.InferenceSession(str(tmp_path / "onnx/passage/model.onnx"), providers=["CPUExecutionProvider"])
+    inputs = {name: values.astype(np.int64) for name, values in (("input_ids", ids), ("attention_mask", ids >= 0))}
+    np.testing.assert_allclose(session.run(None, inputs)[0], vector, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("folder", ["v1.0"], indirect=True)
