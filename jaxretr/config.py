@@ -77,6 +77,10 @@ class Mesh:
 
     model: int = 1
     """Devices that one copy of each large matrix is split over (for a scorer that does not fit on one)."""
+    shard_parameters: bool = False
+    """Split the encoder's large matrices, trained or frozen, and the optimizer's moments over the devices that share the
+    batch, each of which brings a layer's together when it needs them (FSDP, ZeRO-3): memory, not mathematics. For art and
+    contrastive runs; a scorer is not split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -622,12 +626,17 @@ KINDS: dict[str, type[Config]] = {
 
 
 def check_numbers(config: Config) -> None:
-    """Refuses counts that no run can have."""
+    """Refuses counts that no run can have, and a way to lie on the devices that this kind of run cannot."""
     for name in ("steps", "batch_size", "log_every", "save_every", "eval_every", "keep"):
         if (value := getattr(config.train, name)) < 1:
             raise UsageError(f"train.{name}={value}: must be at least 1; set --train.{name.replace('_', '-')}")
     if config.train.stop_factor is not None and not config.train.stop_factor > 1:
         raise UsageError(f"train.stop_factor={config.train.stop_factor}: must be above 1; set --train.stop-factor")
+    if config.mesh.shard_parameters and not isinstance(config, ArtConfig | ContrastiveConfig):
+        raise UsageError(
+            "mesh.shard_parameters: only art and contrastive runs can split their parameters; leave it out, or split with "
+            "--mesh.model"
+        )
     if config.train.seed < 0:
         raise UsageError(f"train.seed={config.train.seed}: must be at least 0; set --train.seed")
 

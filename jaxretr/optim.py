@@ -7,6 +7,7 @@ import optax
 
 from jaxretr.config import Optimizer
 from jaxretr.models.layers import Params
+from jaxretr.parallel.split_parameters import global_norm
 
 
 def schedule(config: Optimizer, steps: int) -> optax.Schedule:
@@ -42,6 +43,17 @@ def decays(params: Params) -> Params:
     return jax.tree_util.tree_map_with_path(one, params)
 
 
+def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
+    """`optax.clip_by_global_norm`, also of a gradient that is split over devices: the norm is that of the whole."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        norm = global_norm(updates)
+        small = jax.numpy.squeeze(norm < limit)
+        return jax.tree.map(lambda x: jax.lax.select(small, x, (x / norm.astype(x.dtype)) * limit), updates), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update)
+
+
 def build(config: Optimizer, steps: int) -> optax.GradientTransformation:
     """Clipping by the global norm, then AdamW with decoupled weight decay.
 
@@ -50,7 +62,7 @@ def build(config: Optimizer, steps: int) -> optax.GradientTransformation:
       steps: length of the run.
     """
     return optax.chain(
-        optax.clip_by_global_norm(config.clip),
+        clip_by_global_norm(config.clip),
         optax.adamw(
             schedule(config, steps),
             b1=config.b1,

@@ -5,6 +5,7 @@ in jaxretr/recipes/; what one step does is in jaxretr/objectives/.
 """
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -364,7 +365,8 @@ def claim(workdir: Path, config: Config, writes: bool) -> None:
     path = workdir / "config.json"
     try:
         if path.exists():
-            begun = from_json(json.loads(path.read_text()), str(path))
+            # Where the arrays lie is no part of what a run computes: it may go on with other devices.
+            begun = dataclasses.replace(from_json(json.loads(path.read_text()), str(path)), mesh=config.mesh)
             if begun != config:
                 changed = [name for name, value in to_json(config).items() if to_json(begun).get(name) != value]
                 raise UsageError(

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxretr.parallel.split_parameters import rows_of, whole
+
 Params = dict[str, Any]
 
 
@@ -22,12 +24,14 @@ class Dense(nnx.Module):
     def __init__(self, inputs: int, outputs: int, *, bias: bool, std: float, dtype: Any, rngs: nnx.Rngs):
         self.kernel = nnx.Param(std * jax.random.normal(rngs.params(), (inputs, outputs), jnp.float32))
         self.bias = nnx.Param(jnp.zeros((outputs,), jnp.float32)) if bias else None
+        self.shape = inputs, outputs
         self.dtype = dtype
 
     def __call__(self, x: jax.Array) -> jax.Array:
         # One flat matmul of all tokens: XLA on CPUs is much faster at it than at a batched one.
         flat = x.reshape(-1, x.shape[-1]).astype(self.dtype)
-        y = jnp.matmul(flat, self.kernel[...].astype(self.dtype), preferred_element_type=jnp.float32)
+        kernel = whole(self.kernel[...], self.shape, self.dtype)
+        y = jnp.matmul(flat, kernel, preferred_element_type=jnp.float32)
         if self.bias is not None:
             y = y + self.bias[...]
         return y.reshape(*x.shape[:-1], -1)
@@ -71,9 +75,10 @@ class Embedding(nnx.Module):
 
     def __init__(self, rows: int, size: int, *, std: float, rngs: nnx.Rngs):
         self.table = nnx.Param(std * jax.random.normal(rngs.params(), (rows, size), jnp.float32))
+        self.size = size
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        return self.table[...][ids].astype(jnp.float32)
+        return rows_of(self.table[...], ids, self.size).astype(jnp.float32)
 
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {

@@ -39,7 +39,8 @@ from jaxretr.objectives.live_index import (
 from jaxretr.objectives.text_keys import TextKeys
 from jaxretr.objectives.typo_terms import embed_with_forms, form_losses
 from jaxretr.parallel.mesh import DATA
-from jaxretr.parallel.sharding import state_stays
+from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
+from jaxretr.parallel.split_parameters import global_norm, reduced, varying
 from jaxretr.state import CorpusState, CorpusTokens, TrainState
 
 
@@ -138,13 +139,13 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
     """
 
     @partial(jax.jit, donate_argnums=(0, 1))
-    @partial(state_stays, mesh=mesh)
+    @partial(state_stays, mesh=mesh, split=program.shard_parameters)
     @partial(
-        jax.shard_map,
+        over_data,
         mesh=mesh,
-        axis_names={DATA},
-        in_specs=(P(), P(DATA), P(DATA), P(DATA), P(), P(DATA)),
-        out_specs=(P(), P(DATA), P(), P()),
+        split=program.shard_parameters,
+        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(DATA), P(), P(DATA)),
+        out_specs=(PARAMETERS_OR_STATE, P(DATA), P(), P()),
     )
     def step(
         state: TrainState,
@@ -155,7 +156,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
         batch: QuestionBatch,
     ) -> tuple[TrainState, CorpusState, dict[str, jax.Array], jax.Array]:
         # "Varying" keeps the gradients local; there is one reduction below, outside of every loop.
-        params = jax.tree.map(lambda x: lax.pcast(x, DATA, to="varying"), state.params)
+        params = varying(state.params)
         keys = TextKeys.of_step(program, state.step, len(batch.tokens), program.top_k, program.typos.forms)
 
         # 1. Search with the question vectors of this step, dropout and all, as the authors do.
@@ -207,8 +208,8 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
             "staleness": staleness(index, state.step, program.corpus_rows),
             **terms,
         }
-        gradients, metrics = lax.pmean((gradients, metrics), DATA)
-        metrics["gradient_norm"] = optax.global_norm(gradients)
+        gradients, metrics = reduced(gradients, state.params, metrics, mean=True)
+        metrics["gradient_norm"] = global_norm(gradients)
         return state.apply_gradients(gradients, optimizer), index, metrics, rows
 
     return step

@@ -16,6 +16,7 @@ from jax import lax
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import join
 from jaxretr.objectives.kept_chunks import embed_kept
+from jaxretr.parallel.split_parameters import longest_row
 
 EmbedRows = Callable[..., jax.Array]
 
@@ -31,11 +32,12 @@ def embed_in_chunks(
     frozen: Params | None = None,
     keep: bool = False,
     words: tuple[str, ...] | None = None,
+    together: bool = False,
 ) -> jax.Array:
     """Embeds rows, at most `chunk` at once; differentiable with respect to `params`.
 
     The rows are taken shortest first, and a chunk is cut to the few columns that its longest row needs: short texts do
-    not pay for long ones. There is no communication between devices in here.
+    not pay for long ones. There is no communication between devices in here, unless they embed `together`.
 
     Args:
       embed_rows: (params, tokens [m, l], lengths [m], keys [m] or None) -> float32 [m, D], called with all parameters. A
@@ -51,6 +53,8 @@ def embed_in_chunks(
         memory and the time change.
       words: with `keep`, the path in `params` of the table that the tokens are looked up in: its gradient is then added
         row by row. None: `embed_rows` looks them up, and the table's gradient is a dense one in each chunk.
+      together: the devices of the "data" axis exchange parts of parameters in `embed_rows`, so they must all take the same
+        way: their first chunks have one width, the second ones, and so on.
 
     Returns:
       float32 [n, D], in the order of the rows.
@@ -66,30 +70,32 @@ def embed_in_chunks(
     chunks = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), rows)
     widths = tuple(bucket_widths(width))
     if keep:
-        embeddings: Any = embed_kept(embed_rows, widths, words, params, frozen or {}, chunks)
+        embeddings: Any = embed_kept(embed_rows, widths, words, together, params, frozen or {}, chunks)
     else:
-        embeddings = _embed_chunks(embed_rows, widths, params, frozen or {}, chunks)
+        embeddings = _embed_chunks(embed_rows, widths, together, params, frozen or {}, chunks)
     embeddings = embeddings.reshape(n + spare, -1)[spare:]
     return embeddings[jnp.argsort(order)]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _embed_chunks(
-    embed_rows: EmbedRows, widths: tuple[int, ...], params: Params, frozen: Params, chunks: Any
+    embed_rows: EmbedRows, widths: tuple[int, ...], together: bool, params: Params, frozen: Params, chunks: Any
 ) -> jax.Array:
     """Chunks of tokens [c, m, L], lengths [c, m] and keys [c, m] -> float32 [c, m, D]."""
 
     def one(chunk: Any) -> jax.Array:
-        return _at_width(widths, lambda *rows: embed_rows(join(params, frozen), *rows), chunk)
+        return _at_width(widths, together, lambda *rows: embed_rows(join(params, frozen), *rows), chunk)
 
     return lax.map(one, chunks)
 
 
-def _forward(embed_rows: EmbedRows, widths: tuple[int, ...], params: Params, frozen: Params, chunks: Any) -> Any:
-    return _embed_chunks(embed_rows, widths, params, frozen, chunks), (params, frozen, chunks)
+def _forward(
+    embed_rows: EmbedRows, widths: tuple[int, ...], together: bool, params: Params, frozen: Params, chunks: Any
+) -> Any:
+    return _embed_chunks(embed_rows, widths, together, params, frozen, chunks), (params, frozen, chunks)
 
 
-def _backward(embed_rows: EmbedRows, widths: tuple[int, ...], saved: Any, cotangents: jax.Array) -> Any:
+def _backward(embed_rows: EmbedRows, widths: tuple[int, ...], together: bool, saved: Any, cotangents: jax.Array) -> Any:
     params, frozen, chunks = saved
 
     def one(total: Params, slice_: Any) -> tuple[Params, None]:
@@ -99,7 +105,7 @@ def _backward(embed_rows: EmbedRows, widths: tuple[int, ...], saved: Any, cotang
         def gradient(*rows: Any) -> Params:
             return jax.vjp(lambda params: embed_rows(join(params, frozen), *rows), params)[1](cotangent)[0]
 
-        return jax.tree.map(jnp.add, total, _at_width(widths, gradient, chunk)), None
+        return jax.tree.map(jnp.add, total, _at_width(widths, together, gradient, chunk)), None
 
     return lax.scan(one, jax.tree.map(zeros_placed_like, params), (chunks, cotangents))[0], None, None
 
@@ -107,10 +113,10 @@ def _backward(embed_rows: EmbedRows, widths: tuple[int, ...], saved: Any, cotang
 _embed_chunks.defvjp(_forward, _backward)
 
 
-def _at_width(widths: tuple[int, ...], of_rows: Callable[..., Any], chunk: Any) -> Any:
+def _at_width(widths: tuple[int, ...], together: bool, of_rows: Callable[..., Any], chunk: Any) -> Any:
     """Calls `of_rows` with the tokens cut to the first width that holds the chunk's longest row."""
     tokens, lengths, keys = chunk
-    bucket = (lengths.max() > jnp.array(widths[:-1], jnp.int32)).sum()
+    bucket = (longest_row(lengths, together) > jnp.array(widths[:-1], jnp.int32)).sum()
     branches = [
         lambda tokens, lengths, keys, width=width: of_rows(tokens[:, :width], lengths, keys) for width in widths
     ]

@@ -31,7 +31,8 @@ from jaxretr.objectives.live_index import (
 from jaxretr.objectives.text_keys import TextKeys
 from jaxretr.objectives.typo_terms import embed_with_forms
 from jaxretr.parallel.mesh import DATA
-from jaxretr.parallel.sharding import state_stays
+from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
+from jaxretr.parallel.split_parameters import global_norm, reduced, varying
 from jaxretr.state import CorpusState, CorpusTokens, TrainState
 
 __all__ = [
@@ -65,13 +66,13 @@ def make_step(
     """
 
     @partial(jax.jit, donate_argnums=(0, 1))
-    @partial(state_stays, mesh=mesh)
+    @partial(state_stays, mesh=mesh, split=program.shard_parameters)
     @partial(
-        jax.shard_map,
+        over_data,
         mesh=mesh,
-        axis_names={DATA},
-        in_specs=(P(), P(DATA), P(DATA), P(DATA), P(DATA)),
-        out_specs=(P(), P(DATA), P(), P(DATA)),
+        split=program.shard_parameters,
+        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(DATA), P(DATA)),
+        out_specs=(PARAMETERS_OR_STATE, P(DATA), P(), P(DATA)),
     )
     def step(
         state: TrainState,
@@ -81,7 +82,7 @@ def make_step(
         batch: ContrastiveBatch,
     ) -> tuple[TrainState, CorpusState | None, dict[str, jax.Array], jax.Array]:
         # "Varying" keeps the gradients local; there is one reduction below, outside of every loop.
-        params = jax.tree.map(lambda x: lax.pcast(x, DATA, to="varying"), state.params)
+        params = varying(state.params)
         b, c = len(batch.tokens), batch.rows.shape[1] + program.negatives.retrieved
         keys = TextKeys.of_step(program, state.step, b, c, program.typos.forms)
 
@@ -119,8 +120,8 @@ def make_step(
             metrics["staleness"] = staleness(index, state.step, program.corpus_rows) / lax.axis_size(DATA)
         # The local losses are parts of the batch's mean, and all_gather's transpose has brought each passage the
         # gradients of all devices' questions: the sum is the gradient that a single device would compute.
-        gradients, metrics = lax.psum((gradients, {"loss": loss, **metrics}), DATA)
-        metrics["gradient_norm"] = optax.global_norm(gradients)
+        gradients, metrics = reduced(gradients, state.params, {"loss": loss, **metrics})
+        metrics["gradient_norm"] = global_norm(gradients)
         return state.apply_gradients(gradients, optimizer), index, metrics, rows
 
     return step

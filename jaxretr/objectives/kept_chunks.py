@@ -16,16 +16,18 @@ from jax import lax
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import join
 from jaxretr.parallel.mesh import varying_like
+from jaxretr.parallel.split_parameters import longest_row
 
 Chunks = tuple[jax.Array, jax.Array, jax.Array | None]
 """Tokens [c, m, L], lengths [c, m] and PRNG keys [c, m] or None, the shortest rows first."""
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
 def embed_kept(
     embed_rows: Callable[..., jax.Array],
     widths: tuple[int, ...],
     words: tuple[str, ...] | None,
+    together: bool,
     params: Params,
     frozen: Params,
     chunks: Chunks,
@@ -43,11 +45,18 @@ def embed_kept(
 
     shape = jax.eval_shape(partial(one, widths[-1]), 0).shape
     start = varying_like(lax.empty((len(chunks[0]), *shape), jnp.float32), chunks[0])
-    return _each_width(widths, chunks[1], lambda width, number, all_: all_.at[number].set(one(width, number)), start)
+    each = partial(_each_width, widths, together, chunks[1])
+    return each(lambda width, number, all_: all_.at[number].set(one(width, number)), start)
 
 
 def _forward(
-    embed_rows: Any, widths: tuple[int, ...], words: tuple[str, ...] | None, params: Params, frozen: Params, chunks: Any
+    embed_rows: Any,
+    widths: tuple[int, ...],
+    words: tuple[str, ...] | None,
+    together: bool,
+    params: Params,
+    frozen: Params,
+    chunks: Any,
 ) -> Any:
     rest, table = _without(params, words)
     count = len(chunks[0])
@@ -73,12 +82,17 @@ def _forward(
         ]
         return embeddings.at[number].set(fresh), kept
 
-    embeddings, kept = _each_width(widths, chunks[1], store, (embeddings, kept))
+    embeddings, kept = _each_width(widths, together, chunks[1], store, (embeddings, kept))
     return embeddings, (params, frozen, chunks, kept)
 
 
 def _backward(
-    embed_rows: Any, widths: tuple[int, ...], words: tuple[str, ...] | None, saved: Any, cotangents: jax.Array
+    embed_rows: Any,
+    widths: tuple[int, ...],
+    words: tuple[str, ...] | None,
+    together: bool,
+    saved: Any,
+    cotangents: jax.Array,
 ) -> Any:
     params, frozen, chunks, kept = saved
     rest, table = _without(params, words)
@@ -95,7 +109,7 @@ def _backward(
         return jax.tree.map(jnp.add, totals, gradients), table_total
 
     zeros = jax.tree.map(lambda x: varying_like(jnp.zeros(x.shape, x.dtype), x), (rest, table))
-    rest_total, table_total = _each_width(widths, chunks[1], add, zeros)
+    rest_total, table_total = _each_width(widths, together, chunks[1], add, zeros)
     return (rest_total if words is None else _put(rest_total, words, table_total)), None, None
 
 
@@ -189,9 +203,11 @@ def _typed(line: jax.Array, leaf: jax.Array) -> jax.Array:
 # ---- loops over the chunks of each width -----------------------------------------------------------------------------
 
 
-def _each_width(widths: tuple[int, ...], lengths: jax.Array, body: Callable[..., Any], carry: Any) -> Any:
+def _each_width(
+    widths: tuple[int, ...], together: bool, lengths: jax.Array, body: Callable[..., Any], carry: Any
+) -> Any:
     """Runs body(width, number, carry) for every chunk, with the first width that holds its longest row."""
-    longest = lengths.max(axis=1)  # [c], ascending
+    longest = longest_row(lengths, together)  # [c], ascending
     start = jnp.zeros((), jnp.int32)
     for place, width in enumerate(widths):
         last = place == len(widths) - 1

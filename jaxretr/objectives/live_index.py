@@ -24,6 +24,8 @@ from jaxretr.objectives.chunks import EmbedRows, bucket_widths, embed_in_chunks
 from jaxretr.objectives.kept_chunks import kept_bytes
 from jaxretr.parallel.memory import size
 from jaxretr.parallel.mesh import DATA
+from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data
+from jaxretr.parallel.split_parameters import longest_row
 from jaxretr.search.topk import search_step
 from jaxretr.state import CorpusState, CorpusTokens
 
@@ -45,6 +47,8 @@ class IndexProgram:
     """So much a device may keep of questions' and of passages' activations for the backward pass. Where all chunks'
     fit in, each is embedded once; else twice."""
     seed: int
+    shard_parameters: bool = False
+    """The encoder's large matrices are split over "data", see jaxretr/parallel/split_parameters.py."""
 
 
 @jax.named_scope("questions")
@@ -107,7 +111,9 @@ def _embed_texts(
     keys: jax.Array | None,
     chunk: int,
 ) -> jax.Array:
-    embed_rows, words = row_encoder(program.encoder, program.encoder_dtype), word_table(tower_params)
+    embed_rows = row_encoder(program.encoder, program.encoder_dtype)
+    # A split table is looked up with all devices together, which `embed_rows` does.
+    words = None if program.shard_parameters else word_table(tower_params)
     keep = False
     if program.activation_bytes:
         needed = kept_bytes(embed_rows, words, tower_params, frozen, tokens, lengths, keys, chunk)
@@ -123,6 +129,7 @@ def _embed_texts(
         frozen=frozen,
         keep=keep,
         words=words if keep else None,
+        together=program.shard_parameters,
     )
 
 
@@ -233,10 +240,10 @@ def make_refresh(program: IndexProgram, mesh: Mesh) -> Callable[..., CorpusState
 
     @partial(jax.jit, donate_argnums=(2,))
     @partial(
-        jax.shard_map,
+        over_data,
         mesh=mesh,
-        axis_names={DATA},
-        in_specs=(P(), P(DATA), P(DATA), P()),
+        split=program.shard_parameters,
+        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P()),
         out_specs=P(DATA),
     )
     def refresh(params: Params, passages: CorpusTokens, index: CorpusState, step: jax.Array) -> CorpusState:
@@ -254,7 +261,8 @@ def make_refresh(program: IndexProgram, mesh: Mesh) -> Callable[..., CorpusState
         def block(number: jax.Array, embeddings: jax.Array) -> jax.Array:
             rows = lax.dynamic_slice_in_dim(order, block_start(number, n, size), size)
             lengths = passages.lengths[rows]
-            bucket = (lengths.max() > jnp.array(widths[:-1], jnp.int32)).sum()  # the first width that is enough
+            longest = longest_row(lengths, program.shard_parameters)
+            bucket = (longest > jnp.array(widths[:-1], jnp.int32)).sum()  # the first width that is enough
             branches = [partial(encode, width=width) for width in widths]
             fresh = lax.switch(bucket, branches, passages.tokens[rows], lengths)
             return embeddings.at[rows].set(fresh.astype(embeddings.dtype))
@@ -275,10 +283,10 @@ def make_search(program: IndexProgram, mesh: Mesh, k: int) -> Callable[..., tupl
 
     @jax.jit
     @partial(
-        jax.shard_map,
+        over_data,
         mesh=mesh,
-        axis_names={DATA},
-        in_specs=(P(), P(DATA), P(DATA), P(DATA)),
+        split=program.shard_parameters,
+        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(DATA)),
         out_specs=(P(), P()),
     )
     def search(

@@ -1,12 +1,15 @@
 """The one place for every PartitionSpec: how each named tensor lies on the mesh.
 
-Batches and corpus rows are split over the "data" axis. Parameters are copies on every device of that axis; the large
-matrices can in addition be split over the "model" axis, which is how a scorer that does not fit on one device runs.
+Batches and corpus rows are split over the "data" axis. Parameters are copies on every device of that axis, unless the run
+splits its encoder's large matrices over it, with the optimizer's moments (`mesh.shard_parameters`, see
+split_parameters.py). Large matrices can also be split over the "model" axis, which is how a scorer that does not fit on
+one device runs.
 """
 
 import functools
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -21,34 +24,44 @@ ROWS = P(DATA)
 REPLICATED = P()
 """Scalars, norms, biases, small tables."""
 
-# Kernels are [layers, in, out]; heads and inner widths are split, so each block needs one sum over "model".
+SPLIT_FROM = 1 << 16
+"""Elements of a matrix from which on it is worth splitting over "data": smaller ones, of low-rank adapters, stay copies."""
+
+# Kernels are [layers, in, out]; heads and inner widths are split, so each block needs one sum over "model". The axis that is
+# split over "data" is, but in adapters, as long as the encoder is wide. Scorers (encoder, decoder) are not split over it.
 PARAMETERS: list[tuple[str, P]] = [
-    (r"layers\.(query|key|value|qkv|ffn_in|ffn_gate)\.kernel", P(None, None, MODEL)),
+    (r"layers\.(query|key|value|qkv|ffn_in|ffn_gate)\.kernel", P(None, DATA, MODEL)),
     (r"layers\.(query|key|value|qkv|ffn_in|ffn_gate)\.bias", P(None, MODEL)),
-    (r"layers\.(attention_out|ffn_out)\.kernel", P(None, MODEL, None)),
+    (r"layers\.(attention_out|ffn_out)\.kernel", P(None, MODEL, DATA)),
     (r"layers\.(attention_out|ffn_out)\.bias", REPLICATED),
     (r"layers\.(attention|ffn|attention_out|ffn_out|query|key)_norm\.(scale|bias)", REPLICATED),
-    (r"(encoder|decoder|layers)\.(attention|cross)\.(query|key|value)\.kernel", P(None, None, MODEL)),
-    (r"(encoder|decoder|layers)\.(attention|cross)\.out\.kernel", P(None, MODEL, None)),
-    (r"(encoder|decoder|layers)\.ffn\.(inner|gate)\.kernel", P(None, None, MODEL)),
-    (r"(encoder|decoder|layers)\.ffn\.outer\.kernel", P(None, MODEL, None)),
+    # A T5 encoder's.
+    (r"layers\.(attention\.(query|key|value)|ffn\.(inner|gate))\.kernel", P(None, DATA, MODEL)),
+    (r"layers\.(attention\.out|ffn\.outer)\.kernel", P(None, MODEL, DATA)),
+    (r"(encoder|decoder)\.(attention|cross)\.(query|key|value)\.kernel", P(None, None, MODEL)),
+    (r"(encoder|decoder)\.(attention|cross)\.out\.kernel", P(None, MODEL, None)),
+    (r"(encoder|decoder)\.ffn\.(inner|gate)\.kernel", P(None, None, MODEL)),
+    (r"(encoder|decoder)\.ffn\.outer\.kernel", P(None, MODEL, None)),
     (r"(encoder|decoder)\.(attention|cross|ffn)_norm\.scale", REPLICATED),
     (r"(encoder|decoder)_norm\.scale", REPLICATED),
     (r"((encoder|decoder)_positions|relative_positions)\.table", REPLICATED),
     (r"output\.kernel", P(None, MODEL)),
-    (r"(embedding|word_embedding)\.table", P(None, MODEL)),
+    (r"embedding\.table", P(None, MODEL)),
+    (r"word_embedding\.table", P(None, (DATA, MODEL))),
     (r"(position_embedding|type_embedding)\.table", REPLICATED),
     (r"(embedding_)?norm\.(scale|bias)", REPLICATED),
     (r"(projection|inner_dense\.\d+)\.(kernel|bias)", REPLICATED),
-    # Adapters are small, and all of them are needed for every column of the layer they adapt.
-    (r"(lora\.\w+|parallel)\.(down|up)\.(kernel|bias)", REPLICATED),
+    # All of an adapter is needed for every column of the layer that it adapts.
+    (r"(lora\.\w+|parallel)\.down\.kernel", P(None, DATA, None)),
+    (r"(lora\.\w+|parallel)\.up\.kernel", P(None, None, DATA)),
+    (r"(lora\.\w+|parallel)\.(down|up)\.bias", REPLICATED),
     (r"head\.(dense|norm)\.(kernel|scale|bias)", REPLICATED),
     (r"head\.bias", REPLICATED),
 ]
 
 
 def spec_of(name: str) -> P:
-    """The PartitionSpec of a parameter by its dotted name; an unknown name is an error, not a guess."""
+    """The PartitionSpec of a parameter by its dotted name, with both axes; an unknown name is an error, not a guess."""
     for pattern, spec in PARAMETERS:
         if re.search(rf"(^|\.){pattern}$", name):
             return spec
@@ -61,22 +74,76 @@ def dotted(path: tuple[Any, ...]) -> str:
     return ".".join(str(part) for part in parts)
 
 
-def shardings(tree: Any, mesh: Mesh) -> Any:
+def _specs(tree: Any, mesh: Mesh, axes: Collection[str]) -> Any:
+    """The PartitionSpec of every leaf of a tree, of these mesh axes alone."""
+
+    def axes_of(length: int, named: Any) -> Any:
+        kept = tuple(axis for axis in (named if isinstance(named, tuple) else (named,)) if axis in axes)
+        # A length that the devices do not divide: all of them have all of it.
+        if DATA in kept and length % mesh.shape[DATA]:
+            kept = tuple(axis for axis in kept if axis != DATA)
+        return None if not kept else kept[0] if len(kept) == 1 else kept
+
+    def one(path: tuple[Any, ...], leaf: Any) -> P:
+        if leaf.ndim == 0 or not axes:
+            return REPLICATED
+        spec = spec_of(dotted(path))
+        large = math.prod(leaf.shape[-2:]) >= SPLIT_FROM
+        here = [axis if large or axis != DATA else None for axis in spec]
+        return P(*(axes_of(length, axis) for length, axis in zip(leaf.shape, here, strict=False)))
+
+    return jax.tree_util.tree_map_with_path(one, tree)
+
+
+def shardings(tree: Any, mesh: Mesh, *, split: bool = False) -> Any:
     """The NamedSharding of every leaf of a tree of parameters or of a whole TrainState; scalars are copies.
 
     Args:
       tree: parameters, or anything whose leaves' paths end with parameter names, like optimizer moments.
       mesh: with the axes "data" and "model".
+      split: over "data" as well, all large matrices with an axis that the devices divide.
+    """
+    axes = {*((MODEL,) if mesh.shape[MODEL] > 1 else ()), *((DATA,) if split else ())}
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), _specs(tree, mesh, axes), is_leaf=_is_spec)
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, P)
+
+
+PARAMETERS_OR_STATE: Any = object()
+"""Among the specs that `over_data` takes: the first argument, parameters or a TrainState, or a result like it."""
+
+
+def over_data(
+    function: Callable[..., Any], *, mesh: Mesh, split: bool, in_specs: tuple[Any, ...], out_specs: Any
+) -> Callable[..., Any]:
+    """`jax.shard_map` over "data" of a function of parameters.
+
+    Args:
+      function: its first argument is parameters or a TrainState.
+      mesh: with the axes "data" and "model"; "model" is left to the compiler.
+      split: whether the parameters are split over "data", as in `shardings`.
+      in_specs: as for `jax.shard_map`, or PARAMETERS_OR_STATE.
+      out_specs: likewise.
     """
 
-    def one(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        spec = REPLICATED if leaf.ndim == 0 or mesh.shape[MODEL] == 1 else spec_of(dotted(path))
-        return NamedSharding(mesh, spec)
+    @functools.wraps(function)
+    def mapped(first: Any, *others: Any) -> Any:
+        own = _specs(first, mesh, {DATA}) if split else REPLICATED
+        ins, outs = (
+            tuple(own if spec is PARAMETERS_OR_STATE else spec for spec in specs) if isinstance(specs, tuple) else specs
+            for specs in (in_specs, out_specs)
+        )
+        run = jax.shard_map(function, mesh=mesh, axis_names={DATA}, in_specs=ins, out_specs=outs)
+        return run(first, *others)
 
-    return jax.tree_util.tree_map_with_path(one, tree)
+    return mapped
 
 
-def state_stays(step: Callable[..., tuple[Any, ...]], *, mesh: Mesh) -> Callable[..., tuple[Any, ...]]:
+def state_stays(
+    step: Callable[..., tuple[Any, ...]], *, mesh: Mesh, split: bool = False
+) -> Callable[..., tuple[Any, ...]]:
     """`step`, to be jitted, with the state that it gives first where `shardings` has it.
 
     On a "model" axis the compiler would choose other places, and each new choice would have the next step compiled again.
@@ -86,18 +153,18 @@ def state_stays(step: Callable[..., tuple[Any, ...]], *, mesh: Mesh) -> Callable
     def staying(*arguments: Any) -> tuple[Any, ...]:
         state, *others = step(*arguments)
         if mesh.shape[MODEL] > 1:
-            state = jax.lax.with_sharding_constraint(state, shardings(state, mesh))
+            state = jax.lax.with_sharding_constraint(state, shardings(state, mesh, split=split))
         return state, *others
 
     return staying
 
 
-def put(tree: Any, mesh: Mesh) -> Any:
+def put(tree: Any, mesh: Mesh, *, split: bool = False) -> Any:
     """Copies a tree of parameters, or a TrainState, to the mesh as `shardings` says."""
-    return put_tree(tree, shardings(tree, mesh))
+    return put_tree(tree, shardings(tree, mesh, split=split))
 
 
-def abstract(tree: Any, mesh: Mesh, sharding: NamedSharding | None = None) -> Any:
+def abstract(tree: Any, mesh: Mesh, sharding: NamedSharding | None = None, *, split: bool = False) -> Any:
     """ShapeDtypeStructs of a tree with `shardings`' (or one common) sharding."""
-    places = shardings(tree, mesh) if sharding is None else jax.tree.map(lambda _: sharding, tree)
+    places = shardings(tree, mesh, split=split) if sharding is None else jax.tree.map(lambda _: sharding, tree)
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, places)

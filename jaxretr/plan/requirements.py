@@ -271,12 +271,15 @@ def remedy(config: Config, planned: Plan) -> str:
             ways.append("a smaller --train.batch-size")
     elif isinstance(config, ArtConfig | ContrastiveConfig):
         ways.append(f"--index.encode-rows {max(1, config.index.encode_rows // 2)}")
-    replicated = sum(
-        size for name, size in held.items() if name in ("parameters", "optimizer state", "scorer", "frozen parameters")
-    )
+    own = sum(held.get(name, 0) for name in ("parameters", "optimizer state", "frozen parameters"))
+    scorer = held.get("scorer", 0)
+    replicated = own + scorer
     more = ["more chips"]
     if replicated > max(other, sum(held.values()) - replicated):
         more.insert(0, f"--mesh.model {2 * planned.model}")
+        can_split = isinstance(config, ArtConfig | ContrastiveConfig) and planned.data > 1
+        if can_split and not config.mesh.shard_parameters and own > scorer:
+            more.insert(0, "--mesh.shard-parameters")
     order = ways + more if other > sum(held.values()) / 2 else more + ways
     gib = worst.peak / GIB
     have = (planned.capacity or 0) / GIB

@@ -51,6 +51,7 @@ from jaxretr.recipes.whole_corpus import (
     refresh_is_due,
     save_model,
     select,
+    splits,
 )
 from jaxretr.state import CorpusState, TrainState
 
@@ -105,6 +106,7 @@ class ArtPrograms:
             chunk=config.art.chunk,
             activation_bytes=activation_bytes(config.encoder, mesh),
             seed=config.train.seed,
+            shard_parameters=splits(config.mesh, encoder, mesh),
             t5=t5,
             prompt=prompt,
             scorer=config.scorer,
@@ -174,7 +176,8 @@ class ArtRun(ArtPrograms):
         local = Path(config.scorer.path).expanduser().is_dir()
         prompt = Prompt.of(load_tokenizer(config.scorer.path)) if local else T5_PROMPT
         run = ArtPrograms(config, encoder, t5, prompt, size.searched, mesh)
-        state = abstract_train_state(abstract_params(encoder), run.optimizer, mesh, run.frozen)
+        split = run.program.shard_parameters
+        state = abstract_train_state(abstract_params(encoder), run.optimizer, mesh, run.frozen, split=split)
         corpus = AbstractCorpus(config.encoder, encoder, mesh, size)
         index, passages = corpus.index(config.index), corpus.tokens
         ids = ids_dtype(vocabulary_of(config.scorer.path) if local else t5.vocab_size)
@@ -205,14 +208,15 @@ class ArtRun(ArtPrograms):
 
     def init(self) -> ArtState:
         """The pretrained weights and an index made with them."""
-        train = initial_state(self.model, self.optimizer, self.mesh, self.frozen)
+        split = self.program.shard_parameters
+        train = initial_state(self.model, self.optimizer, self.mesh, self.frozen, split=split)
         return ArtState(train, self.whole.encode(train))
 
     def abstract_state(self) -> ArtState:
         """The shapes and shardings of the state."""
-        return ArtState(
-            abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen), self.whole.abstract_index()
-        )
+        split = self.program.shard_parameters
+        train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=split)
+        return ArtState(train, self.whole.abstract_index())
 
     def step(self, state: ArtState, number: int, batch: QuestionBatch) -> tuple[ArtState, dict[str, jax.Array]]:
         """One ART step; every R steps the index is refreshed first."""

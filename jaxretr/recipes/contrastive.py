@@ -42,6 +42,7 @@ from jaxretr.recipes.whole_corpus import (
     put_forms,
     refresh_is_due,
     save_model,
+    splits,
 )
 from jaxretr.state import CorpusState, TrainState
 
@@ -93,6 +94,7 @@ class ContrastivePrograms:
             chunk=config.contrastive.chunk,
             activation_bytes=activation_bytes(config.encoder, mesh),
             seed=config.train.seed,
+            shard_parameters=splits(config.mesh, encoder, mesh),
             positives=positives,
             sizes=sizes,
             contrastive=config.contrastive,
@@ -162,7 +164,8 @@ class ContrastiveRun(ContrastivePrograms):
         # What the training file has fewer of is less; the run reports it when it has read the file.
         positives = config.contrastive.max_positives if config.contrastive.positives == "all" else 1
         run = ContrastivePrograms(config, encoder, size.searched, positives, mesh)
-        state = abstract_train_state(abstract_params(encoder), run.optimizer, mesh, run.frozen)
+        split = run.program.shard_parameters
+        state = abstract_train_state(abstract_params(encoder), run.optimizer, mesh, run.frozen, split=split)
         corpus = AbstractCorpus(config.encoder, encoder, mesh, size)
         contents = abstract_rows(mesh, "int32", corpus.rows)
         index = corpus.index(config.index)
@@ -225,12 +228,14 @@ class ContrastiveRun(ContrastivePrograms):
     def init(self) -> ContrastiveState:
         """The pretrained weights, and an index made with them if the step searches."""
         model = self._lexical_start() if self.config.encoder.fresh_start == "lexical" else self.model
-        train = initial_state(model, self.optimizer, self.mesh, self.frozen)
+        split = self.program.shard_parameters
+        train = initial_state(model, self.optimizer, self.mesh, self.frozen, split=split)
         return ContrastiveState(train, self.whole.encode(train) if self.program.searches else None)
 
     def abstract_state(self) -> ContrastiveState:
         """The shapes and shardings of the state."""
-        train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen)
+        split = self.program.shard_parameters
+        train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=split)
         return ContrastiveState(train, self.whole.abstract_index() if self.program.searches else None)
 
     def step(

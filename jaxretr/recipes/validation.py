@@ -23,6 +23,7 @@ from jaxretr.models.layers import Params
 from jaxretr.objectives.contrastive import NO_PASSAGE, ContrastiveProgram, Masks, contrastive_losses
 from jaxretr.objectives.live_index import fetch_rows
 from jaxretr.parallel.mesh import DATA, put_rows
+from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.recipes.whole_corpus import Model, WholeCorpus, put_batch, question_store, width_of
 from jaxretr.state import CorpusTokens, TrainState
 
@@ -145,7 +146,13 @@ def _make_embed(program: ContrastiveProgram, mesh: Mesh):
     """embed(params, tokens [n, L], lengths [n]) -> float32 [n, D] of questions, on all devices."""
 
     @jax.jit
-    @partial(jax.shard_map, mesh=mesh, axis_names={DATA}, in_specs=(P(), P(DATA), P(DATA)), out_specs=P())
+    @partial(
+        over_data,
+        mesh=mesh,
+        split=program.shard_parameters,
+        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA)),
+        out_specs=P(),
+    )
     def embed_questions(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         q = embed(program.encoder, tower(params, "question"), tokens, lengths, dtype=program.encoder_dtype)
         return lax.all_gather(q, DATA, tiled=True, to="invarying")
@@ -157,7 +164,13 @@ def _make_embed_rows(program: ContrastiveProgram, mesh: Mesh):
     """embed(params, passages, rows int32 [n]) -> float32 [n, D] of corpus rows, on all devices."""
 
     @jax.jit
-    @partial(jax.shard_map, mesh=mesh, axis_names={DATA}, in_specs=(P(), P(DATA), P()), out_specs=P())
+    @partial(
+        over_data,
+        mesh=mesh,
+        split=program.shard_parameters,
+        in_specs=(PARAMETERS_OR_STATE, P(DATA), P()),
+        out_specs=P(),
+    )
     def embed_rows(params: Params, passages: CorpusTokens, rows: jax.Array) -> jax.Array:
         found = jax.tree.map(lambda table: fetch_rows(table, rows[:, None])[:, 0], passages)
         p = embed(program.encoder, tower(params, "passage"), found.tokens, found.lengths, dtype=program.encoder_dtype)

@@ -14,13 +14,14 @@ from jax.typing import DTypeLike
 
 from jaxretr.config import DevData, Dtype, Train, Typos
 from jaxretr.config import Encoder as EncoderConfig
+from jaxretr.config import Mesh as MeshConfig
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_qrels, read_questions
 from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokens import Template
 from jaxretr.data.typos import TypoGenerator
-from jaxretr.errors import UserError
+from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.retrieval import retrieval_metrics
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, JointConfig
@@ -28,7 +29,7 @@ from jaxretr.models.layers import Params
 from jaxretr.models.partition import partition
 from jaxretr.objectives.live_index import IndexProgram, make_refresh, make_search
 from jaxretr.parallel import memory, sharding
-from jaxretr.parallel.mesh import DATA, padded_rows, put_rows
+from jaxretr.parallel.mesh import DATA, padded_rows, put_rows, to_host
 from jaxretr.recipes.encoder_start import JointModel
 from jaxretr.state import CorpusState, CorpusTokens, TrainState
 
@@ -267,24 +268,51 @@ def activation_bytes(encoder: EncoderConfig, mesh: Mesh) -> int:
     return memory.installed() // 4 // 2 // len(mesh.local_devices)
 
 
-def initial_state(model: Model, optimizer, mesh: Mesh, frozen: Collection[str] = ()) -> TrainState:
-    """The state before the first step, on the devices; the branches named `frozen` are not trained."""
+def splits(config: MeshConfig, encoder: DualEncoderConfig | JointConfig, mesh: Mesh) -> bool:
+    """Whether a run splits its parameters over the "data" axis; one device has nothing to split.
+
+    Raises:
+      UsageError: the devices do not divide the encoder's width.
+    """
+    width, devices = encoder.backbone.hidden_size, mesh.shape[DATA]
+    if config.shard_parameters and width % devices:
+        raise UsageError(
+            f"mesh.shard_parameters: {devices} devices do not divide the encoder's width of {width}; use a divisor of it, "
+            "with --mesh.model for the others"
+        )
+    return config.shard_parameters and devices > 1
+
+
+def initial_state(
+    model: Model, optimizer, mesh: Mesh, frozen: Collection[str] = (), *, split: bool = False
+) -> TrainState:
+    """The state before the first step, on the devices.
+
+    Args:
+      model: whose parameters it begins with.
+      optimizer: of the trained ones.
+      mesh: the devices.
+      frozen: names of branches that are not trained.
+      split: large matrices and their moments over the "data" axis, as in `sharding.shardings`.
+    """
     # A copy: the first step donates these buffers, and the model keeps its own.
-    params, kept = partition(sharding.put(jax.tree.map(np.array, model.params), mesh), frozen)
-    return sharding.put(TrainState.create(params, optimizer, kept), mesh)
+    params, kept = partition(sharding.put(jax.tree.map(np.array, model.params), mesh, split=split), frozen)
+    return sharding.put(TrainState.create(params, optimizer, kept), mesh, split=split)
 
 
-def abstract_train_state(params: Params, optimizer, mesh: Mesh, frozen: Collection[str] = ()) -> TrainState:
+def abstract_train_state(
+    params: Params, optimizer, mesh: Mesh, frozen: Collection[str] = (), *, split: bool = False
+) -> TrainState:
     """The shapes and shardings of `initial_state`; of `params` too only the shapes are read."""
     state = jax.eval_shape(lambda *parts: TrainState.create(parts[0], optimizer, parts[1]), *partition(params, frozen))
-    return sharding.abstract(state, mesh)
+    return sharding.abstract(state, mesh, split=split)
 
 
 def save_model(model: DualEncoder | JointModel, train: TrainState, folder: Path) -> None:
     """Writes the model's folder with a run's parameters."""
     if isinstance(model, JointModel):
-        return model.save(train.weights, folder)
-    params = jax.device_get(train.weights)
+        return model.save(jax.tree.map(to_host, train.weights), folder)
+    params = jax.tree.map(to_host, train.weights)
     if jax.process_index() == 0:
         # The head belongs to the encoder that it was trained with.
         head = model.mlm_head if train.frozen else None

@@ -1,0 +1,143 @@
+"""Parameters that are split over the "data" axis: brought together where they are used, and how their gradients add up.
+
+For use inside a shard_map over "data" (FSDP, or ZeRO stage 3: Rajbhandari et al. 2020). sharding.py says which parameters
+are split, and the types of the arrays tell it here: a split parameter varies over "data" from the start, a copy does not.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.typing import DTypeLike
+
+from jaxretr.parallel.mesh import DATA
+
+
+def is_split(x: jax.Array) -> bool:
+    """Whether an argument or a result of a shard_map's function is split over "data"."""
+    return DATA in jax.typeof(x).mat.varying
+
+
+# ---- where a parameter is used ---------------------------------------------------------------------------------------
+
+
+def whole(kernel: jax.Array, shape: tuple[int, int], dtype: DTypeLike) -> jax.Array:
+    """A kernel in the type that it is multiplied in, all of it.
+
+    Of a split one the devices exchange their parts in that type; its gradient is added up over the devices in the type of
+    the parameter, each keeping its part. Inside a rematerialised layer the backward pass gathers again.
+
+    Args:
+      kernel: [in, out], or this device's part of it, along either axis.
+      shape: of the whole.
+      dtype: of the result.
+
+    Returns:
+      [in, out].
+    """
+    if kernel.shape == shape:
+        return kernel.astype(dtype)
+    return _gathered(kernel, 0 if kernel.shape[0] != shape[0] else 1, jnp.dtype(dtype))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gathered(part: jax.Array, axis: int, dtype: Any) -> jax.Array:
+    return lax.all_gather(part.astype(dtype), DATA, axis=axis, tiled=True)
+
+
+def _forward(part: jax.Array, axis: int, dtype: Any) -> tuple[jax.Array, None]:
+    return _gathered(part, axis, dtype), None
+
+
+def _backward(axis: int, dtype: Any, _: None, cotangent: jax.Array) -> tuple[jax.Array]:
+    # float32, as the parameters are: bfloat16 sums of many devices would lose what small gradients say.
+    return (lax.psum_scatter(cotangent.astype(jnp.float32), DATA, scatter_dimension=axis, tiled=True),)
+
+
+_gathered.defvjp(_forward, _backward)
+
+
+def rows_of(table: jax.Array, ids: jax.Array, size: int) -> jax.Array:
+    """Rows of a table, which is nowhere whole if it is split by columns.
+
+    Each device looks up its own columns for the ids of all devices, and the devices exchange what they found: the rows of a
+    step are far fewer than those of a vocabulary. The gradient goes back the same way.
+
+    Args:
+      table: [V, D], or this device's columns of it.
+      ids: int32 [B, L]; the same shape on all devices.
+      size: D.
+
+    Returns:
+      [B, L, D], of the table's type.
+    """
+    if table.shape[1] == size:
+        return table[ids]
+    everyone = lax.all_gather(ids, DATA, tiled=True)
+    return lax.all_to_all(table[everyone], DATA, split_axis=0, concat_axis=ids.ndim, tiled=True)
+
+
+def longest_row(lengths: jax.Array, together: bool) -> jax.Array:
+    """The longest of a chunk's rows; of all devices' chunks if they embed `together`.
+
+    Devices that gather parameters together must take the same branches, and branches follow a chunk's longest row.
+
+    Args:
+      lengths: int32 [..., m].
+      together: whether parameters are split.
+
+    Returns:
+      int32 [...].
+    """
+    longest = lengths.max(axis=-1)
+    return lax.pmax(longest, DATA) if together else longest
+
+
+# ---- in a training step ----------------------------------------------------------------------------------------------
+
+
+def varying(params: Any) -> Any:
+    """The parameters with copies marked as varying, so that the gradients of copies stay local; for `reduced`."""
+    return jax.tree.map(lambda x: x if is_split(x) else lax.pcast(x, DATA, to="varying"), params)
+
+
+def reduced(gradients: Any, params: Any, others: Any, *, mean: bool = False) -> tuple[Any, Any]:
+    """Adds up over the devices what is not added up yet: the gradients of copies, and other values.
+
+    Args:
+      gradients: with respect to `varying(params)`, of each device's own loss; those of split parameters have been added up
+        where the parameters were gathered.
+      params: as the shard_map's function got them.
+      others: a tree of values to add up as well.
+      mean: divide all by the number of devices.
+
+    Returns:
+      `gradients`, split as `params` are, and `others`, the same everywhere.
+    """
+    leaves, tree = jax.tree.flatten(gradients)
+    split = [is_split(x) for x in jax.tree.leaves(params)]
+    copies = [leaf for leaf, apart in zip(leaves, split, strict=True) if not apart]
+    copies, others = (lax.pmean if mean else lax.psum)((copies, others), DATA)
+    of_copies, factor = iter(copies), 1.0 / lax.axis_size(DATA) if mean else 1.0
+    leaves = [factor * leaf if apart else next(of_copies) for leaf, apart in zip(leaves, split, strict=True)]
+    return jax.tree.unflatten(tree, leaves), others
+
+
+def global_norm(gradients: Any) -> jax.Array:
+    """The norm of the whole gradient, float32 scalar; copies count once.
+
+    Args:
+      gradients: as `reduced` gives them, or outside of a shard_map.
+    """
+    parts = [x for x in jax.tree.leaves(gradients) if is_split(x)]
+    if not parts:
+        return optax.global_norm(gradients)
+    copies = [x for x in jax.tree.leaves(gradients) if not is_split(x)]
+    return jnp.sqrt(lax.psum(_squares(parts), DATA) + _squares(copies))
+
+
+def _squares(arrays: list[jax.Array]) -> jax.Array:
+    return sum((jnp.square(x).sum() for x in arrays), jnp.zeros(()))
