@@ -64,6 +64,21 @@ SYSTEMS = {
     "ddr_rem": System("DDR, relevance module, MS MARCO", "ddr_msmarco_rem.py", ("--encoder.path", BASE)),
     "typos": System("typo-robust DPR, MS MARCO", "typos_msmarco.py"),
 }
+_FULL, _LORA = "qwen3_embedding_full.py", "qwen3_embedding_lora.py"
+_4B = ("--encoder.path", "Qwen/Qwen3-Embedding-4B", "--contrastive.chunk", "8")
+_SPLIT, _COPIES = "--mesh.shard-parameters", "--mesh.no-shard-parameters"
+ENCODERS = {
+    "qwen_06b_lora": System("0.6B, LoRA, copies", _LORA),
+    "qwen_06b_lora_split": System("0.6B, LoRA, split", _LORA, (_SPLIT,)),
+    "qwen_06b_full": System("0.6B, whole, copies", _FULL, (_COPIES,)),
+    "qwen_06b_full_split": System("0.6B, whole, split", _FULL),
+    "qwen_4b_lora": System("4B, LoRA, copies", _LORA, _4B),
+    "qwen_4b_lora_split": System("4B, LoRA, split", _LORA, (*_4B, _SPLIT)),
+    "qwen_4b_full": System("4B, whole, copies", _FULL, (*_4B, _COPIES)),
+    "qwen_4b_full_split": System("4B, whole, split", _FULL, _4B),
+}
+"""The table of docs/results/encoder_plans.md: parameters as copies on every chip, or split over all of them."""
+
 TOPOLOGIES = ("v5e:4x4", "v5e:8x8", "v5p:2x2x2")
 
 
@@ -71,10 +86,10 @@ def config_of(name: str, settings: Sequence[str] = ()) -> "Config":
     """The config of a system.
 
     Args:
-      name: among SYSTEMS.
+      name: among SYSTEMS or ENCODERS.
       settings: further ones, as they are typed.
     """
-    system = SYSTEMS[name]
+    system = (SYSTEMS | ENCODERS)[name]
     return configuration.load(CONFIGS / system.config, (*system.settings, *settings))
 
 
@@ -82,13 +97,13 @@ def plan_system(name: str, config: "Config", slice_name: str, programs: Sequence
     """Plans one system on one slice.
 
     Args:
-      name: among SYSTEMS.
+      name: among SYSTEMS or ENCODERS.
       config: its own.
       slice_name: as for `jaxretr train --topology`.
       programs: names of those to compile; all if there are none.
       known: programs that need not be compiled again.
     """
-    return plan(config, slice_name, SYSTEMS[name].passages, programs=programs, known=known)
+    return plan(config, slice_name, (SYSTEMS | ENCODERS)[name].passages, programs=programs, known=known)
 
 
 def row(name: str, config: "Config", planned: Plan, utilisation: float) -> str:
@@ -103,7 +118,7 @@ def row(name: str, config: "Config", planned: Plan, utilisation: float) -> str:
     seconds = step.seconds or 0.0
     hours = seconds / utilisation * config.train.steps * planned.chips / 3600
     cells = [
-        SYSTEMS[name].what,
+        (SYSTEMS | ENCODERS)[name].what,
         planned.topology,
         f"{config.train.batch_size}",
         gib("parameters", "frozen parameters"),
@@ -129,7 +144,7 @@ HEAD = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="(default: %(default)s)")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="or of ENCODERS (default: %(default)s)")
     parser.add_argument("--topologies", default=",".join(TOPOLOGIES), help="(default: %(default)s)")
     parser.add_argument("--programs", default="step", help='names, "" for all (default: %(default)s)')
     parser.add_argument("--utilisation", type=float, default=0.4, help="share of the peak (default: %(default)s)")

@@ -17,6 +17,7 @@ from jaxretr.models.formats.dual_encoder_folder import default_pooling, is_ours,
 from jaxretr.models.formats.encoder_params import encoder_shape_of
 from jaxretr.models.formats.export_note import NOTE
 from jaxretr.models.formats.hf_files import is_hub_name, read_json
+from jaxretr.models.formats.rotary_params import rotary_shape
 from jaxretr.models.formats.t5_params import t5_shape
 from jaxretr.models.t5 import T5Config
 from jaxretr.models.t5_encoder_config import T5EncoderConfig
@@ -43,7 +44,68 @@ _MPNET = dataclasses.replace(NAMES["mpnet"].defaults, layer_norm_eps=1e-5)
 _T5_ENCODER_BASE = T5EncoderConfig(d_model=768, d_ff=3072, num_layers=12, num_heads=12)
 _T5_ENCODER_LARGE = T5EncoderConfig(d_model=1024, d_ff=4096, num_layers=24, num_heads=16)
 _T5_ENCODER_XL = T5EncoderConfig(d_model=1024, d_kv=128, d_ff=16384, num_layers=24, num_heads=32)
-KNOWN_ENCODERS = {
+# By their config.json, as of the hub's models, without what is transformers' default.
+_MODERNBERT: dict[str, Any] = {"model_type": "modernbert"}
+_QWEN3: dict[str, Any] = {
+    "model_type": "qwen3",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1_000_000,
+    "vocab_size": 151665,
+}
+_ROTARY: dict[str, dict[str, Any]] = {
+    "answerdotai/ModernBERT-base": _MODERNBERT,
+    "answerdotai/ModernBERT-large": {
+        **_MODERNBERT,
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "intermediate_size": 2624,
+    },
+    "Qwen/Qwen3-Embedding-0.6B": {
+        **_QWEN3,
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "intermediate_size": 3072,
+        "max_position_embeddings": 32768,
+        "vocab_size": 151669,
+    },
+    "Qwen/Qwen3-Embedding-4B": {
+        **_QWEN3,
+        "hidden_size": 2560,
+        "num_hidden_layers": 36,
+        "intermediate_size": 9728,
+    },
+    "Qwen/Qwen3-Embedding-8B": {
+        **_QWEN3,
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "intermediate_size": 12288,
+    },
+    "google/embeddinggemma-300m": {
+        "model_type": "gemma3_text",
+        "hidden_size": 768,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "intermediate_size": 1152,
+        "vocab_size": 262144,
+        "max_position_embeddings": 2048,
+        "sliding_window": 512,
+        "use_bidirectional_attention": True,
+    },
+    "intfloat/e5-mistral-7b-instruct": {
+        "model_type": "mistral",
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+    },
+}
+KNOWN_ENCODERS: dict[str, Backbone] = {
     **_BERTS,
     **{f"google-bert/{name}": bert for name, bert in _BERTS.items()},
     "sentence-transformers/all-MiniLM-L6-v2": _MINILM,
@@ -60,6 +122,7 @@ KNOWN_ENCODERS = {
     "sentence-transformers/gtr-t5-large": _T5_ENCODER_LARGE,
     "sentence-transformers/gtr-t5-xl": _T5_ENCODER_XL,
     "sentence-transformers/sentence-t5-base": _T5_ENCODER_BASE,
+    **{name: rotary_shape(stated, name) for name, stated in _ROTARY.items()},
 }
 
 _T5_BASE = T5Config(d_model=768, d_ff=2048, num_heads=12, num_layers=12, num_decoder_layers=12)
