@@ -111,9 +111,10 @@ $(BIN)/uv:
 
 # torch first and with pip: from PyPI Linux gets gigabytes of CUDA, from PyTorch's own index, or from a wheel that
 # pip.conf names, the CPU's build. Where that index is out of reach pip warns and goes on without it.
-.venv/.installed-dev: .venv/.installed requirements-torch.txt requirements-dev.txt
+.venv/.installed-dev: .venv/.installed requirements-torch.txt requirements-dev.txt requirements-fastembed.txt
 	$(BIN)/pip install --quiet --no-deps --timeout 15 --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu -r requirements-torch.txt
 	$(INSTALL) -e '.[dev]'
+	$(BIN)/pip install --quiet --no-deps -r requirements-fastembed.txt
 	touch $@
 
 .venv/.installed-docs: .venv/.installed requirements-docs.txt

@@ -124,7 +124,7 @@ def test_fastembed_reads_the_folder_as_it_is(
 ) -> None:
     """By README's code; texts of many lengths are padded, and the longest are cut."""
     # Its metadata wants an older huggingface-hub than transformers needs, though it works with the newer one.
-    install = "pip install --no-deps fastembed==0.9.1 loguru mmh3 py-rust-stemmers"
+    install = "pip install --no-deps -r requirements-fastembed.txt"
     pytest.importorskip("fastembed", reason=f"it reads the export: {install}")
     encoder = make(tokenizer, **MODELS[model])
     name = model.split(",")[0].replace(" ", "-")  # fastembed remembers each name once a process.
