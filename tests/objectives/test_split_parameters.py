@@ -22,7 +22,7 @@ from jaxretr import optim
 from jaxretr.checkpoint import Checkpoints
 from jaxretr.config import AdapterShape, Mesh
 from jaxretr.errors import UsageError
-from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, init_params, tower
+from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, tower
 from jaxretr.models.formats.rotary_names import ROTARY_NAMES
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import DATA, make_mesh
@@ -45,7 +45,6 @@ QWEN = dataclasses.replace(
     num_key_value_heads=2,
     head_dim=8,
     intermediate_size=24,
-    initializer_range=0.3,
 )
 ADAPTER = AdapterShape(lora_rank=8, lora_targets=("query", "attention_out"), bottleneck=8)
 
@@ -148,10 +147,10 @@ def test_evaluations_are_those_of_one_device(models: Path, tmp_path: Path) -> No
         np.testing.assert_allclose(found[name], value, rtol=1e-4, err_msg=name)
 
 
-def test_a_state_is_never_whole_on_a_device(models: Path, tmp_path: Path) -> None:
+def test_a_state_is_never_whole_on_a_device(tiny_models: Path, tmp_path: Path) -> None:
     """From the start: kernels and word embeddings, their moments, and what is frozen."""
     for case in ("kept", "adapters"):
-        state = run_of(case, make_mesh(), models, tmp_path / case, split=True).init().train
+        state = run_of(case, make_mesh(), tiny_models, tmp_path / case, split=True).init().train
         matrices = [
             leaf for leaf in jax.tree.leaves(state) if leaf.ndim and np.prod(leaf.shape[-2:]) >= 128 and leaf.ndim != 2
         ]
@@ -178,8 +177,9 @@ def test_of_a_real_encoder_a_device_has_an_eighth() -> None:
 def test_gradients_of_grouped_queries(dtype: str) -> None:
     """Qwen's block. Parts are exchanged in bfloat16, so the embeddings are the same to the bit; sums are float32."""
     config = DualEncoderConfig(QWEN, shared=True, pooling="lasttoken", normalise=True)
-    params = init_params(config, 0)
     rng = np.random.default_rng(0)
+    draw = lambda shape: (0.3 * rng.normal(size=shape.shape)).astype(np.float32)  # noqa: E731
+    params = jax.tree.map(draw, abstract_params(config))
     tokens, lengths = rng.integers(1, 40, (16, 8)), rng.integers(1, 9, 16).astype(np.int32)
     weights = rng.normal(size=(16, 16)).astype(np.float32)
 
@@ -201,7 +201,7 @@ def test_gradients_of_grouped_queries(dtype: str) -> None:
             found, _ = reduced(found, params, ())
             return found, vectors, global_norm(found)
 
-        return gradients(sharding.put(params, mesh, split=split), tokens, lengths, weights)
+        return compiled_quickly(gradients)(sharding.put(params, mesh, split=split), tokens, lengths, weights)
 
     found, vectors, norm = program(make_mesh(), True)
     expected, its_vectors, its_norm = program(one_device(), False)
@@ -241,10 +241,10 @@ def test_pieces_are_gathered_in_the_type_of_the_matmuls() -> None:
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_is_read_onto_other_devices(models: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_onto_other_devices(tiny_models: Path, tmp_path: Path) -> None:
     """From 8 devices that share the state to one that has all of it, and back: the same bits, each time in place."""
-    split = run_of("kept", make_mesh(), models, tmp_path / "split", split=True)
-    whole = run_of("kept", one_device(), models, tmp_path / "one", split=False)
+    split = run_of("kept", make_mesh(), tiny_models, tmp_path / "split", split=True)
+    whole = run_of("kept", one_device(), tiny_models, tmp_path / "one", split=False)
     state = split.init()
     # Moments that are no zeros, and differ from place to place.
     state = state._replace(
@@ -260,12 +260,14 @@ def test_a_checkpoint_is_read_onto_other_devices(models: Path, tmp_path: Path) -
         jax.tree.map(_same_place, jax.tree.leaves(state), jax.tree.leaves(reader.abstract_state()))
 
 
-def test_a_folder_goes_on_with_other_devices(models: Path, tmp_path: Path) -> None:
-    config = contrastive_config(models)
+def test_a_folder_goes_on_with_other_devices(tiny_models: Path, tmp_path: Path) -> None:
+    config = contrastive_config(tiny_models)
     write_config(tmp_path, config)
     claim(tmp_path, dataclasses.replace(config, mesh=Mesh(shard_parameters=True)), writes=True)
     with pytest.raises(UsageError, match=r"other settings \(train\)"):
-        claim(tmp_path, contrastive_config(models, train={"seed": 1}, mesh={"shard_parameters": True}), writes=True)
+        claim(
+            tmp_path, contrastive_config(tiny_models, train={"seed": 1}, mesh={"shard_parameters": True}), writes=True
+        )
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
