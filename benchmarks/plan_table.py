@@ -25,6 +25,7 @@ if __name__ == "__main__":
 from jaxretr import config as configuration
 from jaxretr.plan.compiled_facts import KnownPrograms
 from jaxretr.plan.requirements import GIB, Plan, plan
+from jaxretr.plan.topologies import topology
 
 if TYPE_CHECKING:
     from jaxretr.config import Config
@@ -93,7 +94,14 @@ def config_of(name: str, settings: Sequence[str] = ()) -> "Config":
     return configuration.load(CONFIGS / system.config, (*system.settings, *settings))
 
 
-def plan_system(name: str, config: "Config", slice_name: str, programs: Sequence[str], known: KnownPrograms) -> Plan:
+def plan_system(
+    name: str,
+    config: "Config",
+    slice_name: str,
+    programs: Sequence[str],
+    known: KnownPrograms,
+    chips: int | None = None,
+) -> Plan:
     """Plans one system on one slice.
 
     Args:
@@ -102,8 +110,13 @@ def plan_system(name: str, config: "Config", slice_name: str, programs: Sequence
       slice_name: as for `jaxretr train --topology`.
       programs: names of those to compile; all if there are none.
       known: programs that need not be compiled again.
+      chips: use only the first so many of the slice; None: all.
     """
-    return plan(config, slice_name, (SYSTEMS | ENCODERS)[name].passages, programs=programs, known=known)
+    devices = topology(slice_name)
+    if chips is not None:
+        used = devices.devices[: chips * devices.per_chip]
+        devices = devices._replace(devices=used, chips=chips, name=f"{chips} of {slice_name}")
+    return plan(config, devices, (SYSTEMS | ENCODERS)[name].passages, programs=programs, known=known)
 
 
 def row(name: str, config: "Config", planned: Plan, utilisation: float) -> str:
@@ -146,6 +159,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="or of ENCODERS (default: %(default)s)")
     parser.add_argument("--topologies", default=",".join(TOPOLOGIES), help="(default: %(default)s)")
+    parser.add_argument(
+        "--chips", type=int, metavar="N", help="compile for the first N chips of a slice (default: all)"
+    )
     parser.add_argument("--programs", default="step", help='names, "" for all (default: %(default)s)')
     parser.add_argument("--utilisation", type=float, default=0.4, help="share of the peak (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="programs compiled at once (default: %(default)s)")
@@ -163,7 +179,7 @@ def main() -> None:
 
     def run(pair: tuple[str, str]) -> Plan:
         name, place = pair
-        return plan_system(name, configs[name], place, list(filter(None, args.programs.split(","))), known)
+        return plan_system(name, configs[name], place, list(filter(None, args.programs.split(","))), known, args.chips)
 
     with ThreadPoolExecutor(args.threads) as pool:
         for (name, place), planned in zip(chosen, pool.map(run, chosen), strict=True):

@@ -213,7 +213,9 @@ def test_too_short_a_length_and_missing_special_ids_are_errors(t5):
     with pytest.raises(UsageError, match="leaves no room"):
         passage_pair(Words(), ["a"], ["b"], 3)
     with pytest.raises(UserError, match="no cls_token"):
-        question_rows(t5, ["a"], 16)
+        passage_pair(t5, ["a"], ["b"], 16)
+    # One text has what T5's tokenizer puts around it.
+    assert question_rows(t5, ["a"], 16).ids == [t5("a")["input_ids"]]
 
 
 def test_loading_a_tokenizer_that_is_not_there(bert_folder, tmp_path):

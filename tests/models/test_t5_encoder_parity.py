@@ -345,11 +345,11 @@ def test_shapes_are_told_without_weights() -> None:
 
 
 def test_every_parameter_has_a_place_on_a_mesh() -> None:
-    """Heads and inner widths are split over the axis "model", as the scorer's are."""
+    """Heads and inner widths are split over the axis "model", as the scorer's are; what is left over "data", if a run asks."""
     shape = replace(T5EncoderConfig(**SIZES), feed_forward_proj="gated-gelu")
     names = flatten_dict(define(lambda rngs: make_backbone(shape, rngs=rngs))[1], sep=".")
     specs = {name: spec_of(f"shared.bert.{name}") for name in names}
     split = {name.removeprefix("layers.") for name, spec in specs.items() if spec != P()}
     attention = {f"attention.{name}.kernel" for name in ("query", "key", "value", "out")}
     assert split == attention | {f"ffn.{name}.kernel" for name in ("inner", "gate", "outer")} | {"word_embedding.table"}
-    assert specs["layers.attention.out.kernel"] == specs["layers.ffn.outer.kernel"] == P(None, "model", None)
+    assert specs["layers.attention.out.kernel"] == specs["layers.ffn.outer.kernel"] == P(None, "model", "data")

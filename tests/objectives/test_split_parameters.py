@@ -222,7 +222,7 @@ def test_gradients_of_grouped_queries(dtype: str) -> None:
 
 def test_pieces_are_gathered_in_the_type_of_the_matmuls() -> None:
     """Half the traffic of float32, and no word embedding is ever whole."""
-    config = DualEncoderConfig(QWEN, shared=True)
+    config = DualEncoderConfig(QWEN, shared=True, pooling="lasttoken")
 
     @partial(
         over_data, mesh=make_mesh(), split=True, in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA)), out_specs=P(DATA)
