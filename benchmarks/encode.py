@@ -85,7 +85,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     model = args.model or default_model()
     if args.shape:
-        folder = Path(tempfile.mkdtemp())
+        folder = Path(tempfile.mkdtemp()) / args.shape
         print(f"{args.shape}-shaped, {write_random(args.shape, model, folder):,} random weights")
         model = folder / "model"
     texts = read_texts(args.texts, model, args.count)
