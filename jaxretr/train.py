@@ -300,7 +300,8 @@ def _train(
                 note_no_gain(best, config.train.best_metric, workdir, writes)
 
     # ---- the model -----------------------------------------------------------------------------------------------
-    if best is None and writes:
+    if best is None:
+        # By all processes: arrays that are split over their devices come together first. One of them writes.
         run.save_model(state, workdir / "model")
     return best, values
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import tiny
 
 from jaxretr import cli, experiment, train
+from jaxretr.parallel import sharding
 
 STEPS = 4
 
@@ -33,6 +34,8 @@ sections |= more
 for name, fields in changes.items():
     sections[name] = {**sections.get(name, {}), **fields}
 made = make(Path(models), **sections)
+# With `mesh.shard_parameters` the matrices of these models are split, small as they are.
+sharding.SPLIT_FROM = 128
 build = train.build
 
 

@@ -4,8 +4,10 @@ import shutil
 import signal
 from pathlib import Path
 
+import numpy as np
 import processes
 import pytest
+from safetensors.numpy import load_file
 from training_processes import batches, reported, same_losses, start, wait_for_step
 
 from jaxretr.parallel.hosts import EXIT_AGAIN
@@ -46,3 +48,25 @@ def test_saved_by_two_processes_with_eight_devices(stopped, tiny_models, tmp_pat
     assert batches(tmp_path / "run") == batches(whole)
     # Sums are taken in another order on another number of devices.
     same_losses(whole, tmp_path / "run", 1e-5)
+
+
+def test_parameters_split_over_two_processes_are_whole_again_in_one(tiny_models: Path, tmp_path: Path) -> None:
+    """Eight devices share parameters and moments; the model, and the run resumed on one device, are those of one device."""
+    changes = {
+        "data": {"dev_questions": None},
+        "negatives": {"retrieved": 0},
+        "contrastive": {"corpus_softmax": True},
+        "optimizer": {"clip": 0.05},
+    }
+    one, split, resumed = (tmp_path / name for name in ("one", "split", "resumed"))
+    processes.finish(start("contrastive", tiny_models, one, 1, 1, changes))
+    processes.finish(start("contrastive", tiny_models, split, 2, 4, changes | {"mesh": {"shard_parameters": True}}))
+    shutil.copytree(split, resumed)
+    shutil.rmtree(resumed / "checkpoints/4")
+    outputs = processes.finish(start("contrastive", tiny_models, resumed, 1, 1, changes))
+    assert "resuming from step 2" in outputs[0][1]
+    expected = load_file(one / "model/model.safetensors")
+    for folder in (split, resumed):
+        same_losses(one, folder, 1e-5)
+        for name, value in load_file(folder / "model/model.safetensors").items():
+            np.testing.assert_allclose(value, expected[name], atol=1e-5, err_msg=name)
