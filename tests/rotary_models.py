@@ -69,6 +69,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 def random_model(case: str) -> Any:
     """The model of transformers of one of `MODELS`, with every parameter drawn at random."""
     name, settings = MODELS[case]
+    torch.manual_seed(SEED)
     model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**settings))
     generator = torch.Generator().manual_seed(SEED)
     # Norms and biases too: at their initial 0 and 1 a swapped one would not show.

@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxretr.config import AdapterShape
 from jaxretr.models.backbone_config import Backbone
-from jaxretr.models.layers import Dense, Params, define, initialise, stack_layers
+from jaxretr.models.layers import Dense, Params, define, initialise, make_layers
 from jaxretr.models.t5_encoder_config import T5_DENSE
 
 
@@ -86,9 +86,19 @@ def check_shape(shape: AdapterShape, targets: Collection[str]) -> None:
 def make_adapters(shape: AdapterShape, backbone: Backbone, *, dtype: Any, stacked: bool, rngs: nnx.Rngs) -> Any:
     """The adapters of all layers, stacked as the layers are."""
     make = lambda rngs: LayerAdapter(shape, backbone, dtype=dtype, rngs=rngs)  # noqa: E731
-    if stacked:
-        return stack_layers(make, backbone.num_hidden_layers, rngs)
-    return nnx.List([make(rngs) for _ in range(backbone.num_hidden_layers)])
+    return make_layers(make, backbone.num_hidden_layers, stacked=stacked, rngs=rngs)
+
+
+def layers_and_adapters(encoder: Any) -> Any:
+    """An encoder's layers, each with its adapters if there are any, as `scan_layers` takes them: in tuples."""
+    parts = (encoder.layers, encoder.adapter) if hasattr(encoder, "adapter") else (encoder.layers,)
+    return list(zip(*parts, strict=True)) if isinstance(encoder.layers, nnx.List) else parts
+
+
+def adapted(dense: Dense, name: str, x: jax.Array, adapter: LayerAdapter | None) -> jax.Array:
+    """The result of the dense layer `name`, with what LoRA adds to it; float32 [..., in] -> float32 [..., out]."""
+    y = dense(x)
+    return y if adapter is None else y + adapter.beside_dense(name, x)
 
 
 def init_adapter(shape: AdapterShape, backbone: Backbone, seed: int) -> Params:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxretr.config import AdapterShape
-from jaxretr.models.adapter_layers import LayerAdapter, beside_feed_forward, make_adapters
+from jaxretr.models.adapter_layers import LayerAdapter, adapted, beside_feed_forward, layers_and_adapters, make_adapters
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.layers import (
     ACTIVATIONS,
@@ -16,9 +16,9 @@ from jaxretr.models.layers import (
     Embedding,
     LayerNorm,
     attend,
+    make_layers,
     mask_bias,
     scan_layers,
-    stack_layers,
 )
 from jaxretr.models.positions import relative_bias
 
@@ -71,8 +71,7 @@ class BertLayer(nnx.Module):
         return self.dense("ffn_out", inner, adapter)
 
     def dense(self, name: str, x: jax.Array, adapter: LayerAdapter | None) -> jax.Array:
-        y = getattr(self, name)(x)
-        return y if adapter is None else y + adapter.beside_dense(name, x)
+        return adapted(getattr(self, name), name, x, adapter)
 
 
 class BertEncoder(nnx.Module):
@@ -98,10 +97,9 @@ class BertEncoder(nnx.Module):
             self.relative_positions = Embedding(buckets, heads, std=std, rngs=rngs)
         count = config.num_hidden_layers
         # Without layers there is no branch of parameters either: checkpoints refuse empty arrays.
-        if count and stacked:
-            self.layers = stack_layers(lambda rngs: BertLayer(config, dtype=dtype, rngs=rngs), count, rngs)
-        elif count:
-            self.layers = nnx.List([BertLayer(config, dtype=dtype, rngs=rngs) for _ in range(count)])
+        if count:
+            make = lambda rngs: BertLayer(config, dtype=dtype, rngs=rngs)  # noqa: E731
+            self.layers = make_layers(make, count, stacked=stacked, rngs=rngs)
         if count and adapter is not None:
             self.adapter = make_adapters(adapter, config, dtype=dtype, stacked=stacked, rngs=rngs)
         # Post-LN normalises the embeddings, Megatron's pre-LN the last layer's output instead.
@@ -143,14 +141,10 @@ class BertEncoder(nnx.Module):
             if self.config.relative_attention_num_buckets:
                 bias = bias + relative_bias(self.relative_positions, length, FURTHEST, bidirectional=True)
             x = scan_layers(
-                self._layers_and_adapters(),
+                layers_and_adapters(self),
                 x,
                 lambda pair, x, keys, _: pair[0](x, bias, keys, *pair[1:]),
                 keys,
                 keep_matmuls=keep_matmuls,
             )
         return self.norm(x) if self.config.pre_layer_norm else x
-
-    def _layers_and_adapters(self) -> Any:
-        parts = (self.layers, self.adapter) if hasattr(self, "adapter") else (self.layers,)
-        return list(zip(*parts, strict=True)) if isinstance(self.layers, nnx.List) else parts

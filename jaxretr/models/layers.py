@@ -178,6 +178,13 @@ def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.R
     return create(rngs)
 
 
+def make_layers(
+    make: Callable[[nnx.Rngs], nnx.Module], count: int, *, stacked: bool, rngs: nnx.Rngs
+) -> nnx.Module | nnx.List:
+    """`count` layers of the same kind for `scan_layers`, stacked, or apart for programs without a backward pass."""
+    return stack_layers(make, count, rngs) if stacked else nnx.List([make(rngs) for _ in range(count)])
+
+
 def scan_layers(
     layers: Any,
     x: Any,

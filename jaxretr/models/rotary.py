@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxretr.config import AdapterShape
-from jaxretr.models.adapter_layers import LayerAdapter, beside_feed_forward, make_adapters
+from jaxretr.models.adapter_layers import LayerAdapter, adapted, beside_feed_forward, layers_and_adapters, make_adapters
 from jaxretr.models.layers import (
     ACTIVATIONS,
     Dense,
@@ -16,9 +16,9 @@ from jaxretr.models.layers import (
     LayerNorm,
     RMSNorm,
     attend,
+    make_layers,
     mask_bias,
     scan_layers,
-    stack_layers,
 )
 from jaxretr.models.positions import rotary_frequencies, rotate
 from jaxretr.models.rotary_config import RotaryConfig
@@ -131,8 +131,7 @@ class RotaryLayer(nnx.Module):
         return self.dense("ffn_out", ACTIVATIONS[self.config.hidden_act](gate) * inner, adapter)
 
     def dense(self, name: str, x: jax.Array, adapter: LayerAdapter | None) -> jax.Array:
-        y = getattr(self, name)(x)
-        return y if adapter is None else y + adapter.beside_dense(name, x)
+        return adapted(getattr(self, name), name, x, adapter)
 
 
 def _norm(config: RotaryConfig) -> LayerNorm | RMSNorm:
@@ -162,10 +161,8 @@ class RotaryEncoder(nnx.Module):
         if config.embedding_norm:
             self.embedding_norm = _norm(config)
         count = config.num_hidden_layers
-        if stacked:
-            self.layers = stack_layers(lambda rngs: RotaryLayer(config, dtype=dtype, rngs=rngs), count, rngs)
-        else:
-            self.layers = nnx.List([RotaryLayer(config, dtype=dtype, rngs=rngs) for _ in range(count)])
+        make = lambda rngs: RotaryLayer(config, dtype=dtype, rngs=rngs)  # noqa: E731
+        self.layers = make_layers(make, count, stacked=stacked, rngs=rngs)
         if adapter is not None:
             self.adapter = make_adapters(adapter, config, dtype=dtype, stacked=stacked, rngs=rngs)
         if config.norm_order != "post":
@@ -205,9 +202,7 @@ class RotaryEncoder(nnx.Module):
                 sight = jax.tree.map(lambda one, other: jnp.where(local, one, other), near, far)
             return pair[0](x, number, sight, padding, keys, *pair[1:])
 
-        parts = (self.layers, self.adapter) if hasattr(self, "adapter") else (self.layers,)
-        layers = list(zip(*parts, strict=True)) if isinstance(self.layers, nnx.List) else parts
-        x = scan_layers(layers, x, apply, keys, keep_matmuls=keep_matmuls)
+        x = scan_layers(layers_and_adapters(self), x, apply, keys, keep_matmuls=keep_matmuls)
         return x if config.norm_order == "post" else self.norm(x)
 
 

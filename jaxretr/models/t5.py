@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxretr.models.adapter_layers import LayerAdapter
+from jaxretr.models.adapter_layers import LayerAdapter, adapted
 from jaxretr.models.layers import (
     ACTIVATIONS,
     Dense,
@@ -77,14 +77,9 @@ class T5Attention(nnx.Module):
     ) -> jax.Array:
         """x [B, L, D] attends to memory [B, M, D]; bias broadcastable to [B, H, M, L]."""
         read = (("query", self.query, x), ("key", self.key, memory), ("value", self.value, memory))
-        parts = [_adapted(adapter, name, dense, source) for name, dense, source in read]
+        parts = [adapted(dense, name, source, adapter) for name, dense, source in read]
         q, k, v = (y.reshape(*y.shape[:2], self.heads, -1) for y in parts)
-        return _adapted(adapter, "attention_out", self.out, attend(q, k, v, bias, self.dtype, drop))
-
-
-def _adapted(adapter: LayerAdapter | None, name: str, dense: Dense, x: jax.Array) -> jax.Array:
-    y = dense(x)
-    return y if adapter is None else y + adapter.beside_dense(name, x)
+        return adapted(self.out, "attention_out", attend(q, k, v, bias, self.dtype, drop), adapter)
 
 
 class T5FeedForward(nnx.Module):
@@ -101,10 +96,10 @@ class T5FeedForward(nnx.Module):
         self.outer = Dense(inner, size, bias=False, std=factor * inner**-0.5, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: jax.Array, drop: Dropout = NO_DROPOUT, adapter: LayerAdapter | None = None) -> jax.Array:
-        inner = ACTIVATIONS[self.activation](_adapted(adapter, "ffn_in", self.inner, x))
+        inner = ACTIVATIONS[self.activation](adapted(self.inner, "ffn_in", x, adapter))
         if self.gate is not None:
-            inner = inner * _adapted(adapter, "ffn_gate", self.gate, x)
-        return _adapted(adapter, "ffn_out", self.outer, drop(inner))
+            inner = inner * adapted(self.gate, "ffn_gate", x, adapter)
+        return adapted(self.outer, "ffn_out", drop(inner), adapter)
 
 
 class T5EncoderLayer(nnx.Module):

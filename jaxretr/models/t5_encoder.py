@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxretr.config import AdapterShape
-from jaxretr.models.adapter_layers import make_adapters
-from jaxretr.models.layers import Dropout, Embedding, RMSNorm, mask_bias, scan_layers, stack_layers
+from jaxretr.models.adapter_layers import layers_and_adapters, make_adapters
+from jaxretr.models.layers import Dropout, Embedding, RMSNorm, make_layers, mask_bias, scan_layers
 from jaxretr.models.positions import relative_bias
 from jaxretr.models.t5 import T5EncoderLayer
 from jaxretr.models.t5_encoder_config import T5EncoderConfig
@@ -31,10 +31,8 @@ class T5Encoder(nnx.Module):
         self.word_embedding = Embedding(config.vocab_size, size, std=std, rngs=rngs)
         buckets, heads = config.relative_attention_num_buckets, config.num_heads
         self.relative_positions = Embedding(buckets, heads, std=std * size**-0.5, rngs=rngs)
-        if stacked:
-            self.layers = stack_layers(lambda rngs: T5EncoderLayer(config, dtype=dtype, rngs=rngs), count, rngs)
-        else:
-            self.layers = nnx.List([T5EncoderLayer(config, dtype=dtype, rngs=rngs) for _ in range(count)])
+        make = lambda rngs: T5EncoderLayer(config, dtype=dtype, rngs=rngs)  # noqa: E731
+        self.layers = make_layers(make, count, stacked=stacked, rngs=rngs)
         if adapter is not None:
             self.adapter = make_adapters(adapter, config, dtype=dtype, stacked=stacked, rngs=rngs)
         self.norm = RMSNorm(size, config.layer_norm_epsilon)
@@ -63,7 +61,5 @@ class T5Encoder(nnx.Module):
             drop_attention = Dropout(attention_keys, config.attention_probs_dropout_prob)
             return pair[0](x, bias, drop_hidden, drop_attention, *pair[1:])
 
-        parts = (self.layers, self.adapter) if hasattr(self, "adapter") else (self.layers,)
-        layers = list(zip(*parts, strict=True)) if isinstance(self.layers, nnx.List) else parts
-        x = scan_layers(layers, x, apply, keys, keep_matmuls=keep_matmuls)
+        x = scan_layers(layers_and_adapters(self), x, apply, keys, keep_matmuls=keep_matmuls)
         return drop(self.norm(x))

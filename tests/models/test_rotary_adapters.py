@@ -73,7 +73,7 @@ def _write_theirs(peft: Any, case: str, folder: Path, targets: Any) -> Any:
     generator = torch.Generator().manual_seed(SEED)
     for name, parameter in wrapped.named_parameters():
         if "lora_" in name:
-            parameter.data.normal_(0.0, 0.4, generator=generator)
+            parameter.data.normal_(0.0, 0.2, generator=generator)
     wrapped.save_pretrained(folder / "lora", save_embedding_layers=False)
     return wrapped
 
