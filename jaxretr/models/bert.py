@@ -11,11 +11,14 @@ from jaxretr.models.adapter_layers import LayerAdapter, adapted, beside_feed_for
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.layers import (
     ACTIVATIONS,
+    ATTENTION,
+    EMBEDDINGS,
     Dense,
     Dropout,
     Embedding,
     LayerNorm,
     attend,
+    folded,
     make_layers,
     mask_bias,
     scan_layers,
@@ -47,10 +50,7 @@ class BertLayer(nnx.Module):
     ) -> jax.Array:
         """One layer: x float32 [B, L, D], bias [B, 1 or H, L, 1 or L] -> float32 [B, L, D]."""
         drop_hidden = Dropout(keys, self.config.hidden_dropout_prob)
-        drop_attention = Dropout(
-            None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, 1 << 16))(keys),
-            self.config.attention_probs_dropout_prob,
-        )
+        drop_attention = Dropout(folded(keys, ATTENTION), self.config.attention_probs_dropout_prob)
         if self.config.pre_layer_norm:
             x = x + drop_hidden(self.attention(self.attention_norm(x), bias, drop_attention, adapter))
             normed = self.ffn_norm(x)
@@ -134,8 +134,7 @@ class BertEncoder(nnx.Module):
             x = x + self.type_embedding(jnp.zeros((), jnp.int32))
         if not self.config.pre_layer_norm:
             x = self.norm(x)
-        embedding_keys = None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, 1 << 17))(keys)
-        x = Dropout(embedding_keys, self.config.hidden_dropout_prob)(x)
+        x = Dropout(folded(keys, EMBEDDINGS), self.config.hidden_dropout_prob)(x)
         if self.config.num_hidden_layers:
             bias = mask_bias(lengths, length)
             if self.config.relative_attention_num_buckets:

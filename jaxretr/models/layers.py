@@ -133,6 +133,11 @@ def mask_bias(lengths: jax.Array, positions: int) -> jax.Array:
     return jnp.where(real, 0.0, -1e9)[:, None, :, None]
 
 
+ATTENTION, EMBEDDINGS = 1 << 16, 1 << 17
+"""Places of dropout, as `folded` takes them: in a layer the attention's probabilities, in an encoder what is before its
+layers. Other places of a layer are counted by `Dropout`, and layers from 0."""
+
+
 class Dropout:
     """Dropout whose mask depends on the row's own key only, so that any number of devices draws the same masks.
 
@@ -165,6 +170,11 @@ def _random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     lines = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(shape[0]))
     lines = jax.vmap(jax.vmap(jax.random.fold_in, in_axes=(None, 0)), in_axes=(0, None))(lines, jnp.arange(shape[1]))
     return jax.vmap(jax.vmap(lambda line: jax.random.bits(line, shape[2:], jnp.uint16)))(lines)
+
+
+def folded(keys: jax.Array | None, number: Any) -> jax.Array | None:
+    """Each row's key [B] for one place, by its number; None stays None."""
+    return None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
 
 
 def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs) -> nnx.Module:
@@ -208,20 +218,16 @@ def scan_layers(
     Returns:
       The last layer's output.
     """
-
-    def layer_keys(number: Any) -> jax.Array | None:
-        return None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
-
     if isinstance(layers, nnx.List | list):
         for number, layer in enumerate(layers):
-            x = apply(layer, x, layer_keys(number), number)
+            x = apply(layer, x, folded(keys, number), number)
         return x
     graph, params = nnx.split(layers)
     count = jax.tree.leaves(params)[0].shape[0]
 
     def body(x: Any, slice_: Any) -> tuple[Any, None]:
         params, number = slice_
-        return apply(nnx.merge(graph, params), x, layer_keys(number), number), None
+        return apply(nnx.merge(graph, params), x, folded(keys, number), number), None
 
     # Attention's products have batch dimensions and are computed again even then: writing them out costs more.
     policies = jax.checkpoint_policies

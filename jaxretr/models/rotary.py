@@ -10,12 +10,15 @@ from jaxretr.config import AdapterShape
 from jaxretr.models.adapter_layers import LayerAdapter, adapted, beside_feed_forward, layers_and_adapters, make_adapters
 from jaxretr.models.layers import (
     ACTIVATIONS,
+    ATTENTION,
+    EMBEDDINGS,
     Dense,
     Dropout,
     Embedding,
     LayerNorm,
     RMSNorm,
     attend,
+    folded,
     make_layers,
     mask_bias,
     scan_layers,
@@ -42,12 +45,7 @@ class RotaryLayer(nnx.Module):
     """Self-attention and a gated feed-forward block, each with a residual connection."""
 
     def __init__(self, config: RotaryConfig, *, dtype: Any, rngs: nnx.Rngs):
-        biased = {
-            **dict.fromkeys(("query", "key", "value", "qkv"), config.qkv_bias),
-            **dict.fromkeys(("ffn_gate", "ffn_in"), config.ffn_in_bias),
-            "attention_out": config.attention_out_bias,
-            "ffn_out": config.ffn_out_bias,
-        }
+        biased = config.dense_biases()
         for name, (inputs, outputs) in config.dense_sizes().items():
             std = config.initializer_range
             setattr(self, name, Dense(inputs, outputs, bias=biased[name], std=std, dtype=dtype, rngs=rngs))
@@ -85,10 +83,7 @@ class RotaryLayer(nnx.Module):
           float32 [B, L, D].
         """
         drop_hidden = Dropout(keys, self.config.hidden_dropout_prob)
-        drop_attention = Dropout(
-            None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, 1 << 16))(keys),
-            self.config.attention_probs_dropout_prob,
-        )
+        drop_attention = Dropout(folded(keys, ATTENTION), self.config.attention_probs_dropout_prob)
         if self.config.norm_order == "post":
             x = self.attention_norm(x + drop_hidden(self.attention(x, sight, padding, drop_attention, adapter)))
             return self.ffn_norm(x + drop_hidden(self.feed_forward(x, adapter)) + beside_feed_forward(adapter, x))
@@ -187,8 +182,7 @@ class RotaryEncoder(nnx.Module):
             x = x + self.type_embedding(jnp.zeros((), jnp.int32))
         if config.embedding_norm:
             x = self.embedding_norm(x)
-        embedding_keys = None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, 1 << 17))(keys)
-        x = Dropout(embedding_keys, config.hidden_dropout_prob)(x)
+        x = Dropout(folded(keys, EMBEDDINGS), config.hidden_dropout_prob)(x)
         padding, far, near = mask_bias(lengths, length), _sight(config, length), _sight(config, length, local=True)
         mixed = any(config.local_layers) and not all(config.local_layers)
 

@@ -99,6 +99,13 @@ class RotaryConfig:
         read = {"query": (size, heads), "key": (size, groups), "value": (size, groups)}
         return {**read, **out, "ffn_gate": (size, inner), "ffn_in": (size, inner), "ffn_out": (inner, size)}
 
+    def dense_biases(self) -> dict[str, bool]:
+        """Whether each of the layers in `dense_sizes` has a bias."""
+        read = dict.fromkeys(("query", "key", "value", "qkv"), self.qkv_bias)
+        inner = dict.fromkeys(("ffn_gate", "ffn_in"), self.ffn_in_bias)
+        stated = {**read, **inner, "attention_out": self.attention_out_bias, "ffn_out": self.ffn_out_bias}
+        return {name: stated[name] for name in self.dense_sizes()}
+
     def sizes(self) -> dict[str, int]:
         """The number of layers and all lengths of the parameters' axes that cannot be 0, by name."""
         names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")

@@ -8,7 +8,17 @@ from flax import nnx
 
 from jaxretr.config import AdapterShape
 from jaxretr.models.adapter_layers import layers_and_adapters, make_adapters
-from jaxretr.models.layers import Dropout, Embedding, RMSNorm, make_layers, mask_bias, scan_layers
+from jaxretr.models.layers import (
+    ATTENTION,
+    EMBEDDINGS,
+    Dropout,
+    Embedding,
+    RMSNorm,
+    folded,
+    make_layers,
+    mask_bias,
+    scan_layers,
+)
 from jaxretr.models.positions import relative_bias
 from jaxretr.models.t5 import T5EncoderLayer
 from jaxretr.models.t5_encoder_config import T5EncoderConfig
@@ -49,16 +59,14 @@ class T5Encoder(nnx.Module):
     ) -> jax.Array:
         """Encodes a batch; arguments and result are those of `BertEncoder`."""
         config, length = self.config, tokens.shape[1]
-        outer_keys = None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, 1 << 17))(keys)
-        drop = Dropout(outer_keys, config.hidden_dropout_prob)
+        drop = Dropout(folded(keys, EMBEDDINGS), config.hidden_dropout_prob)
         x = drop(self.word_embedding(tokens.astype(jnp.int32)) if words is None else words)
         furthest = config.relative_attention_max_distance
         bias = mask_bias(lengths, length) + relative_bias(self.relative_positions, length, furthest, bidirectional=True)
 
         def apply(pair: Any, x: jax.Array, keys: jax.Array | None, _: Any) -> jax.Array:
             drop_hidden = Dropout(keys, config.hidden_dropout_prob)
-            attention_keys = None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, 1 << 16))(keys)
-            drop_attention = Dropout(attention_keys, config.attention_probs_dropout_prob)
+            drop_attention = Dropout(folded(keys, ATTENTION), config.attention_probs_dropout_prob)
             return pair[0](x, bias, drop_hidden, drop_attention, *pair[1:])
 
         x = scan_layers(layers_and_adapters(self), x, apply, keys, keep_matmuls=keep_matmuls)

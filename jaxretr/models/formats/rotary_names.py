@@ -56,17 +56,11 @@ class RotaryNames:
         rows = [Row("word_embedding/table", self.words)]
         if config.type_vocab_size:
             rows.append(Row("type_embedding/table", "embeddings.token_type_embeddings.weight"))
-        bias = {
-            **dict.fromkeys(("query", "key", "value", "qkv"), config.qkv_bias),
-            **dict.fromkeys(("ffn_gate", "ffn_in"), config.ffn_in_bias),
-            "attention_out": config.attention_out_bias,
-            "ffn_out": config.ffn_out_bias,
-        }
-        for name in config.dense_sizes():
+        for name, biased in config.dense_biases().items():
             theirs, part = place[name]
             theirs = self.stored_layer + theirs
             rows.append(Row(f"layers/{name}/kernel", f"{theirs}.weight", True, part=part))
-            rows += [Row(f"layers/{name}/bias", f"{theirs}.bias", part=part)] if bias[name] else []
+            rows += [Row(f"layers/{name}/bias", f"{theirs}.bias", part=part)] if biased else []
         norms = [name for name in self.tensors if name.endswith("norm")]
         for name in norms:
             within = name not in ("norm", "embedding_norm")
