@@ -308,12 +308,7 @@ def _engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -> Engi
 
         bare = config.adapter is None or (config.lora_merged and not config.adapter.bottleneck)
         # Another pooling goes through XLA until it is written below as well.
-        if (
-            bare
-            and config.pooling in ("cls", "mean")
-            and isinstance(config.backbone, BertConfig)
-            and host_bert.suits(config.backbone)
-        ):
+        if bare and config.pooling in ("cls", "mean") and host_bert.suits(config.backbone):
             return HostEngine(_embed_on_host(config, jax.device_get(tower_params)))
     return Engine(_embed_rows(config, dtype), tower_params, dtype)
 

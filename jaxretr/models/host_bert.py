@@ -14,12 +14,13 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
+from jaxretr.models.backbone_config import Backbone
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.parallel.machine import cpu_threads
 from jaxretr.parallel.numba_loops import compiled
@@ -65,11 +66,12 @@ class Layer:
     after_feed_forward: Norm
 
 
-def suits(config: BertConfig) -> bool:
+def suits(config: Backbone) -> TypeGuard[BertConfig]:
     """Whether the loops below are written for this encoder."""
     # _scores takes four numbers of a head at a time, and knows no biases of relative positions.
     return (
-        config.num_hidden_layers > 0
+        isinstance(config, BertConfig)
+        and config.num_hidden_layers > 0
         and config.hidden_act == "gelu"
         and config.hidden_size % (4 * config.num_attention_heads) == 0
         and not config.relative_attention_num_buckets

@@ -183,17 +183,15 @@ class RotaryEncoder(nnx.Module):
         if config.embedding_norm:
             x = self.embedding_norm(x)
         x = Dropout(folded(keys, EMBEDDINGS), config.hidden_dropout_prob)(x)
-        padding, far, near = mask_bias(lengths, length), _sight(config, length), _sight(config, length, local=True)
-        mixed = any(config.local_layers) and not all(config.local_layers)
+        padding, kinds = mask_bias(lengths, length), config.local_layers or (False,) * config.num_hidden_layers
+        sights = {local: _sight(config, length, local=local) for local in sorted(set(kinds))}
 
         def apply(pair: Any, x: jax.Array, keys: jax.Array | None, number: Any) -> jax.Array:
-            if not mixed:
-                sight = near if any(config.local_layers) else far
-            elif isinstance(number, int):
-                sight = near if config.local_layers[number] else far
+            if len(sights) == 1 or isinstance(number, int):
+                sight = sights[kinds[number if len(sights) > 1 else 0]]
             else:
-                local = jnp.asarray(config.local_layers)[number]
-                sight = jax.tree.map(lambda one, other: jnp.where(local, one, other), near, far)
+                local = jnp.asarray(kinds)[number]
+                sight = jax.tree.map(lambda far, near: jnp.where(local, near, far), sights[False], sights[True])
             return pair[0](x, number, sight, padding, keys, *pair[1:])
 
         x = scan_layers(layers_and_adapters(self), x, apply, keys, keep_matmuls=keep_matmuls)

@@ -39,8 +39,8 @@ class TextKeys:
         place = lax.axis_index(DATA) * b + jnp.arange(b)
         fold = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
         draws = fold(jax.random.fold_in(key, KeyStream.QUESTION_DRAWS), place)
-        bert = program.encoder.backbone
-        if not (bert.hidden_dropout_prob or bert.attention_probs_dropout_prob):
+        shape = program.encoder.backbone
+        if not (shape.hidden_dropout_prob or shape.attention_probs_dropout_prob):
             return TextKeys(None, None, None, draws)
 
         def of_each(stream: KeyStream, count: int) -> jax.Array:

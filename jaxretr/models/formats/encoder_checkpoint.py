@@ -23,7 +23,7 @@ class EncoderCheckpoint:
       params: the encoder's parameters, nested dict of float32 numpy arrays.
       projection: DPR's linear layer on the [CLS] state, {"kernel": [D, P], "bias": [P]}, or None.
       mlm_head: {"dense": {"kernel": [D, D], "bias": [D]}, "norm": {"scale": [D], "bias": [D]}, "bias": [V]} of masked
-        language modelling, whose decoder is the word embedding; or None.
+        language modelling, whose decoder is the word embedding; without the biases that the architecture lacks; or None.
       kind: what it is.
     """
 
