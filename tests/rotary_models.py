@@ -2,15 +2,12 @@
 
 from typing import Any
 
-import numpy as np
+from encoder_parity import LENGTH, SEED, VOCABULARY, WIDTH, randomised
 from peers import torch, transformers
 
-SEED = 11
-LENGTH = 24
-LENGTHS = np.array([LENGTH, 7, 1], np.int32)  # Padded rows, down to a single token.
 SIZES: dict[str, Any] = {
-    "vocab_size": 37,
-    "hidden_size": 16,
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "intermediate_size": 24,
@@ -70,9 +67,4 @@ def random_model(case: str) -> Any:
     """The model of transformers of one of `MODELS`, with every parameter drawn at random."""
     name, settings = MODELS[case]
     torch.manual_seed(SEED)
-    model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**settings))
-    generator = torch.Generator().manual_seed(SEED)
-    # Norms and biases too: at their initial 0 and 1 a swapped one would not show.
-    for parameter in model.parameters():
-        parameter.data += 0.25 * torch.randn(parameter.shape, generator=generator)
-    return model.eval()
+    return randomised(getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**settings)))

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from encoder_parity import LENGTHS, REAL, SEED, TOKENS
 from peers import torch
-from rotary_models import LENGTH, LENGTHS, SEED, SIZES, random_model
+from rotary_models import SIZES, random_model
 from safetensors.numpy import load_file, save_file
 
 from jaxretr.config import AdapterShape
@@ -27,9 +28,6 @@ from jaxretr.models.formats.adapter_formats import read_adapter_transformers, re
 from jaxretr.models.formats.encoder_params import read_checkpoint
 from jaxretr.models.formats.rotary_names import ROTARY_NAMES
 from jaxretr.models.layers import Params
-
-TOKENS = np.random.default_rng(SEED).integers(1, SIZES["vocab_size"], (3, LENGTH))
-REAL = np.arange(LENGTH) < LENGTHS[:, None]
 
 SEPARATE = ("query", "key", "value", "attention_out", "ffn_gate", "ffn_in", "ffn_out")
 FUSED = ("qkv", "attention_out", "ffn_in", "ffn_out")

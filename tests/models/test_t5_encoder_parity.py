@@ -5,15 +5,30 @@ The tolerances are those of float32 sums in another order; a wrong formula is of
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from encoder_parity import (
+    BATCH,
+    LENGTHS,
+    SEED,
+    VOCABULARY,
+    WIDTH,
+    Case,
+    by_transformers,
+    case_of,
+    check_bfloat16,
+    check_gradient,
+    check_padding,
+    check_states_and_loss,
+    randomised,
+    run,
+    states_of,
+)
 from flax import nnx
 from flax.traverse_util import flatten_dict
 from jax.sharding import PartitionSpec as P
@@ -25,7 +40,6 @@ from jaxretr.errors import UserError
 from jaxretr.models.adapter_layers import abstract_adapter, init_adapter, merge_lora
 from jaxretr.models.backbone import make_backbone
 from jaxretr.models.formats.adapter_formats import read_peft, write_peft
-from jaxretr.models.formats.encoder_checkpoint import EncoderCheckpoint
 from jaxretr.models.formats.encoder_params import encoder_shape_of, export_encoder, read_checkpoint
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, write_safetensors
 from jaxretr.models.formats.model_shapes import KNOWN_ENCODERS
@@ -33,12 +47,9 @@ from jaxretr.models.layers import Dropout, define, unstack
 from jaxretr.models.t5_encoder_config import T5EncoderConfig
 from jaxretr.parallel.sharding import spec_of
 
-SEED = 11
-LENGTH = 24
-LENGTHS = np.array([LENGTH, 7, 1], np.int32)  # Padded rows, down to a single token.
 SIZES: dict[str, Any] = {
-    "vocab_size": 37,
-    "d_model": 16,
+    "vocab_size": VOCABULARY,
+    "d_model": WIDTH,
     "d_kv": 6,  # heads * d_kv differs from d_model: a swapped reshape would show.
     "d_ff": 20,
     "num_layers": 3,
@@ -49,96 +60,32 @@ SIZES: dict[str, Any] = {
 VERSIONS = {"v1.0": SIZES, "v1.1": SIZES | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}}
 
 
-@dataclass
-class Case:
-    """A model of transformers with random weights, its folder, and what our import made of it."""
-
-    theirs: Any
-    folder: Path
-    ours: EncoderCheckpoint
-
-
-def _randomised(model: Any) -> Any:
-    generator = torch.Generator().manual_seed(SEED)
-    for parameter in model.parameters():  # Norms too: at their initial 1 a swapped one would not show.
-        parameter.data += 0.25 * torch.randn(parameter.shape, generator=generator)
-    return model.eval()
-
-
 @pytest.fixture(scope="module", params=VERSIONS)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(SEED)
-    theirs = _randomised(transformers.T5EncoderModel(transformers.T5Config(**VERSIONS[request.param])))
-    theirs.save_pretrained(folder)
-    ours = read_checkpoint(folder)
-    assert ours.kind == "t5" and isinstance(ours.config, T5EncoderConfig) and ours.config.hidden_dropout_prob == 0.1
-    return Case(theirs, folder, ours)
+    model = randomised(transformers.T5EncoderModel(transformers.T5Config(**VERSIONS[request.param])))
+    made = case_of(model, tmp_path_factory.mktemp("model"))
+    config = made.ours.config
+    assert made.ours.kind == "t5" and isinstance(config, T5EncoderConfig) and config.hidden_dropout_prob == 0.1
+    return made
 
 
-@pytest.fixture(scope="module")
-def batch() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Token ids [B, L], which positions are real [B, L], and the weights [B, L, D] of a random linear functional."""
-    rng = np.random.default_rng(SEED)
-    tokens = rng.integers(1, SIZES["vocab_size"], (3, LENGTH))
-    real = np.arange(LENGTH) < LENGTHS[:, None]
-    weights = rng.normal(size=(3, LENGTH, SIZES["d_model"])).astype(np.float32) / 8
-    return tokens, real, weights * real[..., None]
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _run(config: Any, dtype: str, params: Any, tokens: Any, weights: Any) -> tuple[Any, Any]:
-    """Hidden states, and the gradient of sum(weights * states) with respect to every parameter."""
-    graph, _ = define(lambda rngs: make_backbone(config, dtype=jnp.dtype(dtype), rngs=rngs))
-
-    def functional(params: Any) -> tuple[Any, Any]:
-        states = nnx.merge(graph, params)(tokens, LENGTHS)
-        return (states * weights).sum(), states
-
-    gradients, states = jax.grad(functional, has_aux=True)(params)
-    return states, gradients
-
-
-def _theirs(model: Any, tokens: np.ndarray, real: np.ndarray) -> Any:
-    return model(input_ids=torch.tensor(tokens), attention_mask=torch.tensor(real.astype(int))).last_hidden_state
-
-
-def test_states_and_every_gradient_equal_transformers(case: Case, batch: Any) -> None:
-    tokens, real, weights = batch
-    states, gradients = _run(case.ours.config, "float32", case.ours.params, tokens, weights)
-    case.theirs.zero_grad()
-    expected = _theirs(case.theirs, tokens, real)
-    assert expected.detach()[torch.tensor(real)].abs().max() > 0.5  # Not trivially equal.
-    np.testing.assert_allclose(np.asarray(states)[real], expected.detach().numpy()[real], atol=1e-5, rtol=1e-5)
-    (expected * torch.tensor(weights)).sum().backward()
-    theirs = {name: parameter.grad.numpy() for name, parameter in case.theirs.named_parameters()}
-    _, ours = export_encoder(case.ours.config, jax.device_get(gradients))
-    assert set(ours) == set(theirs)
+def test_states_and_every_gradient_equal_transformers(case: Case) -> None:
+    gradients = check_states_and_loss(case)
+    expected = {name: parameter.grad.numpy() for name, parameter in case.theirs.named_parameters()}
+    _, ours = export_encoder(case.ours.config, gradients)
+    assert set(ours) == set(expected)
     for name, gradient in ours.items():
-        largest = np.abs(theirs[name]).max()
-        assert largest > 1e-6, name
-        np.testing.assert_allclose(gradient, theirs[name], atol=1e-4 * max(largest, 1), rtol=1e-4, err_msg=name)
+        assert np.abs(expected[name]).max() > 1e-6, name
+        check_gradient(gradient, expected[name], name)
 
 
-def test_padding_does_not_reach_real_positions(case: Case, batch: Any) -> None:
-    tokens, real, weights = batch
-    other = np.where(real, tokens, (tokens + 5) % SIZES["vocab_size"])
-    before, after = (
-        np.asarray(_run(case.ours.config, "float32", case.ours.params, ids, weights)[0])[real]
-        for ids in (tokens, other)
-    )
-    np.testing.assert_array_equal(before, after)
+def test_padding_does_not_reach_real_positions(case: Case) -> None:
+    check_padding(case)
 
 
-def test_bfloat16_differs_by_its_rounding(case: Case, batch: Any) -> None:
-    """Operands of 8 bits: each product is off by up to 2 ** -8, and the sums of a few layers by some percent."""
-    tokens, real, weights = batch
-    exact, rounded = (
-        np.asarray(_run(case.ours.config, dtype, case.ours.params, tokens, weights)[0])[real]
-        for dtype in ("float32", "bfloat16")
-    )
-    error = np.linalg.norm(rounded - exact) / np.linalg.norm(exact)
-    assert 1e-5 < error < 0.05
+def test_bfloat16_differs_by_its_rounding(case: Case) -> None:
+    check_bfloat16(case)
 
 
 def _apart(config: T5EncoderConfig, params: Any, adapter: AdapterShape | None = None) -> Callable[..., Any]:
@@ -149,17 +96,17 @@ def _apart(config: T5EncoderConfig, params: Any, adapter: AdapterShape | None = 
     return lambda tokens, keys=None: encode(params, tokens, keys)
 
 
-def test_layers_apart_compute_what_stacked_ones_do(case: Case, batch: Any) -> None:
-    tokens, real, weights = batch
+def test_layers_apart_compute_what_stacked_ones_do(case: Case) -> None:
+    tokens, real, _ = BATCH
     config, params = case.ours.config, case.ours.params
     assert isinstance(config, T5EncoderConfig)
-    states = np.asarray(_run(config, "float32", params, tokens, weights)[0])
+    states = states_of(case)
     np.testing.assert_allclose(np.asarray(_apart(config, params)(tokens))[real], states[real], atol=1e-5, rtol=1e-5)
 
 
-def test_dropout_has_the_places_of_transformers(case: Case, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_has_the_places_of_transformers(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """In their order, told by the shapes of what is dropped; and a row's masks depend on its own key alone."""
-    tokens, real, _ = batch
+    tokens, real, _ = BATCH
     config, places, theirs = case.ours.config, [], []
     assert isinstance(config, T5EncoderConfig)
     plain, functional = Dropout.__call__, torch.nn.functional.dropout
@@ -179,7 +126,7 @@ def test_dropout_has_the_places_of_transformers(case: Case, batch: Any, monkeypa
     states = np.asarray(encode(tokens, keys))
     # Other implementations of attention drop its probabilities within.
     eager = transformers.T5EncoderModel.from_pretrained(case.folder, attn_implementation="eager").train()
-    _theirs(eager, tokens, real)
+    by_transformers(eager, tokens, real)
     assert places == theirs and len(places) == 2 + 4 * SIZES["num_layers"]
     zeros = (states[real] == 0).mean()
     assert 0.05 < zeros < 0.15  # The last place's share of 0.1.
@@ -188,7 +135,7 @@ def test_dropout_has_the_places_of_transformers(case: Case, batch: Any, monkeypa
     assert np.abs(others - states)[0].max() > 0.1
 
 
-def test_export_loads_in_transformers_and_returns_bit_for_bit(case: Case, tmp_path: Path, batch: Any) -> None:
+def test_export_loads_in_transformers_and_returns_bit_for_bit(case: Case, tmp_path: Path) -> None:
     config, tensors = export_encoder(case.ours.config, case.ours.params)
     stored = TensorFiles.open(case.folder)
     assert sorted(tensors) == stored.names
@@ -200,16 +147,16 @@ def test_export_loads_in_transformers_and_returns_bit_for_bit(case: Case, tmp_pa
     assert again.config == case.ours.config
     jax.tree.map(np.testing.assert_array_equal, again.params, case.ours.params)
     loaded = transformers.T5EncoderModel.from_pretrained(tmp_path).eval()
-    tokens, real, _ = batch
+    tokens, real, _ = BATCH
     with torch.no_grad():
-        expected = _theirs(case.theirs, tokens, real)
-        torch.testing.assert_close(_theirs(loaded, tokens, real), expected, rtol=0, atol=0)
+        expected = by_transformers(case.theirs, tokens, real)
+        torch.testing.assert_close(by_transformers(loaded, tokens, real), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_encoder_of_a_whole_t5(version: str, tmp_path: Path) -> None:
     torch.manual_seed(SEED)
-    whole = _randomised(transformers.T5ForConditionalGeneration(transformers.T5Config(**VERSIONS[version])))
+    whole = randomised(transformers.T5ForConditionalGeneration(transformers.T5Config(**VERSIONS[version])))
     whole.save_pretrained(tmp_path / "whole")
     transformers.T5EncoderModel.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "encoder")
     expected = read_checkpoint(tmp_path / "encoder")
@@ -235,9 +182,9 @@ def test_the_encoder_of_a_whole_t5(version: str, tmp_path: Path) -> None:
 LORA = AdapterShape(lora_rank=2, lora_alpha=3.0, bottleneck=0)
 
 
-def test_lora_comes_and_goes_by_peft(case: Case, batch: Any, tmp_path: Path) -> None:
+def test_lora_comes_and_goes_by_peft(case: Case, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="LoRA is compared with real PEFT: pip install peft")
-    tokens, real, weights = batch
+    tokens, real, weights = BATCH
     config, params = case.ours.config, case.ours.params
     assert isinstance(config, T5EncoderConfig)
     shape = replace(LORA, lora_targets=tuple(config.dense_sizes()))
@@ -250,12 +197,12 @@ def test_lora_comes_and_goes_by_peft(case: Case, batch: Any, tmp_path: Path) -> 
     model = transformers.T5EncoderModel.from_pretrained(case.folder)
     with torch.no_grad():
         adapted = peft.PeftModel.from_pretrained(model, tmp_path / "lora").eval()
-        expected = _theirs(adapted, tokens, real).numpy()[real]
+        expected = by_transformers(adapted, tokens, real).numpy()[real]
     ours = np.asarray(_apart(config, {**params, "adapter": modules}, shape)(tokens))[real]
     np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=1e-5)
     merged = merge_lora(params, modules, shape)
     assert merged["layers"]["ffn_norm"]["scale"] is params["layers"]["ffn_norm"]["scale"]
-    states = np.asarray(_run(config, "float32", merged, tokens, weights)[0])[real]
+    states = np.asarray(run(config, "float32", merged, tokens, weights)[0])[real]
     np.testing.assert_allclose(states, expected, atol=2e-5, rtol=1e-5)
 
 
@@ -277,9 +224,9 @@ def test_peft_of_another_number_of_layers_is_refused(case: Case, tmp_path: Path)
         read_peft(tmp_path / "lora", replace(config, num_layers=2))
 
 
-def test_a_parallel_adapter_reads_what_the_feed_forward_network_reads(case: Case, batch: Any) -> None:
+def test_a_parallel_adapter_reads_what_the_feed_forward_network_reads(case: Case) -> None:
     """Against transformers with the adapter's product added to the network's result by a hook."""
-    tokens, real, _ = batch
+    tokens, real, _ = BATCH
     config = case.ours.config
     assert isinstance(config, T5EncoderConfig)
     shape = AdapterShape(lora_rank=0, bottleneck=3, scale=2.0)
@@ -295,7 +242,7 @@ def test_a_parallel_adapter_reads_what_the_feed_forward_network_reads(case: Case
 
         hooks.append(block.layer[1].DenseReluDense.register_forward_hook(added))
     with torch.no_grad():
-        expected = _theirs(case.theirs, tokens, real).numpy()[real]
+        expected = by_transformers(case.theirs, tokens, real).numpy()[real]
     for hook in hooks:
         hook.remove()
     np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=1e-5)
