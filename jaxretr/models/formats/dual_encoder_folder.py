@@ -191,12 +191,13 @@ def _load_sentence_transformers(folder: Path, tokenizer: Any) -> Loaded:
     if modules.lower_case:
         loaded = _lower_casing(loaded)
     tower: Params = {BACKBONE: checkpoint.params}
-    if modules.inner_dense:
-        tower["inner_dense"] = {str(number): params for number, (params, _) in enumerate(modules.inner_dense)}
-    if modules.projection is not None:
-        tower["projection"] = modules.projection
+    inner, last = modules.dense[:-1], modules.dense[-1:]
+    if inner:
+        tower["inner_dense"] = {str(number): params for number, (params, _) in enumerate(inner)}
+    if last:
+        tower["projection"] = last[0][0]
     full_size = checkpoint.config.hidden_size
-    for params in (*tower.get("inner_dense", {}).values(), *([tower["projection"]] if "projection" in tower else [])):
+    for params, _ in modules.dense:
         if (inputs := len(params["kernel"])) != full_size:
             raise UserError(
                 f"{folder}: a Dense module takes {inputs} numbers, but what is before it gives {full_size}; the folder is "
@@ -217,8 +218,8 @@ def _load_sentence_transformers(folder: Path, tokenizer: Any) -> Loaded:
         pooling=modules.pooling,
         normalise=modules.normalise,
         passage_template="joined",
-        inner_dense=tuple(DenseShape(len(params["bias"]), activation) for params, activation in modules.inner_dense),
-        projection_activation=modules.activation if modules.projection is not None else "identity",
+        inner_dense=tuple(DenseShape(len(params["bias"]), activation) for params, activation in inner),
+        projection_activation=last[0][1] if last else "identity",
         query_prompt=modules.query_prompt,
         passage_prompt=modules.passage_prompt,
         prompts=tuple((name, prompt) for name, prompt in modules.prompts.items() if name not in (QUERY, PASSAGE)),

@@ -49,10 +49,7 @@ class Modules:
     Attributes:
       transformer: folder of the encoder and its tokenizer.
       pooling: how token states become one vector.
-      inner_dense: of all Dense modules but the last one, in order, {"kernel": [D, P], "bias": [P]} float32, and what
-        follows each.
-      projection: of the last Dense module, likewise, or None.
-      activation: what follows the projection, "identity" or "tanh".
+      dense: of each Dense module {"kernel": [D, P], "bias": [P]} float32, and what follows it.
       normalise: whether vectors are divided by their length.
       truncate_dim: how many dimensions of the result are kept; None: all.
       cut_by_module: a Dense module that does nothing else makes this cut, before the division by the length.
@@ -65,9 +62,7 @@ class Modules:
 
     transformer: Path
     pooling: Pooling
-    inner_dense: tuple[tuple[Params, Activation], ...]
-    projection: Params | None
-    activation: Activation
+    dense: tuple[tuple[Params, Activation], ...]
     normalise: bool
     truncate_dim: int | None
     cut_by_module: bool
@@ -86,14 +81,10 @@ def read(folder: Path) -> Modules:
     """
     modules = _modules(folder)
     prompts = read_prompts(folder)
-    dense = [_dense(place) for place in modules.get("Dense", ())]
-    projection, activation = dense.pop() if dense else (None, "identity")
+    dense = tuple(_dense(place) for place in modules.get("Dense", ()))
     truncate_dim = _truncate_dim(folder)
-    cut_by_module = (
-        projection is not None
-        and truncate_dim is not None
-        and activation == "identity"
-        and _only_cuts(projection, truncate_dim)
+    cut_by_module = truncate_dim is not None and any(
+        activation == "identity" and _only_cuts(params, truncate_dim) for params, activation in dense[-1:]
     )
     transformer = modules["Transformer"][0]
     settings = (
@@ -110,9 +101,7 @@ def read(folder: Path) -> Modules:
     return Modules(
         transformer=transformer,
         pooling=_pooling(modules["Pooling"][0]),
-        inner_dense=tuple(dense),
-        projection=None if cut_by_module else projection,
-        activation=activation,
+        dense=dense[:-1] if cut_by_module else dense,
         normalise="Normalize" in modules,
         truncate_dim=truncate_dim,
         cut_by_module=cut_by_module,
