@@ -12,7 +12,9 @@ from jaxretr.version import __version__ as __version__
 _CLASSES = {
     "Adapter": "jaxretr.models.adapter",
     "Bm25Index": "jaxretr.search.bm25",
+    "CausalScorer": "jaxretr.models.pair_scorer",
     "CombinedEncoder": "jaxretr.models.combined_encoder",
+    "CrossEncoder": "jaxretr.models.pair_scorer",
     "DualEncoder": "jaxretr.models.dual_encoder",
     "EmbeddingStore": "jaxretr.stores.embedding_store",
     "ExactIndex": "jaxretr.search.exact",
@@ -37,6 +39,7 @@ _FUNCTIONS = {
     "inspect_data": "jaxretr.data_files.inspection",
     "load_config": "jaxretr.experiment",
     "load_encoder": "jaxretr.models.combined_encoder",
+    "load_scorer": "jaxretr.models.any_scorer",
     "mine": "jaxretr.mine.mining",
     "mine_lexical": "jaxretr.mine.lexical",
     "mteb_model": "jaxretr.evaluate.mteb_adapter",
@@ -56,7 +59,9 @@ _FUNCTIONS = {
 __all__ = [
     "Adapter",
     "Bm25Index",
+    "CausalScorer",
     "CombinedEncoder",
+    "CrossEncoder",
     "DualEncoder",
     "EmbeddingStore",
     "ExactIndex",
@@ -79,6 +84,7 @@ __all__ = [
     "inspect_data",
     "load_config",
     "load_encoder",
+    "load_scorer",
     "mine",
     "mine_lexical",
     "mteb_model",
@@ -116,10 +122,12 @@ if TYPE_CHECKING:
     from jaxretr.mine.lexical import mine_lexical
     from jaxretr.mine.mining import mine
     from jaxretr.models.adapter import Adapter
+    from jaxretr.models.any_scorer import load_scorer
     from jaxretr.models.assembling import assemble
     from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder
     from jaxretr.models.combining import combine
     from jaxretr.models.dual_encoder import DualEncoder
+    from jaxretr.models.pair_scorer import CausalScorer, CrossEncoder
     from jaxretr.models.question_scorer import QuestionScorer
     from jaxretr.reporting.run_report import report
     from jaxretr.search.bm25 import Bm25Index

@@ -107,7 +107,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the teacher's sum over the tokens, not their mean",
-        "models/scorer.py",
+        "models/scorers/t5_scorer.py",
         ".sum(axis=-1) / jnp.maximum(lengths, 1)",
         ".sum(axis=-1)",
         ("test_scorer.py::test_scores_inside_the_training_step_equal_pytorch[v1.1]",),

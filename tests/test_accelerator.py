@@ -19,7 +19,7 @@ import pytest
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, init_params
 from jaxretr.models.layers import define
-from jaxretr.models.scorer import Prompt, score_pairs
+from jaxretr.models.scorers.t5_scorer import Prompt, score_pairs
 from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.plan.compiled_facts import matmul_flops
 

@@ -19,7 +19,7 @@ from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed
 from jaxretr.models.encode import Engine
 from jaxretr.models.layers import Params, define
 from jaxretr.models.masked_lm import MaskedLm
-from jaxretr.models.scorer import Prompt
+from jaxretr.models.scorers.t5_scorer import Prompt
 from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.objectives import art, contrastive
 from jaxretr.objectives.live_index import IndexProgram, find_passages, make_refresh

@@ -43,11 +43,18 @@ class Template(StrEnum):
     QUESTION_ROWS = "question_rows"
     SCORER_PASSAGE = "scorer_passage"
     SCORER_TARGET = "scorer_target"
+    BARE_QUESTION = "bare_question"
+    BARE_PASSAGE = "bare_passage"
 
     @property
     def reads_passages(self) -> bool:
         """Whether the rows are made of titles and texts rather than of questions."""
-        return self in (Template.PASSAGE_PAIR, Template.PASSAGE_JOINED, Template.SCORER_PASSAGE)
+        return self in (
+            Template.PASSAGE_PAIR,
+            Template.PASSAGE_JOINED,
+            Template.SCORER_PASSAGE,
+            Template.BARE_PASSAGE,
+        )
 
 
 class Frame(NamedTuple):
@@ -234,6 +241,38 @@ def scorer_target(tokenizer: "PreTrainedTokenizerBase", questions: Sequence[str]
     return _ended(_first_ids(tokenizer, prompts, max_length), [eos], max_length)
 
 
+def bare_question(
+    tokenizer: "PreTrainedTokenizerBase", questions: Sequence[str], max_length: int, form: str = ""
+) -> Rows:
+    """Builds a question without special ids, for rows that hold a question and a passage.
+
+    Args:
+      tokenizer: the scorer's.
+      questions: N questions.
+      max_length: most ids a row; what stands behind the question in `form` is kept where a row is cut.
+      form: a text around the question, which takes the place of its "{}"; tokenised with it as one text.
+    """
+    before, _, behind = form.partition("{}")
+    end = _first_ids(tokenizer, [behind], max_length)[0] if behind else []
+    _check_length(max_length, len(end) + 1)
+    texts = [f"{before}{question}{behind}" for question in questions] if form else questions
+    rows = _first_ids(tokenizer, texts, max_length + 1)
+    fitting = [row if len(row) <= max_length else [*row[: max_length - len(end)], *end] for row in rows]
+    return Rows(fitting, sum(len(row) > max_length for row in rows))
+
+
+def bare_passage(
+    tokenizer: "PreTrainedTokenizerBase",
+    titles: Sequence[str],
+    texts: Sequence[str],
+    max_length: int,
+    form: str = "",
+) -> Rows:
+    """The same for passages: title and text joined by a space, or the text alone, as it is."""
+    joined = [f"{title} {text}" if title else text for title, text in zip(titles, texts, strict=True)]
+    return bare_question(tokenizer, joined, max_length, form)
+
+
 def template_rows(
     template: Template,
     tokenizer: "PreTrainedTokenizerBase",
@@ -243,7 +282,7 @@ def template_rows(
 ) -> Rows:
     """Builds the rows of `template` from (titles, texts) for passages or (questions,) for questions.
 
-    The templates of the scorer take no prompt.
+    T5's templates take no prompt; that of the bare ones is the form around the text.
     """
     builders: dict[Template, Any] = {
         Template.PASSAGE_PAIR: passage_pair,
@@ -251,6 +290,8 @@ def template_rows(
         Template.QUESTION_ROWS: question_rows,
         Template.SCORER_PASSAGE: scorer_passage,
         Template.SCORER_TARGET: scorer_target,
+        Template.BARE_QUESTION: bare_question,
+        Template.BARE_PASSAGE: bare_passage,
     }
     return builders[template](tokenizer, *columns, max_length, *((prompt,) if prompt else ()))
 

@@ -1,7 +1,9 @@
 """The encoder of a tower, whatever its architecture: token ids and lengths to a state for each token."""
 
+from functools import cache
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
@@ -9,6 +11,7 @@ from jaxretr.config import AdapterShape
 from jaxretr.models.backbone_config import Backbone
 from jaxretr.models.bert import BertEncoder
 from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.layers import Params, define
 from jaxretr.models.rotary import RotaryEncoder
 from jaxretr.models.rotary_config import RotaryConfig
 from jaxretr.models.t5_encoder import T5Encoder
@@ -29,3 +32,43 @@ def make_backbone(
     if isinstance(backbone, RotaryConfig):
         return RotaryEncoder(backbone, **settings)
     return T5Encoder(backbone, **settings)
+
+
+def token_states(
+    backbone: Backbone,
+    params: Params,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    *,
+    dtype: Any,
+    adapter: AdapterShape | None = None,
+    keys: jax.Array | None = None,
+    **options: Any,
+) -> jax.Array:
+    """Runs an encoder as a pure function; to be traced within `layers.matmuls_in(dtype)`.
+
+    Args:
+      backbone: the encoder's shape.
+      params: its parameters, those of its adapters under "adapter"; for a program without a backward pass also with
+        layers apart.
+      tokens: token ids, any integer type [B, L], padded on the right.
+      lengths: number of real tokens of each row, int32 [B].
+      dtype: of the matmuls' operands.
+      adapter: of the adapters that are computed.
+      keys: one PRNG key a row [B] switches dropout on.
+      options: `keep_matmuls`, `words` and `types`, as in `BertEncoder`.
+
+    Returns:
+      float32 [B, L, D].
+    """
+    stacked = 0 not in params.get("layers", {})
+    encoder = nnx.merge(_graph(backbone, adapter, jnp.dtype(dtype).name, stacked), params)
+    return encoder(tokens, lengths, keys, **options)
+
+
+@cache
+def _graph(backbone: Backbone, adapter: AdapterShape | None, dtype: str, stacked: bool) -> Any:
+    def make(rngs: nnx.Rngs) -> nnx.Module:
+        return make_backbone(backbone, adapter=adapter, dtype=jnp.dtype(dtype), stacked=stacked, rngs=rngs)
+
+    return define(make)[0]

@@ -114,6 +114,7 @@ class BertEncoder(nnx.Module):
         *,
         keep_matmuls: bool = False,
         words: jax.Array | None = None,
+        types: jax.Array | None = None,
     ) -> jax.Array:
         """Encodes a batch.
 
@@ -123,15 +124,17 @@ class BertEncoder(nnx.Module):
           keys: one PRNG key a row [B] switches dropout on.
           keep_matmuls: as in `scan_layers`.
           words: the tokens' word embeddings, float32 [B, L, D], where the caller looked them up.
+          types: of the tokens, integers [B, L], where the architecture has types; None: all have type 0, also the second
+            segment of a passage's title and text, as in DPR and ART.
 
         Returns:
-          float32 [B, L, D]. All tokens have type 0, also the second segment of a pair, as in DPR and ART.
+          float32 [B, L, D].
         """
         length = tokens.shape[1]
         x = self.word_embedding(tokens.astype(jnp.int32)) if words is None else words
         x = x + self.position_embedding(jnp.arange(length))
         if self.config.type_vocab_size:
-            x = x + self.type_embedding(jnp.zeros((), jnp.int32))
+            x = x + self.type_embedding(jnp.zeros((), jnp.int32) if types is None else types)
         if not self.config.pre_layer_norm:
             x = self.norm(x)
         x = Dropout(folded(keys, EMBEDDINGS), self.config.hidden_dropout_prob)(x)

@@ -3,19 +3,17 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal, assert_never, get_args
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from flax.traverse_util import unflatten_dict
 
 from jaxretr.config import AdapterShape, Pooling
 from jaxretr.errors import UserError
 from jaxretr.json_dataclass import dataclass_from
 from jaxretr.models.adapter_layers import abstract_adapter, check_shape, init_adapter, kinds_of
-from jaxretr.models.backbone import make_backbone
+from jaxretr.models.backbone import make_backbone, token_states
 from jaxretr.models.backbone_config import BACKBONE, KINDS, Backbone, kind_of
 from jaxretr.models.layers import Params, define, initialise, matmuls_in
 from jaxretr.models.rotary_config import RotaryConfig
@@ -315,15 +313,14 @@ def embed(
         if "weight" in tower_params:  # the query side
             lexical = tower_params["weight"] * lexical
         return jnp.concatenate([base, lexical], axis=-1)
-    stacked = 0 not in tower_params[BACKBONE].get("layers", {})
     shape, backbone_params = config.adapter, tower_params[BACKBONE]
     if shape is not None and config.lora_merged:
         shape = shape.without_lora() if shape.bottleneck else None
     if shape is not None:
         backbone_params = {**backbone_params, "adapter": kinds_of(shape, tower_params["adapter"])}
-    encoder = nnx.merge(_graph(config.backbone, shape, jnp.dtype(dtype).name, stacked), backbone_params)
+    settings = {"adapter": shape, "keys": keys, "keep_matmuls": keep_matmuls, "words": words}
     with matmuls_in(dtype):
-        states = encoder(tokens, lengths, keys, keep_matmuls=keep_matmuls, words=words)
+        states = token_states(config.backbone, backbone_params, tokens, lengths, dtype=dtype, **settings)
         pooled = pool(states, lengths, config.pooling)
     for layer, shape in dense_params(config, tower_params):
         # Small matmuls: float32 costs nothing here, and accelerators would round their operands unasked.
@@ -373,14 +370,6 @@ def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
     else:
         assert_never(pooling)
     return jnp.einsum("bld,bl->bd", states, weights) / divisor[:, None]
-
-
-@cache
-def _graph(backbone: Backbone, adapter: AdapterShape | None, dtype: str, stacked: bool) -> Any:
-    def make(rngs: nnx.Rngs) -> nnx.Module:
-        return make_backbone(backbone, adapter=adapter, dtype=jnp.dtype(dtype), stacked=stacked, rngs=rngs)
-
-    return define(make)[0]
 
 
 def truncated(embeddings: jax.Array, size: int, *, normalise: bool) -> jax.Array:

@@ -1,9 +1,10 @@
-"""The question scorer for users: texts in, scores out. The mathematics is in scorer.py."""
+"""The question scorer for users: texts in, scores out. The mathematics is in t5_scorer.py."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,15 @@ import numpy as np
 from flax import nnx
 
 from jaxretr.config import Dtype
-from jaxretr.data.tokens import load_tokenizer, scorer_passage, scorer_target, vocabulary_size
+from jaxretr.data.tokens import Template, load_tokenizer, scorer_passage, scorer_target, vocabulary_size
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models.adapter_layers import count
 from jaxretr.models.formats import t5_params
 from jaxretr.models.formats.hf_files import resolve
 from jaxretr.models.layers import Params, matmuls_in
-from jaxretr.models.scorer import Prompt, encoder_input, graph, mean_log_prob
+from jaxretr.models.pair_scorer import scorer_digest
+from jaxretr.models.scorers.t5_scorer import Prompt, encoder_input, graph, mean_log_prob
+from jaxretr.models.scorers.teachers import T5Teacher
 from jaxretr.models.t5 import T5Config
 
 
@@ -34,7 +37,14 @@ class QuestionScorer:
 
     Attributes:
       source: the path or name that it was loaded from; None where it was not.
+      teacher: all that is fixed while a program is compiled.
+      passage_length: tokens that the instruction leaves to a passage.
     """
+
+    passage_template: ClassVar[Template] = Template.SCORER_PASSAGE
+    question_template: ClassVar[Template] = Template.SCORER_TARGET
+    passage_form: ClassVar[str] = ""
+    question_form: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -50,6 +60,7 @@ class QuestionScorer:
         self.prompt = Prompt.of(tokenizer)
         self.max_length, self.max_question_length, self.dtype = max_length, max_question_length, dtype
         self.passage_length = passage_length(self.prompt, max_length)
+        self.teacher = T5Teacher(config, self.prompt)
         self.source: str | None = None
 
     def __repr__(self) -> str:
@@ -93,6 +104,17 @@ class QuestionScorer:
         )
         scorer.source = str(path_or_name)
         return scorer
+
+    @property
+    def question_length(self) -> int:
+        """Most ids of a question in a row of its own."""
+        return self.max_question_length
+
+    def fingerprint(self) -> str:
+        """A sha256 (hexadecimal) over everything that decides scores: shape, weights, tokenizer, lengths, dtype."""
+        facts = {"config": dataclasses.asdict(self.config), "prompt": dataclasses.asdict(self.prompt)}
+        lengths = {"passages": self.passage_length, "questions": self.max_question_length, "dtype": self.dtype}
+        return scorer_digest({**facts, **lengths}, self.tokenizer, self.params)
 
     def score(
         self, questions: Sequence[str], passages: Sequence[Mapping[str, str]], *, batch_size: int = 32

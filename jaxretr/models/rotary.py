@@ -172,6 +172,7 @@ class RotaryEncoder(nnx.Module):
         *,
         keep_matmuls: bool = False,
         words: jax.Array | None = None,
+        types: jax.Array | None = None,
     ) -> jax.Array:
         """Encodes a batch; arguments and result are those of `BertEncoder`."""
         config, length = self.config, tokens.shape[1]
@@ -179,7 +180,7 @@ class RotaryEncoder(nnx.Module):
         if config.embedding_scale != 1.0:
             x = x * config.embedding_scale
         if config.type_vocab_size:
-            x = x + self.type_embedding(jnp.zeros((), jnp.int32))
+            x = x + self.type_embedding(jnp.zeros((), jnp.int32) if types is None else types)
         if config.embedding_norm:
             x = self.embedding_norm(x)
         x = Dropout(folded(keys, EMBEDDINGS), config.hidden_dropout_prob)(x)

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxretr.config import Art, Scorer, Typos
 from jaxretr.models.layers import Params
-from jaxretr.models.scorer import Prompt, score_pairs
+from jaxretr.models.scorers.t5_scorer import Prompt, score_pairs
 from jaxretr.models.t5 import T5Config
 from jaxretr.objectives.blocks import block_size, in_blocks
 from jaxretr.objectives.distillation import kl_divergence

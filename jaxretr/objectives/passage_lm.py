@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxretr.models.layers import Params, bind, matmuls_in
-from jaxretr.models.scorer import Prompt, encoder_input, graph, mean_log_prob
+from jaxretr.models.scorers.t5_scorer import Prompt, encoder_input, graph, mean_log_prob
 from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.objectives.token_step import SumLoss, masked_sum
 

@@ -18,7 +18,7 @@ from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_params
 from jaxretr.models.formats.model_shapes import scorer_shape, vocabulary_of
 from jaxretr.models.layers import Params, define
 from jaxretr.models.question_scorer import QuestionScorer, passage_length
-from jaxretr.models.scorer import Prompt
+from jaxretr.models.scorers.t5_scorer import Prompt
 from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.objectives.art import ArtProgram, QuestionBatch, make_step
 from jaxretr.parallel import sharding

@@ -15,7 +15,7 @@ from jaxretr.config import Encoder, LiveIndex, Train, Typos
 from jaxretr.data.token_store import ids_dtype
 from jaxretr.models.embed import DualEncoderConfig, JointConfig
 from jaxretr.models.formats.model_shapes import vocabulary_of
-from jaxretr.models.scorer import Prompt
+from jaxretr.models.scorers.t5_scorer import Prompt
 from jaxretr.objectives.live_index import IndexProgram
 from jaxretr.parallel.mesh import padded_rows
 from jaxretr.recipes.corpus_sizes import CorpusSize

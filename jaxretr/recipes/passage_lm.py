@@ -18,7 +18,7 @@ from jaxretr.models.formats.model_shapes import scorer_shape
 from jaxretr.models.formats.t5_params import export_t5
 from jaxretr.models.layers import Params, define
 from jaxretr.models.question_scorer import QuestionScorer
-from jaxretr.models.scorer import Prompt
+from jaxretr.models.scorers.t5_scorer import Prompt
 from jaxretr.models.starts import copying_start
 from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.objectives.passage_lm import Example, RankedQuestions, ScorerBatch, scorer_loss, thinned_windows

@@ -12,7 +12,7 @@ from jaxretr.config import MlmConfig, PretrainData
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, tower
 from jaxretr.models.layers import define
 from jaxretr.models.masked_lm import MaskedLm
-from jaxretr.models.scorer import Prompt, score_pairs
+from jaxretr.models.scorers.t5_scorer import Prompt, score_pairs
 from jaxretr.models.t5 import T5Model
 from jaxretr.objectives.mlm import MaskedBatch
 from jaxretr.recipes.mlm import mlm_programs

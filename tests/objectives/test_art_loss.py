@@ -8,7 +8,7 @@ import pytest
 from tiny import BERT, T5, art_config
 
 from jaxretr.models.embed import DualEncoderConfig
-from jaxretr.models.scorer import Prompt
+from jaxretr.models.scorers.t5_scorer import Prompt
 from jaxretr.objectives.art import art_loss
 from jaxretr.parallel.mesh import make_mesh
 from jaxretr.recipes.art import ArtPrograms

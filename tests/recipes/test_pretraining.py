@@ -14,7 +14,7 @@ from jaxretr.config import BertShape, MlmConfig, Optimizer, PassageLmConfig, Pre
 from jaxretr.data.readers import read_corpus
 from jaxretr.metrics_log import read_metrics
 from jaxretr.models.formats import encoder_params, t5_params
-from jaxretr.models.scorer import Prompt, score_pairs
+from jaxretr.models.scorers.t5_scorer import Prompt, score_pairs
 from jaxretr.models.starts import copying_start
 from jaxretr.models.t5 import T5Config
 from jaxretr.objectives.mlm import mask

@@ -14,7 +14,7 @@ from jaxretr.config import Optimizer, PassageLmConfig, PretrainData, T5Shape, Tr
 from jaxretr.data.readers import read_beir, read_corpus
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models.question_scorer import QuestionScorer
-from jaxretr.models.scorer import Prompt, score_pairs
+from jaxretr.models.scorers.t5_scorer import Prompt, score_pairs
 from jaxretr.objectives.passage_lm import ScorerBatch
 from jaxretr.parallel.mesh import make_mesh
 from jaxretr.recipes.corpus_sizes import corpus_size

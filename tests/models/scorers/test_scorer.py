@@ -19,7 +19,7 @@ from jaxretr.models.formats.hf_folder import write_folder
 from jaxretr.models.formats.t5_params import export_t5
 from jaxretr.models.layers import initialise
 from jaxretr.models.question_scorer import QuestionScorer, rectangle
-from jaxretr.models.scorer import Prompt, encoder_input, score_pairs
+from jaxretr.models.scorers.t5_scorer import Prompt, encoder_input, score_pairs
 from jaxretr.models.t5 import T5Model
 
 MAX_LENGTH, MAX_QUESTION_LENGTH = 64, 24

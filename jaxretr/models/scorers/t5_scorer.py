@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxretr.models.layers import Params, define, matmuls_in
+from jaxretr.models.scorers.splicing import splice
 from jaxretr.models.t5 import T5Config, T5Model
 
 PREFIX = "Passage: "
@@ -49,15 +50,8 @@ def encoder_input(prompt: Prompt, passages: jax.Array, lengths: jax.Array) -> tu
     Returns:
       (tokens int32 [..., M + prompt.size], lengths int32 [...]).
     """
-    width = passages.shape[-1]
-    prefix, suffix = jnp.array(prompt.prefix, jnp.int32), jnp.array(prompt.suffix, jnp.int32)
-    place = jnp.arange(width + prompt.size)
-    in_passage = place - len(prompt.prefix)
-    in_suffix = in_passage - lengths[..., None]  # [..., M + P]
-    passage = passages.astype(jnp.int32)[..., jnp.clip(in_passage, 0, width - 1)]
-    tokens = jnp.where(in_suffix < 0, passage, suffix[jnp.clip(in_suffix, 0, len(suffix) - 1)])
-    tokens = jnp.where(place < len(prompt.prefix), prefix[jnp.minimum(place, len(prefix) - 1)], tokens)
-    return jnp.where(in_suffix < len(suffix), tokens, 0), (lengths + prompt.size).astype(jnp.int32)
+    spliced = splice((prompt.prefix, (passages, lengths), prompt.suffix))
+    return spliced.tokens, spliced.lengths
 
 
 def graph(config: T5Config, dtype: Any) -> Any:

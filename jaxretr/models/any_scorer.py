@@ -1,0 +1,68 @@
+"""Any model that scores pairs, by what its folder holds."""
+
+from pathlib import Path
+from typing import Literal, get_args
+
+from jaxretr.config import Dtype
+from jaxretr.data.tokens import load_tokenizer
+from jaxretr.errors import UsageError, did_you_mean
+from jaxretr.models.formats.cross_encoder_folder import is_causal_lm, is_cross_encoder
+from jaxretr.models.formats.dual_encoder_folder import model_folder
+from jaxretr.models.formats.hf_files import read_json, resolve
+from jaxretr.models.pair_scorer import CausalScorer, CrossEncoder
+from jaxretr.models.question_scorer import QuestionScorer
+from jaxretr.models.scorers.pair_texts import has_pair_template
+
+ScorerKind = Literal["auto", "t5", "cross_encoder", "causal_lm"]
+Scorer = QuestionScorer | CrossEncoder | CausalScorer
+
+
+def scorer_kind(path_or_name: str | Path) -> ScorerKind:
+    """What kind of scorer a folder holds.
+
+    A decoder is a causal language model, unless its folder says that it answers with a token: by a chat template for the
+    roles query and document, or by sentence-transformers' module LogitScore.
+    """
+    folder = model_folder(resolve(path_or_name))
+    content = read_json(folder, "config.json")
+    if is_cross_encoder(content, str(folder)):
+        return "cross_encoder"
+    if not is_causal_lm(content, str(folder)):
+        return "t5"
+    answers = any(folder.glob("*_LogitScore")) or has_pair_template(load_tokenizer(folder))
+    return "cross_encoder" if answers else "causal_lm"
+
+
+def load_scorer(
+    path_or_name: str | Path,
+    *,
+    kind: ScorerKind = "auto",
+    max_length: int | None = None,
+    max_question_length: int = 128,
+    dtype: Dtype = "float32",
+) -> Scorer:
+    """Loads a model that scores how well a passage fits a question.
+
+    Args:
+      path_or_name: a folder or hub name of a T5 (log p(question | passage)), of a cross-encoder, or of a causal
+        language model; or a run directory of one.
+      kind: what it is; "auto": see `scorer_kind`. Qwen3-Reranker's own folders are causal language models by their
+        files: give "cross_encoder".
+      max_length: tokens of a pair; by default the model's own limit for a cross-encoder, 512 for the others.
+      max_question_length: tokens of a question.
+      dtype: of the matmuls' operands.
+
+    Raises:
+      UserError: no such folder, or another kind of model.
+      UsageError: no such kind.
+    """
+    if kind not in get_args(ScorerKind):
+        raise UsageError(
+            f"no kind '{kind}'{did_you_mean(kind, get_args(ScorerKind)) or ''}; give one of {', '.join(get_args(ScorerKind))}"
+        )
+    kind = scorer_kind(path_or_name) if kind == "auto" else kind
+    lengths = {"max_question_length": max_question_length, "dtype": dtype}
+    if kind == "cross_encoder":
+        return CrossEncoder.from_pretrained(path_or_name, max_length=max_length, **lengths)
+    cls = QuestionScorer if kind == "t5" else CausalScorer
+    return cls.from_pretrained(path_or_name, max_length=max_length or 512, **lengths)

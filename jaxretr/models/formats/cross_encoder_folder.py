@@ -1,0 +1,202 @@
+"""Cross-encoders and causal language models in Hugging Face folders."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxretr.errors import UserError
+from jaxretr.models.backbone_config import BACKBONE, Backbone
+from jaxretr.models.formats.encoder_checkpoint import ACTIVATION_NAMES
+from jaxretr.models.formats.encoder_params import encoder_shape_of, export_encoder, import_checkpoint, names_of
+from jaxretr.models.formats.head_names import HEADS, HeadNames, default_head, head_names
+from jaxretr.models.formats.hf_files import TensorFiles, config_fields, read_json, stated_architecture
+from jaxretr.models.formats.name_table import read_rows, write_rows
+from jaxretr.models.layers import Params
+from jaxretr.models.rotary_config import RotaryConfig
+from jaxretr.models.scorers.causal_lm import LM_HEAD, CausalLmConfig
+from jaxretr.models.scorers.cross_encoder import HEAD, abstract_params
+from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig, HeadShape
+
+# What ModernBERT's config.json says of heads, and whose values its encoder's reader would refuse.
+_OF_HEADS = ("classifier_bias", "classifier_activation", "decoder_bias")
+_IDENTITY = "torch.nn.modules.linear.Identity"
+_OUTPUT = "lm_head.weight"
+_NOTHING = re.compile(r"(?!)")
+
+
+class LoadedCrossEncoder(NamedTuple):
+    """What a cross-encoder's folder holds, apart from its tokenizer: its shape, and float32 numpy arrays."""
+
+    config: CrossEncoderConfig
+    params: Params
+
+
+def is_cross_encoder(config: Mapping[str, Any], where: str) -> bool:
+    """Whether a config.json is of an encoder with a classification head."""
+    return stated_architecture(config, where).endswith("ForSequenceClassification")
+
+
+def is_causal_lm(config: Mapping[str, Any], where: str) -> bool:
+    """Whether a config.json is of a decoder with its output layer."""
+    return stated_architecture(config, where).endswith("ForCausalLM")
+
+
+def read_cross_encoder(folder: Path) -> LoadedCrossEncoder:
+    """Reads an encoder with a classification head of one score.
+
+    Args:
+      folder: holds config.json and the weights.
+
+    Raises:
+      UserError: an architecture without such a head, another number of scores, a setting that is not supported, or
+        tensors that are missing, left over or of a wrong shape.
+    """
+    config, tensors = read_json(folder, "config.json"), TensorFiles.open(folder)
+    backbone, names = _below_head(config, tensors.where)
+    shape = _head_shape(backbone, config, tensors.where)
+    there, out = set(tensors.names), f"{names.out}.weight"
+    if out in there and (labels := tensors.shape(out)[0]) != 1:
+        raise UserError(
+            f"{folder}: its head gives {labels} scores, one for each of {labels} classes; give a cross-encoder with one "
+            "score (num_labels 1)"
+        )
+    rows = names.rows(shape)
+    of_head = {row.theirs for row in rows}
+    bare = {name: value for name, value in config.items() if name not in _OF_HEADS}
+    encoder = import_checkpoint(
+        {**bare, "architectures": [names_of(backbone).encoder]}, tensors.select(lambda name: name not in of_head)
+    )
+    found = CrossEncoderConfig(encoder.config, shape)
+    shapes = {HEAD: abstract_params(found)[HEAD]}
+    head = read_rows(rows, shapes, tensors.select(of_head.__contains__), ignored=_NOTHING, dtype=np.float32)
+    return LoadedCrossEncoder(found, {BACKBONE: encoder.params, **head})
+
+
+def read_answers(folder: Path, yes: int, no: int | None) -> LoadedCrossEncoder:
+    """Reads a causal language model as a cross-encoder whose score is the logit of one token less that of another.
+
+    Args:
+      folder: holds config.json and the weights.
+      yes: the id of the token for a passage that answers the question.
+      no: of the other; None: the first one's logit alone.
+
+    Raises:
+      UserError: as `read_causal_lm`.
+    """
+    language_model, params = read_causal_lm(folder, max_question_length=1)
+    backbone, table = language_model.backbone, _output_rows(language_model, params)
+    if not all(0 <= token < len(table) for token in (yes, no or 0)):
+        raise UserError(
+            f"{folder}: the answers' ids {yes} and {no} are not in its vocabulary; copy the tokenizer again"
+        )
+    kernel = table[yes] - (0.0 if no is None else table[no])
+    head = default_head(backbone)
+    assert head is not None
+    return LoadedCrossEncoder(
+        CrossEncoderConfig(backbone, head), {BACKBONE: params[BACKBONE], HEAD: {"out": {"kernel": kernel[:, None]}}}
+    )
+
+
+def read_causal_lm(folder: Path, max_question_length: int) -> tuple[CausalLmConfig, Params]:
+    """Reads a decoder with its output layer.
+
+    Args:
+      folder: holds config.json and the weights.
+      max_question_length: of the result.
+
+    Returns:
+      The language model's shape, and its parameters as a nested dict of float32 numpy arrays.
+
+    Raises:
+      UserError: no decoder, or tensors that are missing, left over or of a wrong shape.
+    """
+    config, tensors = read_json(folder, "config.json"), TensorFiles.open(folder)
+    encoder = import_checkpoint(config, tensors)
+    if not isinstance(encoder.config, RotaryConfig) or not encoder.config.causal:
+        raise UserError(f"{folder}: is no causal language model; give a decoder with its output layer (...ForCausalLM)")
+    words = encoder.params["word_embedding"]["table"]
+    stated = config.get("tie_word_embeddings")
+    if _OUTPUT not in tensors.names:
+        if stated is False:
+            raise UserError(f"{folder}: lacks {_OUTPUT}, though config.json says that it is not tied; copy it again")
+        tied, output = True, words
+    else:
+        if tensors.shape(_OUTPUT) != words.shape:
+            raise UserError(
+                f"{folder}: {_OUTPUT} has shape {list(tensors.shape(_OUTPUT))}, but by config.json it must have "
+                f"{list(words.shape)}; config.json and the weights are not of the same model"
+            )
+        output = tensors.read(_OUTPUT)
+        tied = stated is True or np.array_equal(output, words)
+    found = CausalLmConfig(encoder.config, max_question_length, tied)
+    params: Params = {BACKBONE: encoder.params}
+    return found, params if tied else {**params, LM_HEAD: {"kernel": np.ascontiguousarray(output.T)}}
+
+
+def _output_rows(config: CausalLmConfig, params: Params) -> np.ndarray:
+    return params[BACKBONE]["word_embedding"]["table"] if config.tied else params[LM_HEAD]["kernel"].T
+
+
+def export_cross_encoder(config: CrossEncoderConfig, params: Params) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Translates our parameters to a Hugging Face checkpoint, bit for bit.
+
+    config.json also tells sentence-transformers to give raw scores, as we do, instead of their sigmoid.
+
+    Returns:
+      The content of config.json, and the tensors of model.safetensors by name.
+    """
+    names = head_names(config.backbone)
+    assert names is not None
+    content, tensors = export_encoder(config.backbone, params[BACKBONE])
+    tensors = {names.prefix + name: tensor for name, tensor in tensors.items()}
+    tensors |= write_rows(names.rows(config.head), {HEAD: params[HEAD]})
+    content |= {
+        "architectures": [names.cls],
+        "num_labels": 1,
+        "id2label": {"0": "LABEL_0"},
+        "label2id": {"LABEL_0": 0},
+        "sentence_transformers": {"activation_fn": _IDENTITY},
+    }
+    if config.head.norm_eps is not None:
+        content |= {
+            "classifier_pooling": config.head.pooling,
+            "classifier_bias": config.head.dense_bias,
+            "classifier_activation": config.head.activation,
+        }
+    return content, tensors
+
+
+def _below_head(config: Mapping[str, Any], where: str) -> tuple[Backbone, HeadNames]:
+    """The shape of the encoder below a head, and the head's names."""
+    bare = {name: value for name, value in config.items() if name not in (*_OF_HEADS, "architectures")}
+    backbone, _ = encoder_shape_of(bare, where)
+    names = head_names(backbone)
+    stated = stated_architecture(config, where)
+    if names is None or stated != names.cls:
+        raise UserError(
+            f"{where}: config.json is of {stated}, which is not a supported cross-encoder; supported: "
+            + ", ".join(head.cls for head in HEADS.values())
+        )
+    return backbone, names
+
+
+def _head_shape(backbone: Backbone, config: Mapping[str, Any], where: str) -> HeadShape:
+    shape = default_head(backbone)
+    assert shape is not None
+    if shape.norm_eps is None:
+        return shape
+    defaults = {"classifier_pooling": "cls", "classifier_bias": False, "classifier_activation": "gelu"}
+    stated = config_fields(config, defaults, f"{where}/config.json")
+    if stated["classifier_pooling"] not in ("cls", "mean") or stated["classifier_activation"] not in ACTIVATION_NAMES:
+        raise UserError(
+            f"{where}: config.json has classifier_pooling '{stated['classifier_pooling']}' and classifier_activation "
+            f"'{stated['classifier_activation']}'; supported: cls and mean, and {', '.join(ACTIVATION_NAMES)}"
+        )
+    activation: Any = ACTIVATION_NAMES[stated["classifier_activation"]]
+    return replace(
+        shape, pooling=stated["classifier_pooling"], dense_bias=stated["classifier_bias"], activation=activation
+    )

@@ -1,0 +1,331 @@
+"""What scores pairs for users: texts in, scores out; cross-encoders and causal language models."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from jaxretr.config import Dtype, EncodeDtype
+from jaxretr.data.tokens import (
+    Template,
+    bare_passage,
+    bare_question,
+    load_tokenizer,
+    tokenizer_fingerprint,
+    vocabulary_size,
+)
+from jaxretr.errors import UsageError, UserError
+from jaxretr.models.adapter_layers import count
+from jaxretr.models.encode import Engine, fastest_dtype
+from jaxretr.models.formats import cross_encoder_folder
+from jaxretr.models.formats.dual_encoder_folder import model_folder
+from jaxretr.models.formats.hf_files import read_json, resolve
+from jaxretr.models.formats.hf_folder import write_folder
+from jaxretr.models.layers import Params
+from jaxretr.models.scorers import pair_texts
+from jaxretr.models.scorers.causal_lm import CausalLmConfig
+from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
+from jaxretr.models.scorers.pair_texts import PairTexts
+from jaxretr.models.scorers.teachers import PairTeacher
+
+_MAX_LENGTH = 512
+_QUESTION_LENGTH = 128
+
+
+class PairScorer:
+    """Reads a question and a passage in one row, and gives the pair a score.
+
+    Args:
+      config: its shape.
+      params: its parameters.
+      tokenizer: its tokenizer.
+      texts: how rows are made of texts.
+      max_question_length: tokens of a question, where it is cut by itself.
+      dtype: of the matmuls' operands; "auto" is the faster one on this machine.
+
+    Attributes:
+      teacher: all that is fixed while a program is compiled.
+      source: the path or name that it was loaded from; None if it was not.
+      truncated: how many pairs the last call of `score` cut.
+    """
+
+    passage_template: ClassVar[Template] = Template.BARE_PASSAGE
+    question_template: ClassVar[Template] = Template.BARE_QUESTION
+
+    def __init__(
+        self,
+        config: CrossEncoderConfig | CausalLmConfig,
+        params: Params,
+        tokenizer: Any,
+        texts: PairTexts,
+        *,
+        max_question_length: int = _QUESTION_LENGTH,
+        dtype: EncodeDtype = "float32",
+    ):
+        if (size := vocabulary_size(tokenizer)) > config.backbone.vocab_size:
+            raise UserError(
+                f"the tokenizer has {size} entries, the model {config.backbone.vocab_size}; use the model's own tokenizer"
+            )
+        if texts.frame.max_length > config.backbone.max_position_embeddings:
+            raise UserError(
+                f"max_length is {texts.frame.max_length}, but the model has {config.backbone.max_position_embeddings} "
+                "positions; lower it"
+            )
+        if texts.frame.room < 2:
+            raise UsageError(f"max_length={texts.frame.max_length}: leaves no room for question and passage; raise it")
+        self.config, self.params, self.tokenizer, self.texts = config, params, tokenizer, texts
+        self.teacher = PairTeacher(config, texts.frame)
+        self.max_question_length = min(max_question_length, texts.frame.room)
+        self.dtype: Dtype = fastest_dtype() if dtype == "auto" else dtype
+        self.source: str | None = None
+        self.truncated = 0
+        self._engine: Engine | None = None
+
+    def __repr__(self) -> str:
+        source = "" if self.source is None else f"{self.source!r}, "
+        shape = self.config.backbone
+        return (
+            f"{type(self).__name__}({source}{shape.num_hidden_layers} x {shape.hidden_size}, "
+            f"{count(self.params):,} parameters, {self.dtype})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copy: the parameters as numpy arrays; compiled programs are created again."""
+        return {**self.__dict__, "params": jax.device_get(self.params), "_engine": None}
+
+    # ---- as a teacher in a compiled step -----------------------------------------------------------------------------
+
+    @property
+    def passage_length(self) -> int:
+        """Most ids of a passage in a row of its own."""
+        return self.texts.frame.room
+
+    @property
+    def question_length(self) -> int:
+        """Most ids of a question in a row of its own."""
+        return self.max_question_length
+
+    @property
+    def passage_form(self) -> str:
+        """The text around a passage, as `bare_passage` takes it."""
+        return self.texts.passage_form
+
+    @property
+    def question_form(self) -> str:
+        """The text around a question, as `bare_question` takes it."""
+        return self.texts.question_form
+
+    # ---- as a user calls it ------------------------------------------------------------------------------------------
+
+    def score(
+        self,
+        questions: Sequence[str],
+        passages: Sequence[Mapping[str, str]],
+        *,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> np.ndarray:
+        """Scores question i against passage i, on all local devices.
+
+        Args:
+          questions: n questions.
+          passages: n mappings with "text" and perhaps "title".
+          batch_size: pairs at once; by default what suits the device and the texts' lengths.
+          progress: a progress bar; by default on a terminal, when it takes more than two seconds.
+
+        Returns:
+          float32 [n]; higher is better.
+
+        Raises:
+          UsageError: the two have different lengths.
+        """
+        if len(questions) != len(passages):
+            raise UsageError(f"{len(questions)} questions and {len(passages)} passages; give one passage a question")
+        size = self.config.backbone.vocab_size
+
+        def rows(start: int, stop: int) -> tuple[list[list[int]], int]:
+            found, seconds, cut = self.rows(questions[start:stop], passages[start:stop])
+            # The engine knows nothing of second texts: their ids are told by an offset.
+            marked = [[*row[:at], *(id + size for id in row[at:])] for row, at in zip(found, seconds, strict=True)]
+            return marked, cut
+
+        if self._engine is None:
+            self._engine = Engine(_score_marked(self.teacher, self.dtype), self.params, self.dtype)
+        scores, self.truncated = self._engine.encode(
+            *(rows, len(questions), 1),
+            max_length=self.texts.frame.max_length,
+            batch_size=batch_size,
+            progress=progress,
+            what="pair",
+        )
+        return scores[:, 0]
+
+    def rows(
+        self, questions: Sequence[str], passages: Sequence[Mapping[str, str]]
+    ) -> tuple[list[list[int]], list[int], int]:
+        """The token ids of pairs, where the second text begins in each, and how many pairs were cut."""
+        titles = [passage.get("title") or "" for passage in passages]
+        bodies = [passage["text"] for passage in passages]
+        frame = self.texts.frame
+        limit = frame.max_length if frame.cut == "longest" else self.max_question_length
+        asked = bare_question(self.tokenizer, list(questions), limit, self.texts.question_form)
+        read = bare_passage(self.tokenizer, titles, bodies, frame.max_length, self.texts.passage_form)
+        found, seconds, cut = frame.rows(asked.ids, read.ids)
+        return found, seconds, max(cut, asked.truncated, read.truncated)
+
+    def fingerprint(self) -> str:
+        """A sha256 (hexadecimal) over everything that decides scores: shape, weights, tokenizer, texts, dtype."""
+        facts = {
+            "config": dataclasses.asdict(self.config),
+            "texts": dataclasses.asdict(self.texts),
+            "dtype": self.dtype,
+        }
+        return scorer_digest({**facts, "questions": self.max_question_length}, self.tokenizer, self.params)
+
+
+class CrossEncoder(PairScorer):
+    """A cross-encoder (re-ranker): scores are raw logits, without the sigmoid that some libraries put on them."""
+
+    config: CrossEncoderConfig
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_name: str | Path,
+        *,
+        max_length: int | None = None,
+        max_question_length: int = _QUESTION_LENGTH,
+        instruction: str | None = None,
+        dtype: EncodeDtype = "float32",
+    ) -> "CrossEncoder":
+        """Loads a cross-encoder.
+
+        Args:
+          path_or_name: a run directory of a cross-encoder; a Hugging Face folder of an encoder with a classification
+            head of one score (...ForSequenceClassification), as sentence-transformers' CrossEncoder has them; or of a
+            decoder that answers with "yes" or "no" (Qwen3-Reranker), whose score is logit(yes) - logit(no).
+          max_length: tokens of a row; by default what the tokenizer says, at most the model's positions, and 8192.
+          max_question_length: tokens of a question, where passages alone are cut by the row's length.
+          instruction: of a decoder: what to look for; None: what the model was trained with.
+          dtype: "float32"; "bfloat16"; or "auto" for the faster of them on this machine.
+
+        Raises:
+          UserError: no such folder, an unsupported model, or a file that is missing or broken.
+        """
+        folder = model_folder(resolve(path_or_name))
+        content = read_json(folder, "config.json")
+        tokenizer = load_tokenizer(folder)
+        if cross_encoder_folder.is_causal_lm(content, str(folder)):
+            yes, no = answer_tokens(folder, tokenizer)
+            config, params = cross_encoder_folder.read_answers(folder, yes, no)
+            answers = True
+        elif cross_encoder_folder.is_cross_encoder(content, str(folder)):
+            config, params = cross_encoder_folder.read_cross_encoder(folder)
+            answers = pair_texts.has_pair_template(tokenizer)
+        else:
+            raise UserError(
+                f"{folder}: is no cross-encoder; give an encoder with a classification head "
+                "(...ForSequenceClassification), or a decoder that answers with yes or no (...ForCausalLM)"
+            )
+        length = max_length or default_length(config, tokenizer)
+        if answers:
+            texts = pair_texts.of_answers(tokenizer, length, instruction)
+        elif instruction is not None:
+            raise UsageError(f"{folder}: takes no instruction; leave it out")
+        else:
+            texts = pair_texts.of_tokenizer(tokenizer, length)
+        scorer = cls(config, params, tokenizer, texts, max_question_length=max_question_length, dtype=dtype)
+        scorer.source = str(path_or_name)
+        return scorer
+
+    def save(self, folder: str | Path) -> None:
+        """Writes a Hugging Face folder that transformers, sentence-transformers' CrossEncoder and this class read."""
+        content, tensors = cross_encoder_folder.export_cross_encoder(self.config, jax.device_get(self.params))
+        self.tokenizer.model_max_length = self.texts.frame.max_length
+        write_folder(Path(folder), content, tensors, self.tokenizer)
+
+
+class CausalScorer(PairScorer):
+    """A causal language model that tells how likely it finds a question after a passage, as `QuestionScorer` does with a T5."""
+
+    config: CausalLmConfig
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_name: str | Path,
+        *,
+        max_length: int = _MAX_LENGTH,
+        max_question_length: int = _QUESTION_LENGTH,
+        dtype: EncodeDtype = "float32",
+    ) -> "CausalScorer":
+        """Loads a decoder with its output layer (...ForCausalLM).
+
+        Args:
+          path_or_name: a Hugging Face folder, or its hub name.
+          max_length: tokens of passage, instruction and question; only the passage is cut.
+          max_question_length: tokens of the question that are scored.
+          dtype: "float32"; "bfloat16"; or "auto" for the faster of them on this machine.
+
+        Raises:
+          UserError: no such folder, no decoder, or a file that is missing or broken.
+        """
+        folder = resolve(path_or_name)
+        config, params = cross_encoder_folder.read_causal_lm(folder, max_question_length)
+        tokenizer = load_tokenizer(folder)
+        texts = pair_texts.of_likelihood(tokenizer, max_length)
+        scorer = cls(config, params, tokenizer, texts, max_question_length=max_question_length, dtype=dtype)
+        scorer.source = str(path_or_name)
+        return scorer
+
+
+def answer_tokens(folder: Path, tokenizer: Any) -> tuple[int, int | None]:
+    """The ids of "yes" and "no": as sentence-transformers' module LogitScore states them, or the vocabulary's."""
+    for place in sorted(folder.glob("*_LogitScore")):
+        stated = read_json(place, "config.json")
+        yes, no = stated.get("true_token_id"), stated.get("false_token_id")
+        if not isinstance(yes, int) or not isinstance(no, int | None):
+            raise UserError(f"{place / 'config.json'}: 'true_token_id' is {yes!r}, 'false_token_id' {no!r}; give ids")
+        return yes, no
+    vocabulary = tokenizer.get_vocab()
+    if missing := [word for word in ("yes", "no") if word not in vocabulary]:
+        raise UserError(f"{folder}: its vocabulary has no token '{missing[0]}'; give a reranker that answers yes or no")
+    return vocabulary["yes"], vocabulary["no"]
+
+
+def default_length(config: CrossEncoderConfig, tokenizer: Any) -> int:
+    """Tokens of a row: what the tokenizer says, but no more than the model has positions, and no more than 8192."""
+    return int(min(tokenizer.model_max_length, config.backbone.max_position_embeddings, 8192))
+
+
+def scorer_digest(facts: Mapping[str, Any], tokenizer: Any, params: Params) -> str:
+    """A sha256 (hexadecimal) over settings, a tokenizer and weights."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
+    digest.update(tokenizer_fingerprint(tokenizer).encode())
+    leaves: dict[str, Any] = flatten_dict(params, sep=".")  # pyright: ignore[reportAssignmentType]
+    for name in sorted(leaves):
+        array = np.ascontiguousarray(leaves[name])
+        digest.update(f"{name}{array.shape}{array.dtype}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+@cache
+def _score_marked(teacher: PairTeacher, dtype: str) -> Callable[..., jax.Array]:
+    """The compiled scores float32 [n, 1] of rows whose second text has ids from the size of the vocabulary on."""
+    size = teacher.config.backbone.vocab_size
+
+    @jax.jit
+    def score(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        seconds = lengths - (tokens >= size).sum(axis=1)
+        return teacher.score_rows(params, tokens % size, lengths, seconds, dtype=jnp.dtype(dtype))[:, None]
+
+    return score

@@ -1,0 +1,72 @@
+"""How well a passage explains a question, by a causal language model (Sachan et al. 2022, https://arxiv.org/abs/2204.07496).
+
+The score is mean_t log p(question_t | passage and instruction, question_<t), over the question's own tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxretr.models.backbone import make_backbone, token_states
+from jaxretr.models.backbone_config import BACKBONE
+from jaxretr.models.layers import Params, define, matmuls_in
+from jaxretr.models.rotary_config import RotaryConfig
+from jaxretr.models.scorers.t5_scorer import mean_log_prob
+
+LM_HEAD = "lm_head"
+"""The branch of the parameters that an output layer of its own is in: {"kernel": [D, V]}."""
+
+
+@dataclass(frozen=True)
+class CausalLmConfig:
+    """A decoder with its output layer."""
+
+    backbone: RotaryConfig
+    max_question_length: int
+    """T: the most tokens of a question that are scored."""
+    tied: bool = False
+    """The output layer is the table of word embeddings."""
+
+
+def abstract_params(config: CausalLmConfig) -> Params:
+    """The shapes of the parameters, as ShapeDtypeStructs; allocates nothing."""
+    params: Params = {BACKBONE: define(lambda rngs: make_backbone(config.backbone, rngs=rngs))[1]}
+    if not config.tied:
+        kernel = (config.backbone.hidden_size, config.backbone.vocab_size)
+        params[LM_HEAD] = {"kernel": jax.ShapeDtypeStruct(kernel, jnp.float32)}
+    return params
+
+
+def question_likelihood(
+    config: CausalLmConfig, params: Params, tokens: jax.Array, lengths: jax.Array, seconds: jax.Array, *, dtype: Any
+) -> jax.Array:
+    """Scores rows that hold a passage, an instruction and a question each; part of the compiled programs.
+
+    Args:
+      config: the language model's.
+      params: its parameters.
+      tokens: token ids, any integer type [n, L], padded on the right; a row ends with its question.
+      lengths: int32 [n].
+      seconds: where the question begins in each row, int32 [n], at least 1; it is no longer than T.
+      dtype: of the matmuls' operands.
+
+    Returns:
+      float32 [n]: mean log p(question token | what precedes it), in nats; 0 for an empty question.
+    """
+    with matmuls_in(dtype):
+        states = token_states(config.backbone, params[BACKBONE], tokens, lengths, dtype=dtype)
+        # Only where a question's token comes next: the vocabulary is most of the work.
+        place = seconds[:, None] + jnp.arange(config.max_question_length)  # [n, T]
+        before = jnp.clip(place - 1, 0, tokens.shape[1] - 1)
+        states = jnp.take_along_axis(states, before[..., None], axis=1).astype(dtype)
+        if config.tied:
+            table = params[BACKBONE]["word_embedding"]["table"].astype(dtype)
+            logits = jnp.einsum("ntd,vd->ntv", states, table, preferred_element_type=jnp.float32)
+        else:
+            kernel = params[LM_HEAD]["kernel"].astype(dtype)
+            logits = jnp.einsum("ntd,dv->ntv", states, kernel, preferred_element_type=jnp.float32)
+    targets = jnp.take_along_axis(tokens.astype(jnp.int32), jnp.clip(place, 0, tokens.shape[1] - 1), axis=1)
+    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return mean_log_prob(chosen - jax.nn.logsumexp(logits, axis=-1), lengths - seconds)

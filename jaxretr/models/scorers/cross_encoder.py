@@ -1,0 +1,112 @@
+"""Cross-encoders: question and passage read together give one score (Nogueira and Cho 2019, https://arxiv.org/abs/1901.04085).
+
+The score is the raw logit. Its sigmoid is what such a model was mostly trained for, but squeezes the differences that
+rank and that students learn from.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxretr.models.backbone import make_backbone, token_states
+from jaxretr.models.backbone_config import BACKBONE
+from jaxretr.models.embed import pool
+from jaxretr.models.layers import ACTIVATIONS, Dropout, Params, define, folded, initialise, matmuls_in
+from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig, HeadShape
+
+HEAD = "head"
+"""The branch of the parameters that the head's are in, beside the encoder's."""
+
+# The place of the head's dropout, as `layers.folded` takes it.
+_HEAD = 1 << 18
+
+
+def init_head(config: CrossEncoderConfig, seed: int) -> Params:
+    """Draws a fresh head, float32: {"dense": {"kernel": [D, D], "bias": [D]}, "norm": ..., "out": {"kernel": [D, 1], ...}}.
+
+    The dense layer begins near the identity, so that the encoder's state reaches the last layer as it is.
+    """
+    size, std = config.backbone.hidden_size, config.backbone.initializer_range
+    dense, out = jax.random.split(jax.random.key(seed))
+    params: Params = {"out": {"kernel": std * jax.random.normal(out, (size, 1), jnp.float32)}}
+    if config.head.out_bias:
+        params["out"]["bias"] = jnp.zeros(1, jnp.float32)
+    if config.head.dense:
+        params["dense"] = {"kernel": jnp.eye(size) + std * jax.random.normal(dense, (size, size), jnp.float32)}
+        if config.head.dense_bias:
+            params["dense"]["bias"] = jnp.zeros(size, jnp.float32)
+    if config.head.norm_eps is not None:
+        params["norm"] = {"scale": jnp.ones(size, jnp.float32)}
+        if config.head.norm_bias:
+            params["norm"]["bias"] = jnp.zeros(size, jnp.float32)
+    return params
+
+
+def init_params(config: CrossEncoderConfig, seed: int) -> Params:
+    """Draws fresh parameters: {"bert": the encoder's, "head": as `init_head`}, float32."""
+    backbone = initialise(lambda rngs: make_backbone(config.backbone, rngs=rngs), seed)
+    return {BACKBONE: backbone, HEAD: init_head(config, seed)}
+
+
+def abstract_params(config: CrossEncoderConfig) -> Params:
+    """The shapes of `init_params`, as ShapeDtypeStructs; allocates nothing."""
+    backbone = define(lambda rngs: make_backbone(config.backbone, rngs=rngs))[1]
+    return {BACKBONE: backbone, HEAD: jax.eval_shape(lambda: init_head(config, 0))}
+
+
+def relevance(
+    config: CrossEncoderConfig,
+    params: Params,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    seconds: jax.Array,
+    *,
+    dtype: Any,
+    keys: jax.Array | None = None,
+    keep_matmuls: bool = False,
+) -> jax.Array:
+    """Scores rows that hold a question and a passage each; part of the compiled programs.
+
+    Args:
+      config: the cross-encoder's.
+      params: its parameters.
+      tokens: token ids, any integer type [n, L], padded on the right.
+      lengths: int32 [n].
+      seconds: where the second text begins in each row, int32 [n]; from there on tokens have type 1, where the
+        encoder knows two types.
+      dtype: of the encoder's matmul operands.
+      keys: one PRNG key a row [n] switches dropout on.
+      keep_matmuls: as in `jaxretr.models.layers.scan_layers`.
+
+    Returns:
+      float32 [n], logits.
+    """
+    options: dict[str, Any] = {"keys": keys, "keep_matmuls": keep_matmuls}
+    if getattr(config.backbone, "type_vocab_size", 0) > 1:
+        options["types"] = (jnp.arange(tokens.shape[1]) >= seconds[:, None]).astype(jnp.int32)
+    with matmuls_in(dtype):
+        states = token_states(config.backbone, params[BACKBONE], tokens, lengths, dtype=dtype, **options)
+        pooled = pool(states, lengths, config.head.pooling)
+    drop = Dropout(folded(keys, _HEAD), config.backbone.hidden_dropout_prob)
+    return head_logits(config.head, params[HEAD], pooled, drop)
+
+
+def head_logits(shape: HeadShape, params: Params, pooled: jax.Array, drop: Dropout) -> jax.Array:
+    """The scores of pooled states, float32 [n, D] -> [n]; float32 throughout, as these matmuls are small."""
+    x = pooled
+    if shape.dense:
+        x = ACTIVATIONS_OF_HEADS[shape.activation](_linear(params["dense"], x))
+    if shape.norm_eps is not None:
+        centred = x - x.mean(axis=-1, keepdims=True)
+        x = centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + shape.norm_eps)
+        x = x * params["norm"]["scale"] + params["norm"].get("bias", 0.0)
+    return _linear(params["out"], drop(x))[:, 0]
+
+
+ACTIVATIONS_OF_HEADS = {**ACTIVATIONS, "tanh": jnp.tanh}
+
+
+def _linear(params: Params, x: jax.Array) -> jax.Array:
+    y = jnp.matmul(x, params["kernel"].astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
+    return y + params["bias"] if "bias" in params else y

@@ -1,0 +1,117 @@
+"""What stands around a question and a passage in the rows of cross-encoders and causal language models, as texts."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxretr.errors import UserError
+from jaxretr.models.scorers.pair_frame import PairFrame, frame_of_pairs
+
+# Of rerankers that answer with yes or no and whose folder has no chat template for pairs: Qwen3-Reranker's, published
+# with its weights (https://arxiv.org/abs/2506.05176, section 2).
+_YES_NO = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: {}\n<Query>: {}\n'
+    "<Document>: {}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+
+# ART's instruction to a T5, whose target would be "Question: {q}"; here the word precedes what is scored.
+_PASSAGE, _QUESTION = "Passage:", " . Please write a question based on this passage. Question:"
+
+# No text has these: they mark the places of question and passage in a rendered template.
+_MARKS = ("\ue000question\ue000", "\ue000passage\ue000")
+
+
+@dataclass(frozen=True)
+class PairTexts:
+    """How rows are made of texts.
+
+    Attributes:
+      frame: the fixed ids around question and passage.
+      question_form: as `jaxretr.data.tokens.bare_question` takes it.
+      passage_form: likewise.
+    """
+
+    frame: PairFrame
+    question_form: str = ""
+    passage_form: str = ""
+
+
+def of_tokenizer(tokenizer: Any, max_length: int) -> PairTexts:
+    """The tokenizer's own way to put two texts together."""
+    return PairTexts(frame_of_pairs(tokenizer, max_length))
+
+
+def of_answers(tokenizer: Any, max_length: int, instruction: str | None) -> PairTexts:
+    """The row of a reranker that answers with a token: by the folder's chat template, or Qwen3-Reranker's.
+
+    Args:
+      tokenizer: with its chat template, if it has one.
+      max_length: ids of a row.
+      instruction: what to look for; None: the template's own, or the one that Qwen3-Reranker was trained with.
+    """
+    rendered = _rendered(tokenizer, instruction)
+    if rendered is None:
+        rendered = _YES_NO.format(instruction or _INSTRUCTION, *_MARKS)
+    before, rest = rendered.split(_MARKS[0])
+    middle, after = rest.split(_MARKS[1])
+    # Tokenizers join a space to the word behind it, and a line break to the full stop before it: so both belong to the
+    # text that is tokenised with them.
+    before, question_lead = _cut_right(before)
+    middle, passage_lead = _cut_right(middle)
+    head = after[: len(after) - len(after.lstrip())]
+    frame = PairFrame(
+        before=tuple(_ids(tokenizer, before)),
+        between=(),
+        after=tuple(_ids(tokenizer, after[len(head) :])),
+        max_length=max_length,
+        cut="passage",
+    )
+    return PairTexts(frame, f"{question_lead}{{}}{middle}", f"{passage_lead}{{}}{head}")
+
+
+def has_pair_template(tokenizer: Any) -> bool:
+    """Whether a tokenizer's chat template takes a question and a passage, as rerankers' do in sentence-transformers."""
+    template = getattr(tokenizer, "chat_template", None)
+    return isinstance(template, str) and "query" in template and "document" in template
+
+
+def _rendered(tokenizer: Any, instruction: str | None) -> str | None:
+    """The folder's chat template around the marks; None if it has none for pairs."""
+    if not has_pair_template(tokenizer):
+        return None
+    messages = [
+        *([] if instruction is None else [{"role": "system", "content": instruction}]),
+        {"role": "query", "content": _MARKS[0]},
+        {"role": "document", "content": _MARKS[1]},
+    ]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    if any(text.count(mark) != 1 for mark in _MARKS) or text.index(_MARKS[0]) > text.index(_MARKS[1]):
+        raise UserError(
+            f"{getattr(tokenizer, 'name_or_path', '')}: its chat template does not put the roles query and document into "
+            "a row once each, the query first; correct chat_template.jinja"
+        )
+    return text
+
+
+def of_likelihood(tokenizer: Any, max_length: int) -> PairTexts:
+    """The row in which a causal language model reads a passage, an instruction and the question."""
+    begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    frame = PairFrame(
+        before=(*begin, *_ids(tokenizer, _PASSAGE)),
+        between=tuple(_ids(tokenizer, _QUESTION)),
+        after=(),
+        max_length=max_length,
+        order="passage_first",
+        cut="passage",
+    )
+    return PairTexts(frame, " {}", " {}")
+
+
+def _cut_right(text: str) -> tuple[str, str]:
+    bare = text.rstrip(" ")
+    return bare, text[len(bare) :]
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)["input_ids"] if text else []

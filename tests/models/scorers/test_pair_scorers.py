@@ -1,0 +1,119 @@
+"""Cross-encoders and causal language models give the scores of transformers and sentence-transformers."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pair_models import KINDS, PAIRS, make_model
+
+import jaxretr
+from jaxretr.errors import UserError
+from jaxretr.models.scorers.pair_frame import PairFrame
+
+torch = pytest.importorskip("torch", reason="the reference needs torch: see requirements-torch.txt")
+
+QUESTIONS = [question for question, _ in PAIRS]
+PASSAGES = [{"title": "", "text": passage} for _, passage in PAIRS]
+
+# Of logits of random models, of the order of 1.
+ROUNDING = 1e-5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_equal_sentence_transformers(kind: str, tmp_path: Path) -> None:
+    from sentence_transformers import CrossEncoder
+
+    folder = make_model(kind, tmp_path)
+    reference = CrossEncoder(str(folder), device="cpu", max_length=64, activation_fn=torch.nn.Identity())
+    wanted = np.asarray(reference.predict(list(PAIRS), batch_size=4))
+    ours = jaxretr.CrossEncoder.from_pretrained(folder, max_length=64)
+    np.testing.assert_allclose(ours.score(QUESTIONS, PASSAGES), wanted, atol=ROUNDING)
+    assert np.ptp(wanted) > 100 * ROUNDING  # The pairs differ.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_round_trip_loses_nothing(kind: str, tmp_path: Path) -> None:
+    scorer = jaxretr.CrossEncoder.from_pretrained(make_model(kind, tmp_path / "model"), max_length=64)
+    scorer.save(tmp_path / "saved")
+    again = jaxretr.CrossEncoder.from_pretrained(tmp_path / "saved")
+    np.testing.assert_array_equal(again.score(QUESTIONS, PASSAGES), scorer.score(QUESTIONS, PASSAGES))
+    assert again.fingerprint() == scorer.fingerprint()
+
+
+def test_sentence_transformers_reads_what_is_saved(tmp_path: Path) -> None:
+    from sentence_transformers import CrossEncoder
+
+    for kind in ("bert", "modernbert"):
+        scorer = jaxretr.CrossEncoder.from_pretrained(make_model(kind, tmp_path / kind / "model"), max_length=64)
+        scorer.save(tmp_path / kind / "saved")
+        theirs = CrossEncoder(str(tmp_path / kind / "saved"), device="cpu").predict(list(PAIRS))
+        np.testing.assert_allclose(scorer.score(QUESTIONS, PASSAGES), theirs, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_language_models_likelihood_equals_transformers(tied: bool, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = make_model("qwen3_lm", tmp_path, tied=tied)
+    ours = jaxretr.CausalScorer.from_pretrained(folder, max_length=80, max_question_length=16)
+    scores = ours.score(QUESTIONS, PASSAGES)
+    reference = AutoModelForCausalLM.from_pretrained(folder).eval()
+    rows, seconds, _ = ours.rows(QUESTIONS, PASSAGES)
+    wanted = []
+    for row, second in zip(rows, seconds, strict=True):
+        with torch.no_grad():
+            logits = reference(torch.tensor([row])).logits[0].log_softmax(-1)
+        wanted.append(np.mean([float(logits[at - 1, row[at]]) for at in range(second, len(row))]))
+    np.testing.assert_allclose(scores, wanted, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("cut", ["longest", "passage"])
+@pytest.mark.parametrize("order", ["question_first", "passage_first"])
+def test_rows_are_the_same_on_the_host_and_in_a_program(cut: str, order: str) -> None:
+    frame = PairFrame((1,), (2, 3), (4,), 16, order=order, cut=cut)  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+    lengths = [(q, p) for q in (0, 1, 5, 6, 7, 13) for p in (0, 1, 5, 6, 7, 20)]
+    questions = [rng.integers(10, 99, q).tolist() for q, _ in lengths]
+    passages = [rng.integers(10, 99, p).tolist() for _, p in lengths]
+    rows, seconds, _ = frame.rows(questions, passages)
+
+    def padded(rows: list[list[int]], width: int) -> tuple[jax.Array, jax.Array]:
+        return jnp.array([[*row, *[0] * (width - len(row))] for row in rows]), jnp.array([len(row) for row in rows])
+
+    tokens, found, starts = jax.jit(frame.splice)(*padded(questions, 13), *padded(passages, 20))
+    np.testing.assert_array_equal(starts, seconds)
+    np.testing.assert_array_equal(found, [len(row) for row in rows])
+    np.testing.assert_array_equal(tokens, padded(rows, 16)[0])
+
+
+def test_long_pairs_are_cut_as_tokenizers_cut_them(tmp_path: Path) -> None:
+    ours = jaxretr.CrossEncoder.from_pretrained(make_model("bert", tmp_path), max_length=17)
+    words = "who what red sea moon of the in a is"
+    for q in range(0, 21, 3):
+        for p in range(1, 25, 2):
+            pair = (" ".join((words.split() * 3)[:q]), " ".join((words.split() * 3)[:p]))
+            (row,), (second,), _ = ours.rows([pair[0]], [{"text": pair[1]}])
+            theirs = ours.tokenizer(*pair, truncation="longest_first", max_length=17)
+            assert row == theirs["input_ids"], (q, p)
+            assert [int(at >= second) for at in range(len(row))] == theirs["token_type_ids"], (q, p)
+
+
+def test_another_number_of_scores_is_refused(tmp_path: Path) -> None:
+    folder = make_model("bert", tmp_path, labels=3)
+    with pytest.raises(UserError, match=r"3 scores.*num_labels 1"):
+        jaxretr.CrossEncoder.from_pretrained(folder)
+    encoder = Path(jaxretr.__file__).parent / "assets" / "encoder_small"
+    with pytest.raises(UserError, match="no cross-encoder; give"):
+        jaxretr.CrossEncoder.from_pretrained(encoder)
+
+
+def test_several_devices_share_the_pairs_and_agree(tmp_path: Path) -> None:
+    assert jax.local_device_count() > 1
+    scorer = jaxretr.CrossEncoder.from_pretrained(make_model("bert", tmp_path), max_length=64)
+    whole = scorer.score(QUESTIONS, PASSAGES)
+    apart = [scorer.score([q], [p])[0] for q, p in zip(QUESTIONS, PASSAGES, strict=True)]
+    np.testing.assert_allclose(whole, apart, atol=ROUNDING)
+    assert dataclasses.replace(scorer.texts.frame, max_length=8).room == 5
