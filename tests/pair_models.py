@@ -59,7 +59,8 @@ def make_model(kind: str, folder: Path, *, labels: int = 1, tied: bool = False) 
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn(parameter.shape)
     model.save_pretrained(folder)
-    tokenizer = _pair_tokenizer(around)
+    # MPNet's padding has the id 1, whatever config.json says.
+    tokenizer = _pair_tokenizer(around, ["<bos>", "<pad>", *PIECES[2:]] if name == "MPNet" else PIECES)
     tokenizer.padding_side = "left" if name == "Qwen3" else "right"
     if kind == "qwen3, answers":
         tokenizer.chat_template = TEMPLATE
@@ -67,7 +68,7 @@ def make_model(kind: str, folder: Path, *, labels: int = 1, tied: bool = False) 
     return folder
 
 
-def _pair_tokenizer(around: list[str]) -> Any:
+def _pair_tokenizer(around: list[str], pieces: list[str]) -> Any:
     """Pairs of bytes, as in small_encoders.py, and special tokens around two texts."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, trainers
 
@@ -83,11 +84,11 @@ def _pair_tokenizer(around: list[str]) -> Any:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     texts = [*PASSAGES, "yes no?\n.\n why?\n Query Document"] * 3
     learnt.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=PIECES, initial_alphabet=alphabet)
+        texts, trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=pieces, initial_alphabet=alphabet)
     )
     learnt.add_tokens(["yes", "no"])
     learnt.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    special = [(piece, number) for number, piece in enumerate(PIECES)]
+    special = [(piece, number) for number, piece in enumerate(pieces)]
     single = [piece for piece in around[: around.index("$A") + 2] if not piece.startswith("$B")]
     learnt.post_processor = processors.TemplateProcessing(single=single, pair=around, special_tokens=special)
     names = {"cls_token": "<bos>", "sep_token": "<eos>"} if "<bos>" in around else {}
