@@ -151,8 +151,10 @@ def _configs(
                 CORPUS: (_corpus_features(), {CORPUS: _passages(place, skip_bad)})
             }
             found[QUERIES] = (_query_features(), {QUERIES: _questions(place, skip_bad)})
-            judged = {each: _judgements(qrels_path(place, each)) for each in beir_splits(place)}
-            return found | ({QRELS: (_qrels_features(), judged)} if judged else {})
+            judged: dict[str, Rows] = {each: _judgements(qrels_path(place, each)) for each in beir_splits(place)}
+            if judged:
+                found[QRELS] = (_qrels_features(), judged)
+            return found
         case "corpus":
             return {CORPUS: (_corpus_features(), {CORPUS: _passages(place, skip_bad)})}
         case "questions":

@@ -150,9 +150,9 @@ def downloads(handler: Any, depth: int = 6) -> list[Download]:
     if type(handler).__name__ == "LocalDownload":
         return [Download("", os.fspath(handler._path), "")]
     found: list[Download] = []
-    if depth and type(handler).__module__.startswith("ir_datasets") and hasattr(handler, "__dict__"):
-        for value in vars(handler).values():
-            for each in value if isinstance(value, list | tuple) else (value,):
+    for value in vars(handler).values() if depth and hasattr(handler, "__dict__") else ():
+        for each in value if isinstance(value, list | tuple) else (value,):
+            if hasattr(each, "mirrors") or type(each).__module__.startswith("ir_datasets"):
                 found += [one for one in downloads(each, depth - 1) if one not in found]
     return found
 

@@ -22,7 +22,7 @@ _OPEN = {
 }
 _PREFIXES = tuple(f"{scheme}:" for scheme in _OPEN)
 
-_FORM = re.compile(r"(?P<scheme>\w+):(?P<body>[^\[\]#]+)(?:\[(?P<split>.+)\])?(?:#(?P<part>.+))?")
+_FORM = re.compile(r"(?P<scheme>\w+):(?P<body>[^\[\]#]+)(?:\[(?P<split>.+)\])?(?:#(?P<part>[^\[\]]+))?")
 _FORMS = "ir_datasets:ID, tfds:NAME/CONFIG:VERSION[SPLIT] or hf:OWNER/NAME/CONFIG[SPLIT]"
 
 # The part of a collection that stands for a file of a BEIR folder.
@@ -109,7 +109,7 @@ class DataName(PosixPath):
         if self.part is None and wanted is None and collection.main is None and len(collection.splits) == 1:
             return self.with_part(f"{QRELS}/{collection.splits[0]}")
         self.table()
-        return self if collection.main is None else self.with_part(collection.main)
+        return self
 
     def splits(self) -> list[str]:
         """Returns the splits that have judgements, sorted."""
@@ -123,6 +123,17 @@ class DataName(PosixPath):
         """Yields the rows as lines of JSON, for readers of text."""
         for row in self.table().rows():
             yield json.dumps(row, ensure_ascii=False).encode("utf-8", errors="surrogateescape") + b"\n"
+
+    def verify(self) -> None:
+        """Compares the files of its collection, or of its part, with their checksums, where the source has any.
+
+        Raises:
+          UserError: a file is missing or has changed.
+        """
+        parts = self.collection().parts
+        for table in parts.values() if self.part is None else [self.table()]:
+            if table.verify is not None:
+                table.verify()
 
     def facts(self) -> list[Any]:
         """Returns JSON values that differ if the content differs."""

@@ -47,10 +47,10 @@ def open_collection(body: str, split: str | None) -> Collection:
     configs = {}
     for each, place in _folders_of_configs(name, folder, config).items():
         builder = _builder(tfds, name, place)
-        wanted = {each: each for each in builder.info.splits}
-        if split is not None and split not in wanted and re.split(r"[\[+]", split)[0] in wanted:
-            wanted[split] = split
-        configs[each] = {key: _table(name, builder, key) for key in wanted}
+        splits = list(builder.info.splits)
+        if split is not None and split not in splits and _is_part_of_split(builder, split):
+            splits.append(split)
+        configs[each] = {key: _table(name, builder, key) for key in splits}
     return of_configs(name, configs, config, split)
 
 
@@ -116,6 +116,13 @@ def _config_name(folder: Path) -> str:
         return json.loads((folder / _INFO).read_text(encoding="utf-8")).get("configName") or "default"
     except (OSError, ValueError) as error:
         raise UserError(f"{PREFIX}{folder}: {_INFO} cannot be read ({error}); {_AGAIN}") from error
+
+
+def _is_part_of_split(builder: Any, split: str) -> bool:
+    try:
+        return bool(builder.info.splits[split].file_instructions)
+    except (ValueError, KeyError):
+        return False
 
 
 def _builder(tfds: Any, name: str, folder: Path) -> Any:
