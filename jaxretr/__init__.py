@@ -26,6 +26,7 @@ _CLASSES = {
 _FUNCTIONS = {
     "adapt": "jaxretr.adaptation",
     "assemble": "jaxretr.models.assembling",
+    "build_data": "jaxretr.data_files.tfds_builder",
     "combine": "jaxretr.models.combining",
     "configs": "jaxretr.experiment",
     "convert_data": "jaxretr.data_files.conversion",
@@ -71,6 +72,7 @@ __all__ = [
     "UserError",
     "adapt",
     "assemble",
+    "build_data",
     "combine",
     "configs",
     "convert_data",
@@ -107,6 +109,7 @@ if TYPE_CHECKING:
     from jaxretr.data.typos.writing import write_typos
     from jaxretr.data_files.conversion import convert_data
     from jaxretr.data_files.inspection import inspect_data
+    from jaxretr.data_files.tfds_builder import build_data
     from jaxretr.data_files.validation import validate_data
     from jaxretr.errors import UserError
     from jaxretr.evaluate.evaluating import evaluate_model, evaluate_run

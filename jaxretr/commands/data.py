@@ -1,4 +1,4 @@
-"""`jaxretr data`: training sets and other data files converted, inspected and validated."""
+"""`jaxretr data`: training sets and other data files converted, inspected, validated, and built into data sets."""
 
 import argparse
 
@@ -8,10 +8,10 @@ from jaxretr.errors import UserError
 
 
 def add_commands(commands: Commands) -> None:
-    """Adds `data convert`, `data inspect` and `data validate`."""
+    """Adds `data convert`, `data inspect`, `data validate` and `data build`."""
     commands.command(
         "data",
-        "Training sets and other data files: convert, inspect, validate.",
+        "Training sets and other data files: convert, inspect, validate, build.",
         "jaxretr data validate train.jsonl --corpus corpus.jsonl",
     )
     add = commands.command(
@@ -63,10 +63,33 @@ def add_commands(commands: Commands) -> None:
     add("--split", metavar="NAME", help="split of a BEIR folder to check (default: train)")
     add("--max-problems", type=at_least_one, default=100, metavar="N", help="problems to show (default: %(default)s)")
 
+    add = commands.command(
+        "data build",
+        "Write a corpus, BEIR folder or training set as a TFDS data set of array_record files, with checksums; any program\n"
+        "reads it without jaxretr and without TensorFlow. Needs: pip install 'jaxretr[data]'",
+        "jaxretr data build scifact --out ~/tensorflow_datasets --licence CC-BY-4.0\n"
+        "  jaxretr data build train.jsonl --out data --name nq_train --corpus corpus.jsonl\n"
+        "  jaxretr train CONFIG --data tfds:scifact",
+        module="data",
+    ).add_argument
+    add("input", metavar="IN", help="a corpus, questions, judgements, a BEIR folder or a training set; also by name")
+    add("--out", metavar="DIR", required=True, help="the data folder; writes DIR/NAME/CONFIG/VERSION")
+    add("--format", choices=("tfds",), default="tfds", help="of the data set (default: %(default)s)")
+    add("--name", help="of the data set: lower-case letters, digits, underscores (default: that of IN)")
+    add("--version", default="1.0.0", help="three numbers (default: %(default)s)")
+    add("--description", metavar="TEXT", help="what it contains (default: the format and name of IN)")
+    add("--homepage", metavar="URL", default="", help="its address")
+    add("--citation", metavar="BIBTEX", default="", help="how to cite it")
+    add("--licence", metavar="TEXT", default="", help="its licence")
+    add("--corpus", metavar="FILE", help="the passages of a training set that has their ids")
+    add("--queries", metavar="FILE", help="the questions of triples-ids and distillation")
+    add("--split", metavar="NAME", help="what the judgements in a file are called (default: test)")
+    add("--skip-bad", action="store_true", help="skip and count bad rows (default: stop at the first)")
+
 
 def run(args: argparse.Namespace) -> None:
     """Does what `args.action` names."""
-    {"convert": _convert, "inspect": _inspect, "validate": _validate}[args.action](args)
+    {"convert": _convert, "inspect": _inspect, "validate": _validate, "build": _build}[args.action](args)
 
 
 def _convert(args: argparse.Namespace) -> None:
@@ -94,3 +117,26 @@ def _validate(args: argparse.Namespace) -> None:
     if not found.ok:
         raise UserError(str(found))
     print(found)
+
+
+def _build(args: argparse.Namespace) -> None:
+    from jaxretr.data_files.tfds_builder import build_data
+
+    names = (
+        "name",
+        "version",
+        "description",
+        "homepage",
+        "citation",
+        "licence",
+        "corpus",
+        "queries",
+        "split",
+        "skip_bad",
+    )
+    built = build_data(args.input, args.out, **{name: vars(args)[name] for name in names})
+    for config, splits in built.rows.items():
+        print(
+            f"{built.path}/{config}/{built.version}: {', '.join(f'{rows} rows in {name}' for name, rows in splits.items())}"
+        )
+    print(f"read it as tfds:{built.path.absolute()}")

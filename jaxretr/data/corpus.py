@@ -6,8 +6,9 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from jaxretr.data.named.names import DataName
 from jaxretr.data.text_rows import (
     BadRows,
     RowError,
@@ -203,6 +204,8 @@ def read_corpus(path: str | Path, *, skip_bad: bool = False, trec_ids: bool = Fa
 def numbered_passages(bad: BadRows) -> Iterator[tuple[int, Passage]]:
     """Returns (line number, passage) for the rows of `bad.path`; bad rows go to `bad`. See `iter_passages`."""
     path = bad.path
+    if isinstance(path, DataName):
+        return _passages(bad, path.rows(), _passage_of_row)
     head = first_line(path)
     suffix = bare_suffix(path)
     if not head:
@@ -238,7 +241,10 @@ def _passages(
 
 
 def _json_passage(line: str) -> Passage:
-    row = json_object(line)
+    return _passage_of_row(json_object(line))
+
+
+def _passage_of_row(row: dict[str, Any]) -> Passage:
     id = string_field(row, ID_FIELDS, allow_int=True)
     text = string_field(row, _TEXT_FIELDS)
     title = string_field(row, _TITLE_FIELDS)

@@ -1,7 +1,7 @@
 """A corpus as columns on disk, mapped into memory: the processes of a host share its pages, and none copies the texts.
 
 It is made once from the corpus's file, next to the token stores, and reused while the file's size and modification time
-are unchanged. 21 million passages then need neither minutes of reading nor 20 GB of strings in each process.
+are unchanged, or a named data set's version and checksums. 21 million passages then need neither minutes of reading nor 20 GB of strings in each process.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import numpy as np
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.mapped_texts import MappedTexts, mapped_bytes
-from jaxretr.data.text_rows import find_input
+from jaxretr.data.text_rows import find_input, input_facts
 from jaxretr.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -41,11 +41,7 @@ def mapped_corpus(path: str | Path, root: Path) -> Corpus:
         cannot be written.
     """
     source = find_input(path, "corpus.jsonl")
-    try:
-        facts = os.stat(source)
-    except OSError as error:
-        raise UserError(f"{source}: cannot be read ({error.strerror}); give a corpus") from error
-    what = [_VERSION, str(source.absolute()), facts.st_size, facts.st_mtime_ns]
+    what = [_VERSION, *input_facts(source)]
     folder = root.expanduser() / f"corpus-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:32]}"
     corpus = _open(folder)
     if corpus is None:

@@ -13,6 +13,8 @@ from typing import Any
 from jaxretr.config import ArtConfig, Config, ContrastiveConfig, MlmConfig, PassageLmConfig
 from jaxretr.data.formats.kinds import FORMATS, KINDS, WITH_PASSAGES, file_kind
 from jaxretr.data.lexical_set import DEV, LexicalSet, is_lexical_set
+from jaxretr.data.named.names import DataName, data_path
+from jaxretr.data.named.tables import CORPUS
 from jaxretr.data.readers import beir_splits, qrels_path
 from jaxretr.errors import UsageError, UserError
 
@@ -50,7 +52,7 @@ def with_data(config: Config, path: str | Path, stated: Mapping[str, Any]) -> Co
       UserError: the path is none of these, or has no training questions.
       UsageError: this kind of config cannot use it.
     """
-    path = Path(path)
+    path = data_path(path)
     kind = "lexical" if is_lexical_set(path) else file_kind(path)
     if isinstance(config, ContrastiveConfig):
         return _contrastive(config, path, kind, stated)
@@ -98,11 +100,12 @@ def _contrastive(config: ContrastiveConfig, path: Path, kind: str, stated: Mappi
             qrels = qrels_path(path.expanduser(), dev, "data.dev_split")
             values |= {"dev": str(path), "dev_split": dev, "dev_questions": str(path), "dev_qrels": str(qrels)}
     elif kind in FORMATS:
-        if kind in _IDS_ALONE and "corpus" not in stated:
+        corpus = _own_corpus(path) if kind in _IDS_ALONE else path
+        if corpus is None and "corpus" not in stated:
             raise UsageError(
                 f"{path}: has only the ids of its passages ({kind}); name their corpus with --data.corpus FILE"
             )
-        values |= {"teacher_positives": None, "corpus": str(path)}
+        values |= {"teacher_positives": None, "corpus": corpus and str(corpus)}
     else:
         raise _useless(path, kind, "a BEIR folder (corpus.jsonl, queries.jsonl, qrels/train.tsv) or a training file")
     if kind != "lexical" and values["dev"] is None and not {"dev", "dev_questions"} & set(stated):
@@ -122,6 +125,11 @@ def _contrastive(config: ContrastiveConfig, path: Path, kind: str, stated: Mappi
     _say(path, split, dev, values, bool({"dev", "dev_questions"} & set(stated)))
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, **values), negatives=negatives)
     return _with_metric_of_judgements(config)
+
+
+def _own_corpus(path: Path) -> Path | None:
+    """The passages of a training set with their ids alone, if its collection has them as well."""
+    return path.sibling(CORPUS) if isinstance(path, DataName) else None
 
 
 def _train_split(folder: Path, stated: str | None) -> str:

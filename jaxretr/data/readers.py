@@ -4,10 +4,22 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jaxretr.data.corpus import Corpus, Passage, iter_passages, read_corpus
+from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.questions import Question, read_questions
-from jaxretr.data.text_rows import RowError, check_utf8, find_input, numbered_lines
+from jaxretr.data.text_rows import (
+    RowError,
+    bare_suffix,
+    check_utf8,
+    find_input,
+    json_lines,
+    missing_field,
+    numbered_lines,
+    parsed,
+    string_field,
+)
 from jaxretr.errors import UserError, did_you_mean
 
 __all__ = [
@@ -26,6 +38,11 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+# Of judgements as JSON: BEIR's names first, which a row without them is asked for.
+_QUERY_FIELDS = ("query-id", "query_id", "qid")
+_PASSAGE_FIELDS = ("corpus-id", "corpus_id", "doc_id", "docid", "pid")
+_GRADE_FIELDS = ("score", "relevance", "grade", "label")
+
 
 @dataclass(frozen=True, slots=True)
 class BeirSet:
@@ -43,10 +60,11 @@ class BeirSet:
 
 
 def read_qrels(path: str | Path) -> dict[str, dict[str, int]]:
-    """Reads judgements: BEIR's `query-id corpus-id score` by tabs, or TREC's `query 0 passage grade`.
+    """Reads judgements: BEIR's `query-id corpus-id score` by tabs, TREC's `query 0 passage grade`, or JSON lines.
 
     Args:
-      path: a file, gzipped or not; a BEIR header is recognised by its names, and one without is read too.
+      path: a file, gzipped or not; a BEIR header is recognised by its names, and one without is read too. JSON lines have
+        the fields "query-id", "corpus-id" and "score", as those of named data sets do.
 
     Returns:
       question id -> passage id -> grade, in the file's order. A line repeated word for word counts once.
@@ -72,7 +90,30 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, int]]:
 
 
 def qrels_rows(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | RowError]]:
-    """Yields (line number, (question id, passage id, grade) or what is wrong with the row) of a file of judgements."""
+    """Returns (line number, (question id, passage id, grade) or what is wrong with the row) of a file of judgements."""
+    if bare_suffix(path) in (".jsonl", ".ndjson"):
+        return parsed(json_lines(path), _json_judgement)
+    return _table_judgements(path)
+
+
+def _json_judgement(row: dict[str, Any], *_: int) -> tuple[str, str, int]:
+    ids = []
+    for names in (_QUERY_FIELDS, _PASSAGE_FIELDS):
+        id = string_field(row, names, allow_int=True)
+        if id is None:
+            raise missing_field(row, names)
+        if not id.strip():
+            raise RowError("an id is empty; name the question and the passage")
+        ids.append(id)
+    grade = next((row[name] for name in _GRADE_FIELDS if row.get(name) is not None), None)
+    if grade is None:
+        raise missing_field(row, _GRADE_FIELDS)
+    if not _is_grade(grade):
+        raise RowError(f"the grade {grade!r} is not a whole number; write 0, 1, 2, ...")
+    return ids[0], ids[1], int(float(grade))
+
+
+def _table_judgements(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | RowError]]:
     columns = 0
     for number, line in numbered_lines(path):
         if not line.strip():
@@ -105,10 +146,10 @@ def qrels_rows(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | RowErro
         yield number, (query, passage, int(float(grade)))
 
 
-def _is_grade(text: str) -> bool:
+def _is_grade(value: Any) -> bool:
     try:
-        return float(text).is_integer()
-    except ValueError:
+        return float(value).is_integer()
+    except (ValueError, TypeError):
         return False
 
 
@@ -124,9 +165,7 @@ def read_beir(folder: str | Path, split: str | None, setting: str | None = None)
       UserError: the folder or a file is missing or bad (a missing split names those that exist), or the split
         judges no question of the queries file.
     """
-    folder = Path(folder).expanduser()
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give a BEIR folder with corpus.jsonl, queries.jsonl and qrels/")
+    folder = beir_folder(folder)
     qrels: dict[str, dict[str, int]] = {}
     if split is not None:
         # Before the corpus: a misspelt split should not cost the minutes of reading a large corpus.
@@ -146,8 +185,25 @@ def read_beir(folder: str | Path, split: str | None, setting: str | None = None)
     return BeirSet(corpus, questions, qrels)
 
 
+def beir_folder(path: str | Path) -> Path:
+    """Returns the path of a BEIR folder, or the name of a collection that stands for one.
+
+    Raises:
+      UserError: there is no such folder, or the name is of something else.
+    """
+    folder = data_path(path)
+    if folder.is_dir():
+        return folder
+    if isinstance(folder, DataName):
+        there = ", ".join(folder.collection().parts)
+        raise UserError(f"{folder}: is not a collection with corpus, queries and judgements (it has {there}); name one")
+    raise UserError(f"{folder}: no such folder; give a BEIR folder with corpus.jsonl, queries.jsonl and qrels/")
+
+
 def beir_splits(folder: Path) -> list[str]:
     """Returns the names of a BEIR folder's judgements, sorted; none if it has no qrels/."""
+    if isinstance(folder, DataName):
+        return folder.splits()
     return sorted({file.name.removesuffix(".gz").removesuffix(".tsv") for file in folder.glob("qrels/*.tsv*")})
 
 
@@ -162,10 +218,16 @@ def qrels_path(folder: Path, split: str, setting: str | None = None) -> Path:
     Raises:
       UserError: there is none; the message names the splits that exist, and the setting with its option.
     """
-    for name in (f"{split}.tsv", f"{split}.tsv.gz"):
-        if (folder / "qrels" / name).is_file():
-            return folder / "qrels" / name
     splits = beir_splits(folder)
+    if isinstance(folder, DataName):
+        if split in splits:
+            return folder.with_part(f"qrels/{split}")
+    else:
+        for name in (f"{split}.tsv", f"{split}.tsv.gz"):
+            if (folder / "qrels" / name).is_file():
+                return folder / "qrels" / name
+    if isinstance(folder, DataName) and not splits:
+        raise UserError(f"{folder}: it has no judgements; name a collection that has, or name no split")
     if not splits:
         raise UserError(f"{folder / 'qrels'}: it contains no judgements (SPLIT.tsv); add them, or name no split")
     hint, where, how = did_you_mean(split, splits), "", ""
@@ -173,9 +235,8 @@ def qrels_path(folder: Path, split: str, setting: str | None = None) -> Path:
         where = f"{setting}: "
         how = f" with --{setting.replace('_', '-')}, or set all data at once with --data {folder}"
         how = f" Name it{how}" if hint else how
-    raise UserError(
-        f"{where}{folder / 'qrels'}: no split '{split}', it has {', '.join(splits)}{hint or '; name one'}{how}"
-    )
+    judgements = folder if isinstance(folder, DataName) else folder / "qrels"
+    raise UserError(f"{where}{judgements}: no split '{split}', it has {', '.join(splits)}{hint or '; name one'}{how}")
 
 
 def _warn_unknown(path: Path, what: str, unknown: list[str], total: int) -> None:

@@ -3,8 +3,10 @@
 import codecs
 import csv
 import gzip
+import hashlib
 import json
 import logging
+import os
 import re
 import zlib
 from collections import deque
@@ -14,7 +16,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar, cast
 
+from jaxretr.data.named.names import DataName, data_path
 from jaxretr.errors import UserError, did_you_mean
+from jaxretr.storage.files import sha256
 
 _log = logging.getLogger(__name__)
 
@@ -94,10 +98,14 @@ class BadRows:
 def find_input(path: str | Path, stem: str = "") -> Path:
     """Returns the file to read: `path` itself, or `<stem>` or `<stem>.gz` inside it if it is a folder.
 
+    Of a named data set it is the name of the table that stands for this file.
+
     Raises:
       UserError: there is no such file; the message names the nearest one.
     """
-    path = Path(path).expanduser()
+    path = data_path(path)
+    if isinstance(path, DataName):
+        return path.input(stem)
     if path.is_dir():
         if not stem:
             raise UserError(f"{path}: is a folder; give a file")
@@ -111,8 +119,32 @@ def find_input(path: str | Path, stem: str = "") -> Path:
     return path
 
 
+def input_facts(path: Path) -> list[Any]:
+    """Returns JSON values that change when a file does: its path, size and modification time, or a named set's facts.
+
+    Raises:
+      UserError: it cannot be read.
+    """
+    if isinstance(path, DataName):
+        return path.facts()
+    try:
+        facts = os.stat(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); give a file") from error
+    return [str(path.absolute()), facts.st_size, facts.st_mtime_ns]
+
+
+def input_digest(path: Path) -> str:
+    """Returns a sha256 (hexadecimal): of a file's bytes, or of a named data set's facts."""
+    if isinstance(path, DataName):
+        return hashlib.sha256(json.dumps(path.facts()).encode()).hexdigest()
+    return sha256(path)
+
+
 def bare_suffix(path: Path) -> str:
     """Returns the lower-case suffix of a file name without a final .gz: ".jsonl" for "corpus.jsonl.gz"."""
+    if isinstance(path, DataName):
+        return ".jsonl"  # as its rows are
     name = path.name.lower().removesuffix(".gz")
     return Path(name).suffix
 
@@ -148,6 +180,9 @@ def _raw_pieces(path: Path, size: int | None = None, cut_lines: bool = False) ->
 
     With `cut_lines` a piece ends after `size` bytes or with its line.
     """
+    if isinstance(path, DataName):
+        yield from enumerate(path.json_lines(), start=1)
+        return
     number = 1
     try:
         with ExitStack() as stack:
@@ -241,7 +276,12 @@ def parsed(
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
-    """Returns (line number, object) for every line that is not blank; a RowError for a line that is not an object."""
+    """Returns (line number, object) for every line that is not blank; a RowError for a line that is not an object.
+
+    Of a named data set these are the numbers of its rows, and the rows.
+    """
+    if isinstance(path, DataName):
+        return path.rows()
     return parsed(filled_lines(path), lambda line, *_: json_object(line))
 
 

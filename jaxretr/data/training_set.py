@@ -13,6 +13,7 @@ from jaxretr.data.duplicate_groups import duplicate_groups_among, rows_of_texts
 from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.formats.kinds import is_training_file, training_format
 from jaxretr.data.formats.reading import examples_file, read_examples
+from jaxretr.data.named.names import data_path
 from jaxretr.data.questions import Question
 from jaxretr.errors import UserError
 
@@ -140,7 +141,7 @@ def load_training_set(
     Raises:
       UserError: a bad row or an unknown candidate (as `path:line: what; remedy`), no example, or no such file.
     """
-    path = Path(path).expanduser()
+    path = data_path(path)
     # Before the corpus: a wrong path or split should not cost the minutes that a large one takes.
     format = training_format(path, format)
     file = examples_file(path, split)

@@ -7,6 +7,7 @@ from jaxretr.data.formats.examples import joined
 from jaxretr.data.formats.kinds import ROW_FORMATS, named_split, training_format
 from jaxretr.data.formats.reading import examples_file, read_examples
 from jaxretr.data.formats.writing import write_examples
+from jaxretr.data.named.names import data_path
 from jaxretr.data.readers import read_corpus
 from jaxretr.errors import UserError
 from jaxretr.progress import counted
@@ -62,7 +63,7 @@ def convert_data(
       UsageError: arguments that contradict each other.
       UserError: a file cannot be read or written, or a bad row (as `path:line: what; remedy`).
     """
-    place, target = Path(path).expanduser(), Path(out).expanduser()
+    place, target = data_path(path), Path(out).expanduser()
     source = training_format(place, format)
     split = named_split(split, source, to)
     if to != "beir":

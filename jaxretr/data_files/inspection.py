@@ -14,8 +14,9 @@ from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.formats.kinds import FORMATS, KINDS, file_kind
 from jaxretr.data.formats.reading import numbered_examples
 from jaxretr.data.lexical_set import LexicalSet, is_lexical_set
+from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.questions import question_rows
-from jaxretr.data.readers import qrels_rows
+from jaxretr.data.readers import beir_splits, qrels_path, qrels_rows
 from jaxretr.data.text_rows import BadRows, RowError, find_input
 from jaxretr.errors import UsageError
 from jaxretr.evaluate.runs import read_run
@@ -108,12 +109,12 @@ def inspect_data(path: str | Path, *, format: str | None = None, queries: str | 
       UserError: the format is not recognised, or the file cannot be read.
       UsageError: `queries` for another format.
     """
-    place = as_path(path)
+    place = data_path(path) if isinstance(data_path(path), DataName) else as_path(path)
     if is_remote(place):
         from jaxretr.stores.embedding_store import is_store
 
         place = place if is_store(place) else local_folder(place)
-    if (place / "meta.json").is_file():
+    if not isinstance(place, DataName) and (place / "meta.json").is_file():
         return _folder(place)
     kind = format or file_kind(place)
     if queries is not None and kind not in ("triples-ids", "distillation"):
@@ -123,7 +124,7 @@ def inspect_data(path: str | Path, *, format: str | None = None, queries: str | 
             parts = [
                 _corpus(find_input(place, "corpus.jsonl"), "corpus.jsonl"),
                 _questions(find_input(place, "queries.jsonl"), "queries.jsonl"),
-                *(_qrels(file, f"qrels/{file.name}") for file in sorted(place.glob("qrels/*.tsv*"))),
+                *(_qrels(file, f"qrels/{file.name}") for file in (qrels_path(place, s) for s in beir_splits(place))),
             ]
             return Description(str(place), KINDS[kind], {}, parts=parts)
         case "qrels":

@@ -10,6 +10,7 @@ from jaxretr.data.corpus import Corpus, numbered_passages, read_corpus
 from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.formats.kinds import FORMATS, KINDS, NEED_QUERIES, ROW_FORMATS, file_kind, named_split
 from jaxretr.data.formats.reading import examples_file, numbered_examples
+from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.questions import question_rows
 from jaxretr.data.text_rows import BadRows, RowError, find_input
 from jaxretr.errors import UsageError, UserError
@@ -110,7 +111,9 @@ def validate_data(
       UserError: the file cannot be read to its end, or has no rows.
       UsageError: an argument that has no effect for this format.
     """
-    place = Path(path).expanduser()
+    place = data_path(path)
+    if isinstance(place, DataName):
+        place.verify()  # Also of splits that are not read.
     kind = format or file_kind(place)
     if kind not in FORMATS and (corpus is not None or queries is not None):
         raise UsageError(f"--corpus and --queries are for training sets; {place} looks like {KINDS[kind]}")

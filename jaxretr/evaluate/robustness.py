@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxretr.data.questions import Question
-from jaxretr.data.readers import qrels_path, read_qrels, read_questions
+from jaxretr.data.readers import beir_folder, qrels_path, read_qrels, read_questions
 from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import Search, Values, depth, run_of, warn_of_missing
@@ -124,9 +124,7 @@ def read_splits(beir: str | Path, names: Sequence[str]) -> tuple[list[Question],
     Raises:
       UserError: the folder or a file is missing or bad, or a split judges no question of the queries file.
     """
-    folder = Path(beir).expanduser()
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give a BEIR folder with corpus.jsonl, queries.jsonl and qrels/")
+    folder = beir_folder(beir)
     of_names = {name: read_qrels(qrels_path(folder, name)) for name in names}
     questions = read_questions(folder)
     splits = {}

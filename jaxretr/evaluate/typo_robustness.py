@@ -68,7 +68,7 @@ def evaluate_typos(
     if clash := typed.keys() & {*generators, CLEAN}:
         raise UsageError(f"queries named '{min(clash)}': the name is taken; choose another one")
     typos = {name: _typos(split, generators, draws, typed) for name, split in of_names.items()}
-    corpus = read_corpus(Path(beir).expanduser())
+    corpus = read_corpus(beir)
     models = [encoders] if isinstance(encoders, str | Path) or not isinstance(encoders, Sequence) else encoders
     values: dict[str, dict[str, AlteredValues]] = {name: {} for name in of_names}
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxretr.data.named.names import data_path
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.word_shuffle import shuffle_words
 from jaxretr.evaluate import metrics as measures
@@ -118,7 +119,7 @@ def word_order(
     # Everything that can be wrong is found before a model is loaded.
     of_names = read_splits(beir, splits)[1]
     measures.evaluate({"": {}}, {}, metrics)
-    folder = Path(beir).expanduser()
+    folder = data_path(beir)
     corpus = read_corpus(folder)
     search = bm25_search(corpus) if encoder is None else encoder_search(loaded(encoder), corpus, batch_size)
     found = {

@@ -1,7 +1,6 @@
 """The teachers of `jaxretr.mine_lexical`: BM25, a run, a dense model."""
 
 import functools
-import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.lexical_set import Ranking
 from jaxretr.data.mapped_texts import QueryStore
 from jaxretr.data.questions import Question
-from jaxretr.data.text_rows import find_input
+from jaxretr.data.text_rows import find_input, input_digest
 from jaxretr.errors import UsageError, UserError, did_you_mean
 from jaxretr.evaluate.runs import read_run
 from jaxretr.progress import Progress
@@ -105,9 +104,8 @@ def parse_teachers(names: Sequence[str], bm25: Bm25Settings | None) -> list[Rank
 
 
 def file_digest(path: str | Path, stem: str = "") -> str:
-    """Returns the sha256 (hexadecimal) of a file's bytes."""
-    with open(find_input(path, stem), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Returns the sha256 (hexadecimal) of a file's bytes, or of a named data set's version and checksums."""
+    return input_digest(find_input(path, stem))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from jaxretr.config import ArtConfig, Config, ContrastiveConfig
 from jaxretr.data.corpus import iter_passages
 from jaxretr.data.formats.kinds import is_training_file
+from jaxretr.data.named.names import data_path
 from jaxretr.data.training_set import read_passages
 from jaxretr.errors import UserError
 from jaxretr.recipes.run_examples import read_run_examples
@@ -49,17 +50,17 @@ def corpus_size(config: Config, passages: int | None = None) -> CorpusSize:
         return CorpusSize(passages, passages if paths else 0, "as given with --passages")
     if not paths:
         assert isinstance(config, ContrastiveConfig)
-        if not Path(config.data.train).exists():
+        if not data_path(config.data.train).exists():
             raise _unknown(config.data.train)
         examples = read_run_examples(config)
         return CorpusSize(len(examples.passages), examples.corpus_rows, f"counted in {config.data.train}")
-    if all(Path(path).exists() for path in paths):
+    if all(data_path(path).exists() for path in paths):
         total = sum(_count(path) for path in paths)
         return CorpusSize(total, total, f"counted in {', '.join(paths)}")
     first, *others = paths
     name = Path(first).name.split(".")[0]
     if others or name not in WELL_KNOWN:
-        raise _unknown(next(path for path in paths if not Path(path).exists()))
+        raise _unknown(next(path for path in paths if not data_path(path).exists()))
     return CorpusSize(WELL_KNOWN[name], WELL_KNOWN[name], f"{first} is not here; that is the published '{name}'")
 
 
@@ -72,7 +73,7 @@ def _contrastive_paths(config: ContrastiveConfig) -> list[str]:
     data = config.data
     if data.corpus is not None and data.corpus != data.train:
         return [data.corpus, *data.more_corpora]
-    train = Path(data.train)
+    train = data_path(data.train)
     # A BEIR folder is its own corpus; where it is not here yet, a name without a suffix is taken for one.
     folder = train.is_dir() or not (train.exists() or train.suffix)
     return [data.train] if folder else []

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.duplicate_groups import duplicate_groups
 from jaxretr.data.held_out import held_out
 from jaxretr.data.lexical_set import is_lexical_set
+from jaxretr.data.named.names import data_path
 from jaxretr.data.readers import qrels_path
 from jaxretr.data.training_set import TrainingSet, load_training_set
 from jaxretr.errors import UsageError
@@ -49,10 +49,10 @@ def read_run_examples(config: ContrastiveConfig) -> RunExamples:
         )
     for path, split, name in ((data.train, data.split, "split"), (data.dev, data.dev_split, "dev_split")):
         # Before the corpus: a split that is not there should not cost the minutes that a large one takes.
-        if path is not None and Path(path).expanduser().is_dir() and not is_lexical_set(path):
-            qrels_path(Path(path).expanduser(), split, f"data.{name}")
+        if path is not None and data_path(path).is_dir() and not is_lexical_set(path):
+            qrels_path(data_path(path), split, f"data.{name}")
     # The training file as the corpus: all passages that it brings.
-    own = data.corpus == data.train and not Path(data.train).expanduser().is_dir()
+    own = data.corpus == data.train and not data_path(data.train).is_dir()
     corpus = None if own else _corpora(data)
     if is_lexical_set(data.train):
         if data.held_out:

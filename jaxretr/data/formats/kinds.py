@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.data.formats.columns import LABELS, csv_rows
+from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.text_rows import (
     RowError,
     bare_suffix,
@@ -53,6 +54,9 @@ _OTHERWISE = {
     "run": "mine hard negatives from it, or evaluate it",
 }
 
+# Parts of named collections.
+_KIND_OF_ROLE = {"corpus": "corpus", "queries": "questions", "qrels": "qrels"}
+
 _ROWS_LOOKED_AT = 200
 # Questions are shorter, passages longer: for files of ids and texts whose name tells nothing.
 _WORDS_OF_A_QUESTION = 20
@@ -67,14 +71,20 @@ def file_kind(path: str | Path) -> str:
     Raises:
       UserError: it is not recognised.
     """
-    path = Path(path).expanduser()
+    path = data_path(path)
     if path.is_dir():
-        if (path / "qrels").is_dir() or any((path / name).is_file() for name in ("corpus.jsonl", "corpus.jsonl.gz")):
+        if (
+            isinstance(path, DataName)
+            or (path / "qrels").is_dir()
+            or any((path / name).is_file() for name in ("corpus.jsonl", "corpus.jsonl.gz"))
+        ):
             return "beir"
         raise UserError(
             f"{path}: is not a BEIR folder (corpus.jsonl, queries.jsonl, qrels/); give a file or such a folder"
         )
     path = find_input(path)
+    if isinstance(path, DataName) and path.role is not None:
+        return _KIND_OF_ROLE[path.role]
     first = first_character(path)
     if not first:
         raise UserError(f"{path}: is empty; give a file with at least one row")
@@ -98,7 +108,7 @@ def training_format(path: str | Path, format: str | None = None) -> str:
       UserError: it is something else, or not recognised.
       UsageError: there is no such format.
     """
-    path = Path(path).expanduser()
+    path = data_path(path)
     if format is not None and format not in FORMATS:
         raise UsageError(f"no format '{format}'{did_you_mean(format, FORMATS) or ''}; there are {', '.join(FORMATS)}")
     if format is None:
@@ -114,7 +124,7 @@ def training_format(path: str | Path, format: str | None = None) -> str:
 
 def is_training_file(path: str | Path) -> bool:
     """Whether a file (not a folder) is in one of the formats `WITH_PASSAGES`."""
-    path = Path(path).expanduser()
+    path = data_path(path)
     if path.is_dir():
         return False
     try:
@@ -155,6 +165,10 @@ def _json_kind(path: Path, is_array: bool) -> str | None:
         return "tevatron"
     if row.keys() & {"positive_document_ids", "negative_document_ids"}:
         return "tevatron2"
+    if {"query-id", "corpus-id"} <= row.keys():
+        return "qrels"
+    if {"query-id", "positive-id", "negative-id"} <= row.keys():
+        return "triples-ids"
     if {"query_id", "document_ids"} <= row.keys():
         return "distillation"
     if "query" in row and isinstance(row.get("pos"), list):

@@ -1,6 +1,6 @@
 """Training files: one example after the other, in any of the formats of `jaxretr.data.formats.kinds.FORMATS`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,14 @@ from jaxretr.data.formats.examples import (
     objects_field,
 )
 from jaxretr.data.formats.kinds import NEED_QUERIES, training_format
+from jaxretr.data.named.names import DataName, data_path
+from jaxretr.data.named.tables import QUERIES
 from jaxretr.data.questions import Question, read_questions
 from jaxretr.data.readers import qrels_path, qrels_rows
 from jaxretr.data.text_rows import (
     BadRows,
     RowError,
+    bare_suffix,
     check_utf8,
     filled_lines,
     find_input,
@@ -51,8 +54,14 @@ _LISTS = {
 
 def examples_file(path: str | Path, split: str = "train") -> Path:
     """Returns the file that line numbers refer to: `path`, or the judgements of `split` in a BEIR folder."""
-    path = Path(path).expanduser()
+    path = data_path(path)
     return qrels_path(path, split) if path.is_dir() else find_input(path)
+
+
+def own_queries(path: str | Path, format: str) -> Path | None:
+    """Returns where the questions of a training set with their ids alone are, if its collection has them as well."""
+    place = data_path(path)
+    return place.sibling(QUERIES) if format in NEED_QUERIES and isinstance(place, DataName) else None
 
 
 def read_examples(
@@ -81,6 +90,7 @@ def read_examples(
       UsageError: the questions' texts are missing, or given although the file has them.
     """
     format = training_format(path, format)
+    queries = own_queries(path, format) if queries is None else queries
     bad = BadRows(examples_file(path, split), skip_bad)
     if format in NEED_QUERIES and queries is None:
         raise UsageError(f"{path}: has only the ids of its questions ({format}); give the queries file as well")
@@ -106,8 +116,9 @@ def numbered_examples(
 
     If `queries` are needed and not given, the questions' texts are empty.
     """
-    path = Path(path).expanduser()
+    path = data_path(path)
     format = training_format(path, format)
+    queries = own_queries(path, format) if queries is None else queries
     file = examples_file(path, split)
     if format not in NEED_QUERIES and queries is not None:
         raise UsageError(f"{path}: contains its questions ({format}); leave the queries file out")
@@ -127,6 +138,8 @@ def numbered_examples(
         case "triples":
             return read_triples(file)
         case "triples-ids":
+            if bare_suffix(file) == ".jsonl":
+                return parsed(json_lines(file), lambda row, _, line: _json_id_triple(row, line, questions))
             return parsed(filled_lines(file), lambda text, _, line: _id_triple(text, line, questions))
         case "distillation":
             return parsed(json_lines(file), lambda row, _, line: _distilled(row, line, questions))
@@ -201,7 +214,22 @@ def _id_triple(text: str, line: int, questions: Questions) -> Example:
     fields = [field.strip(" ") for field in text.split("\t")]
     if len(fields) != 3 or not all(fields):
         raise RowError("not question-id<TAB>positive-id<TAB>negative-id; check its tabs")
-    id, positive, negative = fields
+    return _of_pair(fields, questions, line)
+
+
+def _json_id_triple(row: dict[str, Any], line: int, questions: Questions) -> Example:
+    """Returns an example of {query-id, positive-id, negative-id}."""
+    ids = []
+    for name in ("query-id", "positive-id", "negative-id"):
+        id = string_field(row, (name,), allow_int=True)
+        if not id:
+            raise missing_field(row, (name,))
+        ids.append(id)
+    return _of_pair(ids, questions, line)
+
+
+def _of_pair(ids: Sequence[str], questions: Questions, line: int) -> Example:
+    id, positive, negative = ids
     return _of_ids(id, questions, (Candidate(positive, "", None),), (Candidate(negative, "", None),), line)
 
 
