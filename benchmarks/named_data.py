@@ -1,0 +1,129 @@
+"""Reading a corpus by name against reading its file: ir_datasets, TFDS and parquet, interleaved in one process.
+
+    python benchmarks/named_data.py --corpus DATA/corpus.jsonl.gz --rounds 7
+
+The passages are written as plain JSON lines and given to each source: an id of ir_datasets over those JSON lines, a data set
+of `jaxretr data build`, and parquet. Every round reads all of them once, in another order. Printed are the passages a
+second, and the ratio of each one's time to the plain file's of the same round: its median, lowest and highest. The bar is
+1.5.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ir_datasets
+import pyarrow
+import pyarrow.parquet
+from ir_datasets.datasets.base import Dataset
+from ir_datasets.formats import BaseDocs
+from machine import describe
+
+from jaxretr.data.corpus import iter_passages
+from jaxretr.data_files.tfds_builder import build_data
+
+PLAIN = "plain JSON lines"
+
+
+class Doc(NamedTuple):
+    """As ir_datasets has BEIR's documents."""
+
+    doc_id: str
+    text: str
+    title: str
+
+
+class Docs(BaseDocs):
+    """BEIR's documents as ir_datasets parses them when it makes its own store of them."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.path = path
+
+    def docs_iter(self) -> Iterator[Doc]:
+        with open(self.path, "rb") as file:
+            for line in file:
+                data = json.loads(line)
+                yield Doc(data["_id"], data["text"], data["title"])
+
+
+class StoredDocs(Docs):
+    """The same from the store, which every later reading of BEIR's ids goes through."""
+
+    def docs_iter(self) -> Iterator[Doc]:
+        return iter(self.docs_store())
+
+    def docs_store(self) -> Any:
+        return ir_datasets.indices.PickleLz4FullStore(
+            path=str(self.path.with_suffix(".pklz4")),
+            init_iter_fn=super().docs_iter,
+            data_cls=Doc,
+            lookup_field="doc_id",
+            index_fields=["doc_id"],
+        )
+
+
+def write_sources(corpus: Path, folder: Path) -> dict[str, str]:
+    """Writes the passages in each form; returns what names it."""
+    rows = [{"_id": p.id, "title": p.title, "text": p.text} for _, p in iter_passages(corpus)]
+    plain = folder / "corpus.jsonl"
+    plain.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "corpus.parquet")
+    began = time.perf_counter()
+    built = build_data(plain, folder, name="passages")
+    print(f"jaxretr data build: {len(rows) / (time.perf_counter() - began):,.0f} passages a second")
+    for name, docs in (("lines", Docs(plain)), ("store", StoredDocs(plain))):
+        ir_datasets.registry.register(f"jaxretr-benchmark/{name}", Dataset(docs))
+    return {
+        PLAIN: str(plain),
+        f"the given {corpus.name}": str(corpus),
+        "ir_datasets, its files": "ir_datasets:jaxretr-benchmark/lines",
+        "ir_datasets, its store": "ir_datasets:jaxretr-benchmark/store",
+        "tfds": f"tfds:{built.path}",
+        "hf parquet": f"hf:{folder}/corpus.parquet",
+    }
+
+
+def seconds(name: str, passages: int) -> float:
+    """How long reading takes, which must find all passages."""
+    began = time.perf_counter()
+    found = sum(1 for _ in iter_passages(name))
+    taken = time.perf_counter() - began
+    assert found == passages, (name, found)
+    return taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    print(describe())
+    draws = random.Random(0)
+    with tempfile.TemporaryDirectory() as folder:
+        sources = write_sources(args.corpus, Path(folder))
+        passages = sum(1 for _ in iter_passages(sources[PLAIN]))
+        times: dict[str, list[float]] = {name: [] for name in sources}
+        for name, source in sources.items():  # Checks sums and makes stores, once.
+            print(f"{name}: the first time {seconds(source, passages):.2f} s")
+        for _ in range(args.rounds):
+            for name in draws.sample(list(sources), len(sources)):
+                times[name].append(seconds(sources[name], passages))
+    print(f"{passages:,} passages, {args.rounds} rounds")
+    for name, of_name in times.items():
+        ratios = sorted(taken / plain for taken, plain in zip(of_name, times[PLAIN], strict=True))
+        rate = passages / statistics.median(of_name)
+        print(
+            f"{name:<28}{rate:>10,.0f} passages/s   {statistics.median(ratios):.2f} of the plain file's time "
+            f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        )
+
+
+if __name__ == "__main__":
+    main()
