@@ -18,6 +18,7 @@ from jaxretr.json_dataclass import dataclass_from
 
 Dtype = Literal["float32", "bfloat16"]
 EncodeDtype = Literal["auto", "float32", "bfloat16"]
+ScorerKind = Literal["auto", "t5", "cross_encoder", "causal_lm"]
 # sentence-transformers' names.
 Pooling = Literal["cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"]
 
@@ -180,18 +181,22 @@ class Encoder:
 
 @dataclass(frozen=True)
 class Scorer:
-    """The frozen T5 of ART."""
+    """The frozen teacher of ART: a T5, a cross-encoder or a causal language model."""
 
     path: str
-    """A folder or hub name of a T5."""
+    """A folder or hub name of a T5, a cross-encoder or a causal language model."""
     max_length: int = 512
-    """Tokens of the encoder's input, instruction included; only the passage is cut."""
+    """Tokens of a passage with the instruction; a cross-encoder's and a causal language model's include the question.
+    A T5 and a causal language model cut only the passage, a cross-encoder as its tokenizer does."""
     max_question_length: int = 128
     """Tokens of the question that is scored."""
     chunk: int = 64
-    """Pairs of question and passage that go through the T5 at once on each device: memory, not mathematics."""
+    """Pairs of question and passage that go through the teacher at once on each device: memory, not mathematics."""
     dtype: Dtype = "float32"
-    """Of the T5's weights and matmuls."""
+    """Of the teacher's large weights and matmuls."""
+    kind: ScorerKind = "auto"
+    """What the folder holds: t5, cross_encoder, causal_lm; auto reads it from the folder's files. Qwen3-Reranker's own
+    folders are causal language models by their files: set cross_encoder for the logit of yes less that of no."""
 
 
 @dataclass(frozen=True, kw_only=True)

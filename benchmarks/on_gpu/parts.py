@@ -20,6 +20,7 @@ from jaxretr.models.encode import Engine
 from jaxretr.models.layers import Params, define
 from jaxretr.models.masked_lm import MaskedLm
 from jaxretr.models.scorers.t5_scorer import Prompt
+from jaxretr.models.scorers.teachers import T5Teacher
 from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.objectives import art, contrastive
 from jaxretr.objectives.live_index import IndexProgram, find_passages, make_refresh
@@ -365,8 +366,7 @@ def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
     index = jax.device_put(index, passages.tokens.sharding)
     program = art.ArtProgram(
         **_fields(_index_program(encoder, n)),
-        t5=t5,
-        prompt=prompt,
+        teacher=T5Teacher(t5, prompt),
         top_k=k,
         temperature=math.sqrt(encoder.embedding_size),
         art=Art(),

@@ -1,9 +1,9 @@
 """Any model that scores pairs, by what its folder holds."""
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
-from jaxretr.config import Dtype
+from jaxretr.config import Dtype, ScorerKind
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UsageError, did_you_mean
 from jaxretr.models.formats.cross_encoder_folder import is_causal_lm, is_cross_encoder
@@ -13,7 +13,6 @@ from jaxretr.models.pair_scorer import CausalScorer, CrossEncoder
 from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.models.scorers.pair_texts import has_pair_template
 
-ScorerKind = Literal["auto", "t5", "cross_encoder", "causal_lm"]
 Scorer = QuestionScorer | CrossEncoder | CausalScorer
 
 

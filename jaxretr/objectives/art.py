@@ -23,8 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxretr.config import Art, Scorer, Typos
 from jaxretr.models.layers import Params
-from jaxretr.models.scorers.t5_scorer import Prompt, score_pairs
-from jaxretr.models.t5 import T5Config
+from jaxretr.models.scorers.teachers import Teacher
 from jaxretr.objectives.blocks import block_size, in_blocks
 from jaxretr.objectives.distillation import kl_divergence
 from jaxretr.objectives.live_index import (
@@ -58,7 +57,8 @@ def art_loss(
 
     Args:
       student: inner products of question and passage embeddings, float32 [B, K].
-      teacher: mean log-probability of the question given each passage, float32 [B, K]; no gradient flows into it.
+      teacher: how well each passage explains the question, float32 [B, K]: its mean log-probability by a T5 or a causal
+        language model, the logit of a cross-encoder; no gradient flows into it.
       temperature: tau, which divides the student's scores.
       teacher_temperature: divides the teacher's.
       prior_weight: see `target`; 0 is ART.
@@ -78,9 +78,12 @@ def target(student: jax.Array, teacher: jax.Array, teacher_temperature: float, p
     p(passage | question) ~ p(question | passage) p_student(passage | question), as in EMDR2 (Sachan et al. 2021,
     https://arxiv.org/abs/2106.05346). A teacher that is no better a ranker than the student still teaches by it.
 
+    A cross-encoder's logits are no log-probabilities of questions: the distribution over the K passages is their softmax
+    all the same, as in the distillation of cross-encoders (Ren et al. 2021, https://arxiv.org/abs/2110.07367).
+
     Args:
       student: its scores, already divided by their temperature, float32 [..., K].
-      teacher: mean log-probabilities, float32 [..., K].
+      teacher: its scores, float32 [..., K].
       teacher_temperature: divides the teacher's.
       prior_weight: of the student's scores.
     """
@@ -102,7 +105,7 @@ class QuestionBatch:
     lengths: jax.Array
     """int32 [B]."""
     targets: jax.Array
-    """"Question: {q}</s>", integers [B, T]."""
+    """As the teacher reads questions (a T5: "Question: {q}</s>"), integers [B, T]."""
     target_lengths: jax.Array
     """int32 [B]."""
     forms: CorpusTokens | None = None
@@ -113,8 +116,7 @@ class QuestionBatch:
 class ArtProgram(IndexProgram):
     """All that is fixed while an ART run's programs are compiled: sections of its config, and what follows from them."""
 
-    t5: T5Config
-    prompt: Prompt
+    teacher: Teacher
     scorer: Scorer
     art: Art
     top_k: int
@@ -247,6 +249,6 @@ def teach(program: ArtProgram, params: Params, found: CorpusTokens, batch: Quest
         jnp.repeat(batch.target_lengths, k, axis=0),
     )
     size = block_size(b * k, program.scorer.chunk)
-    score = partial(score_pairs, program.t5, program.prompt, params, dtype=program.scorer.dtype)
+    score = partial(program.teacher.score, params, dtype=program.scorer.dtype)
     scores = lax.map(lambda chunk: score(*chunk), in_blocks(pairs, size)).reshape(-1)
     return lax.stop_gradient(scores[-(b * k) :].reshape(b, k))

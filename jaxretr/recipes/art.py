@@ -12,14 +12,9 @@ from jaxretr import optim
 from jaxretr.config import ArtConfig
 from jaxretr.data.batches import MadeAhead, QuestionBatches
 from jaxretr.data.token_store import TokenStore, ids_dtype
-from jaxretr.data.tokens import Template, load_tokenizer
 from jaxretr.errors import UsageError
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_params
-from jaxretr.models.formats.model_shapes import scorer_shape, vocabulary_of
-from jaxretr.models.layers import Params, define
-from jaxretr.models.question_scorer import QuestionScorer, passage_length
-from jaxretr.models.scorers.t5_scorer import Prompt
-from jaxretr.models.t5 import T5Config, T5Model
+from jaxretr.models.scorers.teachers import Teacher
 from jaxretr.objectives.art import ArtProgram, QuestionBatch, make_step
 from jaxretr.parallel import sharding
 from jaxretr.parallel.hosts import fingerprint
@@ -30,7 +25,6 @@ from jaxretr.recipes.encoder_start import frozen_branches, load_model, model_con
 from jaxretr.recipes.outline import (
     INDEX,
     SCORER,
-    T5_PROMPT,
     TOKENS,
     AbstractCorpus,
     Outline,
@@ -39,6 +33,7 @@ from jaxretr.recipes.outline import (
     training_step,
 )
 from jaxretr.recipes.step_questions import StepQuestions
+from jaxretr.recipes.teacher_start import load_teacher, stored, teacher_shape
 from jaxretr.recipes.whole_corpus import (
     DevSet,
     WholeCorpus,
@@ -72,8 +67,7 @@ class ArtPrograms:
         self,
         config: ArtConfig,
         encoder: DualEncoderConfig | JointConfig,
-        t5: T5Config,
-        prompt: Prompt,
+        teacher: Teacher,
         corpus_rows: int,
         mesh: Mesh,
     ):
@@ -82,8 +76,7 @@ class ArtPrograms:
         Args:
           config: of the run.
           encoder: of its dual encoder, or of the two that are trained jointly.
-          t5: of its scorer.
-          prompt: the scorer's instruction.
+          teacher: what its scorer is.
           corpus_rows: passages of the corpus.
           mesh: the devices.
 
@@ -107,8 +100,7 @@ class ArtPrograms:
             activation_bytes=activation_bytes(config.encoder, mesh),
             seed=config.train.seed,
             shard_parameters=splits(config.mesh, encoder, mesh),
-            t5=t5,
-            prompt=prompt,
+            teacher=teacher,
             scorer=config.scorer,
             art=config.art,
             top_k=top_k,
@@ -127,18 +119,13 @@ class ArtRun(ArtPrograms):
         self.config, self.mesh = config, mesh
         self.model = load_model(config.encoder, config.joint, config.train.seed)
         check_cpu_devices(mesh, self.model.config.backbone.widest)
-        self.scorer = QuestionScorer.from_pretrained(
-            config.scorer.path,
-            max_length=config.scorer.max_length,
-            max_question_length=config.scorer.max_question_length,
-            dtype=config.scorer.dtype,
-        )
+        self.scorer = load_teacher(config.scorer)
         stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
         texts = read_art_texts(config.data, stores)
         self.corpus, self.questions = texts.corpus, texts.questions
 
         # ---- programs ------------------------------------------------------------------------------------------------
-        super().__init__(config, self.model.config, self.scorer.config, self.scorer.prompt, len(self.corpus), mesh)
+        super().__init__(config, self.model.config, self.scorer.teacher, len(self.corpus), mesh)
 
         # ---- corpus --------------------------------------------------------------------------------------------------
         self.whole = WholeCorpus(self.model, self.corpus, self.program, mesh, stores, config.index.dtype)
@@ -147,13 +134,14 @@ class ArtRun(ArtPrograms):
                 stores,
                 self.corpus,
                 self.scorer.tokenizer,
-                Template.SCORER_PASSAGE,
+                self.scorer.passage_template,
                 self.scorer.passage_length,
+                prompt=self.scorer.passage_form,
             ),
             self.whole.rows,
             mesh,
         )
-        self.scorer_params = sharding.put(self.scorer.params, mesh)
+        self.scorer_params = sharding.put(stored(self.scorer.teacher, self.scorer.params, config.scorer.dtype), mesh)
 
         # ---- questions -----------------------------------------------------------------------------------------------
         self.batches = QuestionBatches(len(self.questions), config.train.batch_size, config.train.seed)
@@ -163,8 +151,9 @@ class ArtRun(ArtPrograms):
             stores,
             questions,
             self.scorer.tokenizer,
-            Template.SCORER_TARGET,
-            config.scorer.max_question_length,
+            self.scorer.question_template,
+            self.scorer.question_length,
+            prompt=self.scorer.question_form,
         )
         self.made = MadeAhead(self._on_host)
         self.dev = DevSet(texts.dev, self.corpus, self.model, mesh, stores, config.typos)
@@ -172,19 +161,17 @@ class ArtRun(ArtPrograms):
     @staticmethod
     def outline(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
         """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it."""
-        encoder, t5 = model_config(config.encoder, config.joint), scorer_shape(config.scorer.path)
-        local = Path(config.scorer.path).expanduser().is_dir()
-        prompt = Prompt.of(load_tokenizer(config.scorer.path)) if local else T5_PROMPT
-        run = ArtPrograms(config, encoder, t5, prompt, size.searched, mesh)
+        encoder, shape = model_config(config.encoder, config.joint), teacher_shape(config.scorer)
+        run = ArtPrograms(config, encoder, shape.teacher, size.searched, mesh)
         split = run.program.shard_parameters
         state = abstract_train_state(abstract_params(encoder), run.optimizer, mesh, run.frozen, split=split)
         corpus = AbstractCorpus(config.encoder, encoder, mesh, size)
         index, passages = corpus.index(config.index), corpus.tokens
-        ids = ids_dtype(vocabulary_of(config.scorer.path) if local else t5.vocab_size)
-        scorer_passages = abstract_tokens(mesh, ids, corpus.rows, passage_length(prompt, config.scorer.max_length))
-        scorer = sharding.abstract(abstract_scorer(t5, config.scorer.dtype), mesh)
+        ids = ids_dtype(shape.vocabulary)
+        scorer_passages = abstract_tokens(mesh, ids, corpus.rows, shape.passage_length)
+        scorer = sharding.abstract(stored(shape.teacher, shape.teacher.abstract_params(), config.scorer.dtype), mesh)
         questions, forms = corpus.questions(config.train.batch_size, config.typos)
-        targets = abstract_tokens(mesh, ids, config.train.batch_size, config.scorer.max_question_length)
+        targets = abstract_tokens(mesh, ids, config.train.batch_size, shape.question_length)
         batch = QuestionBatch(questions.tokens, questions.lengths, targets.tokens, targets.lengths, forms)
         resident = {**of_state(state), TOKENS: (passages, scorer_passages), INDEX: index, SCORER: scorer}
         programs = [
@@ -251,9 +238,3 @@ class ArtRun(ArtPrograms):
         chosen = self.batches.indices(number)
         tokens, lengths, forms = self.read.of_step(chosen, number)
         return (tokens, lengths, *select(self.target_rows, chosen)), forms
-
-
-def abstract_scorer(t5: T5Config, dtype: str) -> Params:
-    """The shapes of a T5's parameters."""
-    shapes = define(lambda rngs: T5Model(t5, rngs=rngs))[1]
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jax.numpy.dtype(dtype)), shapes)

@@ -70,16 +70,15 @@ def test_a_refresh_encodes_full_blocks_of_rows_that_no_block_divides(mesh1: Mesh
     assert Program(text).collectives == []
 
 
-def test_a_teacher_scores_pairs_that_no_chunk_divides_in_full_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_teacher_scores_pairs_that_no_chunk_divides_in_full_chunks() -> None:
     """7 pairs, 4 at once: two chunks, and each pair its own score."""
     asked = []
 
-    def score(config: Any, prompt: Any, params: Any, passages: Any, lengths: Any, targets: Any, *_: Any, dtype: Any):
+    def score(params: Any, passages: Any, lengths: Any, targets: Any, *_: Any, dtype: Any):
         asked.append(passages.shape)
         return (passages[:, 0] + 100 * targets[:, 0]).astype(jnp.float32)
 
-    monkeypatch.setattr("jaxretr.objectives.art.score_pairs", score)
-    program: Any = SimpleNamespace(scorer=SimpleNamespace(chunk=4, dtype=None), t5=None, prompt=None)
+    program: Any = SimpleNamespace(scorer=SimpleNamespace(chunk=4, dtype=None), teacher=SimpleNamespace(score=score))
     passages = jnp.arange(7).reshape(1, 7, 1)
     one = jnp.ones((1, 1), jnp.int32)
     batch = QuestionBatch(one, one[:, 0], 5 * one, one[:, 0])

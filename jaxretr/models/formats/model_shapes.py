@@ -13,6 +13,7 @@ from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.formats import sentence_transformers
 from jaxretr.models.formats.bert_names import NAMES
+from jaxretr.models.formats.cross_encoder_folder import is_causal_lm, is_cross_encoder
 from jaxretr.models.formats.dual_encoder_folder import default_pooling, is_ours, load, model_folder
 from jaxretr.models.formats.encoder_params import encoder_shape_of
 from jaxretr.models.formats.export_note import NOTE
@@ -194,6 +195,12 @@ def scorer_shape(path: str) -> T5Config:
     """
     found = _config_json(path, KNOWN_T5S)
     return found if isinstance(found, T5Config) else t5_shape(found, path)
+
+
+def holds_t5(path: str) -> bool:
+    """Whether a model is neither a cross-encoder nor a causal language model; `path` as `scorer_shape` takes it."""
+    found = _config_json(path, KNOWN_T5S)
+    return isinstance(found, T5Config) or not (is_cross_encoder(found, path) or is_causal_lm(found, path))
 
 
 def _backbone(path: str) -> tuple[Backbone, int]:

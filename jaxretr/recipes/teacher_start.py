@@ -1,0 +1,91 @@
+"""The frozen teacher of an ART run: loaded with its weights, or its shape alone for a plan."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxretr.config import Scorer
+from jaxretr.data.tokens import load_tokenizer, vocabulary_size
+from jaxretr.models.any_scorer import Scorer as LoadedScorer
+from jaxretr.models.any_scorer import load_scorer
+from jaxretr.models.formats.model_shapes import holds_t5, scorer_shape
+from jaxretr.models.layers import Params
+from jaxretr.models.question_scorer import passage_length
+from jaxretr.models.scorers.cross_encoder import HEAD
+from jaxretr.models.scorers.t5_scorer import Prompt
+from jaxretr.models.scorers.teachers import T5Teacher, Teacher
+from jaxretr.recipes.outline import T5_PROMPT
+
+
+class TeacherShape(NamedTuple):
+    """What a teacher's programs depend on.
+
+    Attributes:
+      teacher: what is fixed while they are compiled.
+      passage_length: most ids of a passage in a row of its own.
+      question_length: of a question.
+      vocabulary: entries of the tokenizer's.
+    """
+
+    teacher: Teacher
+    passage_length: int
+    question_length: int
+    vocabulary: int
+
+
+def load_teacher(config: Scorer) -> LoadedScorer:
+    """Loads the teacher with its weights and its tokenizer; raises as `load_scorer`."""
+    return load_scorer(
+        config.path,
+        kind=config.kind,
+        max_length=config.max_length,
+        max_question_length=config.max_question_length,
+        dtype=config.dtype,
+    )
+
+
+def teacher_shape(config: Scorer) -> TeacherShape:
+    """What `load_teacher` gives, without reading a T5's weights; those of other teachers are read.
+
+    Raises:
+      UserError: no such folder, and none of the known T5s; or another kind of model.
+    """
+    if config.kind == "t5" or (config.kind == "auto" and holds_t5(config.path)):
+        t5 = scorer_shape(config.path)
+        tokenizer = load_tokenizer(config.path) if Path(config.path).expanduser().is_dir() else None
+        prompt = T5_PROMPT if tokenizer is None else Prompt.of(tokenizer)
+        return TeacherShape(
+            T5Teacher(t5, prompt),
+            passage_length(prompt, config.max_length),
+            config.max_question_length,
+            t5.vocab_size if tokenizer is None else vocabulary_size(tokenizer),
+        )
+    scorer = load_teacher(config)
+    return TeacherShape(
+        scorer.teacher, scorer.passage_length, scorer.question_length, vocabulary_size(scorer.tokenizer)
+    )
+
+
+def stored(teacher: Teacher, params: Params, dtype: str) -> Params:
+    """A teacher's parameters as they lie on the devices.
+
+    All of a T5's are of `dtype`. Of other teachers, kernels and tables are: norms, biases and a cross-encoder's head are
+    small, and stay float32, in which they are computed with.
+
+    Args:
+      teacher: whose they are.
+      params: arrays, or ShapeDtypeStructs.
+      dtype: of the matmuls' operands.
+    """
+
+    def one(path: tuple[jax.tree_util.DictKey, ...], leaf: jax.Array | jax.ShapeDtypeStruct) -> object:
+        names = [str(key.key) for key in path]
+        if not isinstance(teacher, T5Teacher) and (names[0] == HEAD or names[-1] not in ("kernel", "table")):
+            return leaf
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(dtype))
+        return leaf.astype(jnp.dtype(dtype))
+
+    return jax.tree_util.tree_map_with_path(one, params)
