@@ -18,6 +18,7 @@ from jaxretr.json_dataclass import dataclass_from
 
 Dtype = Literal["float32", "bfloat16"]
 EncodeDtype = Literal["auto", "float32", "bfloat16"]
+ScorerKind = Literal["auto", "t5", "cross_encoder", "causal_lm"]
 # sentence-transformers' names.
 Pooling = Literal["cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"]
 
