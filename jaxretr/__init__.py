@@ -45,7 +45,9 @@ _FUNCTIONS = {
     "mine_lexical": "jaxretr.mine.lexical",
     "mteb_model": "jaxretr.evaluate.mteb_adapter",
     "report": "jaxretr.reporting.run_report",
+    "rerank": "jaxretr.evaluate.reranking",
     "run_overlap": "jaxretr.evaluate.run_overlap",
+    "score": "jaxretr.data_files.scoring",
     "search": "jaxretr.search.searching",
     "search_bm25": "jaxretr.search.bm25.searching",
     "train": "jaxretr.train",
@@ -91,7 +93,9 @@ __all__ = [
     "mine_lexical",
     "mteb_model",
     "report",
+    "rerank",
     "run_overlap",
+    "score",
     "search",
     "search_bm25",
     "train",
@@ -109,11 +113,13 @@ if TYPE_CHECKING:
     from jaxretr.data.typos.writing import write_typos
     from jaxretr.data_files.conversion import convert_data
     from jaxretr.data_files.inspection import inspect_data
+    from jaxretr.data_files.scoring import score
     from jaxretr.data_files.tfds_builder import build_data
     from jaxretr.data_files.validation import validate_data
     from jaxretr.errors import UserError
     from jaxretr.evaluate.evaluating import evaluate_model, evaluate_run
     from jaxretr.evaluate.mteb_adapter import mteb_model
+    from jaxretr.evaluate.reranking import rerank
     from jaxretr.evaluate.run_fusion import fuse
     from jaxretr.evaluate.run_overlap import run_overlap
     from jaxretr.evaluate.suite import evaluate_suite

@@ -40,7 +40,11 @@ from jaxretr.models.formats.bert_params import export_bert
 from jaxretr.models.formats.hf_folder import write_folder
 from jaxretr.models.formats.t5_params import export_t5
 from jaxretr.models.layers import Params, initialise
+from jaxretr.models.pair_scorer import CrossEncoder
 from jaxretr.models.rotary_config import RotaryConfig
+from jaxretr.models.scorers import cross_encoder
+from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
+from jaxretr.models.scorers.pair_texts import of_tokenizer
 from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.objectives.contrastive import ContrastiveProgram
 
@@ -106,6 +110,15 @@ def write_models(folder: Path, noise: float = 0.1, *, bert: BertConfig = BERT, t
     write_folder(folder / "encoder", *export_bert(bert, encoder), load_tokenizer(folder / "encoder_tokenizer"))
     scorer = lively(initialise(lambda rngs: T5Model(t5, rngs=rngs), 0), 2)
     write_folder(folder / "scorer", *export_t5(t5, scorer), load_tokenizer(folder / "scorer_tokenizer"))
+
+
+def write_cross_encoder(folder: Path) -> Path:
+    """Writes a cross-encoder whose scores of the test passages differ, with the tokenizer of `write_models`; returns it."""
+    config = CrossEncoderConfig(BERT)
+    params = lively(cross_encoder.init_params(config, 0), 3, 0.3)
+    tokenizer = load_tokenizer(folder.parent / "encoder_tokenizer")
+    CrossEncoder(config, params, tokenizer, of_tokenizer(tokenizer, 48)).save(folder)
+    return folder
 
 
 def art_config(folder: Path, **changes: dict[str, object]) -> ArtConfig:

@@ -6,7 +6,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxretr.commands.parsing import Commands, add_model, at_least_one, metric_names, names, splits
+from jaxretr.commands import reranking
+from jaxretr.commands.parsing import Commands, add_model, add_rerank, at_least_one, metric_names, names, splits
 from jaxretr.errors import UsageError
 from jaxretr.tables import FORMATS
 
@@ -27,6 +28,7 @@ def add_commands(commands: Commands) -> None:
         "jaxretr evaluate --run run.trec --qrels qrels/test.tsv --baseline bm25.trec --plot curves.pdf\n"
         "  jaxretr evaluate --run run.trec --answers questions.tsv --corpus corpus.tsv\n"
         "  jaxretr evaluate runs/art --beir scifact --split test\n"
+        "  jaxretr evaluate runs/art --beir scifact --rerank cross-encoder/ms-marco-MiniLM-L6-v2 --depth 100\n"
         "  jaxretr evaluate runs/art --suite beir --out runs/art/beir --format latex\n"
         "  jaxretr evaluate runs/dpr --beir nq --split dev,test --typos --and-model runs/robust --plot typos.png\n"
         "  jaxretr evaluate runs/dpr --beir nq --typos dictionary --typo-queries people=typed.jsonl",
@@ -36,8 +38,8 @@ def add_commands(commands: Commands) -> None:
     add("--run", metavar="RUN", help="a run of search or bm25, or results in MS MARCO's or DPR's format")
     add("--qrels", metavar="FILE", help="judgements in BEIR's or TREC's format")
     add("--answers", metavar="FILE", help="questions with answers: Acc@k by DPR's matching, in the texts of --corpus")
-    add("--corpus", metavar="FILE", help="the passages of the run, for --answers and for --baseline bm25")
-    add("--queries", metavar="FILE", help="the questions of the run, for --qrels with --baseline bm25")
+    add("--corpus", metavar="FILE", help="the passages of the run, for --answers, --baseline bm25 and --rerank")
+    add("--queries", metavar="FILE", help="the questions of the run, for --qrels with --baseline bm25 or --rerank")
     add("--match", choices=("string", "regex"), default="string", help="how answers are matched (default: %(default)s)")
     add("--beir", metavar="DIR", help="a folder with corpus, queries and qrels, for MODEL")
     add(
@@ -92,6 +94,7 @@ def add_commands(commands: Commands) -> None:
     forms.add_argument("--format", choices=FORMATS, help="output format (default: table)")
     forms.add_argument("--json", action="store_const", const="json", dest="format", help="the same as --format json")
 
+    add_rerank(parser)
     add = parser.add_argument_group("typos: MODEL with the original questions and with typos in them").add_argument
     add(
         "--typos",
@@ -143,6 +146,7 @@ _READ_BY: dict[str, tuple[tuple[str, ...], str]] = {
     "index": ((_BEIR,), "is for MODEL's embeddings of the --beir folder's corpus; leave it out"),
     "keep": ((_BEIR,), "is for MODEL's embeddings of the --beir folder's corpus; leave it out"),
     "baseline": ((_RUN, _BEIR), "is for one data set and its original questions; leave it out"),
+    "rerank": ((_RUN, _BEIR), "is for one data set and its original questions; leave it out"),
     "plot": ((_RUN, _BEIR, _TYPOS), "is for one data set; leave it out"),
     "relevance_level": ((_RUN, _BEIR, _SUITE), "is for the original questions; leave it out"),
     "out": ((_SUITE,), "is where --suite keeps its results; print to a file with > instead"),
@@ -208,6 +212,9 @@ def check_arguments(args: argparse.Namespace) -> str:
             if typos and why != _OF_GENERATED:
                 why = f"does not go with {typos}; leave it out"
             raise UsageError(f"--{name.replace('_', '-')} {why}")
+    reranking.options(args)
+    if args.rerank is not None and args.qrels is not None and None in (args.corpus, args.queries):
+        raise UsageError("--rerank reads the texts of a run: give --corpus FILE and --queries FILE as well")
     if subject in (_RUN, _BEIR) and len(args.split) > 1:
         raise UsageError(
             f"--split {','.join(args.split)}: name one split; several, by commas, go with typos or --suite only"
@@ -288,6 +295,7 @@ def _shared(args: argparse.Namespace) -> dict[str, Any]:
         "baselines": args.baseline or (),
         "metrics": args.metrics,
         "relevance_level": args.relevance_level or 1,
+        **reranking.options(args),
     }
 
 

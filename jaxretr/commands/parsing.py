@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, get_args
 
-from jaxretr.config import EncodeDtype, Pooling
+from jaxretr.config import EncodeDtype, Pooling, ScorerKind
 from jaxretr.errors import UsageError
 
 MODEL = "a run directory, an exported folder, a Hugging Face, sentence-transformers or DPR folder, or a hub name"
@@ -153,6 +153,38 @@ def add_compute(add: Callable[..., Any], default: str = "auto") -> None:
         help="precision of the matmuls; auto: bfloat16 where this machine runs it faster (default: %(default)s)",
     )
     add("--batch-size", type=at_least_one, metavar="N", help="texts per batch (default: chosen for the device)")
+
+
+def add_scorer(add: Callable[..., Any], prefix: str = "") -> None:
+    """Adds --kind and --max-length, with a prefix where the scorer is not the command's MODEL."""
+    add(
+        f"--{prefix}kind",
+        choices=get_args(ScorerKind),
+        default=None if prefix else "auto",
+        help="t5: log p(question | passage); causal_lm: the same by a decoder; cross_encoder: also a decoder that answers "
+        "yes or no without saying so in its folder, such as Qwen3-Reranker (default: auto, what the folder says)",
+    )
+    add(
+        f"--{prefix}max-length",
+        type=at_least_one,
+        metavar="N",
+        help="tokens of a question and a passage together (default: a cross-encoder's own limit, 512 for others)",
+    )
+
+
+def add_rerank(parser: Parser) -> None:
+    """Adds --rerank and what belongs to it; `commands.reranking.options` reads them."""
+    add = parser.add_argument_group(
+        "re-ranking", "a scorer orders the first hits of each question; it computes as --compute says"
+    ).add_argument
+    add("--rerank", metavar="SCORER", help="a cross-encoder, causal language model or T5: a folder or hub name")
+    add(
+        "--depth",
+        type=at_least_one,
+        metavar="N",
+        help="hits of a question that are re-ranked; those behind them are dropped (default: 100)",
+    )
+    add_scorer(add, "rerank-")
 
 
 def add_run(parser: Parser) -> None:

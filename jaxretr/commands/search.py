@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from jaxretr.commands.parsing import Commands, add_model, add_processes, add_run
+from jaxretr.commands.parsing import Commands, add_model, add_processes, add_rerank, add_run
 from jaxretr.errors import UsageError
 
 
@@ -14,7 +14,8 @@ def add_commands(commands: Commands) -> None:
         "Exact search of an embedding store or a saved exact index; approximate search of a ScaNN folder. With\n"
         "several processes, each searches its share of the store.",
         "jaxretr search runs/art --index runs/art/embeddings --queries queries.jsonl -k 100 --out run.trec\n"
-        "  jaxretr search runs/art --index emb --queries q.jsonl --out run.trec --corpus c.jsonl --where language=en",
+        "  jaxretr search runs/art --index emb --queries q.jsonl --out run.trec --corpus c.jsonl --where language=en\n"
+        "  jaxretr search runs/art --index emb --queries q.jsonl --out run.trec --corpus c.jsonl --rerank reranker",
     )
     add_model(parser)
     add = parser.add_argument
@@ -27,7 +28,7 @@ def add_commands(commands: Commands) -> None:
     add(
         "--corpus",
         metavar="FILE",
-        help="passages: titles and texts for --format dpr and jsonl, JSON lines with the fields for --where",
+        help="passages: titles and texts for --format dpr and jsonl, for --rerank; JSON lines with the fields for --where",
     )
     add = parser.add_argument_group("filters", "for exact search; a passage must pass every filter").add_argument
     add("--allow", metavar="FILE", help="ids of the only passages to search, one per line")
@@ -42,6 +43,7 @@ def add_commands(commands: Commands) -> None:
         "required value, as text; repeat with the same field to accept several values",
     )
     add_run(parser)
+    add_rerank(parser)
     add_processes(parser)
 
 
@@ -49,6 +51,7 @@ def run(args: argparse.Namespace) -> None:
     """Searches and writes the run; with several processes, the first one writes it."""
     import jax
 
+    from jaxretr.commands import reranking
     from jaxretr.commands.model import load_model
     from jaxretr.commands.outputs import say_written
     from jaxretr.commands.process import typed
@@ -62,10 +65,13 @@ def run(args: argparse.Namespace) -> None:
         trec = args.format == "trec"
         if not trec and args.corpus is None:
             raise UsageError(f"--format {args.format} writes the passages' titles: give --corpus FILE as well")
+        if args.rerank is not None and args.corpus is None:
+            raise UsageError("--rerank reads the passages' texts: give --corpus FILE as well")
+        again = reranking.options(args)
         check_output(args.out)
         # Everything that can be wrong with the input is found before the model is loaded.
         questions = read_questions(args.queries, trec_ids=trec)
-        corpus = None if trec else read_corpus(args.corpus)
+        corpus = None if trec and not again else read_corpus(args.corpus)
         where: dict[str, list[str]] = {}
         for field, value in args.where:
             where.setdefault(field, []).append(value)
@@ -80,6 +86,8 @@ def run(args: argparse.Namespace) -> None:
             corpus=args.corpus,
             batch_size=args.batch_size,
             trec_ids=trec,
+            passages=corpus,
+            **again,
         )
         if not jax.process_index():
             found.save(args.out, format=args.format, corpus=corpus)

@@ -1,7 +1,8 @@
 """`jaxretr.evaluate_model` and `jaxretr.evaluate_run`: metrics of a model on a BEIR folder, or of a run from a file."""
 
+import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from jaxretr.data.corpus import Corpus
@@ -20,17 +21,21 @@ from jaxretr.evaluate.measuring import (
     Search,
     check_same_corpus,
     cut_of_answers,
-    depth,
     run_of,
     warn_of_missing,
 )
+from jaxretr.evaluate.measuring import depth as hits_needed
 from jaxretr.evaluate.report import Measured, Report
 from jaxretr.evaluate.runs import read_run
 from jaxretr.evaluate.searches import bm25_search, encoder_search, stored_search
 
 if TYPE_CHECKING:  # They import JAX, which measuring a run does not need.
+    from jaxretr.models.any_scorer import Scorer
+    from jaxretr.search.reranking import AnyScorer
     from jaxretr.stores.embedding_store import EmbeddingStore
     from jaxretr.stores.encoding import Encoder
+
+log = logging.getLogger(__name__)
 
 BM25 = "bm25"
 """The baseline that is computed, not read; a file of that name is ./bm25."""
@@ -49,6 +54,8 @@ def evaluate_model(
     index: "EmbeddingStore | _Path | None" = None,
     keep: _Path | None = None,
     batch_size: int | None = None,
+    rerank: "AnyScorer | None" = None,
+    depth: int = 100,
 ) -> Report:
     """Measures a model on a BEIR folder, and compares it with baselines question by question.
 
@@ -62,6 +69,9 @@ def evaluate_model(
       index: the embeddings of the corpus, as `jaxretr.encode` made them with the model.
       keep: folder for the embeddings of the corpus: written, or reused if they exist; an interrupted call resumes.
       batch_size: texts per batch; None: chosen for the device.
+      rerank: a cross-encoder or another scorer, what `load_scorer` takes, or a function that loads one: it orders the first
+        hits of each question, see `jaxretr.rerank`. The report has the metrics after and before, and compares them.
+      depth: hits that are re-ranked; those behind them are dropped.
 
     Returns:
       The metrics and the comparisons; the report prints, writes and plots them.
@@ -82,10 +92,14 @@ def evaluate_model(
 
     store = open_store(index) if isinstance(index, str | Path) else index
     where = "the BEIR folder" if isinstance(beir, BeirSet) else str(beir)
-    model, k = loaded(encoder), depth(metrics)
+    scorer = _loaded_scorer(rerank, depth, metrics)
+    model, k = loaded(encoder), hits_needed(metrics)
+    if scorer is not None:
+        k = max(k, depth)
     found = run_of(_search_of(model, data.corpus, where, store, keep, batch_size), data.questions, k)
     compared = _with_bm25(runs, data.corpus, data.questions, k)
-    return _report_of([(name_of(model), found), *compared], ByQrels(data.qrels, relevance_level), metrics)
+    first = _with_reranked((name_of(model), found), scorer, data.questions, data.corpus, depth)
+    return _report_of([*first, *compared], ByQrels(data.qrels, relevance_level), metrics)
 
 
 def _search_of(
@@ -120,6 +134,8 @@ def evaluate_run(
     baselines: Sequence[_Path] = (),
     metrics: Sequence[str] | None = None,
     relevance_level: int = 1,
+    rerank: "AnyScorer | None" = None,
+    depth: int = 100,
 ) -> Report:
     """Measures a run by judgements or by answers, and compares it with baselines question by question.
 
@@ -127,12 +143,14 @@ def evaluate_run(
       run: a file in any format that `jaxretr.evaluate.runs.read_run` reads, or {question id: {passage id: score}}.
       qrels: judgements in BEIR's or TREC's format.
       answers: questions with answers, in place of judgements: Acc@k by DPR's matching in the texts of the corpus.
-      corpus: the passages; for answers, and for BM25 as a baseline.
-      queries: the questions; for judgements with BM25 as a baseline.
+      corpus: the passages; for answers, for BM25 as a baseline, and for re-ranking.
+      queries: the questions; for judgements with BM25 as a baseline or with re-ranking.
       match: how answers are matched, "string" or "regex".
       baselines: runs, as files; "bm25" is BM25 on corpus and queries.
       metrics: ndcg@10, mrr@10 and recall@100 by default, or acc@1, acc@5, acc@20 and acc@100 with answers.
       relevance_level: the lowest grade that counts as relevant, except for ndcg.
+      rerank: a scorer that orders the first hits of each question, as for `evaluate_model`.
+      depth: hits that are re-ranked; those behind them are dropped.
 
     Returns:
       The metrics and the comparisons; the report prints, writes and plots them.
@@ -149,7 +167,7 @@ def evaluate_run(
     if answers is not None:
         _check_of_answers(corpus, queries, relevance_level)
     else:
-        _check_of_bm25(BM25 in baselines, corpus, queries)
+        _check_of_texts(BM25 in baselines, rerank is not None, corpus, queries)
     runs = _read_baselines(baselines)
     found = read_run(run) if isinstance(run, str | Path) else run
     name = str(run) if isinstance(run, str | Path) else "the run"
@@ -166,8 +184,12 @@ def evaluate_run(
                 f"{_named(queries)}: {_named(qrels)} judges none of its questions; check that the ids agree"
             )
         measure = ByQrels(judged, relevance_level)
-    compared = _with_bm25(runs, texts, questions, depth(names))
-    return _report_of([(name, found), *compared], measure, names)
+    scorer = _loaded_scorer(rerank, depth, names)
+    compared = _with_bm25(runs, texts, questions, hits_needed(names))
+    if scorer is not None:
+        wanted = qrels if qrels is None else judged
+        found = {id: hits for id, hits in found.items() if wanted is None or id in wanted}
+    return _report_of([*_with_reranked((name, found), scorer, questions, texts, depth), *compared], measure, names)
 
 
 def _check_of_answers(corpus: object, queries: object, relevance_level: int) -> None:
@@ -179,7 +201,10 @@ def _check_of_answers(corpus: object, queries: object, relevance_level: int) -> 
         raise UsageError("queries are for judgements; with answers the questions are known, leave queries out")
 
 
-def _check_of_bm25(wanted: bool, corpus: object, queries: object) -> None:
+def _check_of_texts(bm25: bool, rerank: bool, corpus: object, queries: object) -> None:
+    wanted = bm25 or rerank
+    if rerank and (corpus is None or queries is None):
+        raise UsageError("re-ranking reads the texts of questions and passages: give corpus and queries as well")
     if wanted and (corpus is None or queries is None):
         raise UsageError(
             "the baseline bm25 searches the corpus: give corpus and queries as well, or write ./bm25 for a file of "
@@ -187,7 +212,7 @@ def _check_of_bm25(wanted: bool, corpus: object, queries: object) -> None:
         )
     if not wanted and (corpus is not None or queries is not None):
         superfluous = "queries" if corpus is None else "corpus"
-        raise UsageError(f"with qrels only the baseline bm25 needs the {superfluous}; leave it out")
+        raise UsageError(f"with qrels only the baseline bm25 and re-ranking need the {superfluous}; leave it out")
 
 
 def _questions(queries: _Path | Sequence[Question] | None) -> Sequence[Question]:
@@ -209,6 +234,35 @@ def _with_bm25(
     baselines: Sequence[tuple[str, Run | None]], corpus: Corpus, questions: Sequence[Question], k: int
 ) -> list[tuple[str, Run]]:
     return [(name, run_of(bm25_search(corpus), questions, k) if run is None else run) for name, run in baselines]
+
+
+def _loaded_scorer(rerank: "AnyScorer | None", depth: int, metrics: Sequence[str]) -> "Scorer | None":
+    """The scorer; warns of metrics that look further than it re-ranks."""
+    if rerank is None:
+        return None
+    from jaxretr.search.reranking import loaded_scorer
+
+    if deeper := [name for name in metrics if "@" in name and int(name.rpartition("@")[2]) > depth]:
+        log.warning(
+            "only the first %d hits of a question are re-ranked, and those behind them dropped: %s is lower for that; "
+            "raise depth",
+            *(depth, ", ".join(deeper)),
+        )
+    return loaded_scorer(rerank)
+
+
+def _with_reranked(
+    system: tuple[str, Run], scorer: "Scorer | None", questions: Sequence[Question], corpus: Corpus, depth: int
+) -> list[tuple[str, Run]]:
+    """The system after re-ranking, and before; it alone if there is no scorer."""
+    if scorer is None:
+        return [system]
+    from jaxretr.evaluate.reranking import rerank
+    from jaxretr.search.reranking import name_of_scorer
+
+    name, run = system
+    after = rerank(scorer, run, queries=questions, corpus=corpus, depth=depth)
+    return [(f"{PurePath(name).name} re-ranked by {PurePath(name_of_scorer(scorer)).name}", dict(after)), system]
 
 
 def _report_of(runs: Sequence[tuple[str, Run]], measure: Measure, names: Sequence[str]) -> Report:

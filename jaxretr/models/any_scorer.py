@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import get_args
 
-from jaxretr.config import Dtype, ScorerKind
+from jaxretr.config import EncodeDtype, ScorerKind
 from jaxretr.data.tokens import load_tokenizer
 from jaxretr.errors import UsageError, did_you_mean
+from jaxretr.models.encode import fastest_dtype
 from jaxretr.models.formats.cross_encoder_folder import is_causal_lm, is_cross_encoder
 from jaxretr.models.formats.dual_encoder_folder import model_folder
 from jaxretr.models.formats.hf_files import read_json, resolve
@@ -38,7 +39,7 @@ def load_scorer(
     kind: ScorerKind = "auto",
     max_length: int | None = None,
     max_question_length: int = 128,
-    dtype: Dtype = "float32",
+    dtype: EncodeDtype = "float32",
 ) -> Scorer:
     """Loads a model that scores how well a passage fits a question.
 
@@ -49,7 +50,7 @@ def load_scorer(
         files: give "cross_encoder".
       max_length: tokens of a pair; by default the model's own limit for a cross-encoder, 512 for the others.
       max_question_length: tokens of a question.
-      dtype: of the matmuls' operands.
+      dtype: of the matmuls' operands; "auto" is the faster one on this machine.
 
     Raises:
       UserError: no such folder, or another kind of model.
@@ -60,7 +61,7 @@ def load_scorer(
             f"no kind '{kind}'{did_you_mean(kind, get_args(ScorerKind)) or ''}; give one of {', '.join(get_args(ScorerKind))}"
         )
     kind = scorer_kind(path_or_name) if kind == "auto" else kind
-    lengths = {"max_question_length": max_question_length, "dtype": dtype}
+    lengths = {"max_question_length": max_question_length, "dtype": fastest_dtype() if dtype == "auto" else dtype}
     if kind == "cross_encoder":
         return CrossEncoder.from_pretrained(path_or_name, max_length=max_length, **lengths)
     cls = QuestionScorer if kind == "t5" else CausalScorer

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.readers import read_corpus
 from jaxretr.data.text_rows import RowError, check_trec_id
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models.dual_encoder import DualEncoder
@@ -23,6 +25,7 @@ from jaxretr.search.exact import ExactIndex, search_blocks, unique_ids
 from jaxretr.search.exact.footprint import estimate
 from jaxretr.search.exact.shares import merge_hits
 from jaxretr.search.filters import RowFilter, Where
+from jaxretr.search.reranking import AnyScorer, loaded_scorer, rerank_hits
 from jaxretr.search.runs import Hits, Queries, SearchRun, questions_of
 from jaxretr.storage.copies import local_copy
 from jaxretr.stores import index_folder, manifest
@@ -55,6 +58,9 @@ def search(
     corpus: Path_ | None = None,
     batch_size: int | None = None,
     trec_ids: bool = False,
+    rerank: AnyScorer | None = None,
+    depth: int = 100,
+    passages: Corpus | None = None,
 ) -> SearchRun:
     """Finds the k best passages of each question: exactly, or approximately with a ScaNN index.
 
@@ -74,6 +80,10 @@ def search(
       corpus: the passages' file, JSON lines, with the fields of `where` that the index itself lacks.
       batch_size: questions per batch; None: chosen for the device.
       trec_ids: refuse ids that a TREC run cannot represent, before the search.
+      rerank: a cross-encoder or another scorer, what `load_scorer` takes, or a function that loads one: it orders the first
+        `depth` hits of each question by its raw scores, and reads their texts in `corpus`; see `jaxretr.rerank`.
+      depth: hits that are re-ranked; those behind them are dropped.
+      passages: the corpus for re-ranking, if it was read already.
 
     Returns:
       The hits, {question id: {passage id: score}}; `.save(path)` writes them.
@@ -81,18 +91,25 @@ def search(
     Raises:
       UserError: another model made the index, it is damaged, the questions cannot be read, a filter names an unknown
         id, field or value, or no passage passes the filters.
-      UsageError: filters, or several processes, with a ScaNN index.
+      UsageError: filters, or several processes, with a ScaNN index; or re-ranking without a corpus.
     """
+    if rerank is not None and corpus is None and passages is None:
+        raise UsageError("rerank reads the passages' texts: give the corpus as well")
     questions = questions_of(queries, trec_ids)
     row_filter = RowFilter(allow, deny, where, corpus)
     opened = _open(index, row_filter, len(questions), k)
     if trec_ids:
         _check_trec_ids(opened.ids, opened.name)
+    scorer = None if rerank is None else loaded_scorer(rerank)
     encoder = loaded(encoder)
     opened.check(encoder)
     agree("the search", {"index": opened.contents, "questions": texts_fingerprint(questions)})
     scores, ids = opened.search(encode_texts(encoder, questions, batch_size))
     hits = [Hits(question.id, *found) for question, found in zip(questions, zip(ids, scores, strict=True), strict=True)]
+    if scorer is not None:
+        texts = read_corpus(corpus) if passages is None and corpus is not None else passages
+        assert texts is not None
+        hits, _ = rerank_hits(scorer, hits, questions=questions, corpus=texts, depth=depth)
     return SearchRun(hits, questions)
 
 

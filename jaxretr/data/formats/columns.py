@@ -92,7 +92,7 @@ def read_columns(path: Path) -> Iterator[Row]:
             raise RowError(f"columns {', '.join(names)}: anchor and positive are needed; add the missing one")
         return _columns_example(row, text_names, number, line, id_of_anchor)
 
-    return parsed(_columns(path), parse)
+    return parsed(named_rows(path), parse)
 
 
 def _columns_example(
@@ -145,8 +145,8 @@ def _scores_of_one(label: float, passages: int) -> list[float | None]:
     raise RowError(f"one score for {passages} passages; write a list with a score for each")
 
 
-def _columns(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
-    """Yields (line number, the columns by name, in the header's order)."""
+def named_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+    """Yields (line number, the columns by name, in the header's order) of JSON lines, or a .csv or .tsv with a header."""
     suffix = bare_suffix(path)
     if suffix not in (".csv", ".tsv"):
         yield from json_lines(path)

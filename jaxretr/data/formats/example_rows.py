@@ -144,16 +144,13 @@ class ExampleRows:
         ]
 
     def tevatron2(self, example: Example) -> list[bytes]:
-        """Tevatron's line with the passages' ids."""
+        """Tevatron's line with the passages' ids; with scores where a passage has one, as `jaxretr.mine` writes them."""
         self.without_answers(example)
-        self.without_scores(example)
-        row = {
-            "query_id": example.id,
-            "query_text": example.question,
-            "query_image": None,
-            "positive_document_ids": [self.id(each, example) for each in example.positives],
-            "negative_document_ids": [self.id(each, example) for each in self.negatives(example)],
-        }
+        kinds = {"positive": example.positives, "negative": self.negatives(example)}
+        row: dict[str, Any] = {"query_id": example.id, "query_text": example.question, "query_image": None}
+        row |= {f"{kind}_document_ids": [self.id(each, example) for each in found] for kind, found in kinds.items()}
+        if any(each.score is not None for found in kinds.values() for each in found):
+            row |= {f"{kind}_scores": [each.score for each in found] for kind, found in kinds.items()}
         return [json_bytes(row)]
 
     # ---- bare texts ------------------------------------------------------------------------------------------------

@@ -174,7 +174,15 @@ def _ids(row: dict[str, Any], name: str) -> tuple[Candidate, ...]:
     value = row.get(name) or []
     if not isinstance(value, list) or not all(isinstance(id, str) or type(id) is int for id in value):
         raise RowError(f'field "{name}" is not a list of ids; write ["id", ...]')
-    return tuple(Candidate(str(id), "", None) for id in value)
+    scores_name = f"{name.removesuffix('_document_ids')}_scores"
+    scores = row.get(scores_name)
+    if scores is None:
+        scores = [None] * len(value)
+    if not isinstance(scores, list) or len(scores) != len(value):
+        raise RowError(f'field "{scores_name}" is not a list of {len(value)} numbers; give every document a score')
+    return tuple(
+        Candidate(str(id), "", None, finite_score(score, scores_name)) for id, score in zip(value, scores, strict=True)
+    )
 
 
 def _candidate(row: dict[str, Any], where: str, corpus: Corpus | None) -> Candidate:

@@ -14,6 +14,9 @@ from jaxretr.data.text_rows import bare_suffix
 from jaxretr.errors import UsageError, UserError
 from jaxretr.storage.files import atomic_write
 
+SCORED_FORMATS = ("dpr", "dpr-scale", "tevatron", "tevatron2", "sentence-transformers", "distillation", "flag")
+"""Formats with a score for every passage."""
+
 
 def write_examples(
     path: str | Path,

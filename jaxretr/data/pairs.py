@@ -1,0 +1,98 @@
+"""Pairs of a question and a passage, and files with one in each row."""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxretr.data.formats.columns import named_rows
+from jaxretr.data.text_rows import (
+    BadRows,
+    RowError,
+    bare_suffix,
+    find_input,
+    first_character,
+    missing_field,
+    parsed,
+    string_field,
+)
+from jaxretr.storage.files import atomic_write
+
+_QUESTIONS = ("query", "question")
+_PASSAGES = ("passage", "text")
+_TABLES = (".csv", ".tsv")
+
+
+class Pair(NamedTuple):
+    """A question and a passage."""
+
+    question: str
+    title: str
+    text: str
+
+
+def is_pair_file(path: str | Path) -> bool:
+    """Whether a file has rows {query, passage}, with "question" or "text" for these and perhaps a title.
+
+    Rows with further passages ("positive", "negative_1", "pos", "neg") are those of a training set.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir() or (bare_suffix(find_input(path)) not in _TABLES and first_character(path) != "{"):
+        return False
+    row = next((row for _, row in islice(named_rows(path), 1)), None)
+    if not isinstance(row, dict):
+        return False
+    kinds = (_QUESTIONS, _PASSAGES)
+    one_of_each = all(sum(isinstance(row.get(name), str) for name in names) == 1 for names in kinds)
+    return one_of_each and not any(name.lower().startswith(("pos", "neg")) for name in row)
+
+
+def read_pair_rows(path: str | Path) -> Iterator[tuple[dict[str, Any], Pair]]:
+    """Yields each row with all its fields, and its pair.
+
+    Args:
+      path: JSON lines, or .csv or .tsv with a header; gzipped or not.
+
+    Raises:
+      UserError: a bad row (as `path:line: what; remedy`).
+    """
+    path = find_input(path)
+    bad = BadRows(path, skip=False)
+    for line, row in parsed(named_rows(path), lambda row, *_: (row, _pair(row))):
+        if isinstance(row, RowError):
+            bad.add(line, row)
+        else:
+            yield row
+
+
+def _pair(row: dict[str, Any]) -> Pair:
+    found = []
+    for names in (_QUESTIONS, _PASSAGES):
+        value = string_field(row, names)
+        if value is None:
+            raise missing_field(row, names)
+        found.append(value)
+    question, text = found
+    return Pair(question, string_field(row, ("title",)) or "", text)
+
+
+def write_pair_rows(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+    """Writes rows as JSON lines, or as a table with the first row's columns where the name ends in .csv or .tsv.
+
+    Returns:
+      How many rows were written.
+    """
+    delimiter = {".csv": ",", ".tsv": "\t"}.get(bare_suffix(path))
+    with atomic_write(path, "w") as file:
+        table, header, count = None, [], 0
+        for count, row in enumerate(rows, start=1):  # noqa: B007
+            if delimiter is None:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                continue
+            if table is None:
+                table, header = csv.writer(file, delimiter=delimiter, lineterminator="\n"), list(row)
+                table.writerow(header)
+            table.writerow([row.get(name) for name in header])
+    return count

@@ -1,0 +1,62 @@
+"""`jaxretr.rerank`: a run in the order of a cross-encoder or another scorer."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.readers import read_corpus
+from jaxretr.evaluate.rank_overlap import ranked_ids
+from jaxretr.evaluate.runs import read_run
+from jaxretr.search.reranking import AnyScorer, rerank_hits
+from jaxretr.search.runs import Hits, Queries, SearchRun, questions_of
+
+Run = Mapping[str, Mapping[str, float]]
+Path_ = str | Path
+
+
+def rerank(
+    scorer: AnyScorer,
+    run: Run | Path_,
+    *,
+    queries: Queries,
+    corpus: Corpus | Path_,
+    depth: int | None = 100,
+    batch_size: int | None = None,
+) -> SearchRun:
+    """Scores the first hits of each question with a model that reads question and passage together, and orders them.
+
+    With several processes, each scores its share; all must call this, and all return the same run.
+
+    Args:
+      scorer: a `CrossEncoder`, `CausalScorer` or `QuestionScorer`, what `load_scorer` takes, or a function that loads one.
+      run: what `jaxretr.search` returned, a run's file, or {question id: {passage id: score}}.
+      queries: the questions, or their file; texts alone have the ids "0", "1", ...
+      corpus: the passages, or their file.
+      depth: hits of a question that are scored; those behind them are dropped. None: all.
+      batch_size: pairs per batch; None: chosen for the device.
+
+    Returns:
+      The run, best first, with the scorer's raw scores (of a cross-encoder logits, without a sigmoid). Equal scores keep
+      their earlier order: those after the first are lowered by the least that float32 allows.
+
+    Raises:
+      UserError: bad input, or hits of an unknown question or passage.
+    """
+    hits = hits_of(read_run(run) if isinstance(run, str | Path) else run)
+    questions = questions_of(queries)
+    passages = read_corpus(corpus) if isinstance(corpus, str | Path) else corpus
+    found, _ = rerank_hits(scorer, hits, questions=questions, corpus=passages, depth=depth, batch_size=batch_size)
+    return SearchRun(found, questions)
+
+
+def hits_of(run: Run) -> Sequence[Hits]:
+    """A run as the hits of each question, best first: in a search's own order, else as trec_eval ranks them."""
+    if isinstance(run, SearchRun):
+        return run.hits
+    hits = []
+    for question_id, scores in run.items():
+        ids = ranked_ids(scores, len(scores))
+        hits.append(Hits(question_id, ids, np.array([scores[id] for id in ids], np.float32)))
+    return hits

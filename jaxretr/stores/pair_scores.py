@@ -1,0 +1,190 @@
+"""Scores of many pairs: in chunks that an interrupted call resumes after, and that several processes share."""
+
+import hashlib
+import json
+import logging
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxretr.data.arrays import write_array
+from jaxretr.data.pairs import Pair
+from jaxretr.errors import UserError
+from jaxretr.models.any_scorer import Scorer
+from jaxretr.models.encode import without_truncation_warnings
+from jaxretr.models.pair_scorer import PairScorer
+from jaxretr.parallel.hosts import agree, wait_for_all
+from jaxretr.progress import Progress
+from jaxretr.storage.paths import is_remote
+
+log = logging.getLogger(__name__)
+
+CHUNK = 4096
+"""Pairs that are scored, and kept, at a time."""
+
+# Changes when the same pairs of the same model would get other scores.
+_VERSION = 1
+
+
+class Pairs(NamedTuple):
+    """How many pairs there are, and a sha256 (hexadecimal) over all of them in their order."""
+
+    count: int
+    fingerprint: str
+
+    @classmethod
+    def of(cls, pairs: Iterable[Pair]) -> "Pairs":
+        """Reads all pairs once."""
+        digest, count = hashlib.sha256(), 0
+        for count, pair in enumerate(pairs, start=1):  # noqa: B007
+            digest.update(json.dumps(pair).encode() + b"\n")
+        return cls(count, digest.hexdigest())
+
+
+@dataclass(frozen=True)
+class KeptScores:
+    """The folder in which a call keeps the scores of finished chunks.
+
+    Attributes:
+      folder: named by all that decides the scores, so that those of another model or of other pairs never mix.
+    """
+
+    folder: Path
+
+    @classmethod
+    def beside(cls, out: Path, scorer: Scorer, pairs: Pairs, chunk: int, batch_size: int | None) -> "KeptScores":
+        """The folder of a call that will write `out`, next to it; all processes must call this.
+
+        Raises:
+          UserError: `out` is in a bucket, or processes have other models, pairs or settings.
+        """
+        if is_remote(out):
+            raise UserError(f"{out}: scores are kept next to the output while it grows; give a local path, and copy it")
+        facts = {
+            "version": _VERSION,
+            "model": scorer.fingerprint(),
+            "pairs": pairs.fingerprint,
+            "size of chunks": chunk,
+            "batch size": batch_size,
+            "number of devices": jax.local_device_count(),
+        }
+        agree("the first chunk", {name: str(value) for name, value in facts.items()})
+        name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        return cls(out.with_name(f"{out.name}.scores-{name}"))
+
+    def read(self, number: int, pairs: int) -> np.ndarray | None:
+        """The scores of a finished chunk, float32 [pairs]; None if it is not there, or not whole."""
+        try:
+            scores = np.load(self._path(number))
+        except (OSError, ValueError, EOFError):
+            return None
+        return scores if scores.shape == (pairs,) and scores.dtype == np.float32 else None
+
+    def write(self, number: int, scores: np.ndarray) -> None:
+        """Keeps the scores of a chunk, float32 [n]."""
+        write_array(self._path(number), scores.shape, np.float32, [scores])
+
+    def remove(self) -> None:
+        """Removes the folder, after process 0 has written the output; all processes must call this."""
+        wait_for_all("the end of scoring")
+        if not jax.process_index():
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"chunk-{number:06d}.npy"
+
+
+def score_pairs(
+    scorer: Scorer,
+    pairs: Iterable[Pair],
+    count: int,
+    *,
+    chunk: int = CHUNK,
+    batch_size: int | None = None,
+    kept: KeptScores | None = None,
+) -> np.ndarray:
+    """Scores pairs, on all devices of all processes.
+
+    With several processes, each scores every n-th chunk; all must call this with the same pairs, and all get all scores.
+
+    Args:
+      scorer: the model.
+      pairs: read once, a chunk at a time.
+      count: how many there are, n.
+      chunk: pairs at a time. The scores of a chunk do not depend on the other chunks.
+      batch_size: pairs a batch; None: what suits the device.
+      kept: where finished chunks are kept, and read if they are there; None: nowhere.
+
+    Returns:
+      The scorer's raw scores, float32 [n].
+
+    Raises:
+      UserError: a score is not a finite number, or a chunk cannot be written.
+    """
+    processes, process = jax.process_count(), jax.process_index()
+    scores = np.zeros(count, np.float32)
+    share = range(process, -(-count // chunk), processes)
+    found = {} if kept is None else {n: kept.read(n, min(chunk, count - n * chunk)) for n in share}
+    found = {number: of_chunk for number, of_chunk in found.items() if of_chunk is not None}
+    of_share = sum(min(chunk, count - number * chunk) for number in share)
+    cut, began, rest = 0, time.monotonic(), iter(pairs)
+    with Progress(of_share, "pair", "scored") as progress, without_truncation_warnings():
+        progress.skip(sum(map(len, found.values())))
+        for number in range(-(-count // chunk)):
+            piece = list(islice(rest, chunk))
+            start = number * chunk
+            if len(piece) != min(chunk, count - start):
+                raise UserError(
+                    "the pairs have changed while they were read; leave the files as they are, and start again"
+                )
+            if number in found:
+                scores[start : start + len(piece)] = found[number]
+            elif number in share:
+                of_chunk = _scored(scorer, piece, start, batch_size)
+                cut += scorer.truncated if isinstance(scorer, PairScorer) else 0
+                if kept is not None:
+                    kept.write(number, of_chunk)
+                scores[start : start + len(piece)] = of_chunk
+                progress.advance(len(piece))
+    if cut:
+        log.warning("%d of %d pairs were cut at the model's maximum length", cut, progress.done - progress.skipped)
+    if (new := progress.done - progress.skipped) and new > chunk:
+        log.info("scored %d pairs, %.0f/s", new, new / (time.monotonic() - began))
+    return _of_all_processes(scores, chunk)
+
+
+def _scored(scorer: Scorer, pairs: Sequence[Pair], start: int, batch_size: int | None) -> np.ndarray:
+    """The scores of one chunk, whose first pair is number `start`."""
+    questions = [pair.question for pair in pairs]
+    passages = [{"title": pair.title, "text": pair.text} for pair in pairs]
+    options = {} if batch_size is None else {"batch_size": batch_size}
+    if isinstance(scorer, PairScorer):
+        scores = scorer.score(questions, passages, progress=False, **options)
+    else:
+        scores = scorer.score(questions, passages, **options)
+    if not (finite := np.isfinite(scores)).all():
+        at = int(finite.argmin())
+        raise UserError(
+            f"pair {start + at + 1} ('{pairs[at].question[:60]}') has the score {scores[at]}; check the model, or compute "
+            "in float32"
+        )
+    return scores
+
+
+def _of_all_processes(scores: np.ndarray, chunk: int) -> np.ndarray:
+    """Puts chunks together, the n-th of which process n % N has scored; all processes must call this."""
+    processes, process = jax.process_count(), jax.process_index()
+    if processes == 1:
+        return scores
+    whole = np.pad(scores, (0, -len(scores) % (chunk * processes))).reshape(-1, processes, chunk)
+    for of_round in whole:
+        of_round[:] = multihost_utils.process_allgather(of_round[process])
+    return whole.reshape(-1)[: len(scores)]
