@@ -55,7 +55,7 @@ PARAMETERS: list[tuple[str, P]] = [
     (r"(lora\.\w+|parallel)\.down\.kernel", P(None, DATA, None)),
     (r"(lora\.\w+|parallel)\.up\.kernel", P(None, None, DATA)),
     (r"(lora\.\w+|parallel)\.(down|up)\.bias", REPLICATED),
-    (r"head\.(dense|norm)\.(kernel|scale|bias)", REPLICATED),
+    (r"head\.(dense|norm|out)\.(kernel|scale|bias)", REPLICATED),
     (r"head\.bias", REPLICATED),
 ]
 
