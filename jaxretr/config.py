@@ -380,8 +380,8 @@ class ArtConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContrastiveData(DevData):
-    """Input of a supervised run."""
+class ExampleData(DevData):
+    """Judged examples: questions with their positives, and perhaps negatives."""
 
     train: str
     """A training file in any format that `jaxretr data convert` reads, a BEIR folder, or a lexical set (a folder that
@@ -395,16 +395,22 @@ class ContrastiveData(DevData):
     passages the corpus. Needed for retrieved negatives, the corpus-wide softmax and retrieval metrics."""
     more_corpora: tuple[str, ...] = ()
     """Further files of passages, whose rows follow the corpus's."""
-    teacher_positives: int | None = None
-    """Of a lexical set's positives (the teacher's first ranks) use only the first so many; None: all."""
     mined: str | None = None
     """A second training file: `negatives.mined` are drawn from its negatives, by the question's id."""
+    skip_bad: bool = False
+    """Leave out and count what cannot be read or resolved, instead of stopping."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveData(ExampleData):
+    """Input of a supervised run."""
+
+    teacher_positives: int | None = None
+    """Of a lexical set's positives (the teacher's first ranks) use only the first so many; None: all."""
     dev: str | None = None
     """A training file, BEIR folder or lexical set whose examples give the validation loss, average rank and MRR."""
     dev_split: str = "dev"
     """Of a BEIR folder in `dev`, the judgements that are validated on."""
-    skip_bad: bool = False
-    """Leave out and count what cannot be read or resolved, instead of stopping."""
 
 
 @dataclass(frozen=True)
@@ -494,6 +500,82 @@ class ContrastiveConfig(Config):
     typos: Typos = field(default_factory=Typos)
     index: LiveIndex = field(default_factory=LiveIndex)
     validation: Validation = field(default_factory=Validation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankerData(ExampleData):
+    """Input of a cross-encoder's run. It is evaluated by re-ranking a fixed list of passages of each dev question."""
+
+    dev_run: str | None = None
+    """A run of the dev questions (any format that `jaxretr evaluate run` reads), whose passages are re-ranked; None: BM25's
+    first passages of the corpus."""
+    dev_depth: int = 50
+    """Passages of each dev question that are re-ranked, the best of the run."""
+
+
+@dataclass(frozen=True)
+class PairEncoder:
+    """The cross-encoder that is trained: where it starts from, and what it reads."""
+
+    path: str
+    """A cross-encoder, which is trained on; or any other MODEL or Hugging Face encoder, which gets a new head."""
+    max_length: int = 256
+    """Tokens of a question with its passage, special ones included; the longer of the two is cut."""
+    max_question_length: int = 64
+    """Tokens of a question in training; the rest is cut off before."""
+    dropout: float = 0.1
+    """While training, in all layers."""
+    dtype: Dtype = "float32"
+    """Of the matmuls' operands; parameters, loss and optimizer state are float32."""
+    activations: Literal["auto", "keep", "recompute"] = "auto"
+    """What a step keeps of its chunks of pairs for the backward pass, as `encoder.activations` of a dual encoder."""
+
+
+@dataclass(frozen=True)
+class PairNegatives:
+    """Each question's passages besides its positive: as many as the numbers here say together. A place that the files
+    or BM25 have no passage for gets a random one."""
+
+    static: int = 0
+    """Drawn at each step from the training file's hard negatives; where a question has none, from its others."""
+    mined: int = 0
+    """Drawn at each step from the negatives of `data.mined`."""
+    bm25: int = 0
+    """Drawn at each step from BM25's ranking of the corpus, which is made before the first step."""
+    first_rank: int = 1
+    """The first rank of BM25's that is drawn from, counted from 1."""
+    last_rank: int = 100
+    """The last of these ranks."""
+    random: int = 0
+    """Drawn at each step from the whole corpus."""
+
+    @property
+    def count(self) -> int:
+        """All of them together."""
+        return self.static + self.mined + self.bm25 + self.random
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The objective of a cross-encoder."""
+
+    loss: Literal["binary", "listwise"] = "binary"
+    """binary: the sigmoid cross-entropy of each pair (Nogueira and Cho 2019). listwise: the softmax cross-entropy of the
+    positive among the question's passages (localized contrastive estimation, Gao et al. 2021)."""
+    positive_weight: float = 1.0
+    """Of the positives' losses (binary), as there are fewer of them than of negatives."""
+    chunk: int = 32
+    """Pairs that each device reads at once: memory, not mathematics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankerConfig(Config):
+    """Training of a cross-encoder (re-ranker) on judged pairs."""
+
+    data: RerankerData
+    encoder: PairEncoder
+    negatives: PairNegatives = field(default_factory=PairNegatives)
+    ranking: Ranking = field(default_factory=Ranking)
 
 
 @dataclass(frozen=True)
@@ -624,6 +706,7 @@ class PassageLmConfig(Config):
 KINDS: dict[str, type[Config]] = {
     "art": ArtConfig,
     "contrastive": ContrastiveConfig,
+    "cross_encoder": RerankerConfig,
     "mlm": MlmConfig,
     "passage_lm": PassageLmConfig,
     "embedding_distillation": EmbeddingDistillationConfig,

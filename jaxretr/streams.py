@@ -23,6 +23,8 @@ class HostStream(IntEnum):
     """Windows, masks and targets of a language model's batch."""
     HELD_OUT_TEXT = 4
     """The same of the batches that it is evaluated on; drawn by the batch's number, for every seed alike."""
+    OTHER_NEGATIVES = 5
+    """A cross-encoder's negatives from BM25's ranking and from the whole corpus."""
 
 
 @unique

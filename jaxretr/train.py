@@ -30,6 +30,7 @@ from jaxretr.config import (
     EmbeddingDistillationConfig,
     MlmConfig,
     PassageLmConfig,
+    RerankerConfig,
     check_numbers,
     from_json,
     to_json,
@@ -124,6 +125,10 @@ def _recipe(config: Config) -> Any:
         from jaxretr.recipes.contrastive import ContrastiveRun
 
         return ContrastiveRun
+    if isinstance(config, RerankerConfig):
+        from jaxretr.recipes.cross_encoder import CrossEncoderRun
+
+        return CrossEncoderRun
     if isinstance(config, MlmConfig):
         from jaxretr.recipes.mlm import MlmRun
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxretr.config import ArtConfig, Config, ContrastiveConfig, MlmConfig, PassageLmConfig
+from jaxretr.config import ArtConfig, Config, ContrastiveConfig, MlmConfig, PassageLmConfig, RerankerConfig
 from jaxretr.data.formats.kinds import FORMATS, KINDS, WITH_PASSAGES, file_kind
 from jaxretr.data.lexical_set import DEV, LexicalSet, is_lexical_set
 from jaxretr.data.named.names import DataName, data_path
@@ -54,8 +54,8 @@ def with_data(config: Config, path: str | Path, stated: Mapping[str, Any]) -> Co
     """
     path = data_path(path)
     kind = "lexical" if is_lexical_set(path) else file_kind(path)
-    if isinstance(config, ContrastiveConfig):
-        return _contrastive(config, path, kind, stated)
+    if isinstance(config, ContrastiveConfig | RerankerConfig):
+        return _judged(config, path, kind, stated)
     if isinstance(config, ArtConfig):
         return _art(config, path, kind, stated)
     assert isinstance(config, MlmConfig | PassageLmConfig)
@@ -65,9 +65,9 @@ def with_data(config: Config, path: str | Path, stated: Mapping[str, Any]) -> Co
 # ---- supervised runs -------------------------------------------------------------------------------------------------
 
 
-def _contrastive(config: ContrastiveConfig, path: Path, kind: str, stated: Mapping[str, Any]) -> Config:
+def _judged(config: ContrastiveConfig | RerankerConfig, path: Path, kind: str, stated: Mapping[str, Any]) -> Config:
     # Only lexical sets have their dev set inside.
-    wants_lexical = config.data.dev == str(Path(config.data.train) / DEV)
+    wants_lexical = isinstance(config, ContrastiveConfig) and config.data.dev == str(Path(config.data.train) / DEV)
     if wants_lexical and kind != "lexical":
         raise UsageError(
             f"{path}: {config.name} learns from a lexical set; make one with: jaxretr mine lexical --corpus {path} "
@@ -84,9 +84,10 @@ def _contrastive(config: ContrastiveConfig, path: Path, kind: str, stated: Mappi
         "dev_split": "dev",
         "dev_questions": None,
         "dev_qrels": None,
+        "dev_run": None,
         "held_out": 0,
     }
-    if kind == "lexical":
+    if kind == "lexical" and isinstance(config, ContrastiveConfig):
         files = LexicalSet.open(path).settings.get("corpus", {}).get("files", [])
         if not files and "corpus" not in stated:
             raise UsageError(f"{path}: does not name the corpus that it was made from; name it with --data.corpus FILE")
@@ -123,7 +124,11 @@ def _contrastive(config: ContrastiveConfig, path: Path, kind: str, stated: Mappi
         negatives = dataclasses.replace(negatives, static=0)
     split, dev = (values["split"], values["dev_split"]) if kind == "beir" else (None, None)
     _say(path, split, dev, values, bool({"dev", "dev_questions"} & set(stated)))
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, **values), negatives=negatives)
+    # A cross-encoder's run has fewer of these settings, and one of its own.
+    known = {field.name for field in dataclasses.fields(config.data)}
+    values = {name: value for name, value in values.items() if name in known}
+    data: Any = dataclasses.replace(config.data, **values)
+    config = dataclasses.replace(config, data=data, negatives=negatives)
     return _with_metric_of_judgements(config)
 
 

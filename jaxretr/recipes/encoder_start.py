@@ -10,7 +10,7 @@ from jaxretr.config import AdapterShape, BertShape, Joint
 from jaxretr.config import Encoder as EncoderConfig
 from jaxretr.data.tokens import load_tokenizer, tokenizer_fingerprint, vocabulary_size
 from jaxretr.errors import UsageError, UserError
-from jaxretr.models.adapter import Adapter
+from jaxretr.models.adapter import Adapter, same_towers
 from jaxretr.models.adapter_layers import check_shape, init_adapter
 from jaxretr.models.backbone_config import BACKBONE
 from jaxretr.models.bert_config import BertConfig
@@ -84,6 +84,18 @@ def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
     if vocabulary_size(model.tokenizer) > settings.backbone.vocab_size:
         raise UserError(f"{config.path}: the tokenizer has more entries than the model; use the model's own tokenizer")
     return DualEncoder(settings, model.params, model.tokenizer, mlm_head=model.mlm_head)
+
+
+def backbone_of(path: str) -> DualEncoder:
+    """A model that other layers are put on: without its adapters.
+
+    Raises:
+      UserError: no such model, or one of two towers with different encoders.
+    """
+    model = DualEncoder.from_pretrained(path).without_adapters()
+    if not same_towers(model.params):
+        raise UserError(f"{path}: its two towers are different encoders; give a model that has one")
+    return model
 
 
 def encoder_config(config: EncoderConfig) -> DualEncoderConfig:

@@ -82,11 +82,11 @@ class ExampleDraws:
     def rows(self, chosen: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray | None]:
         """See `Draws`."""
         rng = host_generator(self.seed, HostStream.EXAMPLES, step)
-        positives, of_positives = _draw(rng, self.examples.positives, chosen, self.positives)
-        negatives, of_negatives = _draw(rng, self._negatives, chosen, self.static)
+        positives, of_positives = draw_entries(rng, self.examples.positives, chosen, self.positives)
+        negatives, of_negatives = draw_entries(rng, self._negatives, chosen, self.static)
         parts = [positives, negatives]
         if self._mined is not None:
-            parts.append(_draw(rng, self._mined, chosen, self.mined_places)[0])
+            parts.append(draw_entries(rng, self._mined, chosen, self.mined_places)[0])
         teacher = None
         if self._scores is not None:
             of_drawn = [
@@ -158,7 +158,9 @@ def _of_questions(mined: TrainingSet, examples: TrainingSet, config: Contrastive
     return Ragged(np.concatenate([[0], np.cumsum(lengths)]), np.concatenate(rows))
 
 
-def _draw(rng: np.random.Generator, lists: Ragged, chosen: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+def draw_entries(
+    rng: np.random.Generator, lists: Ragged, chosen: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Draws up to `count` different entries from some rows of a Ragged.
 
     Returns:

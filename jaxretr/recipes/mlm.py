@@ -13,10 +13,8 @@ from jaxretr.config import MlmConfig, Optimizer
 from jaxretr.data.token_store import ids_dtype, random_windows
 from jaxretr.data.tokens import Template
 from jaxretr.errors import UsageError, UserError
-from jaxretr.models.adapter import same_towers
 from jaxretr.models.backbone_config import BACKBONE, Backbone
 from jaxretr.models.bert_config import BertConfig
-from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.formats.encoder_params import display_name, export_encoder
 from jaxretr.models.formats.hf_folder import write_folder
 from jaxretr.models.formats.model_shapes import encoder_shape
@@ -27,7 +25,7 @@ from jaxretr.objectives.mlm import MaskedBatch, mask, masked_lm_loss, prediction
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import check_cpu_devices
 from jaxretr.recipes.corpus_sizes import CorpusSize
-from jaxretr.recipes.encoder_start import new_bert
+from jaxretr.recipes.encoder_start import backbone_of, new_bert
 from jaxretr.recipes.outline import Outline
 from jaxretr.recipes.text_pretraining import LanguageModelRun, TextData, TokenPrograms, language_model_outline
 from jaxretr.recipes.whole_corpus import abstract_rows
@@ -121,18 +119,6 @@ class MlmRun(LanguageModelRun):
             write_folder(
                 folder, *export_encoder(self.bert, params["bert"], mlm_head=params["head"]), self.data.tokenizer
             )
-
-
-def backbone_of(path: str) -> DualEncoder:
-    """The encoder of a model without its adapters, for masked language modelling.
-
-    Raises:
-      UserError: no such model, or one of two towers with different encoders.
-    """
-    model = DualEncoder.from_pretrained(path).without_adapters()
-    if not same_towers(model.params):
-        raise UserError(f"{path}: its two towers are different encoders; give a model that has one")
-    return model
 
 
 def mlm_programs(config: MlmConfig, bert: MaskedLmShape, mesh: Mesh) -> TokenPrograms:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxretr.config import DevData, Dtype, Train, Typos
+from jaxretr.config import DevData, Dtype, PairEncoder, Train, Typos
 from jaxretr.config import Encoder as EncoderConfig
 from jaxretr.config import Mesh as MeshConfig
 from jaxretr.data.corpus import Corpus
@@ -253,7 +253,7 @@ def _check_corpus(judged: Judged, corpus: Corpus) -> None:
         )
 
 
-def activation_bytes(encoder: EncoderConfig, mesh: Mesh) -> int:
+def activation_bytes(encoder: EncoderConfig | PairEncoder, mesh: Mesh) -> int:
     """What a device may keep of the questions' and of the passages' activations in a step; 0: nothing."""
     if encoder.activations == "recompute":
         return 0

@@ -45,6 +45,13 @@ def is_causal_lm(config: Mapping[str, Any], where: str) -> bool:
     return stated_architecture(config, where).endswith("ForCausalLM")
 
 
+def cross_encoder_shape(folder: Path) -> CrossEncoderConfig:
+    """The shape of an encoder with a classification head, by its config.json alone; raises as `read_cross_encoder`."""
+    config = read_json(folder, "config.json")
+    backbone, _ = _below_head(config, str(folder))
+    return CrossEncoderConfig(backbone, _head_shape(backbone, config, str(folder)))
+
+
 def read_cross_encoder(folder: Path) -> LoadedCrossEncoder:
     """Reads an encoder with a classification head of one score.
 

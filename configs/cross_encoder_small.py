@@ -1,0 +1,34 @@
+"""A cross-encoder on a CPU: the small encoder with a new head, and negatives from BM25's ranking.
+
+With JAXRETR_DATA set, the pairs and the corpus are its folder wiki_qa (a BEIR folder with the splits train and dev);
+without, the part of that set that ships with the package.
+"""
+
+import os
+
+from jaxretr.assets import ENCODER_SMALL, QUICKSTART
+from jaxretr.config import Optimizer, PairEncoder, PairNegatives, Ranking, RerankerConfig, RerankerData, Train
+
+FOLDER = f"{os.environ['JAXRETR_DATA']}/wiki_qa" if "JAXRETR_DATA" in os.environ else str(QUICKSTART)
+
+
+def config() -> RerankerConfig:
+    return RerankerConfig(
+        name="cross_encoder_small",
+        data=RerankerData(
+            train=FOLDER,
+            dev_questions=FOLDER,
+            dev_qrels=f"{FOLDER}/qrels/dev.tsv",
+            dev_depth=20,
+        ),
+        encoder=PairEncoder(
+            path=str(ENCODER_SMALL),
+            max_length=128,
+            max_question_length=32,
+            dropout=0.0,
+        ),
+        negatives=PairNegatives(bm25=6, last_rank=50, random=1),
+        ranking=Ranking(loss="listwise", chunk=16),  # Small pieces stay in a CPU's cache.
+        optimizer=Optimizer(learning_rate=1e-4, weight_decay=0.01, warmup=0.1, final=0.0),
+        train=Train(steps=600, batch_size=16, log_every=10, save_every=100, eval_every=100, best_metric="ndcg@10"),
+    )

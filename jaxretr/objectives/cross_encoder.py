@@ -1,0 +1,131 @@
+"""Cross-encoders learn from judged pairs: each pair for itself, or a question's passages against each other.
+
+`pair_loss` is a `SumLoss`, so that token_step.py makes the compiled step of it. Rows of question and passage are put
+together in the step, and scored chunk by chunk (chunks.py).
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxretr.models.layers import Params
+from jaxretr.models.scorers.cross_encoder import relevance
+from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
+from jaxretr.models.scorers.pair_frame import PairFrame
+from jaxretr.objectives.chunks import embed_in_chunks
+from jaxretr.objectives.contrastive_losses import contrastive_losses
+from jaxretr.objectives.kept_chunks import kept_bytes
+from jaxretr.objectives.token_step import SumLoss, masked_sum
+
+log = logging.getLogger(__name__)
+
+
+class PairBatch(NamedTuple):
+    """Questions with K passages each, the positive in the first place."""
+
+    questions: Any  # token ids without special ones, [B, Q]
+    question_lengths: Any  # int32 [B]
+    passages: Any  # likewise, [B, K, P]
+    passage_lengths: Any  # int32 [B, K]
+    there: Any  # bool [B, K]: whether there is a passage
+
+
+@dataclass(frozen=True)
+class PairProgram:
+    """Constants of a cross-encoder's training step.
+
+    Attributes:
+      config: the cross-encoder's shape, with the dropout of the training.
+      frame: what stands around question and passage.
+      dtype: of the encoder's matmul operands.
+      loss: see `pair_losses`.
+      positive_weight: likewise.
+      chunk: pairs that a device reads at once.
+      activation_bytes: what a device may keep of the pairs' activations; 0: nothing.
+    """
+
+    config: CrossEncoderConfig
+    frame: PairFrame
+    dtype: Any
+    loss: Literal["binary", "listwise"]
+    positive_weight: float
+    chunk: int
+    activation_bytes: int
+
+
+def pair_losses(
+    scores: jax.Array, there: jax.Array, *, loss: Literal["binary", "listwise"], positive_weight: float = 1.0
+) -> tuple[jax.Array, jax.Array]:
+    """The losses of a batch's questions, the first of whose passages is the positive.
+
+    binary: w log(1 + exp -s+) of the positive and log(1 + exp s-) of each negative, one loss a pair (Nogueira and Cho
+    2019, https://arxiv.org/abs/1901.04085, equation 1). listwise: -log(exp s+ / (exp s+ + sum exp s-)), one loss a
+    question (Gao et al. 2021, https://arxiv.org/abs/2101.08751, equation 5).
+
+    Args:
+      scores: logits, float32 [B, K].
+      there: bool [B, K]; a pair that is not has no part in anything.
+      loss: which.
+      positive_weight: w, of binary.
+
+    Returns:
+      Their sum, and how many there are: float32 scalars, the mean's numerator and denominator.
+    """
+    positive = there & (jnp.arange(scores.shape[1]) == 0)
+    if loss == "listwise":
+        has_both = positive.any(axis=1) & (there & ~positive).any(axis=1)
+        each = contrastive_losses(scores, positive, there & ~positive)
+        return masked_sum(each, has_both.astype(jnp.float32))
+    each = jnp.where(positive, positive_weight * jax.nn.softplus(-scores), jax.nn.softplus(scores))
+    return masked_sum(jnp.where(there, each, 0.0), there.astype(jnp.float32))
+
+
+def pair_loss(program: PairProgram) -> SumLoss:
+    """The loss of a `PairBatch` as `make_token_step` takes it."""
+    vocabulary = program.config.backbone.vocab_size
+
+    def score_rows(params: Params, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None) -> jax.Array:
+        seconds = lengths - (tokens >= vocabulary).sum(axis=1)
+        scores = relevance(
+            program.config,
+            *(params, tokens % vocabulary, lengths, seconds),
+            dtype=program.dtype,
+            keys=keys,
+            keep_matmuls=True,
+        )
+        return scores[:, None]
+
+    def loss(params: Params, batch: PairBatch, keys: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        b, k, width = batch.passages.shape
+        tokens, lengths, seconds = program.frame.splice(
+            jnp.repeat(batch.questions, k, axis=0),
+            jnp.repeat(batch.question_lengths, k),
+            batch.passages.reshape(b * k, width),
+            batch.passage_lengths.reshape(-1),
+        )
+        # A chunk has no place for where second texts begin: their ids are told by an offset.
+        place = jnp.arange(tokens.shape[1])
+        second = (place >= seconds[:, None]) & (place < lengths[:, None])
+        tokens = jnp.where(second, tokens + vocabulary, tokens)
+        keys = None if keys is None else _keys_of_pairs(keys, k)
+        rows = (params, tokens, lengths, keys)
+        keep = False
+        if program.activation_bytes:
+            needed = kept_bytes(score_rows, None, params, {}, *rows[1:], program.chunk)
+            keep = needed <= program.activation_bytes
+            log.debug("activations of %d pairs: %d bytes, %s", b * k, needed, "kept" if keep else "computed twice")
+        scores = embed_in_chunks(score_rows, *rows, chunk=program.chunk, keep=keep)
+        return pair_losses(
+            scores.reshape(b, k), batch.there, loss=program.loss, positive_weight=program.positive_weight
+        )
+
+    return loss
+
+
+def _keys_of_pairs(keys: jax.Array, k: int) -> jax.Array:
+    """A PRNG key for each of the K passages of each question: [b] -> [b K]."""
+    each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    return jax.vmap(each, in_axes=(0, None))(keys, jnp.arange(k)).reshape(-1)

@@ -1,0 +1,221 @@
+"""Wiring of a cross-encoder's run: judged pairs, the model, the compiled step, re-ranking of the dev questions."""
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxretr.config import ContrastiveConfig, ContrastiveData, Encoder, ExampleData, Negatives, RerankerConfig
+from jaxretr.data.batches import MadeAhead, QuestionBatches
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.token_store import TokenStore, ids_dtype
+from jaxretr.errors import UsageError
+from jaxretr.models.pair_scorer import CrossEncoder
+from jaxretr.models.scorers.cross_encoder import abstract_params
+from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
+from jaxretr.models.scorers.pair_frame import PairFrame
+from jaxretr.objectives.contrastive_losses import NO_PASSAGE
+from jaxretr.objectives.cross_encoder import PairBatch, PairProgram, pair_loss
+from jaxretr.parallel import sharding
+from jaxretr.parallel.hosts import fingerprint
+from jaxretr.parallel.mesh import check_cpu_devices, to_host
+from jaxretr.recipes.corpus_sizes import CorpusSize
+from jaxretr.recipes.cross_encoder_start import load_cross_encoder, start_shape
+from jaxretr.recipes.outline import Outline, of_state, training_step
+from jaxretr.recipes.pair_draws import PairDraws, check
+from jaxretr.recipes.reranking import RerankingSet
+from jaxretr.recipes.run_examples import read_run_examples
+from jaxretr.recipes.text_pretraining import TokenPrograms
+from jaxretr.recipes.whole_corpus import (
+    Judged,
+    abstract_rows,
+    abstract_train_state,
+    activation_bytes,
+    columns,
+    dev_questions,
+    put_batch,
+    width_of,
+)
+from jaxretr.state import TrainState
+
+log = logging.getLogger(__name__)
+
+# The ids around a pair in a plan: one of [CLS] and two of [SEP]; only how many there are matters there.
+FRAME = (1,), (2,), (2,)
+
+
+class CrossEncoderRun:
+    """A cross-encoder's run as train.py sees it."""
+
+    def __init__(self, config: RerankerConfig, mesh: Mesh, workdir: Path):
+        check_settings(config)
+        self.config, self.mesh = config, mesh
+        self.model = load_cross_encoder(config.encoder, config.train.seed)
+        check_cpu_devices(mesh, self.model.config.backbone.widest)
+        stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
+
+        # ---- examples ------------------------------------------------------------------------------------------------
+        self.examples = read_run_examples(as_supervised(config))
+        self.draws = PairDraws(self.examples, config.negatives, config.train.seed)
+        self.batches = QuestionBatches(len(self.examples.texts), config.train.batch_size, config.train.seed)
+        self.made = MadeAhead(self._on_host)
+        model = self.model
+        self.questions = TokenStore.build(
+            *(stores, self.examples.texts, model.tokenizer, model.question_template, model.question_length),
+            prompt=model.question_form,
+        )
+        self.passages = TokenStore.build(
+            *(stores, self.examples.passages, model.tokenizer, model.passage_template, model.passage_length),
+            prompt=model.passage_form,
+        )
+
+        # ---- programs ------------------------------------------------------------------------------------------------
+        self.programs = cross_encoder_programs(config, model.config, model.texts.frame, mesh)
+
+        # ---- evaluation ----------------------------------------------------------------------------------------------
+        searched = self.draws.searched
+        whole = self.examples.passages
+        corpus = Corpus(*(column[:searched] for column in (whole.ids, whole.titles, whole.texts)))
+        judged = dev_questions(config.data)
+        if config.data.held_out:
+            assert self.examples.dev is not None
+            judged = Judged(self.examples.dev.questions, self.examples.dev.qrels)
+        self.dev = RerankingSet(judged, corpus, config.data)
+        log.info("%d questions, %d pairs a step", len(self.examples.texts), config.train.batch_size * self.draws.places)
+
+    @staticmethod
+    def outline(config: RerankerConfig, mesh: Mesh, size: CorpusSize) -> Outline:
+        """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it.
+
+        The evaluation is none of them: its batches are as small as the machine wants them.
+        """
+        check_settings(config)
+        shape, encoder = start_shape(config.encoder), config.encoder
+        frame = PairFrame(*FRAME, encoder.max_length)
+        programs = cross_encoder_programs(config, shape, frame, mesh)
+        state = abstract_train_state(abstract_params(shape), programs.optimizer, mesh)
+        ids = ids_dtype(shape.backbone.vocab_size)
+        b, k = config.train.batch_size, 1 + config.negatives.count
+        batch = PairBatch(
+            abstract_rows(mesh, ids, b, columns(min(encoder.max_question_length, frame.room))),
+            abstract_rows(mesh, "int32", b),
+            abstract_rows(mesh, ids, b, k, columns(frame.room)),
+            abstract_rows(mesh, "int32", b, k),
+            abstract_rows(mesh, "bool", b, k),
+        )
+        return Outline([training_step(programs.step, (state, batch), of_state(state))], of_state(state))
+
+    # ---- as train.py calls it ----------------------------------------------------------------------------------------
+
+    def inputs(self) -> dict[str, str]:
+        """Fingerprints of the data and of the model that the run begins with."""
+        return {
+            "passages": self.passages.key,
+            "questions": self.questions.key,
+            "examples": fingerprint((self.examples.contents, tuple(self._on_host(0)))),
+            "candidates": fingerprint([np.concatenate(self.dev.rows)] if self.dev.questions else []),
+            "cross-encoder": fingerprint(self.model.params),
+        }
+
+    def init(self) -> TrainState:
+        """The state before the first step."""
+        # A copy: the first step donates these buffers, and the model keeps its own.
+        params = jax.tree.map(np.array, self.model.params)
+        return sharding.put(TrainState.create(params, self.programs.optimizer), self.mesh)
+
+    def abstract_state(self) -> TrainState:
+        """The shapes and shardings of the state."""
+        return abstract_train_state(self.model.params, self.programs.optimizer, self.mesh)
+
+    def step(self, state: TrainState, number: int, batch: PairBatch) -> tuple[TrainState, dict[str, jax.Array]]:
+        """Training step `number` with its batch."""
+        return self.programs.step(state, batch)
+
+    def refreshed(self, state: TrainState, number: int) -> TrainState:
+        """The state itself: there is no index."""
+        return state
+
+    def evaluate(self, state: TrainState) -> dict[str, float]:
+        """Metrics of the dev questions' candidates in the model's order."""
+        return self.dev.metrics(self._trained(state)) if self.dev.questions else {}
+
+    def save_model(self, state: TrainState, folder: Path) -> None:
+        """Writes the folder that `CrossEncoder.from_pretrained` and sentence-transformers read."""
+        model = self._trained(state)
+        if jax.process_index() == 0:
+            model.save(folder)
+
+    def batch(self, number: int) -> PairBatch:
+        """The pairs of step `number`, a function of (seed, number) alone."""
+        return PairBatch(*(put_batch(self.mesh, x) for x in self.made[number]))
+
+    def _trained(self, state: TrainState) -> CrossEncoder:
+        """The model with a state's parameters; called by all processes."""
+        model = self.model
+        params = jax.tree.map(to_host, state.weights)
+        return CrossEncoder(
+            *(model.config, params, model.tokenizer, model.texts),
+            max_question_length=model.max_question_length,
+            dtype=model.dtype,
+        )
+
+    def _on_host(self, number: int) -> PairBatch:
+        chosen = self.batches.indices(number)
+        rows = self.draws.rows(chosen, number)
+        there = rows != NO_PASSAGE
+        flat = np.where(there, rows, 0).reshape(-1)
+        tokens, lengths = self.passages.select(flat, width_of(self.passages))
+        return PairBatch(
+            *self.questions.select(chosen, width_of(self.questions)),
+            tokens.reshape(*rows.shape, -1),
+            lengths.reshape(rows.shape),
+            there,
+        )
+
+
+def cross_encoder_programs(
+    config: RerankerConfig, shape: CrossEncoderConfig, frame: PairFrame, mesh: Mesh
+) -> TokenPrograms:
+    """The compiled programs of a run whose cross-encoder has this shape."""
+    program = PairProgram(
+        shape,
+        frame,
+        config.encoder.dtype,
+        config.ranking.loss,
+        config.ranking.positive_weight,
+        config.ranking.chunk,
+        activation_bytes(config.encoder, mesh),
+    )
+    return TokenPrograms.of(config, pair_loss(program), mesh, dropout=config.encoder.dropout > 0)
+
+
+def as_supervised(config: RerankerConfig) -> ContrastiveConfig:
+    """The supervised run of a dual encoder that reads the same files and draws the same passages from them."""
+    names = [field.name for field in dataclasses.fields(ExampleData)]
+    return ContrastiveConfig(
+        name=config.name,
+        train=config.train,
+        data=ContrastiveData(**{name: getattr(config.data, name) for name in names}),
+        encoder=Encoder(config.encoder.path),
+        negatives=Negatives(static=config.negatives.static, mined=config.negatives.mined),
+    )
+
+
+def check_settings(config: RerankerConfig) -> None:
+    """Refuses settings that contradict each other."""
+    check(config.negatives)
+    if bool(config.negatives.mined) != (config.data.mined is not None):
+        raise UsageError("negatives.mined and data.mined go together; set both, or neither")
+    if config.ranking.chunk < 1 or config.data.dev_depth < 1:
+        raise UsageError("ranking.chunk and data.dev_depth must be at least 1")
+    if not config.ranking.positive_weight > 0:
+        raise UsageError(f"ranking.positive_weight={config.ranking.positive_weight}: must be above 0")
+    if config.ranking.positive_weight != 1 and config.ranking.loss != "binary":
+        raise UsageError("ranking.positive_weight is of the binary loss; leave it out, or set --ranking.loss binary")
+    if not 0 <= config.encoder.dropout < 1:
+        raise UsageError(f"encoder.dropout={config.encoder.dropout}: must be from 0 to below 1")
+    if config.data.dev_run is not None and not config.data.has_dev_questions:
+        raise UsageError("data.dev_run ranks the dev questions' passages; set --data.dev-questions as well")

@@ -1,0 +1,97 @@
+"""Evaluation of a run by re-ranking: a fixed list of passages for each dev question."""
+
+import logging
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxretr.config import RerankerData
+from jaxretr.data.corpus import Corpus
+from jaxretr.errors import UserError
+from jaxretr.evaluate.retrieval import retrieval_metrics
+from jaxretr.evaluate.runs import read_run
+from jaxretr.models.pair_scorer import CrossEncoder
+from jaxretr.objectives.contrastive_losses import NO_PASSAGE
+from jaxretr.recipes.pair_draws import first_ranks
+from jaxretr.recipes.whole_corpus import Judged
+
+log = logging.getLogger(__name__)
+
+MEASURES = ("ndcg@10", "mrr@10", "recall@1", "recall@5", "recall@20")
+
+
+class RerankingSet:
+    """Dev questions with the passages that are re-ranked, the same at every evaluation.
+
+    Attributes:
+      rows: corpus rows of each question's candidates, the first stage's best first.
+    """
+
+    def __init__(self, judged: Judged | None, corpus: Corpus, data: RerankerData):
+        """Takes the candidates from a run, or searches them with BM25.
+
+        Raises:
+          UserError: a run of other questions or of another corpus.
+        """
+        self.questions, self.qrels, self.corpus = [], None, corpus
+        if judged is None:
+            return
+        self.questions, self.qrels = judged.questions, judged.qrels
+        if data.dev_run is None:
+            self.rows: Sequence[np.ndarray] = first_ranks(
+                corpus, [question.text for question in self.questions], data.dev_depth
+            )
+        else:
+            self.rows = self._of_run(data.dev_run, data.dev_depth)
+        log.info(
+            "%d dev questions, %d passages to re-rank; before: %s",
+            *(len(self.questions), sum(map(len, self.rows))),
+            ", ".join(f"{name} {value:.4f}" for name, value in self.first_stage().items()),
+        )
+
+    def first_stage(self) -> dict[str, float]:
+        """The metrics of the candidates in the order that they come in."""
+        return self._metrics([-np.arange(len(rows), dtype=np.float32) for rows in self.rows])
+
+    def metrics(self, model: CrossEncoder) -> dict[str, float]:
+        """The metrics of the candidates in a model's order; none without questions. Called by all processes."""
+        if not self.questions:
+            return {}
+        counts = [len(rows) for rows in self.rows]
+        pairs = np.repeat(np.arange(len(counts)), counts), np.concatenate(self.rows)
+        # Each process scores a part, all parts of one size, and then all know all scores.
+        processes = jax.process_count()
+        size = -(-len(pairs[0]) // processes)
+        mine = slice(jax.process_index() * size, (jax.process_index() + 1) * size)
+        asked, read = (part[mine] for part in pairs)
+        scores = np.zeros(size, np.float32)
+        scores[: len(asked)] = model.score(
+            [self.questions[number].text for number in asked],
+            [{"title": self.corpus.titles[row], "text": self.corpus.texts[row]} for row in read],
+            progress=False,
+        )
+        if processes > 1:
+            scores = np.asarray(multihost_utils.process_allgather(scores, tiled=True))
+        return self._metrics(np.split(scores[: len(pairs[0])], np.cumsum(counts)[:-1]))
+
+    def _metrics(self, scores: Sequence[np.ndarray]) -> dict[str, float]:
+        shape = len(self.rows), max(1, *map(len, self.rows))
+        ranked, best = np.full(shape, NO_PASSAGE), np.full(shape, -np.inf, np.float32)
+        for number, (of_question, rows) in enumerate(zip(scores, self.rows, strict=True)):
+            order = np.argsort(-of_question, kind="stable")
+            ranked[number, : len(rows)], best[number, : len(rows)] = rows[order], of_question[order]
+        return retrieval_metrics(self.corpus, self.questions, self.qrels, best, ranked, MEASURES)
+
+    def _of_run(self, path: str, depth: int) -> list[np.ndarray]:
+        run = read_run(path)
+        rows = []
+        for question in self.questions:
+            found = sorted(run.get(question.id, {}).items(), key=lambda hit: -hit[1])[:depth]
+            if unknown := [id for id, _ in found if id not in self.corpus]:
+                raise UserError(f"{path}: passage '{unknown[0]}' is not in the corpus; give the run of this corpus")
+            rows.append(np.array([self.corpus.row(id) for id, _ in found], np.int64))
+        if not any(map(len, rows)):
+            raise UserError(f"{path}: has hits for none of the {len(rows)} dev questions; check that the ids match")
+        return rows
