@@ -68,6 +68,10 @@ class Train:
     """How many of the latest checkpoints stay; the best one stays as well."""
     best_metric: str = "recall@20"
     """The metric of the evaluation that picks the best checkpoint; higher is better, except for loss and average_rank."""
+    suites: tuple[str, ...] = ()
+    """Whole collections that each evaluation encodes and searches, for art and contrastive runs: names of data sets, BEIR
+    folders or folders of those, and nano-beir for the 13 of ir_datasets. Metrics are nano-beir:ndcg@10 (the mean) and
+    nano-beir/scifact:ndcg@10."""
     stop_factor: float | None = None
     """Stop if the loss exceeds this many times the median of the last 100 steps; a NaN or infinite loss always stops."""
 
@@ -724,6 +728,11 @@ def check_numbers(config: Config) -> None:
         raise UsageError(
             "mesh.shard_parameters: only art and contrastive runs can split their parameters; leave it out, or split with "
             "--mesh.model"
+        )
+    if config.train.suites and not isinstance(config, ArtConfig | ContrastiveConfig):
+        raise UsageError(
+            "train.suites: only art and contrastive runs evaluate on collections; leave it out, and measure the model with "
+            "jaxretr evaluate --suite"
         )
     if config.train.seed < 0:
         raise UsageError(f"train.seed={config.train.seed}: must be at least 0; set --train.seed")

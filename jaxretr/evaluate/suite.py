@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxretr.data.readers import beir_splits, read_beir
-from jaxretr.data.text_rows import find_input
+from jaxretr.data.named.ir_collections import members
+from jaxretr.data.named.names import DataName, data_path
+from jaxretr.data.readers import beir_splits, qrels_path, read_beir
+from jaxretr.data.text_rows import find_input, input_digest
 from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics as measures
 from jaxretr.evaluate.measuring import OF_QRELS, Values, depth, of_qrels, run_of, warn_of_missing
 from jaxretr.evaluate.searches import encoder_search
 from jaxretr.models.combined_encoder import parts_of
-from jaxretr.storage.files import atomic_write, sha256
+from jaxretr.storage.files import atomic_write
 from jaxretr.stores.encoding import Encoder, loaded, name_of
 from jaxretr.stores.fingerprints import model_fingerprint
 from jaxretr.tables import Cell, Grid, Row, render
@@ -51,7 +53,7 @@ class DataSet:
         return {
             "corpus": find_input(self.folder, "corpus.jsonl"),
             "queries": find_input(self.folder, "queries.jsonl"),
-            "qrels": _judgements(self.folder, self.split),
+            "qrels": qrels_path(self.folder, self.split),
         }
 
 
@@ -169,7 +171,7 @@ def evaluate_suite(
 
     Args:
       encoder: the model, a path or name as `load_encoder` takes it, or a function that loads it.
-      suite: the folder; data sets may lie at any depth.
+      suite: the folder; data sets may lie at any depth. Or a name, for instance "ir_datasets:nano-beir".
       splits: of the judgements, in order of preference: the first that a data set has.
       out: folder for the results of each data set; a call with the same arguments measures only what is missing there.
       metrics: for instance "ndcg@10"; `jaxretr.evaluate.metrics` lists them.
@@ -182,7 +184,7 @@ def evaluate_suite(
     """
     for name in metrics:
         measures.parse(name)
-    root, out = Path(suite).expanduser(), None if out is None else Path(out).expanduser()
+    root, out = data_path(suite), None if out is None else Path(out).expanduser()
     data_sets, skipped = find_data_sets(root, splits)
     for name, why in skipped.items():
         log.warning("%s: skipped: %s", name, why)
@@ -236,7 +238,7 @@ def find_data_sets(root: Path, splits: Sequence[str]) -> tuple[list[DataSet], di
     """Looks for BEIR folders at any depth, but not inside each other.
 
     Args:
-      root: where to look.
+      root: where to look; or a name, of one collection or of all ids of ir_datasets that begin with it.
       splits: of the judgements, in order of preference.
 
     Returns:
@@ -245,6 +247,8 @@ def find_data_sets(root: Path, splits: Sequence[str]) -> tuple[list[DataSet], di
     Raises:
       UserError: there is no such folder.
     """
+    if isinstance(root, DataName):
+        return _named_sets(root, splits)
     if not root.is_dir():
         raise UserError(f"{root}: no such folder; give the folder that contains the BEIR folders")
     found, skipped = [], {}
@@ -261,6 +265,23 @@ def find_data_sets(root: Path, splits: Sequence[str]) -> tuple[list[DataSet], di
         else:
             found.append(DataSet(name, folder, split))
     return sorted(found, key=lambda one: one.name), dict(sorted(skipped.items()))
+
+
+def _named_sets(root: DataName, splits: Sequence[str]) -> tuple[list[DataSet], dict[str, str]]:
+    """The collections of a name: itself, or those of ir_datasets whose ids begin with it."""
+    if root.scheme == "ir_datasets" and (below := members(root.body)):
+        names = {id.removeprefix(f"{root.body}/"): DataName(f"{root.scheme}:{id}") for id in below}
+    else:
+        names = {root.body.rpartition("/")[2]: root}
+    found, skipped = [], {}
+    for name, collection in names.items():
+        there = collection.splits()
+        split = next((split for split in splits if split in there), None)
+        if split is None:
+            skipped[name] = f"no split {' or '.join(splits)}, it has {', '.join(there) or 'no judgements'}"
+        else:
+            found.append(DataSet(name, collection, split))
+    return found, skipped
 
 
 def _folders(root: Path) -> Iterator[Path]:
@@ -340,7 +361,7 @@ def write_result(out: Path, one: DataSet, settings: Mapping[str, Any], result: R
 
 
 def _hashes(one: DataSet) -> dict[str, str]:
-    return {name: sha256(path) for name, path in one.files().items()}
+    return {name: input_digest(path) for name, path in one.files().items()}
 
 
 def _short(value: Any) -> str:

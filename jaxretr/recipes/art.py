@@ -33,6 +33,7 @@ from jaxretr.recipes.outline import (
     training_step,
 )
 from jaxretr.recipes.step_questions import StepQuestions
+from jaxretr.recipes.suites import Suites
 from jaxretr.recipes.teacher_start import load_teacher, stored, teacher_shape
 from jaxretr.recipes.whole_corpus import (
     DevSet,
@@ -157,6 +158,7 @@ class ArtRun(ArtPrograms):
         )
         self.made = MadeAhead(self._on_host)
         self.dev = DevSet(texts.dev, self.corpus, self.model, mesh, stores, config.typos)
+        self.suites = Suites(config.train.suites, self.model, self.program, config.index, mesh, stores)
 
     @staticmethod
     def outline(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
@@ -221,8 +223,8 @@ class ArtRun(ArtPrograms):
         return ArtState(train, index)
 
     def evaluate(self, state: ArtState) -> dict[str, float]:
-        """Retrieval metrics of the dev questions over the whole corpus, encoded with the current weights."""
-        return self.dev.metrics(state.train, self.whole, state.index)
+        """Retrieval metrics of the dev questions over the whole corpus, and of the suites, with the current weights."""
+        return {**self.dev.metrics(state.train, self.whole, state.index), **self.suites.metrics(state.train)}
 
     def save_model(self, state: ArtState, folder: Path) -> None:
         """Writes the model's folder."""

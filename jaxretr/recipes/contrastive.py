@@ -28,6 +28,7 @@ from jaxretr.recipes.encoder_start import frozen_branches, load_model, model_con
 from jaxretr.recipes.outline import INDEX, TOKENS, AbstractCorpus, Outline, of_state, training_step
 from jaxretr.recipes.run_examples import RunExamples, read_run_examples
 from jaxretr.recipes.step_questions import StepQuestions
+from jaxretr.recipes.suites import Suites
 from jaxretr.recipes.validation import ValidationSet
 from jaxretr.recipes.whole_corpus import (
     DevSet,
@@ -143,6 +144,7 @@ class ContrastiveRun(ContrastivePrograms):
             raise UsageError("data.dev_questions is searched for in a corpus; name it with --data.corpus FILE")
         judged, searched = evaluated_on(data, self.examples)
         self.dev = DevSet(judged, searched, self.model, mesh, stores, config.typos)
+        self.suites = Suites(config.train.suites, self.model, self.program, config.index, mesh, stores)
         self.validation = None
         if self.examples.dev is not None:
             self.validation = ValidationSet(
@@ -255,9 +257,10 @@ class ContrastiveRun(ContrastivePrograms):
         return ContrastiveState(train, index)
 
     def evaluate(self, state: ContrastiveState) -> dict[str, float]:
-        """Validation loss and average rank, and retrieval metrics of the dev questions over the whole corpus."""
+        """Validation loss and average rank, and retrieval metrics of the dev questions and of the suites."""
         metrics = {} if self.validation is None else self.validation.metrics(state.train)
-        return {**metrics, **self.dev.metrics(state.train, self.whole, state.index)}
+        metrics |= self.dev.metrics(state.train, self.whole, state.index)
+        return {**metrics, **self.suites.metrics(state.train)}
 
     def save_model(self, state: ContrastiveState, folder: Path) -> None:
         """Writes the model's folder."""
