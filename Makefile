@@ -21,11 +21,12 @@ quickstart: .venv/.installed ## train and evaluate a retriever from questions al
 DATA = $(JAXRETR_DATA)
 BENCH = $(BIN)/python benchmarks
 
-reproduce-art: .venv/.installed-dev ## ART: the quickstart with three seeds and ablations; with JAXRETR_DATA=DIR two domains and a long run
+reproduce-art: .venv/.installed-dev ## ART: the quickstart with three seeds and ablations; with JAXRETR_DATA=DIR two domains and a long run; with CROSS_ENCODER=DIR a second teacher
 	$(BENCH)/quickstart_seeds.py --runs runs/quickstart_seeds $(ART)
 	$(BENCH)/art_encoders.py ablations --runs runs/art $(ART)
 	$(if $(DATA),$(BENCH)/art_encoders.py domains --data $(DATA) --runs runs/art $(ART))
 	$(if $(DATA),$(BENCH)/art_encoders.py curve --data $(DATA) --runs runs/art $(ART))
+	$(if $(CROSS_ENCODER),$(BENCH)/art_teachers.py --cross-encoder $(CROSS_ENCODER) $(if $(DATA),--data $(DATA),--embedded) --runs runs/art_teachers $(ART))
 
 reproduce-dpr: .venv/.installed-dev ## DPR with three kinds of negatives on the embedded data; with JAXRETR_DATA=DIR on wiki_qa and MedQuAD
 	$(if $(DATA),,$(BENCH)/dpr_negatives.py --runs runs/dpr_embedded $(DPR))

@@ -87,8 +87,12 @@ def train(bed: Bed, name: str, words: Sequence[str], seed: int, eval_every: int,
     data = ("--data.corpus", bed.folder, "--data.questions", bed.folder, "--data.questions-split", bed.questions)
     settings = (*data, *BLIND, "--data.token-cache", args.runs / "tokens", *bed.settings, *words)
     often = ("--train.eval-every", eval_every, "--train.save-every", eval_every, "--train.seed", seed)
-    run = args.runs / f"{bed.name}_{name.replace(' ', '_').replace(',', '')}_{seed}"
-    return trained(CONFIG, run, (*settings, *often, *args.settings))
+    return trained(CONFIG, run_folder(bed, name, seed, args), (*settings, *often, *args.settings))
+
+
+def run_folder(bed: Bed, name: str, seed: int, args: argparse.Namespace) -> Path:
+    """Where an arm's run of a seed is."""
+    return args.runs / f"{bed.name}_{name.replace(' ', '_').replace(',', '')}_{seed}"
 
 
 def measure(bed: Bed, name: str, search_in: Callable[[Corpus], Search], args: argparse.Namespace) -> OfQuestions:

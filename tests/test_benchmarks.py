@@ -125,7 +125,7 @@ def train(path: str, workdir: Path, words: list[str]) -> None:
     assert settings.train.steps > 0
     workdir.mkdir(parents=True)
     (workdir / "config.json").write_text(json.dumps(config.to_json(settings)))
-    line = {"step": settings.train.steps, "mrr": 0.5, "perplexity": 2.0}
+    line = {"step": settings.train.steps, "mrr": 0.5, "perplexity": 2.0, "seconds/steps": settings.train.steps - 1}
     (workdir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     if isinstance(settings, config.MlmConfig):
         shutil.copytree(settings.start or os.environ["TINY_ENCODER"], workdir / "model")
@@ -353,6 +353,23 @@ def test_art_encoders(main: Main, data: Path, encoder: Path, minilm: Path, tmp_p
     assert "\n| long | " in printed and "dev recall@20 and nDCG@10 by steps, seed 0" in printed
     for arm in module.ABLATIONS.values():
         config.load(BENCHMARKS.parent / "configs/art_small.py", arm)
+
+
+def test_art_teachers(main: Main, data: Path, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, trained = importlib.import_module("art_teachers"), []
+    monkeypatch.setattr(
+        "art_encoders.trained", lambda path, run, words: trained.append(words) or once(path, run, words)
+    )
+    once = importlib.import_module("once").trained
+    words = ["--cross-encoder", tmp_path / "reranker", "--data", data, "--runs", tmp_path, "--seeds", 0, "--steps", 3]
+    printed = main(module, *words, "--settings", "--encoder.path", encoder, *SHORT)
+    for row in ("BM25", "the encoder as it comes", "T5", "cross-encoder"):
+        assert f"\n| {row} | " in printed
+    assert "cross-encoder - the encoder as it comes, recall@20" in printed
+    assert "T5: 1.00 s a step" in printed and "cross-encoder: 1.00 s a step" in printed
+    of_t5, of_cross_encoder = (config.load(BENCHMARKS.parent / "configs/art_small.py", [*map(str, w)]) for w in trained)
+    assert of_t5.train == of_cross_encoder.train and of_t5.train.steps == 3
+    assert of_cross_encoder.scorer.path == str(tmp_path / "reranker") != of_t5.scorer.path
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """The frozen teacher of an ART run: loaded with its weights, or its shape alone for a plan."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +80,7 @@ def stored(teacher: Teacher, params: Params, dtype: str) -> Params:
       dtype: of the matmuls' operands.
     """
 
-    def one(path: tuple[jax.tree_util.DictKey, ...], leaf: jax.Array | jax.ShapeDtypeStruct) -> object:
+    def one(path: tuple[Any, ...], leaf: Any) -> Any:
         names = [str(key.key) for key in path]
         if not isinstance(teacher, T5Teacher) and (names[0] == HEAD or names[-1] not in ("kernel", "table")):
             return leaf
