@@ -104,6 +104,14 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def tiny_cross_encoder(tiny_models: Path) -> Path:
+    """A tiny random cross-encoder, next to `tiny_models`."""
+    from tiny import write_cross_encoder
+
+    return write_cross_encoder(tiny_models / "cross_encoder")
+
+
 # ---- what is printed at the end --------------------------------------------------------------------------------------
 
 _left_out = pytest.StashKey[int]()

@@ -45,6 +45,7 @@ RUN_BY = {
     "encode": ["test_cli.py::test_encode_writes_the_models_embeddings"],
     "evaluate --answers": ["test_cli.py::test_evaluate_finds_answers"],
     "evaluate --beir": ["test_cli.py::test_evaluate_a_model_on_a_beir_folder"],
+    "evaluate --rerank": ["test_reranking.py::test_an_evaluation_shows_what_re_ranking_changes"],
     "evaluate --run": ["test_cli.py::test_evaluate_compares_with_a_baseline"],
     "evaluate --suite": ["test_evaluate_suite.py::test_a_suite_is_its_data_sets"],
     "evaluate --typos": ["test_evaluate_typos.py::test_another_model_is_compared_question_by_question"],
@@ -55,13 +56,18 @@ RUN_BY = {
     "export --to vertex": ["test_export_index.py::test_deltas_one_after_the_other_give_the_whole"],
     "fuse": ["test_fusion.py::test_command_writes_what_the_functions_give"],
     "mine": ["test_mining.py::test_command_writes_what_the_definition_says_and_a_report_that_adds_up"],
+    "mine --scorer": [
+        "test_scorer_filter.py::test_the_scorer_filters_what_the_others_leave_and_its_scores_are_written"
+    ],
     "mine lexical": ["test_mine_lexical.py::test_sentences_and_their_first_and_later_ranks"],
     "quickstart": [
         "test_cli.py::test_quickstart_gets_its_arguments",
         "test_notebooks.py::test_art_quickstart_runs",  # what it runs
     ],
     "report": ["test_run_report.py::test_the_page_has_what_was_measured"],
+    "score": ["test_scoring.py::test_two_processes_score_one_file"],
     "search": ["test_cli.py::test_search_finds_what_the_exact_index_finds"],
+    "search --rerank": ["test_reranking.py::test_a_search_is_re_ranked"],
     "search --format": ["test_cli.py::test_search_over_a_saved_exact_index_in_every_format"],
     "search --where": ["test_search_command.py::test_filters_of_a_store_find_the_best_of_what_passes"],
     "train": ["test_cli.py::test_train_leaves_a_run_and_a_second_call_says_that_it_is_done"],
@@ -79,8 +85,9 @@ RUN_BY = {
 # Of each of these commands the first option that is there.
 KINDS = {
     "train": ("--help", "--plan", "--coordinator", "--profile-steps", "--data"),
-    "evaluate": ("--typos", "--suite", "--answers", "--run", "--beir"),
-    "search": ("--where", "--format"),
+    "evaluate": ("--typos", "--suite", "--rerank", "--answers", "--run", "--beir"),
+    "search": ("--rerank", "--where", "--format"),
+    "mine": ("--scorer",),
     "verify": ("--with",),
 }
 
@@ -223,7 +230,14 @@ def test_nothing_is_said_of_places_outside_of_the_project(path: Path) -> None:
 RUN = ["README.md", "docs/get_started.md", "docs/own_data.md", *(f"docs/coming_from/{name}.md" for name in (
     "sentence_transformers", "tevatron", "dpr",
 ))]  # fmt: skip
-RUN_PYTHON = [*RUN, "docs/search_and_export.md", "docs/evaluation.md", "docs/guides/spar.md", "docs/guides/typos.md"]
+RUN_PYTHON = [
+    *RUN,
+    "docs/search_and_export.md",
+    "docs/evaluation.md",
+    "docs/guides/spar.md",
+    "docs/guides/typos.md",
+    "docs/guides/rerankers.md",
+]
 
 SMALL = {
     "train.steps": 2,
@@ -240,6 +254,7 @@ def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that the pages name, small: a BEIR folder, training files, models, a run, a store and an index."""
     folder = tmp_path_factory.mktemp("docs")
     tiny.write_models(folder)
+    tiny.write_cross_encoder(folder / "cross_encoder")
     test_notebooks.write_subset(folder / "scifact")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -269,7 +284,12 @@ def page_folder(
 
 def small(text: str) -> str:
     """The same code with the tiny models in place of published ones."""
-    for name, folder in (("sentence-transformers/all-MiniLM-L6-v2", "encoder"), ("google/t5-v1_1-base", "scorer")):
+    models = {
+        "sentence-transformers/all-MiniLM-L6-v2": "encoder",
+        "cross-encoder/ms-marco-MiniLM-L6-v2": "cross_encoder",
+        "google/t5-v1_1-base": "scorer",
+    }
+    for name, folder in models.items():
         text = text.replace(name, folder)
     return text
 

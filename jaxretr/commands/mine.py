@@ -3,12 +3,15 @@
 import argparse
 import logging
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, get_args
 
-from jaxretr.commands.parsing import Commands, Parser, at_least_one, window
+from jaxretr.commands.parsing import Commands, Parser, add_scorer, at_least_one, window
+from jaxretr.config import EncodeDtype
 from jaxretr.errors import UsageError
 
 if TYPE_CHECKING:
+    from jaxretr.models.any_scorer import Scorer
     from jaxretr.search.bm25.words import Bm25Settings
 
 log = logging.getLogger(__name__)
@@ -24,7 +27,8 @@ def add_commands(commands: Commands) -> None:
         "Writes Tevatron jsonl with ids of the corpus, one row per question. For training sets of a model that\n"
         "imitates BM25 (SPAR), see jaxretr mine lexical.",
         "jaxretr mine --corpus corpus.jsonl --train nq --out mined.jsonl --report mined.json\n"
-        "  jaxretr mine --corpus corpus.jsonl --train train.jsonl --run dense.trec --relative-margin 0.05 --out mined.jsonl",
+        "  jaxretr mine --corpus corpus.jsonl --train train.jsonl --run dense.trec --relative-margin 0.05 --out mined.jsonl\n"
+        "  jaxretr mine --corpus corpus.jsonl --train nq --scorer reranker --max-score-share 0.95 --out mined.jsonl",
     )
     add = parser.add_argument
     add("--corpus", metavar="FILE", required=True, help="passages, as for encode")
@@ -58,6 +62,24 @@ def add_commands(commands: Commands) -> None:
     )
     add("--skip-bad", action="store_true", help="skip and count bad rows, and positives that the corpus lacks")
     add_bm25(parser)
+    add = parser.add_argument_group(
+        "scorer", "judges what passes the other filters; its raw scores are written, for --distillation.loss"
+    ).add_argument
+    add("--scorer", metavar="MODEL", help="a cross-encoder, causal language model or T5: a folder or hub name")
+    add(
+        "--max-score-share",
+        type=float,
+        metavar="S",
+        help="negatives have at most this share of the best positive's probability: sigmoid(logit) of a cross-encoder, "
+        "exp(mean log-likelihood) of a language model; NV-Retriever's is 0.95",
+    )
+    add("--score-margin", type=float, metavar="X", help="negatives have at most the best positive's raw score - X")
+    add_scorer(add, "scorer-")
+    add(
+        "--compute",
+        choices=get_args(EncodeDtype),
+        help="precision of the matmuls; auto: bfloat16 where this machine runs it faster (default: auto)",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -71,12 +93,25 @@ def run(args: argparse.Namespace) -> None:
         check_output(args.report)
         if os.path.realpath(args.report) == os.path.realpath(args.out):
             raise UsageError(f"--report {args.report} is --out as well; give the report a file of its own")
-    names = ("corpus", "split", "run", "negatives", "ranks", "depth", "margin", "relative_margin", "skip_bad")
+    names = (
+        "max_score_share",
+        "score_margin",
+        "corpus",
+        "split",
+        "run",
+        "negatives",
+        "ranks",
+        "depth",
+        "margin",
+        "relative_margin",
+        "skip_bad",
+    )
     mined = mine(
         args.train,
         **{name: vars(args)[name] for name in names},
         answers=None if args.answers == "none" else args.answers,
         bm25=bm25_settings(args),
+        scorer=_scorer_loader(args),
     )
     mined.save(args.out)
     if args.report is not None:
@@ -85,6 +120,28 @@ def run(args: argparse.Namespace) -> None:
     for line in mined.table().splitlines():
         log.info("%s", line)
     say_written(args.out, f"{len(mined.negatives.values)} negatives of {len(mined)} questions")
+
+
+def _scorer_loader(args: argparse.Namespace) -> "Callable[[], Scorer] | None":
+    if args.scorer is None:
+        for name in ("scorer_kind", "scorer_max_length", "compute"):
+            if getattr(args, name) is not None:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is for --scorer MODEL: give that as well, or leave it out"
+                )
+        return None
+
+    def load() -> "Scorer":
+        from jaxretr.models.any_scorer import load_scorer
+
+        return load_scorer(
+            args.scorer,
+            kind=args.scorer_kind or "auto",
+            max_length=args.scorer_max_length,
+            dtype=args.compute or "auto",
+        )
+
+    return load
 
 
 # ---- BM25's options, of `mine lexical` as well -----------------------------------------------------------------------

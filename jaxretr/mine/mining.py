@@ -5,10 +5,11 @@ import logging
 import math
 import os
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,11 +19,14 @@ from jaxretr.data.training_set import Ragged, TrainingSet, load_training_set
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.answers import Match
 from jaxretr.evaluate.runs import read_trec
-from jaxretr.mine.negatives import REASONS, Filters, MiningReport, Ranking, hard_negatives, rankings_of_run
+from jaxretr.mine.negatives import REASONS, Filters, Mined, MiningReport, Ranking, hard_negatives, rankings_of_run
 from jaxretr.progress import Progress
 from jaxretr.search.bm25 import Bm25Index
 from jaxretr.search.bm25.words import Bm25Settings
 from jaxretr.storage.files import atomic_write
+
+if TYPE_CHECKING:  # It brings JAX along, which mining without a scorer does without.
+    from jaxretr.search.reranking import AnyScorer
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +44,9 @@ class MinedSet:
       questions: B questions.
       corpus: the N passages to which the rows point.
       positives: corpus rows, int32; none is empty.
-      positive_scores: float32, aligned with `positives`; nan if the ranking does not tell.
+      positive_scores: float32, aligned with `positives`, the scorer's raw ones or the ranking's; nan if that does not tell.
       negatives: corpus rows, int32, the best ranked first; may be empty.
-      negative_scores: float32, aligned with `negatives`.
+      negative_scores: float32, aligned with `negatives`, likewise.
       filters: what made a passage a negative.
       report: what was kept and what was filtered.
     """
@@ -63,7 +67,7 @@ class MinedSet:
         return f"MinedSet({len(self.negatives.values)} negatives of {len(self)} questions)"
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yields each example as a row of Tevatron's second format, which ignores the scores."""
+        """Yields each example as a row of Tevatron's second format, with scores that `distillation` trains with."""
         ids = self.corpus.ids
         for number, question in enumerate(self.questions):
             yield {
@@ -117,6 +121,9 @@ def mine(
     relative_margin: float | None = None,
     answers: Match | None = "string",
     bm25: Bm25Settings | None = None,
+    scorer: "AnyScorer | None" = None,
+    max_score_share: float | None = None,
+    score_margin: float | None = None,
     skip_bad: bool = False,
 ) -> MinedSet:
     """Finds hard negatives: passages that BM25, or a run, ranks high for a question, filtered.
@@ -133,6 +140,11 @@ def mine(
       relative_margin: and at most (1 - relative_margin) times that score.
       answers: how to recognise passages that contain an answer, which are dropped; None keeps them.
       bm25: BM25's settings.
+      scorer: a cross-encoder or another scorer, what `load_scorer` takes, or a function that loads one: it scores the
+        positives and the passages that pass all other filters, and its raw scores become those of the result.
+      max_score_share: negatives have at most this share of the best positive's probability by the scorer: sigmoid(logit)
+        for a cross-encoder, exp(mean log-likelihood of a token) for a language model; 0.95 is NV-Retriever's.
+      score_margin: negatives score at most the best positive's raw score by the scorer - score_margin.
       skip_bad: skip and count bad rows, and positives that the corpus lacks.
 
     Raises:
@@ -153,9 +165,14 @@ def mine(
     if run is not None and bm25 is not None:
         raise UsageError("--k1, --b and --stemmer have no effect with --run, which gives the ranking; leave them out")
 
+    if scorer is None and (max_score_share, score_margin) != (None, None):
+        name = "--score-margin" if max_score_share is None else "--max-score-share"
+        raise UsageError(f"{name} is for the scores of a scorer: give --scorer as well, or leave it out")
+
     corpus = corpus if isinstance(corpus, Corpus) else read_corpus(corpus)
     training = load_training_set(train, corpus, split=split, skip_bad=skip_bad)
     questions, positives = _known_to_the_corpus(str(train), training, skip_bad)
+    judge = None if scorer is None else _judge(scorer, max_score_share, score_margin)
     if run is None:
         log.info("indexing %d passages", len(corpus))
         rankings = _rankings_of_bm25(
@@ -167,7 +184,11 @@ def mine(
     report = MiningReport(min(depth, len(corpus)))
     found, known = _Lists(), _Lists()
     with Progress(len(questions), "question", "mined") as progress:
-        mined_of_all = hard_negatives(questions, positives, rankings, corpus, filters)
+        if judge is None:
+            mined_of_all = hard_negatives(questions, positives, rankings, corpus, filters)
+        else:
+            candidates = hard_negatives(questions, positives, rankings, corpus, replace(filters, negatives=depth))
+            mined_of_all = judge(candidates, questions, positives, corpus, negatives=filters.negatives)
         for number, mined in enumerate(mined_of_all, start=1):
             found.add(mined.rows, mined.scores)
             known.add(positives[number - 1], mined.positive_scores)
@@ -180,6 +201,16 @@ def mine(
             report.positive_scores_unknown,
         )
     return MinedSet(questions, corpus, *known.ragged(), *found.ragged(), filters, report)
+
+
+def _judge(
+    scorer: "AnyScorer", max_score_share: float | None, score_margin: float | None
+) -> Callable[..., Iterator[Mined]]:
+    """Loads a scorer, and returns `judged_by_scorer` with it. Mining without one does not import JAX."""
+    from jaxretr.mine.scorer_filter import ScorerFilter, judged_by_scorer
+    from jaxretr.search.reranking import loaded_scorer
+
+    return partial(judged_by_scorer, rule=ScorerFilter(loaded_scorer(scorer), max_score_share, score_margin))
 
 
 class _Lists:

@@ -27,6 +27,7 @@ REASONS = {
     "zero_score": "without a word of the question",
     "margin": "scored too close to the positive or above it",
     "answer": "that contain an answer",
+    "scorer": "that the scorer finds too close to the positive or better",
 }
 
 # Runs of other programs list passages that share no word with the question. Their score of 0 may be written as a few
@@ -112,6 +113,7 @@ class Mined:
       dropped: reason (of `REASONS`) -> number of ranked passages; with the n kept these are all the hits.
       positive_scores: the score of each positive, as in the ranking.
       positive_rank: the rank of the first positive, from 1, or None if none was found.
+      positive_unknown: whether the ranking has a score for none of the positives.
     """
 
     rows: NDArray[np.integer]
@@ -119,6 +121,7 @@ class Mined:
     dropped: dict[str, int]
     positive_scores: NDArray[np.float32]
     positive_rank: int | None
+    positive_unknown: bool
 
 
 def hard_negatives(
@@ -192,7 +195,8 @@ def _mine_one(
     positive_rank = next(ranks, None)
     if positive_rank is not None and abs(scores[positive_rank - 1]) < _NEXT_TO_ZERO:
         positive_rank = None  # It only pads the list; it was not found.
-    return Mined(ranking.rows[kept], ranking.scores[kept], dropped, ranking.positive_scores, positive_rank)
+    known = ranking.positive_scores
+    return Mined(ranking.rows[kept], ranking.scores[kept], dropped, known, positive_rank, bool(np.isnan(known).all()))
 
 
 def rankings_of_run(
@@ -246,7 +250,7 @@ class MiningReport:
         self.negatives[len(mined.rows)] += 1
         self.dropped.update(mined.dropped)
         self.positives_found += mined.positive_rank is not None
-        self.positive_scores_unknown += bool(np.isnan(mined.positive_scores).all())
+        self.positive_scores_unknown += mined.positive_unknown
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the report for JSON; `dropped` and the negatives together are all the passages ranked."""

@@ -110,6 +110,7 @@ def score_pairs(
     chunk: int = CHUNK,
     batch_size: int | None = None,
     kept: KeptScores | None = None,
+    shown: bool = True,
 ) -> np.ndarray:
     """Scores pairs, on all devices of all processes.
 
@@ -122,6 +123,7 @@ def score_pairs(
       chunk: pairs at a time. The scores of a chunk do not depend on the other chunks.
       batch_size: pairs a batch; None: what suits the device.
       kept: where finished chunks are kept, and read if they are there; None: nowhere.
+      shown: whether progress and speed are shown.
 
     Returns:
       The scorer's raw scores, float32 [n].
@@ -136,7 +138,7 @@ def score_pairs(
     found = {number: of_chunk for number, of_chunk in found.items() if of_chunk is not None}
     of_share = sum(min(chunk, count - number * chunk) for number in share)
     cut, began, rest = 0, time.monotonic(), iter(pairs)
-    with Progress(of_share, "pair", "scored") as progress, without_truncation_warnings():
+    with Progress(of_share, "pair", "scored", shown=shown) as progress, without_truncation_warnings():
         progress.skip(sum(map(len, found.values())))
         for number in range(-(-count // chunk)):
             piece = list(islice(rest, chunk))
@@ -156,7 +158,7 @@ def score_pairs(
                 progress.advance(len(piece))
     if cut:
         log.warning("%d of %d pairs were cut at the model's maximum length", cut, progress.done - progress.skipped)
-    if (new := progress.done - progress.skipped) and new > chunk:
+    if shown and (new := progress.done - progress.skipped) > chunk:
         log.info("scored %d pairs, %.0f/s", new, new / (time.monotonic() - began))
     return _of_all_processes(scores, chunk)
 

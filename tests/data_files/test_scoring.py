@@ -33,10 +33,8 @@ ROUNDING = 1e-5
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("scoring")
-    tiny.write_models(folder)
-    return tiny.write_cross_encoder(folder / "cross_encoder")
+def model(tiny_cross_encoder: Path) -> Path:
+    return tiny_cross_encoder
 
 
 @pytest.fixture(scope="module")

@@ -30,9 +30,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(trained: Path) -> Path:
-    folder = trained / "cross_encoder"
-    return folder if folder.exists() else tiny.write_cross_encoder(folder)
+def model(tiny_cross_encoder: Path) -> Path:
+    return tiny_cross_encoder
 
 
 @pytest.fixture(scope="module")
