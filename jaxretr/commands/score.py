@@ -39,7 +39,7 @@ def add_commands(commands: Commands) -> None:
         "--format",
         metavar="NAME",
         help="of --out: dpr, dpr-scale, tevatron, tevatron2, sentence-transformers, distillation or flag for training "
-        "sets; trec, dpr or jsonl for runs (default: as --pairs)",
+        "sets; trec, dpr or jsonl for runs, of which training sets can be made too (default: as --pairs)",
     )
     add("--split", metavar="NAME", help="of a BEIR folder's judgements (default: train)")
     add(

@@ -14,7 +14,9 @@ from jaxretr.data.formats.examples import Candidate, Example, joined
 from jaxretr.data.formats.kinds import FORMATS, NEED_QUERIES, ROW_FORMATS, file_kind, named_split
 from jaxretr.data.formats.reading import examples_file, read_examples
 from jaxretr.data.formats.writing import SCORED_FORMATS, write_examples
+from jaxretr.data.named.names import data_path
 from jaxretr.data.pairs import Pair, is_pair_file, read_pair_rows, write_pair_rows
+from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.text_rows import first_character, json_lines
 from jaxretr.errors import UsageError, UserError, did_you_mean
@@ -22,7 +24,7 @@ from jaxretr.evaluate.reranking import hits_of
 from jaxretr.evaluate.runs import read_run
 from jaxretr.models.any_scorer import Scorer, load_scorer
 from jaxretr.search.reranking import rerank_hits
-from jaxretr.search.runs import RunFormat, SearchRun
+from jaxretr.search.runs import Hits, RunFormat, SearchRun
 from jaxretr.storage.files import check_output, open_descriptor
 from jaxretr.stores.pair_scores import CHUNK, KeptScores, Pairs, score_pairs
 
@@ -102,7 +104,8 @@ def score(
       scorer: the model, or what `load_scorer` takes.
       pairs: one of these:
         a training set in any format, or a BEIR folder: `out` has the same examples with a score for every passage;
-        a run in any format: `out` is the run with the new scores, ordered by them;
+        a run in any format: `out` is the run with the new scores, ordered by them; or, with the format of a training set,
+        examples to distil from, in which a question's best passage stands as the positive and the others as negatives;
         JSON lines, .tsv or .csv of {query, passage, title?} ("question" and "text" are read as well): `out` has the same
         rows with a field "score", as a table where its name ends in .tsv or .csv.
       out: the file to write.
@@ -139,7 +142,7 @@ def score(
         count = _score_pairs(call, pairs)
     elif source == RUN:
         assert queries is not None and corpus is not None
-        count = _score_run(call, pairs, queries, corpus, cast(RunFormat, to))
+        count = _score_run(call, pairs, queries, corpus, to)
     else:
         count = _score_examples(call, pairs, source, to, queries, corpus, split)
     return Scored(target, to, count)
@@ -152,7 +155,9 @@ def _format(path: str, source: str, format: str | None) -> str:
             raise UsageError(f"--format {format}: rows of pairs are written as they are read; leave it out")
         return PAIRS
     if source == RUN:
-        formats, own = get_args(RunFormat), _run_format(Path(path).expanduser())
+        # The name "dpr" is that of a run there.
+        formats = tuple(dict.fromkeys((*get_args(RunFormat), *SCORED_FORMATS)))
+        own = _run_format(Path(path).expanduser())
     elif source in FORMATS:
         formats, own = SCORED_FORMATS, source
     else:
@@ -160,7 +165,7 @@ def _format(path: str, source: str, format: str | None) -> str:
     if format is None and own not in formats:
         raise UsageError(f"{path}: {own} has no place for scores; give --format, one of {', '.join(formats)}")
     if format is not None and format not in formats:
-        what = "runs are written as" if source == RUN else "formats with scores are"
+        what = "runs are written as runs or training sets:" if source == RUN else "formats with scores are"
         raise UsageError(f"--format {format}{did_you_mean(format, formats)}; {what} {', '.join(formats)}")
     return format or own
 
@@ -199,7 +204,7 @@ def _score_pairs(call: _Call, path: Path_) -> int:
     return len(scores)
 
 
-def _score_run(call: _Call, path: Path_, queries: Path_, corpus: Path_, to: RunFormat) -> int:
+def _score_run(call: _Call, path: Path_, queries: Path_, corpus: Path_, to: str) -> int:
     trec = to == "trec"
     hits, questions = hits_of(read_run(path, trec_ids=trec)), read_questions(queries, trec_ids=trec)
     passages = read_corpus(corpus)
@@ -213,15 +218,31 @@ def _score_run(call: _Call, path: Path_, queries: Path_, corpus: Path_, to: RunF
         batch_size=call.batch_size,
         out=call.place,
     )
-    run = SearchRun(found, questions)
-    call.write(kept, lambda out: run.save(out, format=to, corpus=passages))
-    return run.num_hits
+    if to in get_args(RunFormat):
+        run = SearchRun(found, questions)
+        call.write(kept, lambda out: run.save(out, format=cast(RunFormat, to), corpus=passages))
+    else:
+        examples = _examples_of(found, questions)
+        call.write(kept, lambda out: write_examples(out, examples, to, passages, source=path))
+    return sum(len(hits.ids) for hits in found)
+
+
+def _examples_of(found: Sequence[Hits], questions: Sequence[Question]) -> Iterator[Example]:
+    """An example of each question with hits, whose first passage is the positive."""
+    question_of_id = {question.id: question for question in questions}
+    for hits in found:
+        candidates = tuple(
+            Candidate(id, "", None, score) for id, score in zip(hits.ids, _numbers(hits.scores), strict=True)
+        )
+        if candidates:
+            question = question_of_id[hits.question_id]
+            yield Example(question.id, question.text, question.answers, candidates[:1], candidates[1:])
 
 
 def _score_examples(
     call: _Call, path: Path_, source: str, to: str, queries: Path_ | None, corpus: Path_ | None, split: str
 ) -> int:
-    place = Path(path).expanduser()
+    place = data_path(path)
     texts = place if corpus is None and source == "beir" else corpus
     passages = None if texts is None else read_corpus(texts)
     file = examples_file(place, split)

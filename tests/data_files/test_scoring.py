@@ -151,6 +151,20 @@ class Killed(BaseException):
     pass
 
 
+def test_a_run_becomes_examples_to_distil_from(run_file: Path, scorer: CrossEncoder, tmp_path: Path):
+    files = {"queries": QUERIES, "corpus": CORPUS}
+    jaxretr.score(scorer, run_file, tmp_path / "new.trec", **files)
+    jaxretr.score(scorer, run_file, tmp_path / "new.jsonl", format="tevatron2", **files)
+    run = read_run(tmp_path / "new.trec")
+    examples = list(read_examples(tmp_path / "new.jsonl"))
+    assert [example.id for example in examples] == list(run)
+    for example in examples:
+        found = [*example.positives, *example.negatives]
+        assert len(example.positives) == 1, "the best one"
+        assert {passage.id: passage.score for passage in found} == pytest.approx(run[example.id])
+        assert found == sorted(found, key=lambda passage: -(passage.score or 0))
+
+
 def test_killed_at_ten_points_and_resumed_the_bytes_are_the_same(
     scorer: CrossEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
