@@ -6,7 +6,7 @@ python benchmarks/scorer_reranking.py SCORER BEIR_FOLDER --split dev --questions
 import argparse
 import random
 
-from jaxretr import QuestionScorer
+from jaxretr import QuestionScorer, rerank
 from jaxretr.data.readers import read_beir
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.significance import compare
@@ -26,29 +26,28 @@ def main() -> None:
 
     beir = read_beir(args.beir, args.split)
     questions = random.Random(0).sample(beir.questions, min(args.questions, len(beir.questions)))
-    _, rows = Bm25Index.build(beir.corpus).search([question.text for question in questions], DEPTH)
+    scores, rows = Bm25Index.build(beir.corpus).search([question.text for question in questions], DEPTH)
+    bm25 = {
+        question.id: {
+            beir.corpus.ids[row]: float(score)
+            for row, score in zip(found, given, strict=True)
+            if row >= 0  # Behind the last hit there is none.
+        }
+        for question, found, given in zip(questions, rows, scores, strict=True)
+    }
     scorer = QuestionScorer.from_pretrained(args.scorer, max_length=args.max_length)
-    passages = [{"title": beir.corpus.titles[row], "text": beir.corpus.texts[row]} for found in rows for row in found]
-    repeated = [question.text for question in questions for _ in range(DEPTH)]
-    scores = scorer.score(repeated, passages).reshape(len(questions), DEPTH)
+    shuffled = random.Random(1)
+    runs = {
+        "BM25": bm25,
+        "random order": {
+            id: dict(zip(hits, shuffled.sample(range(len(hits)), len(hits)), strict=True)) for id, hits in bm25.items()
+        },
+        "scorer": rerank(scorer, bm25, queries=questions, corpus=beir.corpus, depth=DEPTH),
+    }
 
     qrels = {question.id: beir.qrels[question.id] for question in questions}
-    shuffled = random.Random(1)
-    orders = {
-        "BM25": [range(DEPTH, 0, -1)] * len(questions),
-        "random order": [shuffled.sample(range(DEPTH), DEPTH) for _ in questions],
-        "scorer": scores,
-    }
     values = {}
-    for name, order in orders.items():
-        run = {
-            question.id: {
-                beir.corpus.ids[row]: float(score)
-                for row, score in zip(found, given, strict=True)
-                if row >= 0  # Behind the last hit there is none.
-            }
-            for question, found, given in zip(questions, rows, order, strict=True)
-        }
+    for name, run in runs.items():
         means, by_question = metrics.evaluate(qrels, run, ["ndcg@10", "mrr@10"], per_query=True)
         values[name] = by_question["ndcg@10"]
         print(f"{name:14} nDCG@10 {means['ndcg@10']:.3f}  MRR@10 {means['mrr@10']:.3f}")

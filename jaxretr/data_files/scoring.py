@@ -26,6 +26,7 @@ from jaxretr.models.any_scorer import Scorer, load_scorer
 from jaxretr.search.reranking import rerank_hits
 from jaxretr.search.runs import Hits, RunFormat, SearchRun
 from jaxretr.storage.files import check_output, open_descriptor
+from jaxretr.storage.paths import is_remote
 from jaxretr.stores.pair_scores import CHUNK, KeptScores, Pairs, score_pairs
 
 Path_ = str | Path
@@ -129,7 +130,11 @@ def score(
     to = _format(str(pairs), source, format)
     split = named_split(split, source)
     _check_inputs(str(pairs), source, queries, corpus)
-    target = Path(out).expanduser() if "://" not in str(out) else Path(out)
+    if is_remote(out):
+        raise UserError(
+            f"{out}: scores are kept next to the output until it is complete; give a local path, and copy it"
+        )
+    target = Path(out).expanduser()
     check_output(out)
 
     def load() -> Scorer:

@@ -5,12 +5,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from jaxretr.data.pairs import Pair
 from jaxretr.data.questions import Question
 from jaxretr.errors import UsageError
 from jaxretr.models.any_scorer import Scorer, load_scorer
+from jaxretr.parallel.hosts import agree
 from jaxretr.search.runs import Corpus, Hits, joined, strictly_decreasing
 from jaxretr.stores.pair_scores import CHUNK, KeptScores, Pairs, score_pairs
 
@@ -78,7 +80,11 @@ def rerank_hits(
                 yield Pair(question.text, corpus.titles[row], corpus.texts[row])
 
     scorer = loaded_scorer(scorer)
-    kept = None if out is None else KeptScores.beside(out, scorer, Pairs.of(pairs()), chunk, batch_size)
+    kept = None
+    if out is not None:
+        kept = KeptScores.beside(out, scorer, Pairs.of(pairs()), chunk, batch_size)
+    elif jax.process_count() > 1:
+        agree("re-ranking", {"scorer": scorer.fingerprint(), "pairs": Pairs.of(pairs()).fingerprint})
     began = time.monotonic()
     scores = score_pairs(scorer, pairs(), count, chunk=chunk, batch_size=batch_size, kept=kept)
     seconds = time.monotonic() - began

@@ -23,7 +23,6 @@ from jaxretr.models.encode import without_truncation_warnings
 from jaxretr.models.pair_scorer import PairScorer
 from jaxretr.parallel.hosts import agree, wait_for_all
 from jaxretr.progress import Progress
-from jaxretr.storage.paths import is_remote
 
 log = logging.getLogger(__name__)
 
@@ -64,10 +63,8 @@ class KeptScores:
         """The folder of a call that will write `out`, next to it; all processes must call this.
 
         Raises:
-          UserError: `out` is in a bucket, or processes have other models, pairs or settings.
+          UserError: processes have other models, pairs or settings.
         """
-        if is_remote(out):
-            raise UserError(f"{out}: scores are kept next to the output while it grows; give a local path, and copy it")
         facts = {
             "version": _VERSION,
             "model": scorer.fingerprint(),

@@ -299,6 +299,7 @@ def test_processes_killed_at_ten_random_moments_leave_the_same_bytes(model: Path
             ["--pairs", FORMATS / "distillation.jsonl"],
             "has only the ids of its questions (distillation); give --queries",
         ),
+        (["--pairs", "BAD", "--out", "gs://bucket/out"], "gs://bucket/out: scores are kept next to the output"),
         (["--pairs", CORPUS], "corpus.jsonl: has no pairs of question and passage; give a training set"),
         (["--pairs", "BAD", "--corpus", CORPUS], "has the texts of its pairs; leave --corpus out"),
     ],
@@ -309,7 +310,7 @@ def test_what_is_wrong_is_said_before_the_model_is_loaded(
     bad = write_rows(tmp_path / "bad.jsonl", [{"query": "a", "passage": "b"}, {"query": "a", "passage": None}])
     places = {"RUN": run_file, "BAD": bad}
     given = [str(places.get(word, word)) if isinstance(word, str) else str(word) for word in words]
-    assert cli.main(["score", str(tmp_path / "no model"), *given, "--out", str(tmp_path / "out")]) > 0
+    assert cli.main(["score", str(tmp_path / "no model"), "--out", str(tmp_path / "out"), *given]) > 0
     assert message in the_error(capsys)
 
 

@@ -197,6 +197,10 @@ BAD_ROWS = {
             "a query_image without a query_text",
         ),
         ('{"query_id": "1", "query_text": "q", "positive_document_ids": [[1]]}', "is not a list of ids"),
+        (
+            '{"query_id": "1", "query_text": "q", "positive_document_ids": ["p"], "positive_scores": [1, 2]}',
+            'field "positive_scores" is not a list of 1 numbers; give every document a score',
+        ),
     ],
     "sentence-transformers": [
         ('{"query": "q", "answer_passage": null, "negative_1": "n"}', 'field "answer_passage" is null'),

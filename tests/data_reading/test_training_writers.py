@@ -55,8 +55,15 @@ def test_what_is_lost_is_said(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         write_examples(tmp_path / "out", examples, "tevatron2")
     assert "answers were left out in 2 examples" in caplog.text
-    assert "scores were left out in 2 examples" in caplog.text
     assert "other negatives than the hard ones were left out in 1 examples" in caplog.text
+    again = list(read_examples(tmp_path / "out"))
+    for kind in ("positives", "negatives"):
+        scores = [[each.score for each in getattr(example, kind)] for example in examples]
+        kept = [[each.score for each in getattr(example, kind)] for example in again]
+        assert kept[0] == scores[0] and any(kept[0]), "scores stand next to the ids"
+    with caplog.at_level(logging.WARNING):
+        write_examples(tmp_path / "out", examples, "triples")
+    assert "scores were left out in 2 examples" in caplog.text
     caplog.clear()
     # As DPR trains: the other negatives stand in where there is no hard one.
     easy = Example("7", "q", (), examples[0].positives, (), examples[0].other_negatives)
