@@ -16,8 +16,11 @@ from jaxretr.config import (
     Encoder,
     LiveIndex,
     MlmConfig,
+    PairEncoder,
     PassageLmConfig,
     PretrainData,
+    RerankerConfig,
+    RerankerData,
     Scorer,
     from_json,
     load,
@@ -31,6 +34,7 @@ CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
 
 ART = ArtConfig(name="art", data=ArtData(corpus="c", questions="q"), encoder=Encoder(path="e"), scorer=Scorer(path="s"))
 MLM = MlmConfig(name="mlm", data=PretrainData(corpora=("a", "b")))
+RERANKER = RerankerConfig(name="reranker", data=RerankerData(train="t"), encoder=PairEncoder(path="e"))
 PASSAGE_LM = PassageLmConfig(name="lm", data=PretrainData(corpora=("a",), pairs="p"))
 
 
@@ -40,7 +44,7 @@ def test_every_shipped_config_loads_and_survives_json(path: Path):
     assert from_json(json.loads(json.dumps(to_json(config)))) == config
 
 
-@pytest.mark.parametrize("config", [ART, MLM, PASSAGE_LM], ids=lambda config: config.name)
+@pytest.mark.parametrize("config", [ART, MLM, PASSAGE_LM, RERANKER], ids=lambda config: config.name)
 def test_json_gives_back_the_same_config(config: Config):
     values = json.loads(json.dumps(to_json(config)))
     assert from_json(values) == config

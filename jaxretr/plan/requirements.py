@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from jaxretr.config import ArtConfig, Config, ContrastiveConfig, MlmConfig, check_numbers
+from jaxretr.config import ArtConfig, Config, ContrastiveConfig, MlmConfig, RerankerConfig, check_numbers
 from jaxretr.errors import UsageError
 from jaxretr.parallel.mesh import DATA, make_mesh
 from jaxretr.plan.compiled_facts import CollectivePlan, KnownPrograms, matmul_flops
@@ -264,6 +264,8 @@ def remedy(config: Config, planned: Plan) -> str:
             ]
         elif isinstance(config, ContrastiveConfig):
             ways.append(f"--contrastive.chunk {max(1, config.contrastive.chunk // 2)}")
+        elif isinstance(config, RerankerConfig):
+            ways.append(f"--ranking.chunk {max(1, config.ranking.chunk // 2)}")
         elif isinstance(config, MlmConfig):
             rows = config.train.batch_size // planned.data
             ways.append(f"--chunk {max(1, min(config.chunk or rows, rows) // 2)}")

@@ -19,7 +19,7 @@ from jaxretr.streams import HostStream, host_generator
 log = logging.getLogger(__name__)
 
 # How often a random passage that is a positive, or was drawn already, is drawn again.
-_TRIES = 8
+_TRIES = 32
 
 
 class PairDraws:

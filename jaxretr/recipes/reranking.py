@@ -15,7 +15,7 @@ from jaxretr.evaluate.runs import read_run
 from jaxretr.models.pair_scorer import CrossEncoder
 from jaxretr.objectives.contrastive_losses import NO_PASSAGE
 from jaxretr.recipes.pair_draws import first_ranks
-from jaxretr.recipes.whole_corpus import Judged
+from jaxretr.recipes.whole_corpus import Judged, check_corpus
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +33,14 @@ class RerankingSet:
         """Takes the candidates from a run, or searches them with BM25.
 
         Raises:
-          UserError: a run of other questions or of another corpus.
+          UserError: judgements or a run of another corpus, or a run of other questions.
         """
         self.questions, self.qrels, self.corpus = [], None, corpus
         if judged is None:
             return
         self.questions, self.qrels = judged.questions, judged.qrels
+        if self.qrels is not None:
+            check_corpus(judged, corpus)
         if data.dev_run is None:
             self.rows: Sequence[np.ndarray] = first_ranks(
                 corpus, [question.text for question in self.questions], data.dev_depth

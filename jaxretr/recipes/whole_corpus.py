@@ -179,7 +179,7 @@ class DevSet:
             return
         self.questions, self.qrels = judged.questions, judged.qrels
         if self.qrels is not None:
-            _check_corpus(judged, corpus)
+            check_corpus(judged, corpus)
         texts = [question.text for question in self.questions]
         self._rows = {"": question_store(stores, texts, model)}
         if typos.active:
@@ -242,7 +242,7 @@ def dev_questions(data: DevData) -> Judged | None:
     return Judged(judged, qrels, data.dev_qrels)
 
 
-def _check_corpus(judged: Judged, corpus: Corpus) -> None:
+def check_corpus(judged: Judged, corpus: Corpus) -> None:
     """Refuses judgements of another corpus, which would make every metric 0."""
     assert judged.qrels is not None
     passages = {passage for question in judged.questions for passage in judged.qrels[question.id]}

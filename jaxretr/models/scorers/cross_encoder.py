@@ -101,7 +101,8 @@ def head_logits(shape: HeadShape, params: Params, pooled: jax.Array, drop: Dropo
         centred = x - x.mean(axis=-1, keepdims=True)
         x = centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + shape.norm_eps)
         x = x * params["norm"]["scale"] + params["norm"].get("bias", 0.0)
-    return _linear(params["out"], drop(x))[:, 0]
+    # Dropout takes states of several places.
+    return _linear(params["out"], drop(x[:, None])[:, 0])[:, 0]
 
 
 ACTIVATIONS_OF_HEADS = {**ACTIVATIONS, "tanh": jnp.tanh}

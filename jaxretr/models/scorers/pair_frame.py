@@ -28,6 +28,8 @@ class PairFrame:
     cut: Literal["longest", "passage"] = "longest"
     """longest: the longer of the two, and both to equal lengths where that is not enough (tokenizers' "longest_first");
     passage: the passage alone, and the question only once nothing is left of it."""
+    tells_apart: bool = True
+    """Whether the tokenizer gives the second text another token type. Where it does not, rows have no second text."""
 
     @property
     def room(self) -> int:
@@ -56,7 +58,8 @@ class PairFrame:
           passages: n such lists.
 
         Returns:
-          n rows; where the second text begins in each; and how many rows were cut.
+          n rows; where the second text begins in each, the row's end where it is not told apart; and how many rows were
+          cut.
         """
         q_lengths, p_lengths = (np.array([len(ids) for ids in rows], np.int32) for rows in (questions, passages))
         q_fit, p_fit = self.fit(q_lengths, p_lengths)
@@ -68,7 +71,8 @@ class PairFrame:
             if self.order == "passage_first":
                 first, second = second, first
             rows.append([*self.before, *first, *self.between, *second, *self.after])
-            seconds.append(len(self.before) + len(first) + len(self.between))
+            begin = len(self.before) + len(first) + len(self.between)
+            seconds.append(begin if self.tells_apart else len(rows[-1]))
         return rows, seconds, int(((q_fit < q_lengths) | (p_fit < p_lengths)).sum())
 
     def splice(
@@ -90,15 +94,18 @@ class PairFrame:
         if self.order == "passage_first":
             first, second = second, first
         spliced = splice((self.before, first, self.between, second, self.after), self.max_length)
-        return spliced.tokens, spliced.lengths, jnp.asarray(spliced.starts[3], jnp.int32)
+        seconds = jnp.asarray(spliced.starts[3], jnp.int32) if self.tells_apart else spliced.lengths
+        return spliced.tokens, spliced.lengths, seconds
 
 
 def frame_of_pairs(tokenizer: Any, max_length: int) -> PairFrame:
     """What a tokenizer puts around two texts: [CLS] question [SEP] passage [SEP] for BERT's kin."""
-    whole: list[int] = tokenizer("a", "b")["input_ids"]
+    pair = tokenizer("a", "b")
+    whole: list[int] = pair["input_ids"]
     first, second = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a", "b"))
     start = next(at for at in range(len(whole)) if whole[at : at + len(first)] == first)
     end = start + len(first)
     again = next(at for at in range(end, len(whole)) if whole[at : at + len(second)] == second)
     before, between, after = whole[:start], whole[end:again], whole[again + len(second) :]
-    return PairFrame(tuple(before), tuple(between), tuple(after), max_length)
+    types = pair.get("token_type_ids") or ()
+    return PairFrame(tuple(before), tuple(between), tuple(after), max_length, tells_apart=any(types))
