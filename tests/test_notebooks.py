@@ -86,6 +86,23 @@ def test_art_quickstart_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
+def test_distil_cross_encoder_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workdir = folder / "distil"
+    notebook = run_notebook(
+        *("distil_cross_encoder", folder, monkeypatch),
+        **{"STEPS": 2, "TEACHER_STEPS": 2, "BATCH": 4, "DEPTH": 4, "BUDGETS": "4,8", "LENGTH": 24, "WORKDIR": workdir},
+    )
+    printed = texts(notebook)
+    assert "48 passages; 8 questions of ours, without judgements; 16 test questions" in printed
+    scored = [json.loads(line) for line in (workdir / "scored.jsonl").read_text().splitlines()]
+    assert len(scored) == 8 and all(len(row["negative_document_ids"]) <= 3 for row in scored)
+    for way, pairs in (("Margin-MSE, BM25's candidates", 16), ("KL, BM25's candidates", 32), ("KL, live index", 16)):
+        assert re.search(rf"^{re.escape(way)} +{pairs}  +[\d.]+ +[\d.]+$", printed, re.MULTILINE), way
+    assert printed.count(" points of MRR@10 over the student before ") == 3
+    check_picture(notebook)
+
+
+@pytest.mark.slow
 def test_dpr_negatives_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workdir = folder / "dpr_negatives"
     notebook = run_notebook("dpr_negatives", folder, monkeypatch, STEPS=2, BATCH=8, LENGTH=16, WORKDIR=workdir)
