@@ -38,6 +38,7 @@ RUN_BY = {
     "bm25": ["test_cli.py::test_bm25_takes_its_parameters"],
     "combine": ["test_combined_commands.py::test_combine_and_other_weights"],
     "configs": ["test_cli.py::test_configs_lists_each_with_a_line"],
+    "data build": ["test_tfds_builder.py::test_a_build_that_fails_leaves_nothing"],
     "data convert": ["test_data_command.py::test_convert_there_and_back"],
     "data inspect": ["test_data_command.py::test_inspect_what_this_program_wrote"],
     "data validate": ["test_data_command.py::test_every_problem_of_a_training_set"],
