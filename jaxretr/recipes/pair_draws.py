@@ -79,7 +79,7 @@ class PairDraws:
             if not empty.any():
                 break
             rows[:, 1:][empty] = rng.integers(0, self.searched, int(empty.sum()))
-            rows[:, 1:][empty & self._barred(rows, known)] = NO_PASSAGE
+            rows[:, 1:][self._barred(rows, known)] = NO_PASSAGE
         return rows
 
     def _barred(self, rows: np.ndarray, known: np.ndarray) -> np.ndarray:

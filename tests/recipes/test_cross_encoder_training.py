@@ -34,9 +34,9 @@ def trained(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def learning(models: Path, **changes: dict[str, Any]) -> RerankerConfig:
     sections: dict[str, dict[str, Any]] = {
         "ranking": {"loss": "listwise"},
-        "optimizer": {"learning_rate": 3e-3, "warmup": 0.1},
-        "encoder": {"dropout": 0.1},
-        "train": {"steps": 30, "batch_size": 8, "eval_every": 30, "save_every": 10, "log_every": 10},
+        "optimizer": {"learning_rate": 1e-2, "warmup": 0.1},
+        "encoder": {"dropout": 0.02},
+        "train": {"steps": 80, "batch_size": 8, "eval_every": 80, "save_every": 10, "log_every": 10},
     }
     return config(
         models / "encoder", **{name: {**values, **changes.get(name, {})} for name, values in sections.items()}
