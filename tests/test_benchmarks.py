@@ -269,6 +269,14 @@ def test_typos(main: Main) -> None:
     assert "dictionary    unchanged" in printed
 
 
+def test_named_data(main: Main, tmp_path: Path) -> None:
+    ir_datasets = pytest.importorskip("ir_datasets", reason="it is one of the sources")
+    printed = main(importlib.import_module("named_data"), "--corpus", DATA / "corpus.jsonl", "--rounds", 1)
+    for name in ("lines", "store"):
+        ir_datasets.registry._registered.pop(f"jaxretr-benchmark/{name}")
+    assert printed.count("of the plain file's time") == 6
+
+
 def test_bm25(main: Main) -> None:
     pytest.importorskip("bm25s", reason="it is what bm25.py compares with")
     words = ["--corpus", QUICKSTART, "--queries", 100, "--rounds", 1, "--shards", 4000, "--threads", 1]

@@ -15,6 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxretr.data.corpus import iter_passages, read_corpus
 from jaxretr.data.formats.example_rows import ExampleRows
 from jaxretr.data.formats.examples import Candidate, Example
@@ -211,36 +213,28 @@ def _example(example: Example, rows: ExampleRows, with_texts: bool) -> Mapping[s
 # ---- features --------------------------------------------------------------------------------------------------------
 
 
-def _features(**of_names: Any) -> Any:
-    import tensorflow_datasets as tfds
+def _tfds() -> Any:
+    return import_extra("tensorflow_datasets", "data").features
 
-    return tfds.features.FeaturesDict(of_names)
+
+def _features(**of_names: Any) -> Any:
+    return _tfds().FeaturesDict(of_names)
 
 
 def _text(meaning: str) -> Any:
-    import tensorflow_datasets as tfds
-
-    return tfds.features.Text(doc=meaning)
+    return _tfds().Text(doc=meaning)
 
 
 def _number(meaning: str) -> Any:
-    import numpy as np
-    import tensorflow_datasets as tfds
-
-    return tfds.features.Scalar(np.float32, doc=meaning)
+    return _tfds().Scalar(np.float32, doc=meaning)
 
 
 def _grade(meaning: str) -> Any:
-    import numpy as np
-    import tensorflow_datasets as tfds
-
-    return tfds.features.Scalar(np.int64, doc=meaning)
+    return _tfds().Scalar(np.int64, doc=meaning)
 
 
 def _list(feature: Any, meaning: str) -> Any:
-    import tensorflow_datasets as tfds
-
-    return tfds.features.Sequence(feature, doc=meaning)
+    return _tfds().Sequence(feature, doc=meaning)
 
 
 def _corpus_features() -> Any:

@@ -67,19 +67,17 @@ def write_config(
       UserError: a split has no rows, or the folder cannot be written.
     """
     from etils import epath
-    from tensorflow_datasets.core import dataset_info, file_adapters, naming
-    from tensorflow_datasets.core import splits as split_infos
-    from tensorflow_datasets.core.utils.version import Version
 
-    identity = dataset_info.DatasetIdentity(
+    tfds = import_extra("tensorflow_datasets", "data")
+    identity = tfds.core.DatasetIdentity(
         name=card.name,
-        version=Version(card.version),
+        version=tfds.core.Version(card.version),
         data_dir=os.fspath(folder),
         module_name="",
         config_name=config,
         config_description=description,
     )
-    info = dataset_info.DatasetInfo(
+    info = tfds.core.DatasetInfo(
         builder=identity,
         description=card.description,
         features=features,
@@ -89,12 +87,12 @@ def write_config(
         disable_shuffling=True,
     )
     record_of = serialiser(features)
-    info.set_file_format(file_adapters.FileFormat.ARRAY_RECORD)
+    info.set_file_format(tfds.core.FileFormat.ARRAY_RECORD)
     try:
         folder.mkdir(parents=True)
         found = []
         for split, rows in splits.items():
-            template = naming.ShardedFileTemplate(
+            template = tfds.core.ShardedFileTemplate(
                 dataset_name=card.name, data_dir=epath.Path(folder), split=split, filetype_suffix="array_record"
             )
             writer = _Shards(folder, f"{card.name}-{split}.array_record")
@@ -102,11 +100,11 @@ def write_config(
             if not writer.lengths:
                 raise UserError(f"{card.name}/{config}: split {split} has no rows; give data with at least one")
             found.append(
-                split_infos.SplitInfo(
+                tfds.core.SplitInfo(
                     name=split, shard_lengths=writer.lengths, num_bytes=writer.bytes, filename_template=template
                 )
             )
-        info.set_splits(split_infos.SplitDict(found))
+        info.set_splits(tfds.core.SplitDict(found))
         info.write_to_directory(epath.Path(folder))
         digests = {path.name: sha256(path) for path in sorted(folder.iterdir())}
     except OSError as error:
@@ -157,9 +155,7 @@ def serialiser(features: Any) -> Callable[[Mapping[str, Value]], bytes]:
       features: a `tfds.features.FeaturesDict` of texts, int64 and float32 numbers, alone, in lists or in lists of
         objects.
     """
-    from tensorflow_datasets.proto import tf_example_pb2
-
-    make = tf_example_pb2.Example  # pyright: ignore[reportAttributeAccessIssue]
+    make = import_extra("tensorflow_datasets.proto", "data").tf_example_pb2.Example
     single, lists, objects = [], [], []
     for name, feature in features.items():
         inner = getattr(feature, "feature", None)

@@ -173,6 +173,12 @@ def test_a_card_names_the_files_of_a_split(tmp_path: Path) -> None:
     assert hub.splits_of(["odd/b.parquet", "odd/a.parquet", "x.json"], card) == {
         "pairs": {"dev": ["odd/a.parquet", "odd/b.parquet"]}
     }
+    (tmp_path / "odd").mkdir()
+    named_sets.write_parquet(tmp_path / "odd/a.parquet", [{"anchor": "q", "positive": "p"}])
+    (tmp_path / "README.md").write_text(
+        "---\nconfigs:\n- config_name: pairs\n  data_files:\n  - split: dev\n    path: odd/*.parquet\n---\nText.\n"
+    )
+    assert len(list(read_examples(f"hf:{tmp_path}[dev]"))) == 1
     by_name = hub.splits_of(
         ["corpus/corpus/0000.parquet", "default/test/0000.parquet", "data/train-00000-of-00001-ab.parquet"]
     )

@@ -90,16 +90,14 @@ def _by_name(file: PurePosixPath) -> tuple[str, str]:
     return config, stem
 
 
-def _card(text: str) -> Mapping[str, Any] | None:
-    if not text.startswith("---"):
-        return None
-    import yaml  # Comes with huggingface_hub.
+def _card(path: Path) -> Mapping[str, Any] | None:
+    """The metadata at the top of a README.md; None if there are none that can be read."""
+    from huggingface_hub import repocard
 
     try:
-        content = yaml.safe_load(text.split("---", 2)[1])
-    except yaml.YAMLError:
+        return repocard.metadata_load(path) if path.is_file() else None
+    except Exception:  # Of the parser of YAML: a card that is broken is like none.
         return None
-    return content if isinstance(content, Mapping) else None
 
 
 # ---- local files -----------------------------------------------------------------------------------------------------
@@ -112,9 +110,7 @@ def _local_configs(name: str, place: Path) -> dict[str, dict[str, Table]]:
     files = (
         [path.relative_to(root).as_posix() for path in root.rglob(f"*{_SUFFIX}")] if place.is_dir() else [place.name]
     )
-    card = root / _CARD
-    known = _card(card.read_text(encoding="utf-8")) if place.is_dir() and card.is_file() else None
-    configs = splits_of(files, known)
+    configs = splits_of(files, _card(root / _CARD) if place.is_dir() else None)
     if not configs:
         raise UserError(f"{name}: has no {_SUFFIX} file; give a parquet file, or a folder with parquet files")
     return {
@@ -166,7 +162,7 @@ def _listed(repository: str) -> tuple[str, _Splits]:
             if any(file.endswith(_SUFFIX) for file in files):
                 commit, card = info.sha or "main", None
                 if revision is None and _CARD in files:
-                    card = _card(_fetched(repository, commit, _CARD).read_text(encoding="utf-8"))
+                    card = _card(_fetched(repository, commit, _CARD))
                 return commit, splits_of(files, card)
     except errors.RevisionNotFoundError:
         pass
@@ -195,9 +191,7 @@ def _cached(repository: str) -> tuple[str, _Splits] | None:
     except Exception:
         return None
     files = [path.relative_to(folder).as_posix() for path in folder.rglob(f"*{_SUFFIX}")]
-    card = folder / _CARD
-    known = _card(card.read_text(encoding="utf-8")) if card.is_file() else None
-    return (folder.name, splits_of(files, known)) if files else None
+    return (folder.name, splits_of(files, _card(folder / _CARD))) if files else None
 
 
 def _fetched(repository: str, revision: str, file: str) -> Path:

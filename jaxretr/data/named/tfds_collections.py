@@ -68,8 +68,7 @@ def _by_path(name: str, body: str) -> tuple[Path, str | None]:
 def _by_name(tfds: Any, name: str, body: str) -> tuple[Path, str | None]:
     place, _, version = body.partition(":")
     data_set, _, config = place.partition("/")
-    from tensorflow_datasets.core.utils import file_utils
-
+    file_utils = import_extra("tensorflow_datasets.core.utils.file_utils", "data")
     roots = [Path(os.fspath(root)).expanduser() for root in file_utils.list_data_dirs()]
     for root in roots:
         folder = root / data_set
@@ -186,10 +185,9 @@ def _rows(name: str, builder: Any, split: str) -> Iterator[Row]:
 
 
 def _records(instructions: Any) -> Iterator[bytes]:
-    from array_record.python.array_record_module import ArrayRecordReader
-
+    module = import_extra("array_record.python.array_record_module", "data")
     for instruction in instructions:
-        reader = ArrayRecordReader(os.fspath(instruction.filename))
+        reader = module.ArrayRecordReader(os.fspath(instruction.filename))
         try:
             start = instruction.skip
             # -1 is the rest of the file.
@@ -205,8 +203,6 @@ def _plain_parser(features: Any) -> Callable[[bytes], Row] | None:
 
     The decoder of TFDS, which handles all features, takes twenty times as long. None: other features, for that decoder.
     """
-    from tensorflow_datasets.proto import tf_example_pb2
-
     if not hasattr(features, "items"):
         return None
     single, lists, objects = [], [], []
@@ -224,7 +220,7 @@ def _plain_parser(features: Any) -> Callable[[bytes], Row] | None:
             objects.append((name, [(field, f"{name}/{field}", kind) for field, kind in kinds.items()]))
         else:
             return None
-    example_of = tf_example_pb2.Example.FromString  # pyright: ignore[reportAttributeAccessIssue]
+    example_of = import_extra("tensorflow_datasets.proto", "data").tf_example_pb2.Example.FromString
 
     def parse(record: bytes) -> Row:
         found = example_of(record).features.feature
