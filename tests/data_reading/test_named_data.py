@@ -376,3 +376,12 @@ def file_of(folder: Path, rows: list[dict[str, Any]]) -> Path:
     # Two writes within a tick of the clock would have one modification time.
     os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + len(rows)))
     return path
+
+
+def test_beirs_documents_are_read_from_their_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ir_datasets.datasets.beir import BeirDocs, BeirTitleDoc
+
+    monkeypatch.setattr(ir_datasets.util, "home_path", lambda: tmp_path)
+    docs = BeirDocs("jaxretr-test", LocalDownload(tiny.DATA / "corpus.jsonl"), BeirTitleDoc)
+    assert list(read_corpus(named_sets.register("jaxretr-test/as-beir", docs))) == list(read_corpus(tiny.DATA))
+    assert not list(tmp_path.rglob("*.pklz4")), "the store, which takes longer, is not made"
