@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from jaxretr.config import RerankerData
 from jaxretr.data.corpus import Corpus
+from jaxretr.data.pairs import Pair
 from jaxretr.errors import UserError
 from jaxretr.evaluate.retrieval import retrieval_metrics
 from jaxretr.evaluate.runs import read_run
@@ -16,6 +16,7 @@ from jaxretr.models.pair_scorer import CrossEncoder
 from jaxretr.objectives.contrastive_losses import NO_PASSAGE
 from jaxretr.recipes.pair_draws import first_ranks
 from jaxretr.recipes.whole_corpus import Judged, check_corpus
+from jaxretr.stores.pair_scores import score_pairs
 
 log = logging.getLogger(__name__)
 
@@ -62,21 +63,15 @@ class RerankingSet:
         if not self.questions:
             return {}
         counts = [len(rows) for rows in self.rows]
-        pairs = np.repeat(np.arange(len(counts)), counts), np.concatenate(self.rows)
-        # Each process scores a part, all parts of one size, and then all know all scores.
-        processes = jax.process_count()
-        size = -(-len(pairs[0]) // processes)
-        mine = slice(jax.process_index() * size, (jax.process_index() + 1) * size)
-        asked, read = (part[mine] for part in pairs)
-        scores = np.zeros(size, np.float32)
-        scores[: len(asked)] = model.score(
-            [self.questions[number].text for number in asked],
-            [{"title": self.corpus.titles[row], "text": self.corpus.texts[row]} for row in read],
-            progress=False,
+        pairs = (
+            Pair(question.text, self.corpus.titles[row], self.corpus.texts[row])
+            for question, rows in zip(self.questions, self.rows, strict=True)
+            for row in rows
         )
-        if processes > 1:
-            scores = np.asarray(multihost_utils.process_allgather(scores, tiled=True))
-        return self._metrics(np.split(scores[: len(pairs[0])], np.cumsum(counts)[:-1]))
+        # One chunk for each process.
+        chunk = max(1, -(-sum(counts) // jax.process_count()))
+        scores = score_pairs(model, pairs, sum(counts), chunk=chunk, shown=False)
+        return self._metrics(np.split(scores, np.cumsum(counts)[:-1]))
 
     def _metrics(self, scores: Sequence[np.ndarray]) -> dict[str, float]:
         shape = len(self.rows), max(1, *map(len, self.rows))
