@@ -94,8 +94,8 @@ def read_answers(folder: Path, yes: int, no: int | None) -> LoadedCrossEncoder:
     Raises:
       UserError: as `read_causal_lm`.
     """
-    language_model, params = read_causal_lm(folder, max_question_length=1)
-    backbone, table = language_model.backbone, _output_rows(language_model, params)
+    backbone, params, output = _read_decoder(folder)
+    table = params["word_embedding"]["table"] if output is None else output
     if not all(0 <= token < len(table) for token in (yes, no or 0)):
         raise UserError(
             f"{folder}: the answers' ids {yes} and {no} are not in its vocabulary; copy the tokenizer again"
@@ -104,7 +104,7 @@ def read_answers(folder: Path, yes: int, no: int | None) -> LoadedCrossEncoder:
     head = default_head(backbone)
     assert head is not None
     return LoadedCrossEncoder(
-        CrossEncoderConfig(backbone, head), {BACKBONE: params[BACKBONE], HEAD: {"out": {"kernel": kernel[:, None]}}}
+        CrossEncoderConfig(backbone, head), {BACKBONE: params, HEAD: {"out": {"kernel": kernel[:, None]}}}
     )
 
 
@@ -121,6 +121,14 @@ def read_causal_lm(folder: Path, max_question_length: int) -> tuple[CausalLmConf
     Raises:
       UserError: no decoder, or tensors that are missing, left over or of a wrong shape.
     """
+    backbone, params, output = _read_decoder(folder)
+    found = CausalLmConfig(backbone, max_question_length, tied=output is None)
+    own = {} if output is None else {LM_HEAD: {"kernel": np.ascontiguousarray(output.T)}}
+    return found, {BACKBONE: params, **own}
+
+
+def _read_decoder(folder: Path) -> tuple[RotaryConfig, Params, np.ndarray | None]:
+    """A decoder's shape and parameters, and its output layer's rows [V, D]; None where those are the word embeddings."""
     config, tensors = read_json(folder, "config.json"), TensorFiles.open(folder)
     encoder = import_checkpoint(config, tensors)
     if not isinstance(encoder.config, RotaryConfig) or not encoder.config.causal:
@@ -130,22 +138,14 @@ def read_causal_lm(folder: Path, max_question_length: int) -> tuple[CausalLmConf
     if _OUTPUT not in tensors.names:
         if stated is False:
             raise UserError(f"{folder}: lacks {_OUTPUT}, though config.json says that it is not tied; copy it again")
-        tied, output = True, words
-    else:
-        if tensors.shape(_OUTPUT) != words.shape:
-            raise UserError(
-                f"{folder}: {_OUTPUT} has shape {list(tensors.shape(_OUTPUT))}, but by config.json it must have "
-                f"{list(words.shape)}; config.json and the weights are not of the same model"
-            )
-        output = tensors.read(_OUTPUT)
-        tied = stated is True or np.array_equal(output, words)
-    found = CausalLmConfig(encoder.config, max_question_length, tied)
-    params: Params = {BACKBONE: encoder.params}
-    return found, params if tied else {**params, LM_HEAD: {"kernel": np.ascontiguousarray(output.T)}}
-
-
-def _output_rows(config: CausalLmConfig, params: Params) -> np.ndarray:
-    return params[BACKBONE]["word_embedding"]["table"] if config.tied else params[LM_HEAD]["kernel"].T
+        return encoder.config, encoder.params, None
+    if tensors.shape(_OUTPUT) != words.shape:
+        raise UserError(
+            f"{folder}: {_OUTPUT} has shape {list(tensors.shape(_OUTPUT))}, but by config.json it must have "
+            f"{list(words.shape)}; config.json and the weights are not of the same model"
+        )
+    output = None if stated is True else tensors.read(_OUTPUT)
+    return encoder.config, encoder.params, None if output is None or np.array_equal(output, words) else output
 
 
 def export_cross_encoder(config: CrossEncoderConfig, params: Params) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
