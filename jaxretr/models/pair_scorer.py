@@ -33,6 +33,7 @@ from jaxretr.models.layers import Params
 from jaxretr.models.scorers import pair_texts
 from jaxretr.models.scorers.causal_lm import CausalLmConfig
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
+from jaxretr.models.scorers.pair_frame import unmarked
 from jaxretr.models.scorers.pair_texts import PairTexts
 from jaxretr.models.scorers.teachers import PairTeacher
 
@@ -153,7 +154,7 @@ class PairScorer:
 
         def rows(start: int, stop: int) -> tuple[list[list[int]], int]:
             found, seconds, cut = self.rows(questions[start:stop], passages[start:stop])
-            # The engine knows nothing of second texts: their ids are told by an offset.
+            # The engine knows nothing of second texts: rows are marked as `pair_frame.marked` does it.
             marked = [[*row[:at], *(id + size for id in row[at:])] for row, at in zip(found, seconds, strict=True)]
             return marked, cut
 
@@ -320,12 +321,12 @@ def scorer_digest(facts: Mapping[str, Any], tokenizer: Any, params: Params) -> s
 
 @cache
 def _score_marked(teacher: PairTeacher, dtype: str) -> Callable[..., jax.Array]:
-    """The compiled scores float32 [n, 1] of rows whose second text has ids from the size of the vocabulary on."""
+    """The compiled scores float32 [n, 1] of marked rows."""
     size = teacher.config.backbone.vocab_size
 
     @jax.jit
     def score(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        seconds = lengths - (tokens >= size).sum(axis=1)
-        return teacher.score_rows(params, tokens % size, lengths, seconds, dtype=jnp.dtype(dtype))[:, None]
+        tokens, seconds = unmarked(tokens, lengths, size)
+        return teacher.score_rows(params, tokens, lengths, seconds, dtype=jnp.dtype(dtype))[:, None]
 
     return score

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxretr.models.layers import Params
 from jaxretr.models.scorers.cross_encoder import relevance
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
-from jaxretr.models.scorers.pair_frame import PairFrame
+from jaxretr.models.scorers.pair_frame import PairFrame, marked, unmarked
 from jaxretr.objectives.chunks import embed_in_chunks
 from jaxretr.objectives.contrastive_losses import contrastive_losses
 from jaxretr.objectives.kept_chunks import kept_bytes
@@ -88,10 +88,10 @@ def pair_loss(program: PairProgram) -> SumLoss:
     vocabulary = program.config.backbone.vocab_size
 
     def score_rows(params: Params, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None) -> jax.Array:
-        seconds = lengths - (tokens >= vocabulary).sum(axis=1)
+        tokens, seconds = unmarked(tokens, lengths, vocabulary)
         scores = relevance(
             program.config,
-            *(params, tokens % vocabulary, lengths, seconds),
+            *(params, tokens, lengths, seconds),
             dtype=program.dtype,
             keys=keys,
             keep_matmuls=True,
@@ -106,12 +106,9 @@ def pair_loss(program: PairProgram) -> SumLoss:
             batch.passages.reshape(b * k, width),
             batch.passage_lengths.reshape(-1),
         )
-        # A chunk has no place for where second texts begin: their ids are told by an offset.
-        place = jnp.arange(tokens.shape[1])
-        second = (place >= seconds[:, None]) & (place < lengths[:, None])
-        tokens = jnp.where(second, tokens + vocabulary, tokens)
         keys = None if keys is None else _keys_of_pairs(keys, k)
-        rows = (params, tokens, lengths, keys)
+        # A chunk has no place for where second texts begin.
+        rows = (params, marked(tokens, lengths, seconds, vocabulary), lengths, keys)
         keep = False
         if program.activation_bytes:
             needed = kept_bytes(score_rows, None, params, {}, *rows[1:], program.chunk)

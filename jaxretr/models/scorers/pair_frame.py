@@ -98,6 +98,21 @@ class PairFrame:
         return spliced.tokens, spliced.lengths, seconds
 
 
+def marked(tokens: jax.Array, lengths: jax.Array, seconds: jax.Array, vocabulary: int) -> jax.Array:
+    """Rows that tell by themselves where their second text begins: from there on ids are offset by the vocabulary's size.
+
+    For what carries rows of ids and their lengths alone: chunks of a step, batches of an encoding. `unmarked` reads them.
+    """
+    place = jnp.arange(tokens.shape[1])
+    second = (place >= seconds[:, None]) & (place < lengths[:, None])
+    return jnp.where(second, tokens + vocabulary, tokens)
+
+
+def unmarked(tokens: jax.Array, lengths: jax.Array, vocabulary: int) -> tuple[jax.Array, jax.Array]:
+    """The ids of marked rows, [n, L], and where their second texts begin, int32 [n]."""
+    return tokens % vocabulary, lengths - (tokens >= vocabulary).sum(axis=1)
+
+
 def frame_of_pairs(tokenizer: Any, max_length: int) -> PairFrame:
     """What a tokenizer puts around two texts: [CLS] question [SEP] passage [SEP] for BERT's kin."""
     pair = tokenizer("a", "b")
