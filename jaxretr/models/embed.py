@@ -15,7 +15,7 @@ from jaxretr.json_dataclass import dataclass_from
 from jaxretr.models.adapter_layers import abstract_adapter, check_shape, init_adapter, kinds_of
 from jaxretr.models.backbone import make_backbone, token_states
 from jaxretr.models.backbone_config import BACKBONE, KINDS, Backbone, kind_of
-from jaxretr.models.layers import Params, define, initialise, matmuls_in
+from jaxretr.models.layers import Params, define, initialise, linear, matmuls_in
 from jaxretr.models.rotary_config import RotaryConfig
 
 Side = Literal["question", "passage"]
@@ -323,8 +323,7 @@ def embed(
         states = token_states(config.backbone, backbone_params, tokens, lengths, dtype=dtype, **settings)
         pooled = pool(states, lengths, config.pooling)
     for layer, shape in dense_params(config, tower_params):
-        # Small matmuls: float32 costs nothing here, and accelerators would round their operands unasked.
-        pooled = jnp.matmul(pooled, layer["kernel"], precision=jax.lax.Precision.HIGHEST) + layer["bias"]
+        pooled = linear(layer, pooled)
         pooled = jnp.tanh(pooled) if shape.activation == "tanh" else pooled
     return truncated(pooled, config.embedding_size, normalise=config.normalise)
 

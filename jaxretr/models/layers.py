@@ -46,11 +46,16 @@ class LayerNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = x.astype(jnp.float32)
-        centred = x - x.mean(axis=-1, keepdims=True)
-        variance = jnp.square(centred).mean(axis=-1, keepdims=True)
-        y = centred * jax.lax.rsqrt(variance + self.eps) * self.scale[...]
-        return y if self.bias is None else y + self.bias[...]
+        return layer_norm(x, self.scale[...], None if self.bias is None else self.bias[...], self.eps)
+
+
+def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None, eps: float) -> jax.Array:
+    """Layer normalisation of x [..., D] over its last axis, in float32."""
+    x = x.astype(jnp.float32)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    variance = jnp.square(centred).mean(axis=-1, keepdims=True)
+    y = centred * jax.lax.rsqrt(variance + eps) * scale
+    return y if bias is None else y + bias
 
 
 class RMSNorm(nnx.Module):
@@ -79,6 +84,19 @@ class Embedding(nnx.Module):
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         return rows_of(self.table[...], ids, self.size).astype(jnp.float32)
+
+
+def linear(params: Params, x: jax.Array) -> jax.Array:
+    """x [n, D] @ kernel + bias of a small layer behind an encoder: float32 costs nothing there, and accelerators would round
+    the operands unasked."""
+    y = jnp.matmul(x, params["kernel"], precision=jax.lax.Precision.HIGHEST)
+    return y + params["bias"] if "bias" in params else y
+
+
+def chosen_log_probs(logits: jax.Array, ids: jax.Array) -> jax.Array:
+    """log softmax(logits)[id]: logits float32 [..., V], ids integers [...] -> float32 [...]."""
+    chosen = jnp.take_along_axis(logits, ids[..., None].astype(jnp.int32), axis=-1)[..., 0]
+    return chosen - jax.nn.logsumexp(logits, axis=-1)
 
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {

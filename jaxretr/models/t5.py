@@ -15,6 +15,7 @@ from jaxretr.models.layers import (
     Embedding,
     RMSNorm,
     attend,
+    chosen_log_probs,
     mask_bias,
     scan_layers,
     stack_layers,
@@ -219,8 +220,7 @@ class T5Model(nnx.Module):
     def target_log_probs(self, targets: jax.Array, memory: jax.Array, memory_lengths: jax.Array) -> jax.Array:
         """log p(target token | tokens before it, memory) for every target position, float32 [B, T]."""
         logits = self.logits(self.decode(targets, memory, memory_lengths))
-        chosen = jnp.take_along_axis(logits, targets[..., None].astype(jnp.int32), axis=-1)[..., 0]
-        return chosen - jax.nn.logsumexp(logits, axis=-1)
+        return chosen_log_probs(logits, targets)
 
     def relative_bias(self, table: Embedding, length: int, *, bidirectional: bool) -> jax.Array:
         """T5's bucketed relative position bias, float32 [1, H, keys, queries]."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxretr.models.backbone import make_backbone, token_states
 from jaxretr.models.backbone_config import BACKBONE
-from jaxretr.models.layers import Params, define, matmuls_in
+from jaxretr.models.layers import Params, chosen_log_probs, define, matmuls_in
 from jaxretr.models.rotary_config import RotaryConfig
 from jaxretr.models.scorers.t5_scorer import mean_log_prob
 
@@ -67,6 +67,5 @@ def question_likelihood(
         else:
             kernel = params[LM_HEAD]["kernel"].astype(dtype)
             logits = jnp.einsum("ntd,dv->ntv", states, kernel, preferred_element_type=jnp.float32)
-    targets = jnp.take_along_axis(tokens.astype(jnp.int32), jnp.clip(place, 0, tokens.shape[1] - 1), axis=1)
-    chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return mean_log_prob(chosen - jax.nn.logsumexp(logits, axis=-1), lengths - seconds)
+    targets = jnp.take_along_axis(tokens, jnp.clip(place, 0, tokens.shape[1] - 1), axis=1)
+    return mean_log_prob(chosen_log_probs(logits, targets), lengths - seconds)

@@ -12,7 +12,17 @@ import jax.numpy as jnp
 from jaxretr.models.backbone import make_backbone, token_states
 from jaxretr.models.backbone_config import BACKBONE
 from jaxretr.models.embed import pool
-from jaxretr.models.layers import ACTIVATIONS, Dropout, Params, define, folded, initialise, matmuls_in
+from jaxretr.models.layers import (
+    ACTIVATIONS,
+    Dropout,
+    Params,
+    define,
+    folded,
+    initialise,
+    layer_norm,
+    linear,
+    matmuls_in,
+)
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig, HeadShape
 
 HEAD = "head"
@@ -96,18 +106,11 @@ def head_logits(shape: HeadShape, params: Params, pooled: jax.Array, drop: Dropo
     """The scores of pooled states, float32 [n, D] -> [n]; float32 throughout, as these matmuls are small."""
     x = pooled
     if shape.dense:
-        x = ACTIVATIONS_OF_HEADS[shape.activation](_linear(params["dense"], x))
+        x = ACTIVATIONS_OF_HEADS[shape.activation](linear(params["dense"], x))
     if shape.norm_eps is not None:
-        centred = x - x.mean(axis=-1, keepdims=True)
-        x = centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + shape.norm_eps)
-        x = x * params["norm"]["scale"] + params["norm"].get("bias", 0.0)
-    # Dropout takes states of several places.
-    return _linear(params["out"], drop(x[:, None])[:, 0])[:, 0]
+        x = layer_norm(x, params["norm"]["scale"], params["norm"].get("bias"), shape.norm_eps)
+    # Dropout takes states [n, L, D].
+    return linear(params["out"], drop(x[:, None])[:, 0])[:, 0]
 
 
 ACTIVATIONS_OF_HEADS = {**ACTIVATIONS, "tanh": jnp.tanh}
-
-
-def _linear(params: Params, x: jax.Array) -> jax.Array:
-    y = jnp.matmul(x, params["kernel"].astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
-    return y + params["bias"] if "bias" in params else y
