@@ -117,7 +117,7 @@ def test_a_host_that_never_comes(tiny_models: Path, tmp_path: Path) -> None:
 
 def test_a_host_that_fails_ends_the_others(tiny_models: Path, tmp_path: Path) -> None:
     """One cannot read its scorer; the others would wait for it."""
-    program = with_lines("from jaxretr.recipes import art", "art.QuestionScorer = None")
+    program = with_lines("from jaxretr.recipes import art", "art.load_teacher = None")
     words = ["-c", program, "art", str(tiny_models), str(tmp_path / "run"), "{}"]
     began = time.monotonic()
     (code, errors), (failed, reason) = ended(processes.start(words, 2, 1))
