@@ -1,0 +1,157 @@
+"""What every index that the service searches is: documents, hits, and the two protocols of reading and writing."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from jaxretr.search.filters import Value, Where
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A passage as it is stored and returned.
+
+    Attributes:
+      id: not empty.
+      title: may be empty.
+      text: may be empty, but not together with the title.
+      metadata: field -> string, number, truth value or None; what filters look at.
+    """
+
+    id: str
+    title: str
+    text: str
+    metadata: Mapping[str, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A passage that a search found.
+
+    Attributes:
+      id: the passage's.
+      score: inner product of the question's vector with the passage's, float32 as a Python float.
+    """
+
+    id: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """How an index is searched, and which passages may be found.
+
+    Attributes:
+      exact: score every passage instead of asking an approximate index.
+      target_recall: one of those that the approximate index was built for; None: its first.
+      where: field -> the value that a passage must have there, or several of which it must have one.
+      allow: ids of the only passages that may be found; None: all. Unknown ids match nothing.
+      deny: ids of passages that may not be found.
+    """
+
+    exact: bool = False
+    target_recall: float | None = None
+    where: Where = field(default_factory=dict)
+    allow: Sequence[str] | None = None
+    deny: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a write changed.
+
+    Attributes:
+      sequence: the number of the write. Whoever got it knows that the write survives a crash and a loss of power.
+      added, replaced, deleted: numbers of passages.
+    """
+
+    sequence: int
+    added: int = 0
+    replaced: int = 0
+    deleted: int = 0
+
+
+class ServedIndex(Protocol):
+    """An index that can be searched. All methods block, and may be called from several threads at once.
+
+    Attributes:
+      name: what requests call it.
+      dim: D, the vectors' dimensions.
+    """
+
+    name: str
+
+    @property
+    def dim(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
+        """Finds the passages with the highest inner products.
+
+        Args:
+          vectors: float32 [B, D].
+          k: hits per question, from 1; fewer where fewer passages may be found.
+          options: filters, and how to search.
+
+        Returns:
+          B lists, best first; equal scores in the order of rows.
+
+        Raises:
+          UserError: the options ask for what this index cannot do (a field that it lacks, a target it was not built
+            for); one line.
+        """
+        ...
+
+    def documents(self, ids: Sequence[str]) -> list[Document | None]:
+        """The passages of these ids, None for one that is not there."""
+        ...
+
+    def vectors(self, ids: Sequence[str]) -> np.ndarray:
+        """float32 [n, D] of passages that are there; for the parts of a combined model's scores.
+
+        Raises:
+          UserError: an id is not there.
+        """
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What /info says, as JSON: `engine`, `passages`, `dim`, `model`, `model_fingerprint` (both None where not known),
+        `writable`, `bytes` (of memory that it takes), `fields` (those that filters know) and, where there is an
+        approximate index, `targets` and `certificate`; what else the engine has to say."""
+        ...
+
+    def close(self) -> None:
+        """Releases files and threads; what was acknowledged is on disk already."""
+        ...
+
+
+@runtime_checkable
+class WritableIndex(ServedIndex, Protocol):
+    """An index that takes passages while it is searched. A write is visible to every search after it returned."""
+
+    def upsert(self, documents: Sequence[Document], vectors: np.ndarray) -> Written:
+        """Adds passages; one whose id is there replaces the old one. All of them or none.
+
+        Args:
+          documents: n, of different ids.
+          vectors: float32 [n, D].
+
+        Returns:
+          Once the write is durable.
+
+        Raises:
+          UserError: ids that repeat, NaN or infinity, a wrong shape.
+          StorageFull: the disk is full; nothing was written, and reading goes on.
+        """
+        ...
+
+    def delete(self, ids: Sequence[str]) -> Written:
+        """Removes passages; ids that are not there are ignored (and not counted)."""
+        ...
+
+
+class StorageFull(Exception):
+    """A write was refused since the disk is full; answered with 507."""
