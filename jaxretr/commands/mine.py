@@ -4,10 +4,9 @@ import argparse
 import logging
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
-from jaxretr.commands.parsing import Commands, Parser, add_scorer, at_least_one, window
-from jaxretr.config import EncodeDtype
+from jaxretr.commands.parsing import Commands, Parser, add_precision, add_scorer, at_least_one, window
 from jaxretr.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,11 +74,7 @@ def add_commands(commands: Commands) -> None:
     )
     add("--score-margin", type=float, metavar="X", help="negatives have at most the best positive's raw score - X")
     add_scorer(add, "scorer-")
-    add(
-        "--compute",
-        choices=get_args(EncodeDtype),
-        help="precision of the matmuls; auto: bfloat16 where this machine runs it faster (default: auto)",
-    )
+    add_precision(add, default=None)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -144,15 +144,20 @@ def add_model(parser: Parser, *, optional: bool = False, encodes: bool = True) -
         add_compute(add)
 
 
-def add_compute(add: Callable[..., Any], default: str = "auto") -> None:
+def add_compute(add: Callable[..., Any]) -> None:
     """Adds --compute and --batch-size."""
+    add_precision(add)
+    add("--batch-size", type=at_least_one, metavar="N", help="texts per batch (default: chosen for the device)")
+
+
+def add_precision(add: Callable[..., Any], default: EncodeDtype | None = "auto") -> None:
+    """Adds --compute; without a default, None says that it was not given, which means auto."""
     add(
         "--compute",
         choices=get_args(EncodeDtype),
         default=default,
-        help="precision of the matmuls; auto: bfloat16 where this machine runs it faster (default: %(default)s)",
+        help="precision of the matmuls; auto: bfloat16 where this machine runs it faster (default: auto)",
     )
-    add("--batch-size", type=at_least_one, metavar="N", help="texts per batch (default: chosen for the device)")
 
 
 def add_scorer(add: Callable[..., Any], prefix: str = "") -> None:

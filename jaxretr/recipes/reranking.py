@@ -10,6 +10,7 @@ from jaxretr.config import RerankerData
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.pairs import Pair
 from jaxretr.errors import UserError
+from jaxretr.evaluate.rank_overlap import ranked_ids
 from jaxretr.evaluate.retrieval import retrieval_metrics
 from jaxretr.evaluate.runs import read_run
 from jaxretr.models.pair_scorer import CrossEncoder
@@ -85,10 +86,10 @@ class RerankingSet:
         run = read_run(path)
         rows = []
         for question in self.questions:
-            found = sorted(run.get(question.id, {}).items(), key=lambda hit: -hit[1])[:depth]
-            if unknown := [id for id, _ in found if id not in self.corpus]:
+            found = ranked_ids(run.get(question.id, {}), depth)
+            if unknown := [id for id in found if id not in self.corpus]:
                 raise UserError(f"{path}: passage '{unknown[0]}' is not in the corpus; give the run of this corpus")
-            rows.append(np.array([self.corpus.row(id) for id, _ in found], np.int64))
+            rows.append(np.array([self.corpus.row(id) for id in found], np.int64))
         if not any(map(len, rows)):
             raise UserError(f"{path}: has hits for none of the {len(rows)} dev questions; check that the ids match")
         return rows
