@@ -312,11 +312,11 @@ def write_store(folder: Path, rows: np.ndarray) -> None:
 # ---- quality ---------------------------------------------------------------------------------------------------------
 
 
-def test_scorer_reranking(main: Main, data: Path, tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scorer_reranking(main: Main, data: Path, tiny_models: Path) -> None:
     module = importlib.import_module("scorer_reranking")
-    monkeypatch.setattr(module, "DEPTH", 3)
-    words = [tiny_models / "scorer", data / "wiki_qa", "--questions", 3, "--max-length", 48]
-    assert "3 questions; scorer - BM25" in main(module, *words)
+    words = [tiny_models / "scorer", data / "wiki_qa", "--questions", 3, "--depth", 3, "--max-length", 48]
+    printed = main(module, *words)
+    assert "3 questions; scorer - BM25" in printed and "questions a second of 3 hits each" in printed
 
 
 def test_parts_of_a_data_set(data: Path, tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def test_distil_cross_encoder_runs(folder: Path, monkeypatch: pytest.MonkeyPatch
     notebook = run_notebook(
         *("distil_cross_encoder", folder, monkeypatch),
         **{"STEPS": 2, "TEACHER_STEPS": 2, "BATCH": 4, "DEPTH": 4, "BUDGETS": "4,8", "LENGTH": 24, "WORKDIR": workdir},
+        TEACHER_START=folder / "encoder",
     )
     printed = texts(notebook)
     assert "48 passages; 8 questions of ours, without judgements; 16 test questions" in printed
