@@ -34,6 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cross-encoder", type=Path, required=True, help="a folder of one, best of the T5's size")
     parser.add_argument("--temperature", type=float, default=1.0, help="that divides the cross-encoder's logits")
+    parser.add_argument("--max-length", type=int, default=128, help="tokens of a question and a passage in its row")
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("JAXRETR_DATA", "data")))
     parser.add_argument("--embedded", action="store_true", help="the package's own passages and questions instead")
     parser.add_argument("--runs", type=Path, default=Path("runs/art_teachers"))
@@ -48,7 +49,7 @@ def main() -> None:
         else Bed("wiki_qa", args.data / "wiki_qa", "train", ("squad", "tydi"), steps)
     )
     # A T5 reads the question apart from the passage, a cross-encoder in the same row.
-    cross_encoder = ("--scorer.path", str(args.cross_encoder), "--scorer.max-length", "128")
+    cross_encoder = ("--scorer.path", str(args.cross_encoder), "--scorer.max-length", str(args.max_length))
     arms = {
         T5: (),
         CROSS_ENCODER: (*cross_encoder, "--art.teacher-temperature", str(args.temperature)),
