@@ -15,7 +15,7 @@ import secrets
 import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ CREATE TABLE state (
   active INTEGER NOT NULL
 );
 CREATE TABLE spaces (
-  space INTEGER PRIMARY KEY, model TEXT NOT NULL, fingerprint TEXT NOT NULL UNIQUE, dim INTEGER NOT NULL
+  space INTEGER PRIMARY KEY, model TEXT NOT NULL, fingerprint TEXT NOT NULL UNIQUE, dim INTEGER NOT NULL,
+  was_active INTEGER NOT NULL
 );
 CREATE TABLE documents (
   row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, metadata TEXT NOT NULL, sequence INTEGER NOT NULL
@@ -61,12 +62,14 @@ class Space:
       model: its name or path, as the user gave it.
       fingerprint: of all that decides its vectors.
       dim: D.
+      was_active: it has been searched before, and a document can only lack a vector of a later write.
     """
 
     number: int
     model: str
     fingerprint: str
     dim: int
+    was_active: bool = field(default=False, compare=False)
 
     @property
     def table(self) -> str:
@@ -234,7 +237,7 @@ def add_space(connection: sqlite3.Connection, model: str, fingerprint: str, dim:
     """Adds a model's space, with no vectors."""
     number = connection.execute("SELECT coalesce(max(space), 0) + 1 FROM spaces").fetchone()[0]
     space = Space(number, model, fingerprint, dim)
-    connection.execute("INSERT INTO spaces VALUES (?, ?, ?, ?)", (number, model, fingerprint, dim))
+    connection.execute("INSERT INTO spaces VALUES (?, ?, ?, ?, 0)", (number, model, fingerprint, dim))
     connection.execute(f"CREATE TABLE {space.table} (row INTEGER PRIMARY KEY, vector BLOB NOT NULL)")
     return space
 
@@ -248,7 +251,16 @@ def drop_space(connection: sqlite3.Connection, space: Space) -> None:
 
 def spaces(connection: sqlite3.Connection) -> list[Space]:
     """All spaces, the oldest first."""
-    return [Space(*found) for found in connection.execute("SELECT * FROM spaces ORDER BY space")]
+    found = connection.execute("SELECT space, model, fingerprint, dim, was_active FROM spaces ORDER BY space")
+    return [
+        Space(number, model, fingerprint, dim, bool(was_active)) for number, model, fingerprint, dim, was_active in found
+    ]
+
+
+def activate(connection: sqlite3.Connection, space: Space) -> None:
+    """Lets a space be the one that is searched."""
+    connection.execute("UPDATE spaces SET was_active = 1 WHERE space = (SELECT active FROM state)")
+    connection.execute("UPDATE state SET active = ?", (space.number,))
 
 
 def state(connection: sqlite3.Connection) -> State:
@@ -256,8 +268,7 @@ def state(connection: sqlite3.Connection) -> State:
     folder, sequence, next_row, active = connection.execute(
         "SELECT folder, sequence, next_row, active FROM state"
     ).fetchone()
-    [found] = connection.execute("SELECT * FROM spaces WHERE space = ?", (active,))
-    return State(folder, sequence, next_row, Space(*found))
+    return State(folder, sequence, next_row, next(each for each in spaces(connection) if each.number == active))
 
 
 def missing(
@@ -304,6 +315,11 @@ def rows(connection: sqlite3.Connection) -> Iterator[tuple[int, str, str]]:
 def vectors(connection: sqlite3.Connection, space: Space, after: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yields (row, vector) of the documents with a larger row, in the order of rows."""
     return connection.execute(f"SELECT row, vector FROM {space.table} WHERE row > ? ORDER BY row", (after,))
+
+
+def lacking(connection: sqlite3.Connection, space: Space) -> int:
+    """How many documents have no vector in a space."""
+    return count(connection, "documents") - count(connection, space.table)
 
 
 def count(connection: sqlite3.Connection, table: str) -> int:

@@ -41,21 +41,21 @@ class LiveIndex:
     Attributes:
       name: what requests call it.
       folder: where it is.
-      database, settings, questions, upkeep: its parts.
+      database, settings, questions, writer, upkeep: its parts.
       certified: the last certificate.
-      also: the models that encode every write in addition, by the number of their space; see `reindex`.
+      also: the models that encode every write in addition, by their fingerprints; see `reindex`.
     """
 
     def __init__(self, folder: Path, name: str, lock: FolderLock, base: Database, settings: LiveSettings):
         """Use `open`."""
         self.folder, self.name, self.database, self.settings = folder, name, base, settings
         self._lock = lock
-        self.also: dict[int, tuple[Space, Encode]] = {}
+        self.also: dict[str, tuple[Space, Encode]] = {}
         self.questions = RecentQuestions(settings.certify_questions)
         with base.reading() as connection:
             snapshots.remove_remains(folder, database.spaces(connection))
             self._view, self.certified = open_newest(connection, folder, database.state(connection).active)
-        self._writer = GroupCommit(base, self._published)
+        self.writer = GroupCommit(base, self._published)
         self.upkeep = Upkeep(self)
 
     @classmethod
@@ -195,11 +195,11 @@ class LiveIndex:
             raise UserError(f"vectors: {len(vectors)} for {len(documents)} documents; give one for each")
         if not documents:
             return Written(self._view.sequence)
-        found = {space.number: checked_matrix(vectors, space.dim, "vectors")}
+        found = {space.fingerprint: checked_matrix(vectors, space.dim, "vectors")}
         for other, encode in also:
             if other != space and (more := _encoded(other, encode, documents)) is not None:
-                found[other.number] = more
-        return self._writer.write(Upsert(documents, metadata, found, space.model), len(documents))
+                found[other.fingerprint] = more
+        return self.writer.write(Upsert(documents, metadata, found, space.model), len(documents))
 
     def delete(self, ids: Sequence[str]) -> Written:
         """Removes passages; ids that are not there are ignored.
@@ -209,7 +209,7 @@ class LiveIndex:
         """
         if not ids:
             return Written(self._view.sequence)
-        return self._writer.write(Delete(list(dict.fromkeys(ids))), len(ids))
+        return self.writer.write(Delete(list(dict.fromkeys(ids))), len(ids))
 
     def _published(self, changes: Sequence[Change]) -> None:
         self._view = self._view.after(changes)
@@ -225,18 +225,23 @@ class LiveIndex:
             if base.space == self._view.space and base.sequence >= self._view.base.sequence:
                 self._view, self.certified = self._view.on(base), certified
 
-        self._writer.alone(swap)
+        self.writer.alone(swap)
+
+    def show(self, view: View, certified: Certified | None) -> None:
+        """Lets searches use another space; to be called on the thread that writes."""
+        self._view, self.certified = view, certified
+        self.questions = RecentQuestions(self.settings.certify_questions)
 
     def note(self, certified: Certified) -> None:
         """Notes a certificate of the active space, on disk as well."""
-        self._writer.write(functools.partial(writes.note_certificate, content=certified.to_json()))
+        self.writer.write(functools.partial(writes.note_certificate, content=certified.to_json()))
         if certified.snapshot == self._view.base.sequence:
             self.certified = certified
 
     def close(self) -> None:
         """Finishes what was accepted, and lets another process have the folder."""
         self.upkeep.ask_to_stop()
-        self._writer.close()
+        self.writer.close()
         if self.upkeep.wait(_CLOSING_SECONDS):
             self.database.close()
             self._lock.release()

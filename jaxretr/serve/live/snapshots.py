@@ -89,7 +89,7 @@ def write(
     with base.reading() as connection:
         state = database.state(connection)
         n = database.count(connection, "documents")
-        if database.count(connection, space.table) != n:
+        if database.lacking(connection, space):
             raise Incomplete
         if not n:
             return None

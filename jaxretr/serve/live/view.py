@@ -102,14 +102,14 @@ class View:
             scores, positions = self.approximate(vectors, k, options.target_recall)
         else:
             scores, positions = self.exact(vectors, k, allowed)
-        n, base, tail = len(self.base), self.base.ids, self.tail.ids
         return [
-            [
-                Hit(base[place] if place < n else tail[place - n], score)
-                for score, place in zip(found, places, strict=True)
-            ]
+            [Hit(self._id(place), score) for score, place in zip(found, places, strict=True)]
             for found, places in zip(scores.tolist(), positions.tolist(), strict=True)
         ]
+
+    def _id(self, position: int) -> str:
+        n = len(self.base)
+        return self.base.ids[position] if position < n else self.tail.ids[position - n]
 
     def is_approximate(self, options: SearchOptions) -> bool:
         """Whether a search with these options asks ScaNN."""

@@ -50,13 +50,13 @@ class Upsert:
     Attributes:
       documents: n.
       metadata: of each, as JSON.
-      vectors: by the number of their space, float32 [n, D].
+      vectors: by the fingerprint of their model, float32 [n, D].
       model: who made the vectors that the caller gave, for messages.
     """
 
     documents: Sequence[Document]
     metadata: Sequence[str]
-    vectors: Mapping[int, np.ndarray]
+    vectors: Mapping[str, np.ndarray]
     model: str
 
     def __call__(self, connection: sqlite3.Connection) -> tuple[Written, Change]:
@@ -66,7 +66,7 @@ class Upsert:
           ModelChanged: the active space is not among those of the vectors.
         """
         state = database.state(connection)
-        if state.active.number not in self.vectors:
+        if state.active.fingerprint not in self.vectors:
             raise ModelChanged(
                 f"the vectors are {self.model}'s, and the index has changed to {state.active.model}; encode with that"
             )
@@ -88,8 +88,8 @@ class Upsert:
         )
         fault_points.reached("commit.texts")
         for space in database.spaces(connection):
-            if space.number in self.vectors:
-                write_vectors(connection, space, rows, self.vectors[space.number])
+            if space.fingerprint in self.vectors:
+                write_vectors(connection, space, rows, self.vectors[space.fingerprint])
         _set_state(connection, sequence, rows.stop)
         change = Change(
             sequence=sequence,
@@ -97,7 +97,7 @@ class Upsert:
             rows=rows,
             ids=[document.id for document in documents],
             metadata=[document.metadata for document in documents],
-            vectors=self.vectors[state.active.number],
+            vectors=self.vectors[state.active.fingerprint],
         )
         return Written(sequence, added=len(documents) - len(removed), replaced=len(removed)), change
 
