@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.json_dataclass import dataclass_from
-from jaxretr.search.scann import certificate as certificates
-from jaxretr.search.scann import question_sets
+from jaxretr.search import certificate as certificates
+from jaxretr.search import question_sets
 from jaxretr.search.scann.certificate import Certificate, Line
 from jaxretr.serve.live.snapshots import Snapshot
 from jaxretr.serve.live.view import View
@@ -120,7 +120,7 @@ def measure(view: View, questions: NDArray[np.float32] | None, seed: int = 0) ->
         seed=seed,
         model=view.space.model,
         lines=tuple(lines),
-        **certificates.machine_facts(),
+        **certificates.machine_facts("scann"),
     )
     return Certified(
         measured=datetime.now(UTC).isoformat(timespec="seconds"),

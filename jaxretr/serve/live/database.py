@@ -253,7 +253,8 @@ def spaces(connection: sqlite3.Connection) -> list[Space]:
     """All spaces, the oldest first."""
     found = connection.execute("SELECT space, model, fingerprint, dim, was_active FROM spaces ORDER BY space")
     return [
-        Space(number, model, fingerprint, dim, bool(was_active)) for number, model, fingerprint, dim, was_active in found
+        Space(number, model, fingerprint, dim, bool(was_active))
+        for number, model, fingerprint, dim, was_active in found
     ]
 
 

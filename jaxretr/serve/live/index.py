@@ -55,6 +55,9 @@ class LiveIndex:
         with base.reading() as connection:
             snapshots.remove_remains(folder, database.spaces(connection))
             self._view, self.certified = open_newest(connection, folder, database.state(connection).active)
+        scann = self._view.base.scann
+        if scann is not None and scann.questions is not None and not scann.questions.stand_ins:
+            self.questions.add(scann.questions.vectors)
         self.writer = GroupCommit(base, self._published)
         self.upkeep = Upkeep(self)
 

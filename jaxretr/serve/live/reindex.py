@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxretr.errors import UserError
+from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.search.exact.host_rows import checked_matrix
 from jaxretr.serve.live import database, fault_points, snapshots, writes
 from jaxretr.serve.live.certifying import Certified
@@ -27,6 +28,7 @@ from jaxretr.serve.live.opening import open_newest
 from jaxretr.serve.live.snapshots import Incomplete
 from jaxretr.serve.live.view import View
 from jaxretr.serve.live.writes import Change
+from jaxretr.serve.served import Document
 
 log = logging.getLogger(__name__)
 
@@ -270,12 +272,12 @@ def _switch(index: LiveIndex, space: Space, switched: Callable[[], None]) -> boo
     return index.writer.alone(switch)
 
 
-def as_encode(passages: Callable[..., np.ndarray]) -> Encode:
-    """An encoder's `encode_passages` as `Model.encode`: one thread at a time."""
+def as_encode(encoder: TextEncoder, batch_size: int | None = None) -> Encode:
+    """An encoder's passage side as `Model.encode`: one thread at a time."""
     lock = threading.Lock()
 
-    def encode(documents: Sequence[Any]) -> np.ndarray:
+    def encode(documents: Sequence[Document]) -> np.ndarray:
         with lock:
-            return passages(documents, progress=False)
+            return encoder.encode_passages(documents, batch_size=batch_size, progress=False)
 
     return encode
