@@ -178,7 +178,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
     except sqlite3.DatabaseError as error:
-        raise _problem(path, error) from error
+        raise problem(path, error) from error
     return connection
 
 
@@ -188,7 +188,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
         )
     except sqlite3.DatabaseError as error:
-        raise _problem(path, error) from error
+        raise problem(path, error) from error
     if application != _APPLICATION:
         raise UserError(f"{path}: is a database of another program, not of a live index; give another folder")
     if version > _VERSION:
@@ -197,7 +197,8 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         )
 
 
-def _problem(path: Path, error: sqlite3.Error) -> Exception:
+def problem(path: Path, error: sqlite3.Error) -> Exception:
+    """What to say of a database that SQLite cannot read."""
     if is_full(error, path.parent):
         return full(path.parent)
     return UserError(f"{path}: cannot be opened as a live index ({error}); give another folder, or restore a backup")

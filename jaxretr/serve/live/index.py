@@ -108,8 +108,10 @@ class LiveIndex:
                 base = Database(folder)
                 _check_model(folder, base, model, model_fingerprint, dim)
             index = cls(folder, name, lock, base, settings or LiveSettings())
-        except BaseException:
+        except BaseException as error:
             lock.release()
+            if isinstance(error, sqlite3.DatabaseError):
+                raise database.problem(folder / database.DATABASE, error) from error
             raise
         if background:
             index.upkeep.start()

@@ -27,7 +27,7 @@ def open_newest(connection: sqlite3.Connection, folder: Path, space: Space) -> t
 
     Args:
       connection: in a transaction.
-      folder: with the snapshots; damaged ones are removed with a warning.
+      folder: with the snapshots; damaged ones are removed with a warning, and older ones without.
       space: whose vectors; every document has one.
     """
     for path in snapshots.found(folder, space):
@@ -38,6 +38,7 @@ def open_newest(connection: sqlite3.Connection, folder: Path, space: Space) -> t
             log.warning("%s; the snapshot is removed, and made again from the database", error)
             shutil.rmtree(path, ignore_errors=True)
             continue
+        snapshots.remove_older(path, space)
         noted = database.certificate(connection, space)
         if noted is not None and noted["snapshot"] == snapshot.sequence:
             return view, Certified.from_json(noted)
