@@ -61,7 +61,7 @@ def test_to_another_model_and_back(index: LiveIndex) -> None:
 def test_a_rollback_without_the_old_model_asks_for_it_if_it_is_needed(index: LiveIndex) -> None:
     Reindexing(index, model("large")).run()
     put(index, [document("d5", 1)])
-    with pytest.raises(UserError, match="1 documents were written since it left small.*--to small"):
+    with pytest.raises(UserError, match=r"1 documents were written since it left small.*--to small"):
         rollback(index)
     assert index.view.space.model == "large"
     rollback(index, small)

@@ -1,7 +1,5 @@
 """The approximate index of a live folder: what was removed is not found, what was added is, and the certificate says when."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 

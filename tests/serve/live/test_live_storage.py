@@ -161,7 +161,9 @@ def test_verify_names_what_the_database_lacks(tmp_path: Path) -> None:
     connection.execute("DELETE FROM texts WHERE row = 5")
     connection.commit()
     connection.close()
-    with pytest.raises(UserError, match="5 documents have 4 texts; 1 documents lack vectors of small; .*other vectors"):
+    with pytest.raises(
+        UserError, match=r"5 documents have 4 texts; 1 documents lack vectors of small; .*other vectors"
+    ):
         verify(tmp_path)
 
 
@@ -215,7 +217,7 @@ def test_a_full_disk_refuses_writes_and_goes_on_reading(small_disk: Path | None,
     assert_reads(index, count)
     if small_disk is not None:
         (small_disk / "filler").write_bytes(b"0" * (shutil.disk_usage(small_disk).free // 4096 * 4096))
-        with pytest.raises(UserError, match="disk|space"):
+        with pytest.raises(UserError, match=r"disk|space"):
             index.upkeep.compact()
         assert_reads(index, count)
         (small_disk / "filler").unlink()
