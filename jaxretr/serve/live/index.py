@@ -237,10 +237,10 @@ class LiveIndex:
         self._view, self.certified = view, certified
         self.questions = RecentQuestions(self.settings.certify_questions)
 
-    def note(self, certified: Certified) -> None:
-        """Notes a certificate of the active space, on disk as well."""
-        self.writer.write(functools.partial(writes.note_certificate, content=certified.to_json()))
-        if certified.snapshot == self._view.base.sequence:
+    def note(self, view: View, certified: Certified) -> None:
+        """Notes the certificate of a state, on disk as well; one of an older snapshot counts no more."""
+        self.writer.write(functools.partial(writes.note_certificate, space=view.space, content=certified.to_json()))
+        if self._view.base is view.base:
             self.certified = certified
 
     def close(self) -> None:

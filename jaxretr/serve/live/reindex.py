@@ -76,7 +76,8 @@ class Reindexing:
           to: the new model.
           old: the present model; if it is given, what is written after the switch goes to its space as well, so that
             `rollback` needs no encoding.
-          switched: called at the moment of the switch, when searches need vectors of the new model.
+          switched: called at the moment of the switch, when searches need vectors of the new model, on the thread that
+            writes: it must not write itself.
           advance: called with the number of documents that were encoded since the last call.
 
         Raises:

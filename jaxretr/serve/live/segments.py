@@ -21,7 +21,7 @@ T = TypeVar("T")
 _ID_BYTES, _VALUE_BYTES = 60 + 8 + 100, 2 * 8 + 4
 
 # Of ScaNN in memory: bytes a dimension of the codes, its program, and a row's number, leaf and norm.
-_CODE_BYTES, _SCANN_BYTES, _ENTRY_BYTES = 0.25, 60 << 20, 12
+_CODE_BYTES, _SCANN_BYTES, _ENTRY_BYTES = 0.25, 32 << 20, 12
 
 
 @dataclass(frozen=True)

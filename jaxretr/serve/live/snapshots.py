@@ -13,6 +13,7 @@ import contextlib
 import logging
 import re
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -86,7 +87,8 @@ def write(
     """
     place = base.path.parent / FOLDER
     place.mkdir(exist_ok=True)
-    with base.reading() as connection:
+    with contextlib.ExitStack() as reading:
+        connection = reading.enter_context(base.reading())
         state = database.state(connection)
         n = database.count(connection, "documents")
         if database.lacking(connection, space):
@@ -97,6 +99,7 @@ def write(
         fault_points.reached("snapshot.begun")
         with atomic_folder(path) as partial:
             ids = _write_rows(connection, space, partial, n)
+            reading.close()  # SQLite's log would grow as long as somebody reads this state.
             fault_points.reached("snapshot.rows")
             indexed = n >= settings.scann_from and _index(partial, ids, space, settings, questions)
             fault_points.reached("snapshot.indexed")
@@ -115,7 +118,7 @@ def write(
     return path
 
 
-def _write_rows(connection, space: Space, folder: Path, n: int) -> list[str]:
+def _write_rows(connection: sqlite3.Connection, space: Space, folder: Path, n: int) -> list[str]:
     """Writes vectors.npy and rows.npy; returns the ids."""
     rows = np.empty(n, np.int64)
 

@@ -1,20 +1,16 @@
 """What a live index does in the background: new snapshots, and certificates measured again."""
 
 import logging
-import sqlite3
 import threading
 from typing import Protocol
 
-from jaxretr.errors import UserError
 from jaxretr.serve.live import certifying, database, fault_points, snapshots
 from jaxretr.serve.live.certifying import Certified, RecentQuestions
 from jaxretr.serve.live.database import Database
 from jaxretr.serve.live.opening import open_view
 from jaxretr.serve.live.segments import Base
 from jaxretr.serve.live.settings import LiveSettings
-from jaxretr.serve.live.snapshots import Incomplete
 from jaxretr.serve.live.view import View
-from jaxretr.serve.served import StorageFull
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +33,8 @@ class Kept(Protocol):
         """Lets searches use a newer base; writes wait for a moment."""
         ...
 
-    def note(self, certified: Certified) -> None:
-        """Notes a certificate, on disk as well."""
+    def note(self, view: View, certified: Certified) -> None:
+        """Notes the certificate of a state, on disk as well."""
         ...
 
 
@@ -105,7 +101,7 @@ class Upkeep:
                 return
             certified = certifying.measure(view, index.questions.sample(index.settings.least_questions))
             fault_points.reached("certificate.measured")
-            index.note(certified)
+            index.note(view, certified)
             fault_points.reached("certificate.noted")
 
     def _compaction_is_due(self) -> bool:
@@ -131,10 +127,8 @@ class Upkeep:
                         self.certify()
                     else:
                         break
-            except Incomplete:
-                self._later("a document lacks its vector")
-            except (UserError, StorageFull, OSError, sqlite3.Error) as error:
-                self._later(str(error))
+            except Exception as error:  # Whatever it is, searches and writes go on as before.
+                self._later(f"{type(error).__name__}: {error}")
 
     def _later(self, reason: str) -> None:
         log.warning("%s: no new snapshot (%s); trying again in a minute", self._index.database.path.parent, reason)

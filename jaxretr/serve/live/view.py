@@ -17,6 +17,10 @@ from jaxretr.serve.live.segments import Base, Segment, TailRows, columns_of
 from jaxretr.serve.live.writes import Change
 from jaxretr.serve.served import Hit, SearchOptions
 
+# Fewer products than this are computed by the thread that searches: handing rows to others takes longer, and much longer
+# on a busy machine. `HostSearch` hands over rows from twice 1,024 on.
+_FEW_PRODUCTS, _UNDIVIDED_ROWS = 1 << 22, 2047
+
 # Scores float32 [B, k] and positions int64 [B, k]: those of the base, then those of the tail.
 Found = tuple[NDArray[np.float32], NDArray[np.int64]]
 
@@ -130,7 +134,11 @@ class View:
             first = 0
             for segment, mask in zip((self.base, self.tail), masks, strict=True):
                 if mask.any():
-                    search.add(segment.vectors, first, None if mask.all() else mask)
+                    step = _UNDIVIDED_ROWS if segment.vectors.size * len(vectors) < _FEW_PRODUCTS else len(segment)
+                    for row in range(0, len(segment), step):
+                        piece = slice(row, row + step)
+                        there = None if mask[piece].all() else mask[piece]
+                        search.add(segment.vectors[piece], first + row, there)
                 first += len(segment)
             found.append(search.result())
         scores, positions = (np.concatenate(parts) for parts in zip(*found, strict=True))

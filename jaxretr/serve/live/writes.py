@@ -138,11 +138,10 @@ def fill(connection: sqlite3.Connection, space: Space, rows: Sequence[int], vect
     return connection.total_changes - before, Change(database.state(connection).sequence)
 
 
-def note_certificate(connection: sqlite3.Connection, content: dict[str, Any]) -> tuple[None, Change]:
-    """Notes the certificate of the active space."""
-    state = database.state(connection)
-    connection.execute("INSERT OR REPLACE INTO certificates VALUES (?, ?)", (state.active.number, json.dumps(content)))
-    return None, Change(state.sequence)
+def note_certificate(connection: sqlite3.Connection, space: Space, content: dict[str, Any]) -> tuple[None, Change]:
+    """Notes the certificate of a space."""
+    connection.execute("INSERT OR REPLACE INTO certificates VALUES (?, ?)", (space.number, json.dumps(content)))
+    return None, Change(database.state(connection).sequence)
 
 
 def _remove(connection: sqlite3.Connection, ids: Sequence[str]) -> list[int]:
