@@ -243,6 +243,12 @@ def test_search(main: Main) -> None:
     assert "| questions | 8 |" in printed and "| numpy | " in printed
 
 
+def test_live_index(main: Main) -> None:
+    words = ["--rows", 300, "--dim", 8, "--seconds", 0.2, "--questions", 3]
+    printed = main(importlib.import_module("live_index"), *words)
+    assert "| 64 | " in printed and "opening 330 passages" in printed
+
+
 def test_train(main: Main, minilm: Path) -> None:
     """The step that `make bench` times; it lacked its batch once, and no test ran it."""
     pytest.importorskip("datasets", reason="sentence-transformers' trainer reads them")

@@ -51,6 +51,7 @@ RUN_BY = {
     "evaluate --suite": ["test_evaluate_suite.py::test_a_suite_is_its_data_sets"],
     "evaluate --typos": ["test_evaluate_typos.py::test_another_model_is_compared_question_by_question"],
     "export --to huggingface": ["test_verify.py::test_an_export_is_intact_wherever_it_lies"],
+    "export --to live": ["test_live_commands.py::test_an_exported_store_is_a_live_index_with_its_passages"],
     "export --to onnx": ["test_export_encoder.py::test_the_commands_and_one_changed_byte"],
     "export --to scann": ["test_scann_commands.py::test_export_writes_an_index_that_verifies"],
     "export --to sentence-transformers": ["test_verify.py::test_an_export_is_intact_wherever_it_lies"],
@@ -65,6 +66,7 @@ RUN_BY = {
         "test_cli.py::test_quickstart_gets_its_arguments",
         "test_notebooks.py::test_art_quickstart_runs",  # what it runs
     ],
+    "reindex": ["test_live_commands.py::test_reindex_to_another_model_and_back"],
     "report": ["test_run_report.py::test_the_page_has_what_was_measured"],
     "score": ["test_scoring.py::test_two_processes_score_one_file"],
     "search": ["test_cli.py::test_search_finds_what_the_exact_index_finds"],

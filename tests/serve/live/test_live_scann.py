@@ -1,0 +1,93 @@
+"""The approximate index of a live folder: what was removed is not found, what was added is, and the certificate says when."""
+
+import numpy as np
+import pytest
+
+from jaxretr.errors import UserError
+from jaxretr.search.scann.process import scann_problem
+from jaxretr.serve.live.index import LiveIndex
+from jaxretr.serve.live.settings import LiveSettings
+from jaxretr.serve.served import Document, SearchOptions
+
+pytestmark = pytest.mark.skipif(scann_problem() is not None, reason="ScaNN does not work here")
+
+N, DIM = 2500, 16
+
+
+def vectors(count: int, seed: int) -> np.ndarray:
+    found = np.random.default_rng(seed).standard_normal((count, DIM)).astype(np.float32)
+    return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+
+def documents(names: str, count: int) -> list[Document]:
+    return [Document(f"{names}{n}", "", f"passage {n}", {"even": n % 2 == 0}) for n in range(count)]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory):
+    settings = LiveSettings(scann_from=N, certify_share=0.01, least_questions=64)
+    folder = tmp_path_factory.mktemp("live")
+    made = LiveIndex.open(
+        folder, model="m", model_fingerprint="f", dim=DIM, settings=settings, background=False, name="index"
+    )
+    made.upsert(documents("d", N), vectors(N, 0))
+    made.search(vectors(80, 1), 10, SearchOptions())
+    made.upkeep.compact()
+    yield made
+    made.close()
+
+
+def ids(index: LiveIndex, questions: np.ndarray, k: int, **options) -> list[list[str]]:
+    return [[hit.id for hit in hits] for hits in index.search(questions, k, SearchOptions(**options))]
+
+
+def test_the_snapshot_is_tuned_on_questions_that_were_asked(index: LiveIndex) -> None:
+    facts = index.facts()
+    assert facts["approximate"] and facts["targets"] == [0.95]
+    certificate = facts["certificate"]
+    assert certificate["of"] == "questions" and certificate["questions"] == 40, "half of the 80 tune it"
+    assert not certificate["stale"] and certificate["changes_since"] == 0
+    with pytest.raises(UserError, match=r"target_recall=0\.5.*0\.95"):
+        index.search(vectors(1, 2), 1, SearchOptions(target_recall=0.5))
+
+
+def test_removed_passages_are_never_found_and_new_ones_always(index: LiveIndex) -> None:
+    questions = vectors(20, 3)
+    before = ids(index, questions, 50)
+    assert (
+        np.mean([len({*a} & {*b}) / 50 for a, b in zip(before, ids(index, questions, 50, exact=True), strict=True)])
+        > 0.9
+    )
+    gone = {name for found in before for name in found}
+    index.delete(sorted(gone))
+    index.upsert(documents("new", 5), questions[:5] * 3)
+    after = ids(index, questions, 50)
+    assert all(len(found) == 50 and not gone & {*found} for found in after)
+    assert [found[0] for found in after[:5]] == [f"new{n}" for n in range(5)]
+    # Scores are those of exact search, to the bit.
+    exact = {(hit.id, hit.score) for hits in index.search(questions, N, SearchOptions(exact=True)) for hit in hits}
+    assert {(hit.id, hit.score) for hits in index.search(questions, 50, SearchOptions()) for hit in hits} <= exact
+    # More than there are, and filters: all of them.
+    assert len(ids(index, questions[:1], N)[0]) == len(index)
+    even = ids(index, questions[:1], 5, where={"even": True})
+    assert even == ids(index, questions[:1], 5, where={"even": True}, exact=True)
+
+
+def test_the_certificate_is_measured_again_after_so_many_changes(index: LiveIndex) -> None:
+    index.upsert(documents("more", 100), vectors(100, 4))
+    changes = index.view.changes
+    certificate = index.facts()["certificate"]
+    assert (
+        certificate["stale"] and certificate["changes_since"] == changes and certificate["changes_when_measured"] == 0
+    )
+    index.upkeep.certify()
+    certificate = index.facts()["certificate"]
+    assert not certificate["stale"] and certificate["changes_when_measured"] == changes
+    assert certificate["sequence"] == index.view.sequence and certificate["rows"] == len(index)
+    assert certificate["lines"][0]["recalls"][0]["recall"] > 0.8
+    settings, folder = index.settings, index.folder
+    index.close()
+    again = LiveIndex.open(folder, settings=settings, background=False)
+    noted = again.facts()["certificate"]
+    assert (noted["measured"], noted["sequence"]) == (certificate["measured"], certificate["sequence"])
+    again.close()
