@@ -15,8 +15,8 @@ from jaxretr.export.index_source import IndexSource
 from jaxretr.export.verify_model import Library
 from jaxretr.export.verify_model import verify as verify_model
 from jaxretr.progress import Progress
-from jaxretr.search.scann.certificate import Certificate
-from jaxretr.search.scann.certificate import table as certificate_table
+from jaxretr.search.certificate import Certificate
+from jaxretr.search.certificate import table as certificate_table
 from jaxretr.search.searching import check_store
 from jaxretr.storage.copies import local_copy
 from jaxretr.stores import manifest
