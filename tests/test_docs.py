@@ -51,6 +51,8 @@ RUN_BY = {
     "evaluate --suite": ["test_evaluate_suite.py::test_a_suite_is_its_data_sets"],
     "evaluate --typos": ["test_evaluate_typos.py::test_another_model_is_compared_question_by_question"],
     "export --to huggingface": ["test_verify.py::test_an_export_is_intact_wherever_it_lies"],
+    "export --to lance": ["test_export_engines.py::test_lance"],
+    "export --to pgvector": ["test_export_engines.py::test_the_certificate_is_kept_and_verified"],
     "export --to onnx": ["test_export_encoder.py::test_the_commands_and_one_changed_byte"],
     "export --to scann": ["test_scann_commands.py::test_export_writes_an_index_that_verifies"],
     "export --to sentence-transformers": ["test_verify.py::test_an_export_is_intact_wherever_it_lies"],
