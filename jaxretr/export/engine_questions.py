@@ -12,6 +12,9 @@ from jaxretr.search.engine_certificate import FEWEST_ROWS, MOST_QUESTIONS, Asked
 from jaxretr.search.question_sets import Questions
 from jaxretr.search.scann.tuning import ladder
 
+# pgvector's own default.
+_NARROWEST = 40
+
 
 @dataclass(frozen=True)
 class _Passages:
@@ -56,5 +59,8 @@ def stored(questions: Questions) -> tuple[list[str | None], bytes]:
 
 
 def widths(k: int, most: int) -> list[int]:
-    """The widths of a graph's search to try."""
-    return ladder(min(max(k, 10), most), most)
+    """The widths of a graph's search to try.
+
+    Narrower ones save little, and questions may be farther from the passages than those that they were tuned on.
+    """
+    return ladder(min(max(k, _NARROWEST), most), most)

@@ -217,7 +217,7 @@ def test_options_of_databases() -> None:
 def test_lance(encoded: Encoded, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lancedb = pytest.importorskip("lancedb", reason="it reads the table")
     out = tmp_path / "out"
-    assert cli.main(words(encoded, "lance", out, "--target-recall", ".9,.95")) == 0
+    assert cli.main(words(encoded, "lance", out)) == 0
     said = capsys.readouterr().out
     assert "LanceDB's IVF_HNSW_SQ, m 20, ef_construction 150" in said and f"{ROWS} rows in LanceDB, of tiny" in said
     table = lancedb.connect(out).open_table("passages").to_arrow().sort_by("row")

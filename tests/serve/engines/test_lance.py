@@ -21,7 +21,7 @@ from jaxretr.export import lance as exporting
 from jaxretr.serve.engines import lance
 from jaxretr.serve.engines.lance import LanceIndex
 
-ROWS, DIM = 300, 24
+ROWS, DIM = 240, 24
 EVERY, EXACT = SearchOptions(), SearchOptions(exact=True)
 
 
@@ -38,7 +38,7 @@ def folder(encoded: Encoded) -> Path:
     source = IndexSource.open(EmbeddingStore.open(encoded.folder / "store"))
     stub: Any = FixedQuestions(encoded.vectors[:10])
     corpus = encoded.folder / "corpus.jsonl"
-    exporting.export(source, stub, encoded.folder / "out", corpus=corpus, targets=(0.9, 0.95))
+    exporting.export(source, stub, encoded.folder / "out", corpus=corpus)
     return encoded.folder / "out"
 
 
@@ -79,7 +79,7 @@ def test_recall_at_the_defaults(encoded: Encoded, index: LanceIndex) -> None:
     for target in (None, 0.95):
         found = index.search(asked, 10, SearchOptions(target_recall=target))
         assert np.mean([[hit.score >= least for hit in one] for one, least in zip(found, worst, strict=True)]) >= 0.95
-    with pytest.raises(UserError, match=r"target_recall=0\.5: .* was built for 0\.9, 0\.95; choose one"):
+    with pytest.raises(UserError, match=r"target_recall=0\.5: .* was built for 0\.95; choose one"):
         index.search(asked, 10, SearchOptions(target_recall=0.5))
     assert len(index.search(asked[:1], 1000, EVERY)[0]) == ROWS
 
@@ -127,7 +127,7 @@ def test_documents_vectors_and_facts(encoded: Encoded, index: LanceIndex) -> Non
     assert index.documents(["p7", "none"]) == [Document("p7", "Title 7", "text of 7: 東京 'quoted'", metadata(7)), None]
     np.testing.assert_array_equal(index.vectors(["p9", "p1"]), encoded.vectors[[9, 1]])
     facts = index.facts()
-    assert facts["engine"] == "lance" and not facts["writable"] and facts["targets"] == [0.9, 0.95]
+    assert facts["engine"] == "lance" and not facts["writable"] and facts["targets"] == [0.95]
     assert facts["fields"] == ["good", "lang", "rare", "year"]
     json.dumps(facts)
 

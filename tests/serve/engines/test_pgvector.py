@@ -452,12 +452,17 @@ def test_long_vectors(postgres: Postgres, tmp_path: Path, dim: int, indexed: str
     load(encoded, address)
     index = pgvector.open(address, name="long")
     asked = clustered(10, dim, seed=4)
-    scores, ids = brute_force(asked, encoded.vectors, 5)
+    _, ids = brute_force(asked, encoded.vectors, 5)
     assert index._known.facts.indexed == indexed
     for options in (EVERY, EXACT):
         found = index.search(asked, 5, options)
-        assert [[hit.id for hit in one] for one in found] == [[f"p{row}" for row in one] for one in ids.tolist()]
+        names = [[hit.id for hit in one] for one in found]
+        wanted = [[f"p{row}" for row in one] for one in ids.tolist()]
+        shares = [len(set(one) & set(true)) / 5 for one, true in zip(names, wanted, strict=True)]
+        assert np.mean(shares) >= 0.9 and (names == wanted or (options is EVERY and indexed == "halfvec"))
         # The vectors themselves are kept in float32: only the index rounds.
-        np.testing.assert_allclose([[hit.score for hit in one] for one in found], scores, atol=TOLERANCE)
+        for vector, one in zip(asked, found, strict=True):
+            true_scores = encoded.vectors[[int(hit.id[1:]) for hit in one]].astype(np.float64) @ vector
+            np.testing.assert_allclose([hit.score for hit in one], true_scores, atol=TOLERANCE)
     np.testing.assert_array_equal(index.vectors(["p3"]), encoded.vectors[[3]])
     index.close()
