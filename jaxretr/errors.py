@@ -18,6 +18,10 @@ class UsageError(UserError):
     exit_code = 2
 
 
+class UnavailableError(UserError):
+    """What is needed cannot be reached now, or takes too long, but may be back later; the service answers with 503."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns "; did you mean 'x'?" for the known name nearest to `name`, or an empty string."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

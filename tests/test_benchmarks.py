@@ -521,3 +521,15 @@ def test_make_small_models(main: Main, tiny_models: Path, tmp_path: Path) -> Non
         for name in ("assets/scorer_small", "scorer/model")
     ]
     np.testing.assert_allclose(scores[0], scores[1], atol=2e-2)
+
+
+def test_engines(main: Main, postgres: Any) -> None:
+    pytest.importorskip("lancedb")
+    sizes = ["--rows", "200", "--dim", "8", "--questions", "20", "--rounds", "1"]
+    printed = main(
+        importlib.import_module("engines"), *sizes, "--engines", "exact", "pgvector", "lance", "--address", postgres.uri
+    )
+    rows = {line.split(" | ")[0].strip("| "): line.split(" | ")[1:] for line in printed.splitlines() if "|" in line}
+    exact = ("exact, in memory", "pgvector exact", "LanceDB exact")
+    assert {name: rows[name][0] for name in exact} == dict.fromkeys(exact, "1.0000")
+    assert float(rows["pgvector indexed"][0]) > 0.8 and float(rows["LanceDB indexed"][0]) > 0.8

@@ -52,6 +52,8 @@ RUN_BY = {
     "evaluate --typos": ["test_evaluate_typos.py::test_another_model_is_compared_question_by_question"],
     "export --to huggingface": ["test_verify.py::test_an_export_is_intact_wherever_it_lies"],
     "export --to live": ["test_live_commands.py::test_an_exported_store_is_a_live_index_with_its_passages"],
+    "export --to lance": ["test_export_engines.py::test_lance"],
+    "export --to pgvector": ["test_export_engines.py::test_the_certificate_is_kept_and_verified"],
     "export --to onnx": ["test_export_encoder.py::test_the_commands_and_one_changed_byte"],
     "export --to scann": ["test_scann_commands.py::test_export_writes_an_index_that_verifies"],
     "export --to sentence-transformers": ["test_verify.py::test_an_export_is_intact_wherever_it_lies"],

@@ -7,13 +7,14 @@ from jaxretr.commands.parsing import Commands, add_model, at_least_one, from_zer
 _OPTIONS = (
     *("layout", "license", "side", "index", "corpus", "restricts", "crowding", "since"),
     *("faiss_kind", "queries", "k", "seed", "target_recall", "train_size"),
+    *("table", "hnsw_m", "ef_construction"),
 )
 
 # As in jaxretr/export/exporting.py, which imports numpy.
 _TARGETS = (
     *("huggingface", "sentence-transformers", "jaxretr"),
     *("onnx", "stablehlo"),
-    *("scann", "vertex", "pyserini", "faiss", "live"),
+    *("scann", "vertex", "pyserini", "faiss", "live", "pgvector", "lance"),
 )
 
 
@@ -26,7 +27,8 @@ def add_commands(commands: Commands) -> None:
         "jaxretr export runs/dpr --to sentence-transformers --out exports/dpr\n"
         "  jaxretr export runs/dpr --to huggingface --layout dpr --out exports/dpr_hf --license apache-2.0\n"
         "  jaxretr export runs/dpr --to onnx --out exports/dpr_onnx\n"
-        "  jaxretr export runs/dpr --to vertex --index embeddings --out exports/new --since exports/old",
+        "  jaxretr export runs/dpr --to vertex --index embeddings --out exports/new --since exports/old\n"
+        "  jaxretr export runs/dpr --to pgvector --index embeddings --corpus corpus.jsonl --out postgresql://me@db/search",
     )
     add_model(parser, encodes=False)
     add = parser.add_argument
@@ -36,7 +38,12 @@ def add_commands(commands: Commands) -> None:
         required=True,
         help="target; sentence-transformers also serves text-embeddings-inference and vLLM",
     )
-    add("--out", metavar="DIR", required=True, help="a new or empty folder")
+    add(
+        "--out",
+        metavar="DIR",
+        required=True,
+        help="a new or empty folder; for pgvector a database, postgresql://USER@HOST/DATABASE (password: ~/.pgpass)",
+    )
     add = parser.add_argument_group("of a model").add_argument
     add(
         "--layout",
@@ -47,13 +54,13 @@ def add_commands(commands: Commands) -> None:
     add("--license", metavar="NAME", help="for the model card, in the hub's spelling (default: unknown)")
     add = parser.add_argument_group("of an encoder (onnx, stablehlo)").add_argument
     add("--side", choices=("question", "passage", "both"), help="towers to export (default: question)")
-    add = parser.add_argument_group("of an index (scann, vertex, pyserini, faiss, live)").add_argument
+    add = parser.add_argument_group("of an index (scann, vertex, pyserini, faiss, live, pgvector, lance)").add_argument
     add("--index", metavar="STORE", help="an embedding store, made by jaxretr encode")
     add(
         "--corpus",
         metavar="FILE",
-        help="the encoded passages: for vertex the JSON lines with the fields, for pyserini the contents, for live what "
-        "is stored and returned",
+        help="the encoded passages: for vertex the JSON lines with the fields, for pyserini the contents, for live, "
+        "pgvector and lance what is stored and returned",
     )
     add(
         "--restricts",
@@ -75,17 +82,20 @@ def add_commands(commands: Commands) -> None:
     add(
         "--queries",
         metavar="FILE",
-        help="scann, faiss, live: questions for measuring the recall (default: passages of the store)",
+        help="scann, faiss, live, pgvector, lance: questions for measuring the recall (default: passages of the store)",
     )
-    add("-k", type=at_least_one, help="scann, faiss: k of recall@k (default: 10)")
-    add("--seed", type=from_zero, help="scann, faiss: seed of the samples (default: 0)")
+    add("-k", type=at_least_one, help="the same: k of recall@k (default: 10)")
+    add("--seed", type=from_zero, help="the same: seed of the samples (default: 0)")
     add(
         "--target-recall",
         type=_recalls,
         metavar="R,...",
-        help="scann: recalls to tune settings for (default: 0.95)",
+        help="scann, pgvector, lance: recalls to tune settings for (default: 0.95)",
     )
     add("--train-size", type=at_least_one, metavar="N", help="scann: passages to train on (default: chosen by ScaNN)")
+    add("--table", metavar="NAME", help="pgvector: the table, an older export's is replaced (default: passages)")
+    add("--hnsw-m", type=at_least_one, metavar="M", help="pgvector, lance: edges of a passage in the HNSW graph")
+    add("--ef-construction", type=at_least_one, metavar="N", help="pgvector, lance: candidates while it is built")
 
 
 def run(args: argparse.Namespace) -> None:

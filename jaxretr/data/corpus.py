@@ -33,10 +33,10 @@ Column: TypeAlias = "list[str] | MappedTexts"
 T = TypeVar("T")
 
 ID_FIELDS = ("_id", "id", "docid")
-_TEXT_FIELDS = ("text", "contents")
-_TITLE_FIELDS = ("title",)
+TEXT_FIELDS = ("text", "contents")
+TITLE_FIELDS = ("title",)
 _HEADER_IDS = (*ID_FIELDS, "pid", "passage_id")
-_HEADER_TEXTS = (*_TEXT_FIELDS, "passage")
+_HEADER_TEXTS = (*TEXT_FIELDS, "passage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,14 @@ def content_fingerprint(*columns: Sequence[str]) -> str:
 
     Every string is preceded by its length in bytes, so that no two contents hash the same bytes.
     """
-    digest = hashlib.sha256(struct.pack("<QQ", len(columns), len(columns[0])))
-    lengths = struct.Struct(f"<{len(columns)}Q")
-    for row in zip(*columns, strict=True):
+    return rows_fingerprint(zip(*columns, strict=True), len(columns[0]), len(columns))
+
+
+def rows_fingerprint(rows: Iterable[Sequence[str]], count: int, columns: int = 3) -> str:
+    """What `content_fingerprint` returns, of rows that are read one by one: `count` of them, of `columns` strings each."""
+    digest = hashlib.sha256(struct.pack("<QQ", columns, count))
+    lengths = struct.Struct(f"<{columns}Q")
+    for row in rows:
         fields = [field.encode() for field in row]
         digest.update(lengths.pack(*map(len, fields)) + b"".join(fields))
     return digest.hexdigest()
@@ -246,10 +251,10 @@ def _json_passage(line: str) -> Passage:
 
 def _passage_of_row(row: dict[str, Any]) -> Passage:
     id = string_field(row, ID_FIELDS, allow_int=True)
-    text = string_field(row, _TEXT_FIELDS)
-    title = string_field(row, _TITLE_FIELDS)
+    text = string_field(row, TEXT_FIELDS)
+    title = string_field(row, TITLE_FIELDS)
     if text is None:
-        raise missing_field(row, _TEXT_FIELDS)
+        raise missing_field(row, TEXT_FIELDS)
     if id is None:
         raise missing_field(row, ID_FIELDS)
     return _passage(id, title or "", text)

@@ -2,14 +2,13 @@
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import tee
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxretr.data.corpus import Passage, content_fingerprint, numbered_passages
+from jaxretr.data.corpus import Passage, numbered_passages, rows_fingerprint
 from jaxretr.data.text_rows import BadRows, RowError, find_input, json_object, numbered_lines
 from jaxretr.errors import UserError
 
@@ -77,12 +76,8 @@ class CorpusStream:
             first = next((bad.first for bad in all_bad if bad.first), "")
             after = f" besides {count} bad rows (the first: {first})" if count else ""
             raise UserError(f"{self.name}: no passages{after}; give a corpus with at least one row")
-        copies = tee(watch(passage for _, passage in self.passages()), 3)
-        columns = [
-            _Column(self.num_rows, map(attrgetter(name), passages))
-            for name, passages in zip(("id", "title", "text"), copies, strict=True)
-        ]
-        self.fingerprint = content_fingerprint(*columns)  # pyright: ignore[reportArgumentType]
+        rows = map(attrgetter("id", "title", "text"), watch(passage for _, passage in self.passages()))
+        self.fingerprint = rows_fingerprint(rows, self.num_rows)
 
     def passages(self) -> Iterator[tuple[int, Passage]]:
         """Yields (line number in its file, passage), row by row."""
@@ -143,16 +138,3 @@ class CorpusStream:
                 all_bad[file].add(line, problem)
                 repeated.add((file, line))
         return frozenset(repeated)
-
-
-class _Column:
-    """A column that can be read once, from the first row to the last, as `content_fingerprint` does."""
-
-    def __init__(self, length: int, values: Iterator[str]):
-        self._length, self._values = length, values
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[str]:
-        return self._values

@@ -28,26 +28,32 @@ from jaxretr.stores.opening import open_store, verify_store
 
 ModelTarget = Literal["huggingface", "sentence-transformers", "jaxretr"]
 EncoderTarget = Literal["onnx", "stablehlo"]
-IndexTarget = Literal["scann", "vertex", "pyserini", "faiss", "live"]
+IndexTarget = Literal["scann", "vertex", "pyserini", "faiss", "live", "pgvector", "lance"]
 Target = Literal[ModelTarget, EncoderTarget, IndexTarget]
 
 MODELS, ENCODERS, INDEXES = get_args(ModelTarget), get_args(EncoderTarget), get_args(IndexTarget)
 TARGETS = (*MODELS, *ENCODERS, *INDEXES)
+
+# Databases, which hold the texts as well.
+ENGINES = ("pgvector", "lance")
 
 # The targets that each option belongs to.
 _TARGETS: dict[str, tuple[str, ...]] = {
     "layout": ("huggingface",),
     "license": MODELS,
     "index": INDEXES,
-    "corpus": ("vertex", "pyserini", "live"),
+    "corpus": ("vertex", "pyserini", "live", *ENGINES),
     "restricts": ("vertex",),
     "crowding": ("vertex",),
     "since": ("vertex",),
     "faiss_kind": ("faiss",),
-    "queries": ("scann", "faiss", "live"),
-    "k": ("scann", "faiss"),
-    "seed": ("scann", "faiss"),
-    "target_recall": ("scann",),
+    "queries": ("scann", "faiss", "live", *ENGINES),
+    "k": ("scann", "faiss", *ENGINES),
+    "seed": ("scann", "faiss", *ENGINES),
+    "target_recall": ("scann", *ENGINES),
+    "table": ("pgvector",),
+    "hnsw_m": ENGINES,
+    "ef_construction": ENGINES,
     "train_size": ("scann",),
     "side": ENCODERS,
 }
@@ -55,16 +61,16 @@ _TARGETS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Exported:
-    """A folder that was written and verified.
+    """What was written and verified.
 
     Attributes:
-      folder: the export.
+      folder: the export; of "pgvector" the table of the database, without a password.
       to: its target.
       summary: what it contains and what was verified, in one line.
-      certificate: the recall that was measured; of ScaNN indexes only.
+      certificate: the recall that was measured; of "scann", "pgvector" and "lance" only.
     """
 
-    folder: Path
+    folder: Path | str
     to: Target
     summary: str
     certificate: Certificate | None = None
@@ -109,28 +115,36 @@ def export(
     seed: int | None = None,
     target_recall: float | Sequence[float] | None = None,
     train_size: int | None = None,
+    table: str | None = None,
+    hnsw_m: int | None = None,
+    ef_construction: int | None = None,
 ) -> Exported:
-    """Writes a new folder for another library; it appears when it is complete and verified.
+    """Writes a new folder for another library, or tables of a database; they appear when complete and verified.
 
     Args:
       model: an encoder, what `load_encoder` takes, or a function that loads the encoder; it is called once all other
         arguments have been checked.
       to: a model ("huggingface", "sentence-transformers", "jaxretr"), its encoder as a program ("onnx", "stablehlo"),
-        or the embeddings of a corpus as an index ("scann", "vertex", "pyserini", "faiss", "live").
-      out: a new or empty folder; for "scann" also an older index, which is replaced.
+        or the embeddings of a corpus as an index ("scann", "vertex", "pyserini", "faiss", "live", "pgvector", "lance").
+      out: a new or empty folder; for "scann" also an older index, which is replaced; for "pgvector" the address of a
+        database, "postgresql://USER@HOST/DATABASE", whose table of an older export is replaced.
       layout: for "huggingface": "bert" or "dpr"; by default whichever can represent the model.
       license: for the model card, in the hub's spelling.
       side: for programs: the towers to export; "question" by default.
       index: for indexes: the store that `jaxretr.encode` wrote with this model.
-      corpus: for "vertex" the JSON lines with the fields, for "pyserini" the contents, for "live" the passages.
+      corpus: for "vertex" the JSON lines with the fields, for "pyserini" the contents, for "live" and databases texts and
+        metadata.
       restricts, crowding: for "vertex": fields of `corpus`.
       since: for "vertex": an earlier export; only the changes are written.
       faiss_kind: "flat" (default), "hnsw", "ivfpq", "int8", "binary" or an index_factory string.
-      queries: for "scann", "faiss" and "live": questions for measuring the recall; passages of the store by default.
-      k: for "scann" and "faiss": of recall@k; 10 by default.
-      seed: for "scann" and "faiss": of the samples; 0 by default.
-      target_recall: for "scann": one or several; 0.95 by default.
+      queries: for "scann", "faiss", "live" and databases: questions for measuring the recall; passages of the store by
+        default.
+      k: for "scann", "faiss" and databases: of recall@k; 10 by default.
+      seed: for the same: of the samples; 0 by default.
+      target_recall: for "scann" and databases: one or several; 0.95 by default.
       train_size: for "scann": passages to train on; chosen by default.
+      table: for "pgvector": its name, after the schema and a dot if it has one; "passages" by default.
+      hnsw_m, ef_construction: for databases: of the HNSW graph; the target's defaults.
 
     Raises:
       UsageError: an option that the target does not take, or one that it needs is missing.
@@ -151,6 +165,23 @@ def export(
     if to == "vertex" and (corpus is None) != (restricts is None and crowding is None):
         raise UsageError("--restricts and --crowding name fields of --corpus FILE; give both, or neither")
 
+    if to in ENGINES:
+        from jaxretr.export import engines
+
+        if index is None or corpus is None:
+            raise UsageError(f"--to {to} stores the texts as well: give the encoded passages as --corpus FILE")
+        graph = {"m": hnsw_m, "ef_construction": ef_construction}
+        written, summary, certificate = engines.export(
+            *(model, to, str(out), table),
+            store=index,
+            corpus=corpus,
+            queries=queries,
+            k=k or 10,
+            seed=seed or 0,
+            target_recall=target_recall or 0.95,
+            graph={name: value for name, value in graph.items() if value is not None},
+        )
+        return Exported(written, to, summary, certificate)
     out = Path(out).expanduser()
     if to == "scann":
         return _scann(model, out, index, queries, k or 10, seed or 0, target_recall or 0.95, train_size)
@@ -260,6 +291,7 @@ _MODULES = {
     "faiss": "jaxretr.export.faiss_index",
     "onnx": "jaxretr.export.onnx_encoder",
     "stablehlo": "jaxretr.export.stablehlo",
+    "lance": "jaxretr.export.lance",
 }
 
 
@@ -267,7 +299,8 @@ def verify(folder: Path_, library: Library | None = None) -> Verification:
     """Recomputes what an export or an embedding store promises from the files in its folder.
 
     Args:
-      folder: what `jaxretr.export`, `ScannIndex.save` or `jaxretr.encode` wrote, also in a bucket; or a live index.
+      folder: what `jaxretr.export`, `ScannIndex.save` or `jaxretr.encode` wrote, also in a bucket; a live index; or
+        "pgvector:" and the address of a database.
       library: "sentence-transformers" or "transformers": another reader that computes an exported model's vectors too.
 
     Raises:
@@ -278,6 +311,12 @@ def verify(folder: Path_, library: Library | None = None) -> Verification:
         if library is not None:
             raise UsageError(f"{folder}: is a live index, which {library} does not read; leave --with out")
         return Verification(str(folder), verify_live(folder))
+    if str(folder).startswith("pgvector:"):
+        from jaxretr.export import engines
+
+        if library is not None:
+            raise UsageError(f"a table of PostgreSQL is not read by {library}; leave --with out")
+        return Verification(*engines.verify_pgvector(str(folder)))
     if not is_store(folder):
         return Verification(str(folder), _verify_export(Path(local_copy(str(folder))).expanduser(), library))
     if library is not None:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.errors import UserError
 from jaxretr.stores.embedding_store import EmbeddingStore
 
@@ -88,6 +89,20 @@ class IndexSource:
                     f"{self.store.folder}: the id {name!r} of row {row} is empty, has a line break, or white space at "
                     f"an end, which {target} does not hold; give the passage another id and encode the corpus again"
                 )
+
+    def same_texts(self, corpus: str | Path) -> CorpusStream:
+        """Opens the corpus that the store was encoded from.
+
+        Raises:
+          UserError: it has other passages or texts.
+        """
+        stream = CorpusStream([corpus])
+        if stream.fingerprint != self.store.meta.texts_fingerprint:
+            raise UserError(
+                f"{stream.name}: has other passages or texts than {self.store.folder} was encoded from; give the corpus "
+                "that was encoded"
+            )
+        return stream
 
     def in_step(self, rows: Iterable[tuple[str, str, T]], corpus: str | Path) -> Iterator[T]:
         """Yields the other fields of each row of the store, from the corpus that was encoded.

@@ -1,13 +1,20 @@
-"""Fields of a corpus's JSON lines other than title and text, as Vertex AI Vector Search filters by them."""
+"""Fields of a corpus's JSON lines other than title and text: as metadata, and as Vertex AI Vector Search filters by them."""
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxretr.data.corpus import ID_FIELDS
+from jaxretr.data.corpus import ID_FIELDS, TEXT_FIELDS, TITLE_FIELDS, Passage
+from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.data.text_rows import RowError, find_input, json_lines, missing_field, string_field
 from jaxretr.errors import UserError, did_you_mean
+from jaxretr.search.filters import Value, is_value
+
+log = logging.getLogger(__name__)
+
+_NOT_METADATA = frozenset((*ID_FIELDS, *TEXT_FIELDS, *TITLE_FIELDS, "metadata"))
 
 
 def rows(corpus: str | Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -27,6 +34,36 @@ def rows(corpus: str | Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
         except RowError as error:
             raise UserError(f"{where}: {error}") from None
         yield where, name, row
+
+
+def documents(stream: CorpusStream) -> Iterator[tuple[str, str, tuple[Passage, dict[str, Value]]]]:
+    """Yields ("path:line", id, (passage, metadata)) of a corpus of one file, row by row.
+
+    Metadata are the further fields of a JSON row, and those of its "metadata" object. Lists and objects are left out, with
+    one warning that names them; a corpus of tab-separated columns has none.
+    """
+    (path,) = stream.paths
+    left_out: set[str] = set()
+    lines = json_lines(path)
+    for where, passage in stream.placed():
+        number = int(where.rpartition(":")[2])
+        row = next((row for line, row in lines if line == number), {})
+        metadata: dict[str, Value] = {}
+        if not isinstance(row, RowError):
+            inner = row.get("metadata")
+            values = {**row, **inner} if isinstance(inner, dict) else row
+            for name, value in values.items():
+                if name in _NOT_METADATA:
+                    continue
+                if is_value(value):
+                    metadata[name] = value
+                else:
+                    left_out.add(name)
+        yield where, passage.id, (passage, metadata)
+    if left_out:
+        log.warning(
+            "%s: fields whose values are lists or objects are left out: %s", path, ", ".join(sorted(left_out)[:20])
+        )
 
 
 class VertexFields:

@@ -95,15 +95,47 @@ class Filters:
 
     def _field(self, field: str) -> tuple[np.ndarray, dict[tuple[type, Value], int]]:
         if field not in self.metadata:
-            there = f"it has {', '.join(self.metadata)}" if self.metadata else "it has none"
-            raise UserError(
-                f"where: no field {field!r} in the index{did_you_mean(field, self.metadata) or f'; {there}'}"
-            )
+            raise unknown_field(field, self.metadata)
         if field not in self._codes:
             code_of: dict[tuple[type, Value], int] = {}
             codes = [code_of.setdefault(_key(value), len(code_of)) for value in self.metadata[field]]
             self._codes[field] = np.array(codes, np.int32), code_of
         return self._codes[field]
+
+
+def unknown_field(field: str, known: Iterable[str]) -> UserError:
+    """What is raised for a field that an index does not have."""
+    names = list(known)
+    there = f"it has {', '.join(names)}" if names else "it has none"
+    return UserError(f"where: no field {field!r} in the index{did_you_mean(field, names) or f'; {there}'}")
+
+
+def wanted_values(where: Where, known: Iterable[str]) -> dict[str, list[Value]]:
+    """The values that a row may have in each field, checked, for an index that compares them itself.
+
+    Args:
+      where: field -> the value, or several.
+      known: the index's fields.
+
+    Raises:
+      UserError: a field that is not there, or a value that no field holds.
+    """
+    names, found = list(known), {}
+    for field, wanted in where.items():
+        if field not in names:
+            raise unknown_field(field, names)
+        found[field] = [_scalar(value) for value in _several(wanted)]
+        for value in found[field]:
+            if not is_value(value):
+                raise UserError(
+                    f"where {field}: a {type(value).__name__} is no value; give strings, finite numbers or None"
+                )
+    return found
+
+
+def is_value(value: Any) -> bool:
+    """Whether a field can hold it: a string, a finite number, a truth value or None."""
+    return value is None or (type(value) in (str, int, float, bool) and (type(value) is str or math.isfinite(value)))
 
 
 def _several(wanted: Any) -> Iterable[Any]:

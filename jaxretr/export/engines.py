@@ -1,0 +1,85 @@
+"""Exports to databases, which hold vectors, texts and metadata: what both kinds share."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxretr.data.readers import read_questions
+from jaxretr.export import folder as model_folder
+from jaxretr.export.index_source import IndexSource
+from jaxretr.progress import Progress
+from jaxretr.search.certificate import Certificate
+from jaxretr.search.engine_certificate import check_targets
+from jaxretr.search.searching import check_store
+from jaxretr.stores.embedding_store import EmbeddingStore
+from jaxretr.stores.encoding import Encoder, Path_, encode_texts, loaded, name_of
+from jaxretr.stores.opening import open_store
+
+
+def export(
+    model: Encoder | Path_ | Callable[[], Encoder],
+    to: str,
+    out: str,
+    table: str | None,
+    *,
+    store: EmbeddingStore | Path_,
+    corpus: Path_,
+    queries: Path_ | None,
+    k: int,
+    seed: int,
+    target_recall: float | Sequence[float],
+    graph: dict[str, int],
+) -> tuple[Path | str, str, Certificate | None]:
+    """Loads a store into a database.
+
+    Args:
+      model: the encoder, see `jaxretr.export`.
+      to: "pgvector" or "lance".
+      out: the database's address, or a new folder.
+      table: of PostgreSQL.
+      store, corpus, queries, k, seed, target_recall: see `jaxretr.export`.
+      graph: "m" and "ef_construction", where they are given.
+
+    Returns:
+      Where it is, without a password; what was written and verified; and the certificate.
+
+    Raises:
+      UserError: see `jaxretr.export`.
+    """
+    targets = check_targets(target_recall)
+    address: Any = None
+    folder = Path(out).expanduser()
+    if to == "pgvector":
+        from jaxretr.export import pgvector
+        from jaxretr.search.pgvector.address import Address
+
+        address = Address.parse(out, table)
+    else:
+        from jaxretr.export import lance
+
+        model_folder.check_free(folder)
+    store = open_store(store) if isinstance(store, str | Path) else store
+    questions = None if queries is None else read_questions(queries)
+    encoder = loaded(model)
+    check_store(store, encoder, name_of(encoder))
+    source = IndexSource.open(store)
+    asked: np.ndarray | None = None if questions is None else encode_texts(encoder, questions, None)
+    settings: dict[str, Any] = {"questions": asked, "k": k, "seed": seed, "targets": targets, **graph}
+    with Progress(store.meta.rows, "passage", "loaded") as progress:
+        advance = progress.advance
+        if to == "pgvector":
+            summary, certificate = pgvector.export(source, encoder, address, corpus=corpus, **settings, advance=advance)
+            return address.shown, summary, certificate
+        summary, certificate = lance.export(source, encoder, folder, corpus=corpus, **settings, advance=advance)
+        return folder, summary, certificate
+
+
+def verify_pgvector(text: str) -> tuple[str, str]:
+    """Verifies a table; returns what is shown of its address, and what agrees."""
+    from jaxretr.export import pgvector
+    from jaxretr.search.pgvector.address import Address
+
+    address = Address.parse(text)
+    return address.shown, pgvector.verify(address)

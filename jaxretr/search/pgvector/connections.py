@@ -1,0 +1,177 @@
+"""A small pool of connections, one transaction each, and PostgreSQL's errors as ours.
+
+psycopg_pool would be a further package with threads of its own. Here a connection is made by the thread that needs it, so
+that its error reaches the request that it belongs to; a broken one is thrown away, and the next request makes another.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+from jaxretr.errors import UnavailableError, UserError, import_extra
+from jaxretr.search.pgvector.address import Address
+
+T = TypeVar("T")
+
+psycopg = import_extra("psycopg", "pgvector")
+errors = import_extra("psycopg.errors", "pgvector")
+pgvector = import_extra("pgvector.psycopg", "pgvector")
+
+Connection: TypeAlias = Any
+"""psycopg's, whose rows are tuples."""
+
+# hnsw.iterative_scan, which filters need.
+_LEAST_PGVECTOR = (0, 8)
+
+
+class DatabaseFullError(UserError):
+    """The database's disk is full; nothing was written."""
+
+
+class Database:
+    """Up to `size` connections to one database.
+
+    Attributes:
+      address: whose.
+      timeout_s: of a statement, and of the wait for a free connection.
+    """
+
+    def __init__(self, address: Address, size: int = 4, timeout_s: float = 30.0):
+        self.address, self.timeout_s = address, timeout_s
+        self._idle: queue.LifoQueue[Connection | None] = queue.LifoQueue()
+        for _ in range(size):
+            self._idle.put(None)
+        self._closed = threading.Event()
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        """Does some work in one transaction, which is committed afterwards, or rolled back if the work raises.
+
+        A connection that turns out to be broken before the commit was sent, after the server started again for
+        instance, is replaced, and the work is done once more.
+
+        Raises:
+          UnavailableError: the database cannot be reached, or is too slow.
+          DatabaseFullError: its disk is full.
+          UserError: it refuses what was asked.
+        """
+        try:
+            connection = self._idle.get(timeout=self.timeout_s)
+        except queue.Empty:
+            raise UnavailableError(
+                f"{self.address.shown}: all connections are busy for {self.timeout_s:g} s; ask again later"
+            ) from None
+        kept: Connection | None = None
+        try:
+            fresh = connection is None
+            while True:
+                connection = self.connect() if connection is None else connection
+                committing = False
+                try:
+                    with connection.transaction():
+                        self._set_timeout(connection)
+                        found = work(connection)
+                        committing = True
+                except (psycopg.Error, UserError) as error:
+                    broken = connection.closed or connection.broken
+                    if broken and not fresh and not committing and isinstance(error, psycopg.OperationalError):
+                        connection, fresh = None, True
+                        continue
+                    if not broken:
+                        kept = connection
+                    if isinstance(error, UserError):
+                        raise
+                    raise self._ours(error, committing and broken) from None
+                except BaseException:
+                    connection.close()
+                    raise
+                kept = connection
+                return found
+        finally:
+            if kept is not None and self._closed.is_set():
+                kept.close()
+                kept = None
+            self._idle.put(kept)
+
+    def connect(self, *, extension: bool = False) -> Connection:
+        """Makes a connection, which is the caller's.
+
+        Args:
+          extension: whether pgvector is added to the database if it is not there.
+
+        Raises:
+          UnavailableError: the database cannot be reached.
+          UserError: it has no pgvector, or one that is too old.
+        """
+        address = self.address
+        try:
+            # Statements are planned for their own values: filters differ. Nor do poolers know prepared ones.
+            connection = psycopg.connect(address.conninfo, autocommit=True, prepare_threshold=None)
+        except psycopg.Error as error:
+            raise UnavailableError(f"{address.shown}: cannot be reached ({address.clean(error)})") from None
+        try:
+            if extension:
+                connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+            found = connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
+            if found is None:
+                raise UserError(
+                    f"{address.shown}: the database has no pgvector; run CREATE EXTENSION vector, or export to it first"
+                )
+            version = tuple(int(part) for part in found[0].split(".")[:2])
+            if version < _LEAST_PGVECTOR:
+                raise UserError(
+                    f"{address.shown}: has pgvector {found[0]}, but 0.8 is needed; run ALTER EXTENSION vector UPDATE"
+                )
+            pgvector.register_vector(connection)
+        except (psycopg.Error, UserError) as error:
+            connection.close()
+            if isinstance(error, UserError):
+                raise
+            raise self._ours(error, False) from None
+        return connection
+
+    def close(self) -> None:
+        """Closes the connections that nobody uses now, and the others when they are given back."""
+        self._closed.set()
+        for _ in range(self._idle.qsize()):
+            connection = self._idle.get_nowait()
+            if connection is not None:
+                connection.close()
+            self._idle.put(None)
+
+    def _set_timeout(self, connection: Connection) -> None:
+        connection.execute("SELECT set_config('statement_timeout', %s, true)", (f"{round(self.timeout_s * 1000)}",))
+
+    def _ours(self, error: Exception, commit_lost: bool) -> UserError:
+        return as_user_error(self.address, error, self.timeout_s, commit_lost)
+
+
+def as_user_error(address: Address, error: Exception, timeout_s: float, commit_lost: bool = False) -> UserError:
+    """PostgreSQL's error as one of ours, in one line and without a password.
+
+    Args:
+      address: whose database it is.
+      error: what psycopg raised.
+      timeout_s: that statements have.
+      commit_lost: the connection broke while a commit was under way.
+    """
+    where, what = address.shown, address.clean(error)
+    if commit_lost:
+        return UnavailableError(f"{where}: the connection broke during a commit ({what}); repeat the write")
+    if isinstance(error, errors.QueryCanceled):
+        return UnavailableError(f"{where}: took longer than {timeout_s:g} s; ask for less, or again later")
+    if isinstance(error, errors.LockNotAvailable | errors.DeadlockDetected):
+        return UnavailableError(f"{where}: another transaction holds the table ({what}); end it, or try again later")
+    if isinstance(error, errors.DiskFull):
+        return DatabaseFullError(f"{where}: the disk is full ({what}); free some space")
+    if isinstance(error, errors.UndefinedTable):
+        return UserError(f"{where}: there is no such table; run `jaxretr export ... --to pgvector` first")
+    if isinstance(error, errors.InsufficientPrivilege):
+        return UserError(f"{where}: the user may not do this ({what}); grant it, or use another user")
+    if isinstance(error, errors.FeatureNotSupported) and "extension" in what:
+        return UserError(f"{where}: pgvector is not installed on the server ({what}); install it there")
+    if isinstance(error, errors.ReadOnlySqlTransaction):
+        return UserError(f"{where}: the database is read-only ({what}); write to its primary")
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        return UnavailableError(f"{where}: the connection was lost ({what}); ask again later")
+    return UserError(f"{where}: PostgreSQL refused this ({what})")

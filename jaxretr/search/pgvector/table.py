@@ -1,0 +1,168 @@
+"""The two tables of an index: its passages, and what is known of them.
+
+  passages        row bigint, id text, title text, text text, metadata jsonb, embedding vector(D)
+  passages_facts  one row: generation, sequence, next_row, rows, changed, fields, facts, and the evidence for `verify`
+
+Whoever reads or writes looks at the facts first, in the same transaction: that locks them, so that both tables are of one
+export, and the rows' columns are those that the facts state. Rows keep their numbers when they are replaced, and new ones
+get higher numbers: equal scores are ordered by them.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from jaxretr.errors import UserError, import_extra
+from jaxretr.json_dataclass import dataclass_from
+from jaxretr.search.engine_certificate import Certificate, Width
+from jaxretr.search.pgvector.address import Address
+from jaxretr.search.pgvector.connections import Connection
+
+sql = import_extra("psycopg.sql", "pgvector")
+
+Sql: TypeAlias = Any
+"""What psycopg.sql composes of literals and quoted names."""
+
+FORMAT = 1
+
+# pgvector's limits: dimensions of an HNSW index of `vector` and of `halfvec`, and of a column.
+MOST_DIM, MOST_HALF_DIM, MOST_COLUMN_DIM = 2000, 4000, 16000
+
+# What the index holds: the vectors, the vectors rounded to float16, or nothing, since there is no index.
+Indexed = Literal["vector", "halfvec", "none"]
+
+
+def indexed_as(dim: int) -> Indexed:
+    """What an index of vectors of D dimensions can hold."""
+    return "vector" if dim <= MOST_DIM else "halfvec" if dim <= MOST_HALF_DIM else "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFacts:
+    """What an export states of a table.
+
+    Attributes:
+      format: FORMAT.
+      model, model_fingerprint, texts_fingerprint, compute: as the embedding store's.
+      rows, dim: of the export, N and D.
+      vectors_sha256: over the vectors as float32, little endian, in the order of rows.
+      indexed: what the HNSW index holds.
+      m, ef_construction: of that index.
+      settings: one for each target; empty without an index.
+      certificate: what was measured; None for too few rows.
+      seed: of the samples.
+      jaxretr, postgresql, pgvector: versions.
+    """
+
+    format: int
+    model: str
+    model_fingerprint: str
+    texts_fingerprint: str
+    compute: str
+    rows: int
+    dim: int
+    vectors_sha256: str
+    indexed: Indexed
+    m: int
+    ef_construction: int
+    settings: tuple[Width, ...]
+    certificate: Certificate | None
+    seed: int
+    jaxretr: str
+    postgresql: str
+    pgvector: str
+
+
+@dataclass(frozen=True)
+class State:
+    """What the facts' row says now.
+
+    Attributes:
+      generation: of the export; another one means another table.
+      sequence: the number of the last write; 0 after an export.
+      rows: how many passages there are.
+      changed: rows that were added, replaced or deleted since the export.
+      fields: of the metadata, those that filters know.
+      facts: of the export.
+    """
+
+    generation: str
+    sequence: int
+    rows: int
+    changed: int
+    fields: tuple[str, ...]
+    facts: TableFacts
+
+
+@dataclass(frozen=True)
+class Names:
+    """The tables' names, quoted."""
+
+    passages: Sql
+    facts: Sql
+
+    @classmethod
+    def of(cls, table: Sequence[str]) -> "Names":
+        return cls(sql.Identifier(*table), sql.Identifier(*table[:-1], f"{table[-1]}_facts"))
+
+
+def read_state(connection: Connection, address: Address, known: State | None = None) -> State:
+    """Reads the facts' row, and locks both tables against being exchanged until the transaction ends.
+
+    Args:
+      connection: in a transaction.
+      address: of the table.
+      known: what was read before: the facts are read again only where something was written since.
+
+    Raises:
+      UserError: the table is of another program, or of another version.
+    """
+    facts = Names.of(address.table).facts
+    if known is not None:
+        now = connection.execute(sql.SQL("SELECT generation, sequence FROM {}").format(facts)).fetchone()
+        if now == (known.generation, known.sequence):
+            return known
+    columns = connection.execute(
+        sql.SQL("SELECT generation, sequence, rows, changed, fields, facts FROM {}").format(facts)
+    ).fetchone()
+    if columns is None:
+        raise UserError(f"{address.shown}: its table of facts is empty; export again")
+    generation, sequence, rows, changed, fields, content = columns
+    if known is not None and generation == known.generation:
+        return State(generation, sequence, rows, changed, tuple(fields), known.facts)
+    if content.get("format") != FORMAT:
+        raise UserError(f"{address.shown}: was written by another version of jaxretr; export again with this one")
+    return State(generation, sequence, rows, changed, tuple(fields), dataclass_from(TableFacts, content, address.shown))
+
+
+def as_text(value: Any, what: str) -> str:
+    """A text that PostgreSQL holds.
+
+    Args:
+      value: the text.
+      what: it is, for errors.
+
+    Raises:
+      UserError: it contains NUL, or half of a surrogate pair.
+    """
+    if "\x00" in value:
+        raise UserError(f"{what} contains the character NUL, which PostgreSQL does not hold; remove it")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{what} contains half of a surrogate pair, which is not text; remove it") from None
+    return value
+
+
+def holds(value: str) -> bool:
+    """Whether PostgreSQL can hold a text; what it cannot hold is in no row."""
+    try:
+        return "\x00" not in value and bool(value.encode() or True)
+    except UnicodeEncodeError:
+        return False
+
+
+def as_json(value: Any) -> str:
+    """JSON as it is sent; floats are finite, which callers check."""
+    return json.dumps(dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False)

@@ -1,0 +1,1 @@
+"""Indexes in databases, which the service searches as it does its own."""

@@ -1,0 +1,231 @@
+"""An index in PostgreSQL with pgvector that is searched and written to: `pgvector:ADDRESS`."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jaxretr.errors import UserError, import_extra
+from jaxretr.search.engine_certificate import width_of
+from jaxretr.search.filters import is_value
+from jaxretr.search.pgvector import table as tables
+from jaxretr.search.pgvector import writing
+from jaxretr.search.pgvector.address import Address
+from jaxretr.search.pgvector.connections import Connection, Database, DatabaseFullError
+from jaxretr.search.pgvector.searching import Only, search
+from jaxretr.search.pgvector.table import Names, State, holds
+from jaxretr.serve.engines.checks import check_documents, check_model, check_questions
+from jaxretr.serve.served import Document, Hit, SearchOptions, StorageFull, Written
+from jaxretr.stores.encoding import Encoder
+
+sql = import_extra("psycopg.sql", "pgvector")
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CONNECTIONS = 8
+TIMEOUT_S = 30.0
+
+
+def open(
+    text: str,
+    *,
+    name: str,
+    encoder: Encoder | None = None,
+    connections: int = CONNECTIONS,
+    timeout_s: float = TIMEOUT_S,
+) -> "PgvectorIndex":
+    """Opens a table that `jaxretr export --to pgvector` wrote.
+
+    Args:
+      text: "pgvector:" and the address: postgresql://USER@HOST/DATABASE?table=NAME, or libpq's words. The password is
+        better in ~/.pgpass or PGPASSWORD.
+      name: what requests call the index.
+      encoder: the model of the service; None: the table's model is not compared with it.
+      connections: to the database, at most.
+      timeout_s: of a statement.
+
+    Raises:
+      UnavailableError: the database cannot be reached.
+      UserError: there is no such table, or another model made it.
+    """
+    return PgvectorIndex(Address.parse(text), name, encoder, connections, timeout_s)
+
+
+class PgvectorIndex:
+    """A `WritableIndex`; see `jaxretr.serve.served`.
+
+    A write is one transaction; writes have an order, since each begins by counting up the sequence number. An export that
+    takes the table's place meanwhile is noticed by the next request.
+
+    Attributes:
+      name: what requests call it.
+    """
+
+    def __init__(self, address: Address, name: str, encoder: Encoder | None, connections: int, timeout_s: float):
+        """See `open`."""
+        self.name, self._address, self._encoder = name, address, encoder
+        self._names = Names.of(address.table)
+        self._database = Database(address, connections, timeout_s)
+        self._changing = threading.Lock()
+        self._state: State | None = None
+        self._checked = ""
+        try:
+            self._run(lambda connection, state: None)
+            self._durable = self._run(lambda connection, state: _is_durable(connection))
+        except BaseException:
+            self.close()
+            raise
+        if not self._durable:
+            log.warning("%s: fsync is off, so a loss of power loses writes that were acknowledged", address.shown)
+
+    def __len__(self) -> int:
+        return self._run(lambda connection, state: state.rows)
+
+    @property
+    def dim(self) -> int:
+        """D."""
+        return self._known.facts.dim
+
+    def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
+        """See `ServedIndex.search`. Exact scores are PostgreSQL's sums in float32."""
+        vectors = check_questions(vectors, self.dim, k)
+        only = Only(options.where, options.allow, options.deny)
+
+        def ask(connection: Connection, state: State) -> list[list[Hit]]:
+            if vectors.shape[1] != state.facts.dim:
+                raise UserError(f"{self._address.shown}: the table has another number of dimensions now; ask again")
+            settings = state.facts.settings
+            width = None
+            if not options.exact and settings:
+                width = width_of(settings, options.target_recall, self._address.shown) or None
+            found = search(connection, self._names, state, vectors, k, width, only)
+            return [[Hit(*hit) for hit in zip(one.ids, one.scores, strict=True)] for one in found]
+
+        return self._run(ask)
+
+    def documents(self, ids: Sequence[str]) -> list[Document | None]:
+        """See `ServedIndex.documents`."""
+        statement = sql.SQL("SELECT id, title, text, metadata FROM {} WHERE id = ANY(%s)").format(self._names.passages)
+        wanted = [name for name in ids if holds(name)]
+        rows = self._run(lambda connection, state: connection.execute(statement, (wanted,)).fetchall())
+        found = {row[0]: Document(*row) for row in rows}
+        return [found.get(name) for name in ids]
+
+    def vectors(self, ids: Sequence[str]) -> np.ndarray:
+        """See `ServedIndex.vectors`."""
+        statement = sql.SQL("SELECT id, embedding FROM {} WHERE id = ANY(%s)").format(self._names.passages)
+        wanted = [name for name in ids if holds(name)]
+
+        def ask(connection: Connection, state: State) -> list[tuple[Any, ...]]:
+            with connection.cursor(binary=True) as cursor:
+                return cursor.execute(statement, (wanted,)).fetchall()
+
+        found = {row[0]: row[1].to_numpy() for row in self._run(ask)}
+        missing = [name for name in ids if name not in found]
+        if missing:
+            raise UserError(f"{missing[0][:80]!r} is not in the index ({len(missing)} such ids); leave it out")
+        return np.array([found[name] for name in ids], np.float32).reshape(len(ids), self.dim)
+
+    def upsert(self, documents: Sequence[Document], vectors: np.ndarray) -> Written:
+        """See `WritableIndex.upsert`."""
+        vectors = check_documents(documents, vectors, self.dim)
+        rows = [writing.Row(each.id, each.title, each.text, dict(each.metadata)) for each in documents]
+        for row in rows:
+            for field, value in row.metadata.items():
+                if not is_value(value):
+                    raise UserError(
+                        f"passage {row.id[:80]!r}: the field {field!r} is a {type(value).__name__} or not finite; give "
+                        "strings, numbers, truth values or None"
+                    )
+        sequence, replaced = self._write(
+            lambda connection, state: writing.upsert(connection, self._names, state.generation, rows, vectors)
+        )
+        return Written(sequence, added=len(rows) - replaced, replaced=replaced)
+
+    def delete(self, ids: Sequence[str]) -> Written:
+        """See `WritableIndex.delete`."""
+        wanted = [name for name in ids if holds(name)]
+        sequence, gone = self._write(
+            lambda connection, state: writing.delete(connection, self._names, state.generation, wanted)
+        )
+        return Written(sequence, deleted=gone)
+
+    def facts(self) -> dict[str, Any]:
+        """See `ServedIndex.facts`; `bytes` is 0, since the memory is PostgreSQL's, and `disk_bytes` what it takes there."""
+        table = self._names.passages.as_string(None)
+        size = self._run(
+            lambda connection, state: connection.execute("SELECT pg_total_relation_size(%s)", (table,)).fetchone()
+        )
+        state = self._known
+        facts = state.facts
+        certificate = None if facts.certificate is None else asdict(facts.certificate) | {"stale": state.changed > 0}
+        return {
+            "engine": "pgvector",
+            "address": self._address.shown,
+            "passages": state.rows,
+            "dim": facts.dim,
+            "model": facts.model,
+            "model_fingerprint": facts.model_fingerprint,
+            "writable": True,
+            "durable": self._durable,
+            "sequence": state.sequence,
+            "changed": state.changed,
+            "bytes": 0,
+            "disk_bytes": size[0] if size else 0,
+            "fields": list(state.fields),
+            "targets": [setting.target for setting in facts.settings],
+            "certificate": certificate,
+            "postgresql": facts.postgresql,
+            "pgvector": facts.pgvector,
+        }
+
+    def close(self) -> None:
+        """See `ServedIndex.close`."""
+        self._database.close()
+
+    @property
+    def _known(self) -> State:
+        assert self._state is not None
+        return self._state
+
+    def _run(self, work: Callable[[Connection, State], T]) -> T:
+        """Does some work in a transaction, after it has looked whether the table is still the same."""
+
+        def checked(connection: Connection) -> T:
+            state = tables.read_state(connection, self._address, self._state)
+            self._notice(state)
+            return work(connection, state)
+
+        return self._database.run(checked)
+
+    def _write(self, work: Callable[[Connection, State], T | None]) -> T:
+        """Does a write; if an export took the table's place in between, the vectors may be of another model."""
+        try:
+            found = self._run(work)
+        except DatabaseFullError as error:
+            raise StorageFull(str(error)) from None
+        if found is None:
+            raise UserError(f"{self._address.shown}: an export took the table's place during the write; write again")
+        return found
+
+    def _notice(self, state: State) -> None:
+        if state is self._state:
+            return
+        with self._changing:
+            if state.generation != self._checked:
+                facts = state.facts
+                check_model(self._address.shown, facts.dim, facts.model, facts.model_fingerprint, self._encoder)
+                self._checked = state.generation
+            known = self._state
+            if known is None or known.generation != state.generation or known.sequence < state.sequence:
+                self._state = state
+
+
+def _is_durable(connection: Connection) -> bool:
+    """Whether what PostgreSQL has committed survives a loss of power; `synchronous_commit` is turned on by each write."""
+    return connection.execute("SELECT current_setting('fsync')").fetchone() == ("on",)
