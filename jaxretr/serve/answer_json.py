@@ -3,15 +3,13 @@
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
-from starlette.responses import Response
+from starlette.responses import JSONResponse
 
 from jaxretr.serve.problems import Problem
 
 
-class Answer(Response):
+class Answer(JSONResponse):
     """A JSON response."""
-
-    media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
         """The bytes of the body."""

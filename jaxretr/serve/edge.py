@@ -143,12 +143,14 @@ class Gate:
     def _limited(self, receive: Receive) -> Receive:
         """Reads a body within its limits; raises Problem at the first message that is beyond."""
         size, more = 0, True
-        deadline = time.monotonic() + self.settings.body_seconds
+        deadline: float | None = None
 
         async def read() -> Message:
-            nonlocal size, more
+            nonlocal size, more, deadline
             if not more:
                 return await receive()
+            if deadline is None:
+                deadline = time.monotonic() + self.settings.body_seconds
             try:
                 message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
             except TimeoutError:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse
 from starlette.types import Receive
 
 from jaxretr.serve import answers
@@ -264,10 +265,10 @@ def make_routes(service: Service) -> APIRouter:
         """The model, the indexes and the limits."""
         return Answer(await service.describe())
 
-    @routes.get("/metrics", response_class=Response, responses=_errors(), tags=["Service"])
+    @routes.get("/metrics", response_class=PlainTextResponse, responses=_errors(), tags=["Service"])
     async def metrics() -> Any:
         """Counts and times, for Prometheus."""
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
 
