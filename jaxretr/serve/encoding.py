@@ -11,6 +11,9 @@ from jaxretr.models.combined_encoder import CombinedEncoder, parts_of
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
 
+# Of one program, compiled; measured on a CPU with a model of 6 layers of 384.
+_BYTES_A_LAYER = 5 * 2**19
+
 Row = tuple[list[int], ...]
 """The token ids of one text, by each part's tokenizer."""
 
@@ -62,6 +65,16 @@ class BatchEncoder:
     def weights(self) -> tuple[float, ...]:
         """Of the parts' questions; (1.0,) of a dual encoder."""
         return self.encoder.config.weights if isinstance(self.encoder, CombinedEncoder) else (1.0,)
+
+    def program_bytes(self) -> int:
+        """The memory that compiled programs take, about."""
+        return sum(
+            _BYTES_A_LAYER * part.config.backbone.num_hidden_layers * len(shape.every())
+            for part, shape in {
+                (part, shape) for side in SIDES for part, shape in zip(self.parts, self._shapes[side], strict=True)
+            }
+            if part.engine("passage").compiles
+        )
 
     def compile(self) -> None:
         """Compiles every program that a text can need."""

@@ -98,6 +98,7 @@ class Service:
 
     def start(self) -> None:
         """Compiles every program that a request can need; blocks, and the service answers afterwards."""
+        memory.announce(f"compiled programs of {self.name}", self.encoder.program_bytes())
         self.encoder.compile()
         if self.reranker is not None:
             self.reranker.compile()
