@@ -17,12 +17,10 @@ from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.parallel import memory
 from jaxretr.search import certificate as certificates
 from jaxretr.search import engine_certificate, question_sets
-from jaxretr.search.engine_certificate import Asked, Certificate, Width
-from jaxretr.search.lance import LanceTable, batch, write
+from jaxretr.search.engine_certificate import Asked, Certificate, Width, settings_of
+from jaxretr.search.lance import KIND, LanceTable, batch, write
 from jaxretr.storage.files import atomic_folder
 from jaxretr.stores import manifest
-
-KIND = "lance"
 
 # LanceDB's own defaults are 20 and 300; with 150 a build takes half the time.
 M, EF_CONSTRUCTION = 20, 150
@@ -126,11 +124,6 @@ def verify(folder: Path) -> str:
         said += f"; recall@{stated_recall.k} {stated_recall.recall:.3f} when it was made, and now no less"
     manifest.refuse(folder, problems)
     return said
-
-
-def settings_of(facts: dict[str, Any]) -> list[Width]:
-    """The widths that a manifest states."""
-    return [Width(**setting) for setting in facts["settings"]]
 
 
 def _batches(

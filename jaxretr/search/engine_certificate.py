@@ -44,6 +44,11 @@ class Width:
     reached: bool
 
 
+def settings_of(facts: Mapping[str, Any]) -> list[Width]:
+    """The widths that an index's facts state."""
+    return [Width(**setting) for setting in facts["settings"]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Line(certificates.Line):
     """What a target's setting does.

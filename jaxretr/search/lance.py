@@ -25,6 +25,9 @@ pa = import_extra("pyarrow", "lance")
 Expr: TypeAlias = Any
 """LanceDB's expression."""
 
+KIND = "lance"
+"""What the manifest of a folder calls it."""
+
 TABLE = "passages"
 VECTOR = "embedding"
 

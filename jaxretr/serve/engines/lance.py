@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from jaxretr.errors import UserError
-from jaxretr.export import lance
 from jaxretr.search import certificate as certificates
-from jaxretr.search.engine_certificate import Certificate, width_of
-from jaxretr.search.lance import LanceTable, Only
+from jaxretr.search.engine_certificate import Certificate, settings_of, width_of
+from jaxretr.search.lance import KIND, LanceTable, Only
 from jaxretr.serve.engines.checks import check_model, check_questions
 from jaxretr.serve.served import Document, Hit, SearchOptions
 from jaxretr.stores import manifest
@@ -45,12 +44,12 @@ class LanceIndex:
     def __init__(self, folder: Path, name: str, encoder: Encoder | None):
         """See `open`."""
         stated = manifest.read(folder)
-        if stated.kind != lance.KIND:
+        if stated.kind != KIND:
             raise UserError(f"{folder}: is an export --to {stated.kind}; give one --to lance")
         facts = stated.facts
         check_model(str(folder), facts["dim"], facts["model"], facts["model_fingerprint"], encoder)
         self.name, self._folder, self._facts = name, folder, facts
-        self._settings = lance.settings_of(facts)
+        self._settings = settings_of(facts)
         self._certificate = certificates.read(folder, Certificate) if self._settings else None
         self._table = LanceTable(folder, facts["fields"], facts["dim"])
 

@@ -1,0 +1,316 @@
+"""The service without HTTP: what REST, MCP and tests call."""
+
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import numpy as np
+
+from jaxretr.models.any_scorer import Scorer
+from jaxretr.models.combined_encoder import CombinedEncoder
+from jaxretr.models.embed import Side
+from jaxretr.parallel import memory
+from jaxretr.search.exact import search_blocks
+from jaxretr.serve import answers
+from jaxretr.serve.batching import Batcher
+from jaxretr.serve.embedding import Embedded, Embedding
+from jaxretr.serve.encoding import BatchEncoder
+from jaxretr.serve.indexes import Indexes
+from jaxretr.serve.live.writes import ModelChanged
+from jaxretr.serve.metrics import Metrics
+from jaxretr.serve.moves import Moves
+from jaxretr.serve.problems import NotFound, Overloaded, Unavailable
+from jaxretr.serve.requests import DocumentIn, RerankRequest, SearchRequest
+from jaxretr.serve.reranker import Reranker
+from jaxretr.serve.searching import Searching
+from jaxretr.serve.served import Document, SearchOptions, ServedIndex
+from jaxretr.serve.settings import Settings
+from jaxretr.serve.threads import Threads
+from jaxretr.serve.writing import Writing
+from jaxretr.stores.encoding import Encoder
+from jaxretr.version import __version__
+
+State = Literal["starting", "ok", "stopping"]
+
+# Changes of an index's model that a request lives through.
+_MOVES = 3
+
+T = TypeVar("T")
+
+
+class Service:
+    """A model, indexes of its passages, and perhaps a re-ranker, with their queues and threads.
+
+    Args:
+      encoder: the model.
+      indexes: by name.
+      reranker: scores the first hits.
+      settings: limits.
+      data: the folder of indexes that requests make; None: they make none.
+      make: opens a new, empty one, of its folder and name.
+      name: what answers call the model; by default where it was loaded from.
+
+    Attributes:
+      state: "starting" until `start` is done.
+      metrics: what /metrics shows.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        indexes: Mapping[str, ServedIndex],
+        *,
+        reranker: Scorer | None = None,
+        settings: Settings | None = None,
+        data: Path | None = None,
+        make: Callable[[Path, str], ServedIndex] | None = None,
+        name: str | None = None,
+    ):
+        self.settings = settings or Settings()
+        self.state: State = "starting"
+        self.metrics = Metrics()
+        self._threads = Threads()
+        tokenising = self._threads.tokenising
+        self.indexes = Indexes(indexes, data, make, self._threads.writing)
+        self.embedding = Embedding(encoder, name, self.settings, self.metrics, tokenising)
+        self.moves = Moves(self.embedding)
+        self.reranker = None if reranker is None else Reranker(reranker, self.settings, tokenising, self.metrics)
+        queues = {"encode": self.batcher, **({} if self.reranker is None else {"rerank": self.reranker.batcher})}
+        self.metrics.watch(queues, self.indexes)
+        self._searching = Searching(self.embedding, self.indexes, self.reranker, self._threads, self.metrics)
+        self._writing = Writing(self.embedding, self.indexes, self._threads)
+
+    @property
+    def name(self) -> str:
+        """What answers call the model."""
+        return self.embedding.model.name
+
+    @property
+    def encoder(self) -> BatchEncoder:
+        """The model."""
+        return self.embedding.model.encoder
+
+    @property
+    def batcher(self) -> Batcher:
+        """The queue of texts to embed."""
+        return self.embedding.batcher
+
+    def start(self) -> None:
+        """Compiles every program that a request can need; blocks, and the service answers afterwards."""
+        memory.announce(f"compiled programs of {self.name}", self.encoder.program_bytes())
+        self.encoder.compile()
+        if self.reranker is not None:
+            self.reranker.compile()
+        # A first search reads or compiles what it needs, of an index that is empty now as well.
+        some = np.ones((1, self.encoder.dim), np.float32)
+        search_blocks(iter([some]), some, 1)
+        for name in self.indexes.names:
+            index = self.indexes.get(name)
+            if len(index):
+                index.search(np.ones((1, index.dim), np.float32), 1, SearchOptions())
+        self.state = "ok"
+
+    def resident(self) -> int:
+        """Bytes of memory that the process holds."""
+        return memory.resident()
+
+    def stop(self) -> None:
+        """Says from now on that the service stops; what was accepted is finished."""
+        self.state = "stopping"
+
+    def close(self) -> None:
+        """Ends threads and closes indexes; blocks."""
+        self.state = "stopping"
+        self.moves.stop()
+        self.batcher.close()
+        if self.reranker is not None:
+            self.reranker.batcher.close()
+        self._threads.close()
+        self.indexes.close()
+
+    def check_started(self) -> None:
+        """Raises Unavailable before `start` is done, when nothing can be computed yet."""
+        if self.state == "starting":
+            raise Unavailable("the service is starting; ask /ready, and try again")
+
+    # ---- embedding ---------------------------------------------------------------------------------------------------
+
+    async def embed(
+        self,
+        side: Side,
+        texts: Sequence[Any],
+        *,
+        prompt: str | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> Embedded:
+        """Embeds texts.
+
+        Args:
+          side: of the model.
+          texts: questions, or passages as `encode_passages` takes them.
+          prompt: the name of a prompt of the model; None: its own of that side.
+          weights: of a combined model's parts; None: its own.
+
+        Raises:
+          Overloaded: the queue is full.
+          Invalid: a text is none, or there is no such prompt.
+        """
+        self.check_started()
+        return await self.embedding.embed(side, texts, prompt=prompt, weights=weights)
+
+    # ---- searching ---------------------------------------------------------------------------------------------------
+
+    async def search(self, index: str, request: SearchRequest) -> answers.SearchAnswer:
+        """Finds documents.
+
+        Args:
+          index: its name.
+          request: the questions, and how to search.
+
+        Raises:
+          NotFound: there is no such index.
+          Invalid: the request asks for what the index or the model cannot do.
+          Overloaded: a queue is full.
+        """
+        self.check_started()
+        return await _of_one_model(lambda: self._searching.search(index, request))
+
+    async def document(self, index: str, id: str) -> answers.DocumentAnswer:
+        """A document.
+
+        Raises:
+          NotFound: there is none of this id, or no such index.
+        """
+        async with self.indexes.used(index) as opened:
+            [found] = await self._threads.search(opened.documents, [id])
+        if found is None:
+            raise NotFound(f"no document {id[:80]!r} in the index {index!r}", "id")
+        return {"id": found.id, "title": found.title, "text": found.text, "metadata": dict(found.metadata)}
+
+    async def rerank(self, request: RerankRequest) -> answers.RerankAnswer:
+        """Scores documents for a question, best first.
+
+        Raises:
+          NotFound: no re-ranker is loaded.
+          Overloaded: its queue is full.
+        """
+        self.check_started()
+        if self.reranker is None:
+            raise NotFound("no re-ranker is loaded; start the service with --reranker MODEL")
+        documents = [
+            Document("", "", each, {}) if isinstance(each, str) else Document("", each.title, each.text, {})
+            for each in request.documents
+        ]
+        try:
+            scores = await self.reranker.score([request.query] * len(documents), documents)
+        except Overloaded:
+            self.metrics.refused("rerank")
+            raise
+        results: list[answers.RerankResult] = []
+        for place in np.argsort(-scores, kind="stable")[: request.top_n].tolist():
+            result: answers.RerankResult = {"index": place, "relevance_score": float(scores[place])}
+            if request.return_documents:
+                document = documents[place]
+                result["document"] = {"text": document.text} | ({"title": document.title} if document.title else {})
+            results.append(result)
+        return {
+            "id": secrets.token_hex(8),
+            "results": results,
+            "meta": {"model": self.reranker.name, "scores": "raw"},
+        }
+
+    # ---- writing -----------------------------------------------------------------------------------------------------
+
+    async def upsert(
+        self, index: str, documents: Sequence[DocumentIn], vectors: Sequence[Sequence[float]] | None = None
+    ) -> answers.UpsertAnswer:
+        """Adds documents, or replaces those of the same ids; returns once they are on disk.
+
+        Args:
+          index: its name.
+          documents: of different ids.
+          vectors: theirs; None: they are computed.
+
+        Raises:
+          NotFound, ReadOnly: there is no such index, or it cannot be written.
+          Invalid: ids repeat, a document is empty, or vectors do not fit.
+          Overloaded: the queue is full.
+          DiskFull: nothing was written.
+        """
+        self.check_started()
+        written = await _of_one_model(lambda: self._writing.upsert(index, documents, vectors))
+        return {"sequence": written.sequence, "added": written.added, "replaced": written.replaced}
+
+    async def delete(self, index: str, ids: Sequence[str]) -> answers.DeleteAnswer:
+        """Removes documents; ids that are not there are ignored. Returns once that is on disk."""
+        self.check_started()
+        written = await self._writing.delete(index, ids)
+        return {"sequence": written.sequence, "deleted": written.deleted}
+
+    async def create(self, name: str) -> answers.IndexFacts:
+        """Makes an empty index; see `Indexes.create`."""
+        index = await self.indexes.create(name)
+        facts = await self._threads.search(index.facts)
+        return cast(answers.IndexFacts, {"name": name, **facts})
+
+    async def drop(self, name: str) -> None:
+        """Removes an index that a request made; see `Indexes.drop`."""
+        await self.indexes.drop(name)
+
+    async def reindex(self, index: str, to: str) -> dict[str, Any]:
+        """Begins to move an index to another model; see `Moves.begin`."""
+        self.check_started()
+        async with self.indexes.used(index) as opened:
+            return await self.moves.begin(opened, to)
+
+    async def reindexing(self, index: str) -> dict[str, Any]:
+        """How far an index's move to another model is; see `Moves.state`."""
+        async with self.indexes.used(index) as opened:
+            return await self._threads.search(self.moves.state, opened)
+
+    async def rollback(self, index: str) -> dict[str, Any]:
+        """Moves an index back to the model before; see `Moves.rollback`."""
+        self.check_started()
+        async with self.indexes.used(index) as opened:
+            return await self.moves.rollback(opened)
+
+    # ---- what it is --------------------------------------------------------------------------------------------------
+
+    async def describe(self) -> answers.InfoAnswer:
+        """The service, its model, its indexes and its limits."""
+        encoder, config = self.encoder, self.encoder.encoder.config
+        model: dict[str, Any] = {
+            "name": self.name,
+            "dim": encoder.dim,
+            "max_query_tokens": config.max_question_length,
+            "max_document_tokens": config.max_passage_length,
+            "batch_tokens": encoder.budget,
+        }
+        if isinstance(encoder.encoder, CombinedEncoder):
+            names, weights = encoder.encoder.names, encoder.weights
+            model |= {"parts": dict(zip(names, weights, strict=True)), "combined_by": encoder.encoder.config.how}
+        settings = self.settings
+        return {
+            "version": __version__,
+            "status": self.state,
+            "model": model,
+            "reranker": None if self.reranker is None else {"name": self.reranker.name},
+            "indexes": cast(list[answers.IndexFacts], await self._threads.search(self.indexes.facts)),
+            "limits": {
+                "body_bytes": settings.max_body,
+                "queue_requests": settings.max_queue,
+                "queue_tokens": settings.max_queue_tokens,
+                "rate": settings.rate,
+            },
+        }
+
+
+async def _of_one_model(call: Callable[[], Awaitable[T]]) -> T:
+    """Calls again what an index refuses since it was moved to another model after its vectors were computed."""
+    for _ in range(_MOVES):
+        try:
+            return await call()
+        except ModelChanged:
+            continue
+    raise Unavailable("the index is changing its model; try again")
