@@ -353,6 +353,9 @@ def test_a_key_is_asked_for_kept_in_the_tab_and_sent(browser: Any) -> None:
     tab.goto(f"{ORIGIN}/#q=x")
     tab.wait_for_selector("text=This service needs an API key")
     tab.click("text=Enter a key")
+    tab.fill("#key-field", "schlüssel")
+    tab.press("#key-field", "Enter")
+    assert tab.locator("#key-dialog").is_visible(), "a header cannot hold it"
     tab.fill("#key-field", "wrong")
     tab.press("#key-field", "Enter")
     tab.wait_for_selector("text=The API key was not accepted")
