@@ -1,4 +1,4 @@
-"""The search page, with the headers that it is sent with."""
+"""Static pages, one file each, with the headers that they are sent with."""
 
 import base64
 import functools
@@ -6,28 +6,31 @@ import hashlib
 import re
 from pathlib import Path
 
+from starlette.requests import Request
+from starlette.responses import Response
+
 PAGE = Path(__file__).with_name("page.html")
 
 _INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 @functools.cache
-def page() -> tuple[bytes, dict[str, str]]:
-    """Reads page.html once.
+def read_page(path: Path) -> tuple[bytes, dict[str, str]]:
+    """Reads a file of HTML once, whose scripts and styles are inline and not in attributes such as onclick and style.
 
     Returns:
-      The bytes to send, UTF-8, and the headers to send with them: the Content-Security-Policy allows the page's own inline
-      scripts and style by their hashes and no others, and requests to nothing but the service; the ETag changes with the
-      content, and the browser asks every time.
+      The bytes to send, UTF-8, and the headers to send with them: the Content-Security-Policy allows the page's own
+      scripts and styles by their hashes and no others, and requests to nothing but the service; the ETag changes with
+      the content, and browsers ask every time.
     """
-    content = PAGE.read_bytes()
+    content = path.read_bytes()
     hashes: dict[bytes, list[str]] = {b"script": [], b"style": []}
     for kind, text in _INLINE.findall(content):
         hashes[kind].append(f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'")
     policy = [
         "default-src 'none'",
-        f"script-src {' '.join(hashes[b'script'])}",
-        f"style-src {' '.join(hashes[b'style'])}",
+        "script-src " + (" ".join(hashes[b"script"]) or "'none'"),
+        "style-src " + (" ".join(hashes[b"style"]) or "'none'"),
         "connect-src 'self'",
         "img-src data:",  # the icon
         "base-uri 'none'",
@@ -36,13 +39,26 @@ def page() -> tuple[bytes, dict[str, str]]:
         "require-trusted-types-for 'script'",  # innerHTML and its like throw
         "trusted-types 'none'",
     ]
-    headers = {
-        "Content-Type": "text/html; charset=utf-8",
-        "Content-Security-Policy": "; ".join(policy),
-        "ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',
-        "Cache-Control": "no-cache",
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-        "Cross-Origin-Opener-Policy": "same-origin",
+    return content, {
+        "content-type": "text/html; charset=utf-8",
+        "content-security-policy": "; ".join(policy),
+        "etag": f'"{hashlib.sha256(content).hexdigest()[:32]}"',
+        "cache-control": "no-cache",
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cross-origin-opener-policy": "same-origin",
     }
-    return content, headers
+
+
+def page() -> tuple[bytes, dict[str, str]]:
+    """The search page; see `read_page`."""
+    return read_page(PAGE)
+
+
+def answer_page(path: Path, request: Request) -> Response:
+    """The response to a request for a page: 304 if the browser has it already."""
+    content, headers = read_page(path)
+    known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+    if headers["etag"] in known:
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers)

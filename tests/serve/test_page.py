@@ -6,21 +6,36 @@ import re
 
 from browser import chromium, new_page
 from page_routes import ORIGIN, Routes, found, hit
+from starlette.requests import Request
+from starlette.responses import Response
 
-from jaxretr.serve.page import PAGE, page
+from jaxretr.serve.page import PAGE, answer_page, page
 
 
 def test_the_policy_allows_the_pages_own_scripts_and_nothing_from_elsewhere() -> None:
     content, headers = page()
     assert content == PAGE.read_bytes()
-    policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))
+    policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
     for kind in ("script", "style"):
         inline = re.findall(rf"<{kind}[^>]*>(.*?)</{kind}>", content.decode(), re.DOTALL)
         digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inline]
         assert policy[f"{kind}-src"] == " ".join(f"'sha256-{digest}'" for digest in digests)
     assert policy["default-src"] == "'none'" and policy["connect-src"] == "'self'"
     assert not re.findall(rb"https?://(?!www\.w3\.org/2000/svg)", content), "the page names another origin"
-    assert "no-cache" in headers["Cache-Control"] and re.fullmatch(r'"[0-9a-f]{32}"', headers["ETag"])
+    assert "no-cache" in headers["cache-control"] and re.fullmatch(r'"[0-9a-f]{32}"', headers["etag"])
+
+
+def test_a_browser_that_has_the_page_is_not_sent_it_again() -> None:
+    def ask(**headers: str) -> Response:
+        sent = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        return answer_page(PAGE, Request({"type": "http", "headers": sent}))
+
+    content, headers = page()
+    first = ask()
+    assert (first.status_code, first.body) == (200, content) and headers.items() <= dict(first.headers).items()
+    again = ask(if_none_match=f'"other", W/{headers["etag"]}')
+    assert (again.status_code, again.body) == (304, b"")
+    assert ask(if_none_match='"other"').status_code == 200
 
 
 def test_a_search_shows_titles_marked_words_scores_and_times() -> None:

@@ -60,7 +60,7 @@ def test_a_hostile_passage_stays_text(browser: Any) -> None:
         ("where is it", "It is where it was.", ["It is where it"]),
         ("don't panic", "Don't PANIC: panicking is no use", ["Don't PANIC"]),
         ("東京", "東京都は京の東", ["東京"]),
-        ("水", "海水と水道", ["水", "水"]),
+        ("水", "水道と海水", ["水", "水"]),
         ("Straße 7", "straße 7, 77 STRASSE", ["straße 7"]),
         ("c++ (x)", "C, x, cx", ["C", "x"]),
         ("कि", "की कि", ["कि"]),
@@ -395,7 +395,13 @@ def test_a_file_becomes_an_index_in_batches_with_progress(browser: Any) -> None:
     tab.goto(f"{ORIGIN}/")
     rows = [json.dumps({"_id": n, "title": f"T{n}", "text": "x\u2028y", "year": 2000, "tags": [1]}) for n in range(130)]
     choose(
-        tab, [*rows[:100], "", *rows[100:], json.dumps({"docid": "129", "contents": "again", "metadata": {"a": None}})]
+        tab,
+        [
+            *rows[:100],
+            "",
+            *rows[100:],
+            json.dumps({"docid": "129", "contents": "again", "metadata": {"a": None, "__proto__": 1}}),
+        ],
     )
     assert (
         tab.input_value("#into") == "my-notes" and "Creates the index my-notes" in tab.locator("#upload").inner_text()
@@ -413,7 +419,9 @@ def test_a_file_becomes_an_index_in_batches_with_progress(browser: Any) -> None:
     assert [path for method, path, _, _ in routes.seen if method == "PUT"] == ["/v1/indexes/my-notes"]
     sent = [row for _, path, body, _ in routes.seen if path.endswith("/upsert") for row in body["documents"]]
     assert sent[0] == {"id": "0", "title": "T0", "text": "x\u2028y", "metadata": {"year": 2000}}
-    assert sent[-1] == {"id": "129", "title": "", "text": "again", "metadata": {"a": None}}, "the last of an id stays"
+    assert sent[-1] == {"id": "129", "title": "", "text": "again", "metadata": {"a": None, "__proto__": 1}}, (
+        "the last of an id stays"
+    )
     tab.click("text=Search it")
     tab.wait_for_url(lambda url: "index=my-notes" in url)
     assert not tab.locator("#upload").is_visible() and not errors

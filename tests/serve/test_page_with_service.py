@@ -48,7 +48,9 @@ def service(encoder: DualEncoder, store: Path, tmp_path_factory: pytest.TempPath
 def upload(tab: Any, name: str, rows: list[dict[str, Any]]) -> None:
     content = gzip.compress("\n".join(map(json.dumps, rows)).encode())
     tab.click("#add")
-    tab.set_input_files("#file", files=[{"name": f"{name}.jsonl.gz", "mimeType": "application/gzip", "buffer": content}])
+    tab.set_input_files(
+        "#file", files=[{"name": f"{name}.jsonl.gz", "mimeType": "application/gzip", "buffer": content}]
+    )
     tab.click("#upload-start")
 
 
