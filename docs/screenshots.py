@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,25 +34,29 @@ QUESTION = "who appoints the chairman of union public service commission"
 PICTURES = {
     "search_page": ((1100, 820), "light", "index=wikipedia", 0),
     "search_page_dark": ((1100, 820), "dark", "index=wikipedia", 1),
-    "search_page_side_by_side": ((1280, 820), "light", "index=wikipedia&compare=without-titles", 0),
+    "search_page_side_by_side": ((1280, 820), "light", "index=wikipedia&compare=first-sentences", 0),
     "search_page_narrow": ((360, 760), "light", "index=wikipedia", 0),
 }
 
 
-def without_titles(path: Path) -> Path:
-    """The quickstart's passages as a file of texts alone."""
+def first_sentences(path: Path) -> Path:
+    """The quickstart's passages with the first sentence of each text."""
     with gzip.open(QUICKSTART / "corpus.jsonl.gz", "rt", encoding="utf-8") as rows, open(path, "w") as file:
         for row in map(json.loads, rows):
-            file.write(json.dumps({"_id": row["_id"], "text": row["text"]}) + "\n")
+            file.write(json.dumps({**row, "text": row["text"].split(" . ")[0]}) + "\n")
     return path
 
 
 def make_service(folder: Path) -> Service:
-    """A started service with two indexes of the same passages: as they are, and without their titles."""
+    """A started service with two indexes of the same passages: as they are, and their first sentences."""
     folder.mkdir(parents=True, exist_ok=True)
-    encoder = DualEncoder.from_pretrained(ENCODER_SMALL)
+    found = DualEncoder.from_pretrained(ENCODER_SMALL, pooling="mean", shared=True)
+    encoder = DualEncoder(replace(found.config, normalise=True), found.params, found.tokenizer)
     indexes = {}
-    for name, corpus in {"wikipedia": QUICKSTART, "without-titles": without_titles(folder / "texts.jsonl")}.items():
+    for name, corpus in {
+        "wikipedia": QUICKSTART,
+        "first-sentences": first_sentences(folder / "sentences.jsonl"),
+    }.items():
         encode(encoder, corpus=corpus, out=folder / name)
         indexes[name] = open_index(str(folder / name), encoder, corpus, name=name)
     service = Service(encoder, indexes, name="encoder_small")

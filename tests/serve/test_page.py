@@ -1,15 +1,21 @@
 """The search page as it is sent, and one search in a browser. The other tests in a browser: test_page_in_browser.py."""
 
+import asyncio
 import base64
 import hashlib
 import re
 
+import pytest
 from browser import chromium, new_page
 from page_routes import ORIGIN, Routes, found, hit
+from serving import client_of
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxretr.serve import server
+from jaxretr.serve.logs import RequestLog
 from jaxretr.serve.page import PAGE, answer_page, page
+from jaxretr.serve.settings import Settings
 
 
 def test_the_policy_allows_the_pages_own_scripts_and_nothing_from_elsewhere() -> None:
@@ -36,6 +42,17 @@ def test_a_browser_that_has_the_page_is_not_sent_it_again() -> None:
     again = ask(if_none_match=f'"other", W/{headers["etag"]}')
     assert (again.status_code, again.body) == (304, b"")
     assert ask(if_none_match='"other"').status_code == 200
+
+
+def test_a_service_that_starts_sends_the_page_already() -> None:
+    door = server._Door(lambda: pytest.fail("nothing starts it"), Settings(), None, RequestLog(False), "http://test")
+
+    async def asked() -> None:
+        async with client_of(door) as client:
+            assert (await client.get("/")).content == page()[0]
+            assert (await client.get("/v1/indexes")).status_code == 503, "which the page shows, and asks again"
+
+    asyncio.run(asked())
 
 
 def test_a_search_shows_titles_marked_words_scores_and_times() -> None:
