@@ -77,6 +77,8 @@ RUN_BY = {
     "train --help": ["test_cli.py::test_help_on_a_config_lists_its_settings_with_the_values_that_would_be_used"],
     "train --plan": ["test_plan.py::test_the_command_prints_text_or_json"],
     "train --profile-steps": ["test_profiling.py::test_an_option_of_the_command"],
+    "serve": ["test_server.py::test_it_gets_ready_and_a_signal_under_load_loses_no_accepted_request"],
+    "serve keys": ["test_keys.py::test_the_command_prints_a_key_once"],
     "tune": ["test_combined_commands.py::test_tune_measures_every_weight_and_writes_the_best_model"],
     "typos": ["test_typos_command.py::test_draws_are_files_of_queries_with_their_answers"],
     "update": ["test_scann_commands.py::test_update_adds_replaces_and_deletes"],

@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
+from jaxretr.errors import UsageError
 from jaxretr.serve.answer_json import Answer
 from jaxretr.serve.edge import Edge, Gate
 from jaxretr.serve.keys import Keys
@@ -82,6 +83,16 @@ def create_app(
     app.add_middleware(Edge, metrics=service.metrics, lines=lines, stopping=stopping)
     _describe_keys(app)
     return app
+
+
+def __getattr__(name: str) -> Any:
+    """Says why there is no app to import for gunicorn or `uvicorn --workers`."""
+    if name in ("app", "application"):
+        raise UsageError(
+            "jaxretr.serve.app has no app to import, since one process serves: the model, the queue and the indexes "
+            "that are written belong to it; run: jaxretr serve MODEL"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _mcp() -> Callable[..., Any] | None:

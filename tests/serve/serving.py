@@ -1,6 +1,9 @@
 """What tests of the service share."""
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 from memory_index import MemoryIndex
@@ -27,3 +30,16 @@ def make_service(encoder: DualEncoder, store: Path, **options: object) -> Servic
 def client_of(app: object) -> httpx.AsyncClient:
     """A client that calls the app in this process; an exception of the app fails the test."""
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")  # pyright: ignore
+
+
+def caller(app: object) -> Callable[..., httpx.Response]:
+    """What sends one request to an app in this process, and returns the response."""
+
+    def call(method: str, path: str, **what: Any) -> httpx.Response:
+        async def asked() -> httpx.Response:
+            async with client_of(app) as client:
+                return await client.request(method, path, **what)
+
+        return asyncio.run(asked())
+
+    return call

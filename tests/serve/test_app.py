@@ -1,18 +1,26 @@
 """Every route of the service, over HTTP in this process."""
 
-import asyncio
 import base64
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import numpy as np
+import openai
 import pytest
 from fastapi import FastAPI
-from serving import client_of
+from memory_index import MemoryIndex
+from serving import caller
+from tiny import DATA
 
+from jaxretr.data.readers import read_corpus
+from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.serve.app import create_app
+from jaxretr.serve.keys import needed_scope
 from jaxretr.serve.service import Service
+
+QUERIES = ["who lives there?", "when did the oil crisis begin in october and why did it go on"]
 
 
 @pytest.fixture(scope="module")
@@ -21,20 +29,17 @@ def app(started: Service) -> FastAPI:
 
 
 @pytest.fixture
-def call(app: FastAPI) -> Callable[..., Any]:
-    """Sends one request, and returns the response."""
-
-    def send(method: str, path: str, **what: Any) -> Any:
-        async def asked() -> Any:
-            async with client_of(app) as client:
-                return await client.request(method, path, **what)
-
-        return asyncio.run(asked())
-
-    return send
+def call(app: FastAPI) -> Callable[..., httpx.Response]:
+    return caller(app)
 
 
-QUERIES = ["who lives there?", "when did the oil crisis begin in october and why did it go on"]
+def notes_of(service: Service) -> MemoryIndex:
+    index = service.indexes.get("notes")
+    assert isinstance(index, MemoryIndex)
+    return index
+
+
+# ---- embeddings ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("input_type", ["query", "search_query", "document", "search_document", "passage"])
@@ -48,8 +53,297 @@ def test_vectors_are_the_encoders(call: Callable[..., Any], encoder: DualEncoder
     assert answer["usage"]["total_tokens"] > len(QUERIES)
 
 
+def test_many_texts_of_many_lengths_are_the_encoders(call: Callable[..., Any], encoder: DualEncoder) -> None:
+    texts = [passage.text[: 3 + 11 * n] for n, passage in enumerate(read_corpus(DATA))]
+    answer = call("POST", "/v1/embeddings", json={"input": texts}).json()
+    found = np.array([row["embedding"] for row in answer["data"]])
+    np.testing.assert_allclose(found, encoder.encode_passages(texts), rtol=1e-5, atol=1e-5)
+
+
 def test_base64_is_the_same_numbers(call: Callable[..., Any]) -> None:
     body = {"input": QUERIES[0]}
     plain = call("POST", "/v1/embeddings", json=body).json()["data"][0]["embedding"]
     packed = call("POST", "/v1/embeddings", json={**body, "encoding_format": "base64"}).json()["data"][0]["embedding"]
     assert np.frombuffer(base64.b64decode(packed), "<f4").tolist() == plain
+
+
+def test_first_dimensions(call: Callable[..., Any]) -> None:
+    whole = call("POST", "/v1/embeddings", json={"input": "a"}).json()["data"][0]["embedding"]
+    # This model's vectors have other lengths than 1: nothing is scaled.
+    assert (
+        call("POST", "/v1/embeddings", json={"input": "a", "dimensions": 5}).json()["data"][0]["embedding"] == whole[:5]
+    )
+    problem = call("POST", "/v1/embeddings", json={"input": "a", "dimensions": 17})
+    assert problem.status_code == 422
+    assert problem.json()["error"]["param"] == "dimensions"
+
+
+def test_token_ids_are_refused_with_the_remedy(call: Callable[..., Any]) -> None:
+    for ids in ([1, 2], [[1, 2], [3]]):
+        problem = call("POST", "/v1/embeddings", json={"input": ids})
+        assert problem.status_code == 422
+        assert "give texts" in problem.json()["error"]["message"]
+
+
+def test_a_prompt_by_name(call: Callable[..., Any], encoder: DualEncoder) -> None:
+    found = call("POST", "/v1/embeddings", json={"input": "a", "prompt": "query"}).json()["data"][0]["embedding"]
+    np.testing.assert_allclose(found, encoder.encode_passages(["a"])[0], rtol=1e-5, atol=1e-5)  # it is empty
+    problem = call("POST", "/v1/embeddings", json={"input": "a", "prompt": "nope"})
+    assert (problem.status_code, problem.json()["error"]["param"]) == (422, "prompt")
+
+
+def test_the_openai_client_works_as_it_is(app: FastAPI, encoder: DualEncoder) -> None:
+    import asyncio
+
+    async def embedded() -> Any:
+        transport = httpx.ASGITransport(app)  # pyright: ignore[reportArgumentType]
+        async with httpx.AsyncClient(transport=transport) as http:
+            client = openai.AsyncOpenAI(base_url="http://test/v1", api_key="any", http_client=http)
+            models = [model.id async for model in await client.models.list()]
+            return models, await client.embeddings.create(model=models[0], input=QUERIES)
+
+    models, answer = asyncio.run(embedded())
+    assert len(models) == 2  # and the re-ranker
+    np.testing.assert_allclose(
+        [row.embedding for row in answer.data], encoder.encode_passages(QUERIES), rtol=1e-5, atol=1e-5
+    )
+
+
+# ---- search ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_search_finds_what_the_vectors_say(call: Callable[..., Any], encoder: DualEncoder) -> None:
+    corpus = read_corpus(DATA)
+    answer = call("POST", "/v1/wiki/search", json={"query": QUERIES, "k": 4}).json()
+    scores = encoder.encode_queries(QUERIES) @ encoder.encode_passages(list(corpus)).T
+    for row, result in zip(scores, answer["results"], strict=True):
+        best = np.argsort(-row)[:4]
+        assert [hit["id"] for hit in result["hits"]] == [corpus.ids[n] for n in best]
+        np.testing.assert_allclose([hit["score"] for hit in result["hits"]], row[best], rtol=1e-5)
+        assert [hit["text"] for hit in result["hits"]] == [corpus.texts[n] for n in best]
+    assert answer["exact"] is True
+    assert answer["took"]["total_ms"] >= answer["took"]["encode_ms"] > 0
+
+
+def test_the_same_by_url_by_vector_and_alone(call: Callable[..., Any], encoder: DualEncoder) -> None:
+    asked = call("POST", "/v1/wiki/search", json={"query": QUERIES[0], "k": 3}).json()["results"]
+    assert call("GET", "/v1/wiki/search", params={"q": QUERIES[0], "k": 3}).json()["results"] == asked
+    vector = encoder.encode_queries(QUERIES[:1])[0].tolist()
+    by_vector = call("POST", "/v1/wiki/search", json={"vector": vector, "k": 3}).json()["results"]
+    assert [hit["id"] for hit in by_vector[0]["hits"]] == [hit["id"] for hit in asked[0]["hits"]]
+    two = call("POST", "/v1/wiki/search", json={"vector": [vector, vector], "k": 3}).json()["results"]
+    assert two == by_vector * 2
+
+
+def test_fields_and_cut_texts(call: Callable[..., Any]) -> None:
+    body = {"query": "who", "k": 2, "fields": ["text"], "max_chars": 7}
+    for hit in call("POST", "/v1/wiki/search", json=body).json()["results"][0]["hits"]:
+        assert set(hit) == {"id", "score", "text", "truncated"}
+        assert len(hit["text"]) == 7
+    [hit] = call("POST", "/v1/wiki/search", json={"query": "who", "k": 1, "fields": []}).json()["results"][0]["hits"]
+    assert set(hit) == {"id", "score"}
+
+
+def test_allow_and_deny(call: Callable[..., Any]) -> None:
+    ids = read_corpus(DATA).ids
+    body = {"query": "who", "k": 30, "allow": [ids[1], ids[2], "unknown"], "deny": [ids[2], "other"]}
+    [result] = call("POST", "/v1/wiki/search", json=body).json()["results"]
+    assert [hit["id"] for hit in result["hits"]] == [ids[1]]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "query"),
+        ({"query": "a", "vector": [0.0] * 16}, "query"),
+        ({"vector": [0.0] * 15}, "vector"),
+        ({"vector": [1e39] * 16}, "vector"),
+        ({"query": ["a"] * 11, "k": 1000}, "k"),
+        ({"query": "a", "lexical_weight": 1.0}, "lexical_weight"),
+        ({"vector": [0.0] * 16, "rerank": True}, "rerank"),
+        ({"query": "a", "target_recall": 0.9}, None),
+        ({"query": "a", "where": {"nope": 1}}, None),
+        ({"query": "a", "unknown": 1}, "unknown"),
+    ],
+)
+def test_what_cannot_be_searched_is_said(call: Callable[..., Any], body: dict[str, Any], param: str | None) -> None:
+    problem = call("POST", "/v1/wiki/search", json=body)
+    assert problem.status_code == 422
+    assert problem.json()["error"]["type"] == "invalid_request"
+    assert problem.json()["error"]["param"] == param
+
+
+def test_reranked_hits_have_the_scorers_scores(
+    call: Callable[..., Any], started: Service, tiny_cross_encoder: Any
+) -> None:
+    plain = call("POST", "/v1/wiki/search", json={"query": QUERIES, "k": 6}).json()["results"]
+    body = {"query": QUERIES, "k": 3, "rerank": {"depth": 6}}
+    answer = call("POST", "/v1/wiki/search", json=body).json()
+    scorer = load_scorer(tiny_cross_encoder)
+    for query, before, after in zip(QUERIES, plain, answer["results"], strict=True):
+        raw = scorer.score([query] * 6, [{"title": hit["title"], "text": hit["text"]} for hit in before["hits"]])
+        best = np.argsort(-raw, kind="stable")[:3]
+        assert [hit["id"] for hit in after["hits"]] == [before["hits"][n]["id"] for n in best]
+        np.testing.assert_allclose([hit["score"] for hit in after["hits"]], raw[best], rtol=1e-4, atol=1e-5)
+        assert [hit["first_score"] for hit in after["hits"]] == [before["hits"][n]["score"] for n in best]
+    assert answer["took"]["rerank_ms"] > 0
+
+
+def test_rerank_in_coheres_shape(call: Callable[..., Any], tiny_cross_encoder: Any) -> None:
+    documents = ["It is a town.", {"title": "Town", "text": "Nobody lives there."}, "no"]
+    body = {"query": QUERIES[0], "documents": documents, "top_n": 2, "return_documents": True}
+    answer = call("POST", "/v1/rerank", json=body).json()
+    passages = [{"text": "It is a town."}, {"title": "Town", "text": "Nobody lives there."}, {"text": "no"}]
+    raw = load_scorer(tiny_cross_encoder).score([QUERIES[0]] * 3, passages)
+    best = np.argsort(-raw)[:2]
+    assert [result["index"] for result in answer["results"]] == best.tolist()
+    np.testing.assert_allclose(
+        [result["relevance_score"] for result in answer["results"]], raw[best], rtol=1e-4, atol=1e-5
+    )
+    assert answer["results"][0]["document"] == passages[best[0]]
+
+
+# ---- documents -------------------------------------------------------------------------------------------------------
+
+
+def test_documents_come_are_replaced_and_go(call: Callable[..., Any], started: Service) -> None:
+    documents = [
+        {"id": "a/b?c", "title": "T", "text": "Hello", "metadata": {"lang": "en", "year": 2019}},
+        {"id": "2", "text": "World", "metadata": {"lang": "de"}},
+    ]
+    written = call("POST", "/v1/notes/upsert", json={"documents": documents}).json()
+    assert (written["added"], written["replaced"]) == (2, 0)
+    assert call("GET", "/v1/notes/doc/a%2Fb%3Fc").json() == documents[0]
+    found = call("POST", "/v1/notes/search", json={"query": "hello", "where": {"lang": ["en", "fr"]}}).json()
+    assert [hit["id"] for hit in found["results"][0]["hits"]] == ["a/b?c"]
+    again = call("POST", "/v1/notes/upsert", json={"documents": [{"id": "2", "text": "Moon"}]}).json()
+    assert (again["added"], again["replaced"]) == (0, 1)
+    assert again["sequence"] > written["sequence"]
+    assert call("GET", "/v1/notes/doc/2").json()["text"] == "Moon"
+    assert call("DELETE", "/v1/notes/doc/2").json()["deleted"] == 1
+    assert call("POST", "/v1/notes/delete", json={"ids": ["a/b?c", "a/b?c", "nope"]}).json()["deleted"] == 1
+    assert call("GET", "/v1/notes/doc/2").status_code == 404
+    assert len(notes_of(started)) == 0
+
+
+def test_given_vectors_are_kept(call: Callable[..., Any], started: Service) -> None:
+    vectors = [[float(n)] * 16 for n in (1, 2)]
+    documents = [{"id": "x", "text": "a"}, {"id": "y", "text": "b"}]
+    call("POST", "/v1/notes/upsert", json={"documents": documents, "vectors": vectors}).raise_for_status()
+    assert notes_of(started).vectors(["x", "y"]).tolist() == vectors
+    call("POST", "/v1/notes/delete", json={"ids": ["x", "y"]})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"documents": [{"id": "a", "text": "x"}, {"id": "a", "text": "y"}]},
+        {"documents": [{"id": "a"}]},
+        {"documents": [{"id": "", "text": "x"}]},
+        {"documents": []},
+        {"documents": [{"id": "a", "text": "x", "metadata": {"f": [1]}}]},
+        {"documents": [{"id": "a", "text": "x"}], "vectors": []},
+        {"documents": [{"id": "a", "text": "x"}], "vectors": [[1.0]]},
+    ],
+)
+def test_bad_documents_change_nothing(call: Callable[..., Any], started: Service, body: dict[str, Any]) -> None:
+    assert call("POST", "/v1/notes/upsert", json=body).status_code == 422
+    assert len(notes_of(started)) == 0
+
+
+def test_what_is_read_only_is_not_written(call: Callable[..., Any]) -> None:
+    for method, path, body in (
+        ("POST", "/v1/wiki/upsert", {"documents": [{"id": "a", "text": "x"}]}),
+        ("POST", "/v1/wiki/delete", {"ids": ["a"]}),
+        ("DELETE", "/v1/wiki/doc/a", None),
+    ):
+        problem = call(method, path, json=body)
+        assert (problem.status_code, problem.json()["error"]["type"]) == (405, "read_only")
+        assert "--to live" in problem.json()["error"]["message"]
+
+
+def test_a_full_disk_refuses_writes_and_goes_on_reading(call: Callable[..., Any], started: Service) -> None:
+    index = notes_of(started)
+    index.full = True
+    try:
+        problem = call("POST", "/v1/notes/upsert", json={"documents": [{"id": "a", "text": "x"}]})
+        assert (problem.status_code, problem.json()["error"]["type"]) == (507, "unavailable")
+        assert call("GET", "/v1/notes/search?q=a").status_code == 200
+    finally:
+        index.full = False
+
+
+# ---- the rest --------------------------------------------------------------------------------------------------------
+
+
+def test_state_facts_and_metrics(call: Callable[..., Any], started: Service) -> None:
+    assert call("GET", "/health").json() == {"status": "ok"}
+    assert call("GET", "/ready").json() == {"status": "ok"}
+    info = call("GET", "/info").json()
+    assert info["model"]["dim"] == 16
+    assert {index["name"]: index["passages"] for index in info["indexes"]} == {"wiki": 20, "notes": 0}
+    assert call("GET", "/v1/indexes").json()["indexes"] == info["indexes"]
+    call("GET", "/v1/wiki/search?q=a")
+    text = call("GET", "/metrics").text
+    assert 'jaxretr_requests_total{method="GET",route="/v1/{index}/search",status="200"}' in text
+    assert 'jaxretr_index_passages{index="wiki"} 20.0' in text
+    for name in ("queue_seconds", "batch_seconds", "batch_texts", "search_seconds"):
+        assert f"jaxretr_{name}_bucket" in text
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/nope/search?q=a", "/v1/nope/doc/a", "/nope", "/v1/wiki/doc/nope", "/v1/wiki/doc/"]
+)
+def test_what_is_not_there(call: Callable[..., Any], path: str) -> None:
+    problem = call("GET", path)
+    assert (problem.status_code, problem.json()["error"]["type"]) == (404, "not_found")
+
+
+def test_no_index_is_made_without_a_folder(call: Callable[..., Any]) -> None:
+    problem = call("PUT", "/v1/indexes/new")
+    assert problem.status_code == 403
+    assert "--data" in problem.json()["error"]["message"]
+    assert call("DELETE", "/v1/indexes/wiki").status_code == 403
+
+
+def test_an_unexpected_error_is_told_apart_and_says_nothing(
+    started: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("with a secret text")
+
+    monkeypatch.setattr(notes_of(started), "search", broken)
+    answer = caller(create_app(started))("GET", "/v1/notes/search?q=a")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "internal")
+    assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
+    assert "secret" not in answer.text + caplog.text
+    assert "test_app.py" in caplog.text  # where it happened
+
+
+def test_every_path_has_a_scope_on_purpose(call: Callable[..., Any]) -> None:
+    found = {
+        (method.upper(), path): needed_scope(method.upper(), path.replace("{index}", "wiki").replace("{id}", "a/b"))
+        for path, methods in call("GET", "/openapi.json").json()["paths"].items()
+        for method in methods
+    }
+    assert found == {
+        ("POST", "/v1/embeddings"): "read",
+        ("GET", "/v1/models"): "read",
+        ("POST", "/v1/rerank"): "read",
+        ("GET", "/v1/indexes"): "read",
+        ("PUT", "/v1/indexes/{name}"): "write",
+        ("DELETE", "/v1/indexes/{name}"): "admin",
+        ("POST", "/v1/{index}/search"): "read",
+        ("GET", "/v1/{index}/search"): "read",
+        ("GET", "/v1/{index}/doc/{id}"): "read",
+        ("DELETE", "/v1/{index}/doc/{id}"): "write",
+        ("POST", "/v1/{index}/upsert"): "write",
+        ("POST", "/v1/{index}/delete"): "write",
+        ("POST", "/v1/{index}/reindex"): "admin",
+        ("GET", "/v1/{index}/reindex"): "read",
+        ("POST", "/v1/{index}/reindex/rollback"): "admin",
+        ("GET", "/health"): None,
+        ("GET", "/ready"): None,
+        ("GET", "/info"): "read",
+        ("GET", "/metrics"): "read",
+    }
