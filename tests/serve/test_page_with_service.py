@@ -98,3 +98,11 @@ def test_the_page_waits_searches_uploads_and_compares(browser: Any, service: Ser
         tab.click("#key")
         tab.click("text=Forget it")
         tab.wait_for_selector("text=a key is needed")
+
+
+def test_the_apis_own_page_runs_under_the_same_policy(browser: Any, service: Service) -> None:
+    with running(create_app(service)) as address:
+        tab, errors = new_page(browser)
+        tab.goto(f"{address}/docs")
+        tab.wait_for_selector("summary >> text=/v1/embeddings")
+        assert not errors
