@@ -104,5 +104,5 @@ def test_the_apis_own_page_runs_under_the_same_policy(browser: Any, service: Ser
     with running(create_app(service)) as address:
         tab, errors = new_page(browser)
         tab.goto(f"{address}/docs")
-        tab.wait_for_selector("summary >> text=/v1/embeddings")
+        tab.wait_for_selector("summary:has-text('/v1/embeddings')")
         assert not errors
