@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import importlib.util
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -17,7 +17,7 @@ from jaxretr.serve.answer_json import Answer
 from jaxretr.serve.edge import Edge, Gate
 from jaxretr.serve.keys import Keys
 from jaxretr.serve.logs import RequestLog
-from jaxretr.serve.pages import Page
+from jaxretr.serve.page import PAGE, answer_page
 from jaxretr.serve.problems import Problem, Type, body_of
 from jaxretr.serve.rates import Rates
 from jaxretr.serve.routes import make_routes
@@ -25,7 +25,6 @@ from jaxretr.serve.service import Service
 from jaxretr.serve.settings import Settings
 from jaxretr.version import __version__
 
-_HERE = Path(__file__).parent
 _TYPES: dict[int, Type] = {404: "not_found", 405: "invalid_request", 413: "too_large"}
 
 
@@ -104,11 +103,11 @@ def _mcp() -> Callable[..., Any] | None:
 
 
 def _add_pages(app: FastAPI) -> None:
-    """The search page, if there is one, and the documentation of the API."""
-    for path, file in (("/", _HERE / "page.html"), ("/docs", _HERE / "docs.html")):
+    """The search page, and the documentation of the API if there is one."""
+    for path, file in (("/", PAGE), ("/docs", PAGE.with_name("docs.html"))):
         if file.is_file():
-            page = Page.read(file)
-            app.add_api_route(path, page.answer, methods=["GET"], include_in_schema=False, response_class=Response)
+            answer = partial(answer_page, file)
+            app.add_api_route(path, answer, methods=["GET"], include_in_schema=False, response_class=Response)
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -20,6 +21,7 @@ from jaxretr.serve.answer_json import Answer
 from jaxretr.serve.app import create_app
 from jaxretr.serve.keys import Keys
 from jaxretr.serve.logs import RequestLog
+from jaxretr.serve.page import PAGE, answer_page
 from jaxretr.serve.problems import body_of
 from jaxretr.serve.service import Service
 from jaxretr.serve.settings import Settings
@@ -160,6 +162,8 @@ class _Door:
             return
         if scope["path"] in ("/health", "/ready"):
             answer = Answer({"status": "starting"}, 503, headers={"Cache-Control": "no-store"})
+        elif scope["path"] == "/" and scope["method"] == "GET":  # The page waits for the service.
+            answer = answer_page(PAGE, Request(scope))
         else:
             answer = Answer(
                 body_of("unavailable", "the service is starting; ask /ready, and try again"), 503, {"Retry-After": "1"}
