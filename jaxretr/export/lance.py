@@ -17,7 +17,7 @@ from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.parallel import memory
 from jaxretr.search import certificate as certificates
 from jaxretr.search import engine_certificate, question_sets
-from jaxretr.search.engine_certificate import Asked, Certificate, Width, settings_of
+from jaxretr.search.engine_certificate import Asked, Certificate
 from jaxretr.search.lance import KIND, LanceTable, batch, write
 from jaxretr.storage.files import atomic_folder
 from jaxretr.stores import manifest
