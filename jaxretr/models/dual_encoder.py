@@ -254,7 +254,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         self, side: Side, pieces: Iterable[Sequence[Any]], batch_size: int | None, total: int | None, advance: Advance
     ) -> Iterator[tuple[np.ndarray, int]]:
         jobs = (self._job(side, piece) for piece in pieces)
-        return self._engine(side).encode_jobs(
+        return self.engine(side).encode_jobs(
             jobs,
             self.config.embedding_size,
             max_length=self._length(side),
@@ -263,26 +263,45 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
             advance=advance,
         )
 
-    def _job(self, side: Side, content: Any) -> Job:
+    def tokenise(self, side: Side, content: Sequence[Any], *, prompt: str | None = None) -> tuple[list[list[int]], int]:
+        """Makes the rows of token ids that the engine of that side embeds.
+
+        Args:
+          side: which tower.
+          content: n questions or passages as `encode_queries` or `encode_passages` take them.
+          prompt: put before each text; None: the model's own of that side.
+
+        Returns:
+          n rows of ids, and how many texts were cut.
+
+        Raises:
+          UserError: as `encode_passages`.
+        """
+        job = self._job(side, content, prompt)
+        return job.rows(0, job.n) if job.n else ([], 0)
+
+    def _job(self, side: Side, content: Any, prompt: str | None = None) -> Job:
         """Texts of one side, checked; they are tokenised when they are asked for."""
         length = self._length(side)
+        if prompt is None:
+            prompt = self.config.query_prompt if side == "question" else self.config.passage_prompt
         if side == "question":
             texts = [_text(query, f"queries[{index}]") for index, query in enumerate(_list(content, "queries"))]
-            prompt = self.config.query_prompt
             return Job(lambda start, stop: question_rows(self.tokenizer, texts[start:stop], length, prompt), len(texts))
         pairs = [_passage(passage, index) for index, passage in enumerate(_list(content, "passages"))]
         template = passage_pair if self.config.passage_template == "pair" else passage_joined
 
         def rows(start: int, stop: int) -> tuple[list[list[int]], int]:
             titles, texts = zip(*pairs[start:stop], strict=True)
-            return template(self.tokenizer, titles, texts, length, self.config.passage_prompt)
+            return template(self.tokenizer, titles, texts, length, prompt)
 
         return Job(rows, len(pairs))
 
     def _length(self, side: Side) -> int:
         return self.config.max_question_length if side == "question" else self.config.max_passage_length
 
-    def _engine(self, side: Side) -> Engine:
+    def engine(self, side: Side) -> Engine:
+        """What computes the embeddings of one side; both sides' where there is one tower."""
         name = "shared" if self.config.shared else side
         if name not in self._engines:
             ready = self.merge_lora()
@@ -291,7 +310,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
 
     def _encode(self, side: Side, texts: Any, batch_size: int | None, progress: bool | None) -> np.ndarray:
         job = self._job(side, texts)
-        embeddings, self.truncated = self._engine(side).encode(
+        embeddings, self.truncated = self.engine(side).encode(
             *(job.rows, job.n, self.config.embedding_size),
             max_length=self._length(side),
             batch_size=batch_size,

@@ -101,6 +101,15 @@ class Shapes:
         full = self.rows(length)
         return min(full, self.devices * _power_of_two(-(-rows // self.devices))) if self.few else full
 
+    def every(self) -> list[tuple[int, int]]:
+        """All (rows, length) that batches can have; not many only if `few`."""
+        lengths = sorted({self.length(tokens) for tokens in range(1, self.max_length + 1)})
+        return [
+            shape
+            for length in lengths
+            for shape in sorted({(self.padded_rows(rows, length), length) for rows in range(1, self.rows(length) + 1)})
+        ]
+
 
 def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
@@ -312,6 +321,38 @@ class Engine:
                 yield before.result()
         if coming is not None:
             yield coming.result()
+
+    # ---- for callers that gather their own batches ---------------------------------------------------------------------
+
+    def few_shapes(self, max_length: int, batch_tokens: int | None = None) -> Shapes:
+        """The shapes for texts that come a few at a time, so few that all of them can be compiled in advance.
+
+        Args:
+          max_length: most ids of a row.
+          batch_tokens: of a batch on each device; None: what suits the device.
+        """
+        return Shapes(max_length, self.devices, batch_tokens or self.batch_tokens, few=self.compiles)
+
+    def compile(self, shapes: Shapes) -> None:
+        """Compiles the programs of all shapes, or reads them from the cache; nothing to do without XLA."""
+        for rows, length in shapes.every() if self.compiles else ():
+            np.asarray(self._run(Batch(np.arange(0), np.zeros((rows, length), np.int32), np.ones(rows, np.int32))))
+
+    def embed_rows(self, ids: Sequence[Sequence[int]], size: int, shapes: Shapes) -> np.ndarray:
+        """Embeds rows of token ids at once, in this thread.
+
+        Args:
+          ids: n rows.
+          size: D.
+          shapes: of `few_shapes`.
+
+        Returns:
+          float32 [n, D], in the order of the rows.
+        """
+        result = np.empty((len(ids), size), np.float32)
+        for positions, embeddings in [(b.positions, self._run(b)) for b in make_batches(ids, 0, shapes)]:
+            result[positions] = np.asarray(embeddings)[: len(positions)]
+        return result
 
     def _run(self, batch: Batch) -> jax.Array | np.ndarray:
         by_row = NamedSharding(self.mesh, PartitionSpec(DATA))

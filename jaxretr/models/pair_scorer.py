@@ -150,24 +150,31 @@ class PairScorer:
         """
         if len(questions) != len(passages):
             raise UsageError(f"{len(questions)} questions and {len(passages)} passages; give one passage a question")
-        size = self.config.backbone.vocab_size
-
-        def rows(start: int, stop: int) -> tuple[list[list[int]], int]:
-            found, seconds, cut = self.rows(questions[start:stop], passages[start:stop])
-            # The engine knows nothing of second texts: rows are marked as `pair_frame.marked` does it.
-            marked = [[*row[:at], *(id + size for id in row[at:])] for row, at in zip(found, seconds, strict=True)]
-            return marked, cut
-
-        if self._engine is None:
-            self._engine = Engine(_score_marked(self.teacher, self.dtype), self.params, self.dtype)
-        scores, self.truncated = self._engine.encode(
-            *(rows, len(questions), 1),
+        scores, self.truncated = self.engine().encode(
+            *(lambda start, stop: self.marked_rows(questions[start:stop], passages[start:stop]), len(questions), 1),
             max_length=self.texts.frame.max_length,
             batch_size=batch_size,
             progress=progress,
             what="pair",
         )
         return scores[:, 0]
+
+    def engine(self) -> Engine:
+        """What computes the scores of marked rows, as embeddings of one dimension."""
+        if self._engine is None:
+            self._engine = Engine(_score_marked(self.teacher, self.dtype), self.params, self.dtype)
+        return self._engine
+
+    def marked_rows(
+        self, questions: Sequence[str], passages: Sequence[Mapping[str, str]]
+    ) -> tuple[list[list[int]], int]:
+        """The rows that the engine scores, and how many pairs were cut.
+
+        The engine knows nothing of second texts: rows are marked as `pair_frame.marked` does it.
+        """
+        size = self.config.backbone.vocab_size
+        found, seconds, cut = self.rows(questions, passages)
+        return [[*row[:at], *(id + size for id in row[at:])] for row, at in zip(found, seconds, strict=True)], cut
 
     def rows(
         self, questions: Sequence[str], passages: Sequence[Mapping[str, str]]

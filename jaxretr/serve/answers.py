@@ -1,0 +1,187 @@
+"""What the service answers, as it stands in the OpenAPI document."""
+
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from jaxretr.serve.problems import Type
+
+
+class ErrorFacts(TypedDict):
+    """What went wrong."""
+
+    message: str
+    type: Type
+    param: str | None
+
+
+class ErrorAnswer(TypedDict):
+    """The body of every response with a status from 400."""
+
+    error: ErrorFacts
+
+
+class Embedding(TypedDict):
+    """One vector: numbers, or base64 of float32, the lowest byte first."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(TypedDict):
+    """Tokens of the texts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsAnswer(TypedDict):
+    """OpenAI's answer."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class ModelFacts(TypedDict):
+    """A model."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelsAnswer(TypedDict):
+    """OpenAI's list of models."""
+
+    object: Literal["list"]
+    data: list[ModelFacts]
+
+
+class HitAnswer(TypedDict):
+    """A document that was found.
+
+    `parts` are the scores of a combined model's parts, which sum up to the score; `first_score` is the score of the
+    search where `score` is the re-ranker's raw one; `truncated` says that the text was cut.
+    """
+
+    id: str
+    score: float
+    title: NotRequired[str]
+    text: NotRequired[str]
+    metadata: NotRequired[dict[str, Any]]
+    parts: NotRequired[dict[str, float]]
+    first_score: NotRequired[float]
+    truncated: NotRequired[bool]
+
+
+class Hits(TypedDict):
+    """The hits of a question, best first."""
+
+    hits: list[HitAnswer]
+
+
+class Took(TypedDict):
+    """Milliseconds; waiting in queues is part of them."""
+
+    encode_ms: float
+    search_ms: float
+    rerank_ms: float
+    total_ms: float
+
+
+class SearchAnswer(TypedDict):
+    """The hits of each question."""
+
+    index: str
+    model: str | None
+    results: list[Hits]
+    took: Took
+    exact: bool
+    sequence: NotRequired[int]
+
+
+class DocumentAnswer(TypedDict):
+    """A document."""
+
+    id: str
+    title: str
+    text: str
+    metadata: dict[str, Any]
+
+
+class UpsertAnswer(TypedDict):
+    """A write that is on disk; `sequence` is its number."""
+
+    sequence: int
+    added: int
+    replaced: int
+
+
+class DeleteAnswer(TypedDict):
+    """A deletion that is on disk."""
+
+    sequence: int
+    deleted: int
+
+
+class IndexFacts(TypedDict):
+    """An index; engines say more of themselves."""
+
+    __pydantic_config__ = {"extra": "allow"}  # noqa: RUF012  # pyright: ignore
+
+    name: str
+    engine: str
+    passages: int
+    dim: int
+    writable: bool
+
+
+class IndexesAnswer(TypedDict):
+    """All indexes."""
+
+    indexes: list[IndexFacts]
+
+
+class DroppedAnswer(TypedDict):
+    """An index that is gone."""
+
+    dropped: str
+
+
+class RerankResult(TypedDict):
+    """A document's place among those of the request, and its raw score."""
+
+    index: int
+    relevance_score: float
+    document: NotRequired[dict[str, str]]
+
+
+class RerankAnswer(TypedDict):
+    """Cohere's answer."""
+
+    id: str
+    results: list[RerankResult]
+    meta: dict[str, Any]
+
+
+class StatusAnswer(TypedDict):
+    """Whether the service answers."""
+
+    status: Literal["ok", "starting", "stopping", "full"]
+
+
+class InfoAnswer(TypedDict):
+    """The service, its model, its indexes and its limits."""
+
+    __pydantic_config__ = {"extra": "allow"}  # noqa: RUF012  # pyright: ignore
+
+    version: str
+    status: str
+    model: dict[str, Any]
+    reranker: dict[str, Any] | None
+    indexes: list[IndexFacts]
+    limits: dict[str, Any]

@@ -1,0 +1,135 @@
+"""The FastAPI app: routes, pages, headers and errors around a `Service`."""
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
+
+from jaxretr.serve.answer_json import Answer
+from jaxretr.serve.edge import Edge, Gate
+from jaxretr.serve.keys import Keys
+from jaxretr.serve.logs import RequestLog
+from jaxretr.serve.pages import Page
+from jaxretr.serve.problems import Problem, Type, body_of
+from jaxretr.serve.rates import Rates
+from jaxretr.serve.routes import make_routes
+from jaxretr.serve.service import Service
+from jaxretr.serve.settings import Settings
+from jaxretr.version import __version__
+
+_HERE = Path(__file__).parent
+_TYPES: dict[int, Type] = {404: "not_found", 405: "invalid_request", 413: "too_large"}
+
+
+def create_app(
+    service: Service, settings: Settings | None = None, keys: Keys | None = None, lines: RequestLog | None = None
+) -> FastAPI:
+    """Makes the app.
+
+    Args:
+      service: what answers; whoever made it starts and closes it.
+      settings: limits; by default the service's.
+      keys: who may do what; None: everybody everything.
+      lines: the log; by default on stderr.
+    """
+    settings = settings or service.settings
+    lines = lines or RequestLog(settings.log_texts)
+    mcp = _mcp()
+    lifespans: list[Any] = []
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            for enter in lifespans:
+                await stack.enter_async_context(enter())
+            yield
+
+    app = FastAPI(
+        title="jaxretr",
+        version=__version__,
+        description="Embeddings, search and re-ranking over indexes of one model.",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+    app.include_router(make_routes(service))
+    _add_pages(app)
+    if mcp is not None:
+        lifespan_of_mcp = mcp(app, service)
+        if lifespan_of_mcp is not None:
+            lifespans.append(lifespan_of_mcp)
+    _add_errors(app)
+    app.add_middleware(Gate, keys=keys, rates=Rates(settings.rate), settings=settings)  # pyright: ignore[reportArgumentType]
+    if settings.allow_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.allow_origins),
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
+            allow_headers=["authorization", "content-type", "x-api-key", "x-request-id"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    app.add_middleware(Edge, metrics=service.metrics, lines=lines)  # pyright: ignore[reportArgumentType]
+    _describe_keys(app)
+    return app
+
+
+def _mcp() -> Callable[..., Any] | None:
+    """What mounts MCP, where its package is installed."""
+    if importlib.util.find_spec("jaxretr.serve.mcp_tools") is None or importlib.util.find_spec("mcp") is None:
+        return None
+    return importlib.import_module("jaxretr.serve.mcp_tools").mount
+
+
+def _add_pages(app: FastAPI) -> None:
+    """The search page, if there is one, and the documentation of the API."""
+    for path, file in (("/", _HERE / "page.html"), ("/docs", _HERE / "docs.html")):
+        if file.is_file():
+            page = Page.read(file)
+            app.add_api_route(path, page.answer, methods=["GET"], include_in_schema=False, response_class=Response)
+
+
+def _add_errors(app: FastAPI) -> None:
+    async def problem(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Problem)
+        return Answer.of(error)
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        where = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+        place = ".".join(where)[:200] or "the body"
+        return Answer(body_of("invalid_request", f"{place}: {first['msg']}", place if where else None), 422)
+
+    async def other(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        type = _TYPES.get(error.status_code, "invalid_request" if error.status_code < 500 else "internal")
+        said = {404: "there is no such path; see /docs", 405: "this path has no such method; see /docs"}
+        message = said.get(error.status_code, str(error.detail))
+        return Answer(body_of(type, message), error.status_code, headers=dict(error.headers or {}))
+
+    app.add_exception_handler(Problem, problem)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, other)
+
+
+def _describe_keys(app: FastAPI) -> None:
+    """Says in the OpenAPI document that there may be keys."""
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = plain()
+            document.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{"key": []}, {}]
+        assert app.openapi_schema is not None
+        return app.openapi_schema
+
+    app.openapi = openapi

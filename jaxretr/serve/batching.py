@@ -1,0 +1,250 @@
+"""Batches of whatever waits: text-embeddings-inference's scheme, without a timer.
+
+A worker thread takes what has waited longest, as much as fits the budget of tokens, computes it, and looks again. Under
+little load a request is computed at once and alone; under much load batches fill up by themselves.
+"""
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxretr.serve.problems import Overloaded, Unavailable
+
+# How much of the measured speed is that of the last batch.
+_NEWEST = 0.1
+
+
+Results = Sequence[Any] | np.ndarray
+
+
+class Observer(Protocol):
+    """Who is told what the worker does; called in its thread."""
+
+    def waited(self, lane: str, seconds: float) -> None:
+        """A request's first text was taken from the queue."""
+        ...
+
+    def computed(self, lane: str, texts: int, tokens: int, seconds: float) -> None:
+        """A batch is done."""
+        ...
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Texts of one kind, which share batches.
+
+    Attributes:
+      name: in metrics.
+      compute: results of the texts of a batch, in their order.
+      budget: tokens of a batch.
+      pads: whether a batch costs its longest text times the number of texts; otherwise the sum of all lengths.
+    """
+
+    name: str
+    compute: Callable[[list[Any]], Results]
+    budget: int
+    pads: bool = True
+
+
+class _Ticket:
+    """A request's texts in a queue."""
+
+    def __init__(self, texts: Sequence[Any], lengths: Sequence[int], done: Callable[["_Ticket"], None]):
+        self.texts, self.lengths, self.done = texts, lengths, done
+        self.results: list[Any] = [None] * len(texts)
+        self.taken, self.left = 0, len(texts)
+        self.error: BaseException | None = None
+        self.dropped = False
+        self.arrived = time.monotonic()
+
+    @property
+    def waiting(self) -> int:
+        """Tokens that were not taken yet."""
+        return sum(self.lengths[self.taken :])
+
+
+class Batcher:
+    """Computes texts of several lanes in one thread, a batch of each lane in turn.
+
+    Args:
+      lanes: what is computed.
+      max_requests: accepted at a time.
+      max_tokens: that wait, in all lanes together; a request that is larger is accepted when nothing waits.
+      observer: told what happens.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], *, max_requests: int, max_tokens: int, observer: Observer | None = None):
+        self._lanes = {lane.name: lane for lane in lanes}
+        self._queues: dict[str, deque[_Ticket]] = {lane.name: deque() for lane in lanes}
+        self._turns = deque(self._lanes)
+        self._max_requests, self._max_tokens, self._observer = max_requests, max_tokens, observer
+        self._changed = threading.Condition()
+        self._closing = False
+        self.requests = 0
+        """Accepted and not answered."""
+        self.tokens = 0
+        """That wait."""
+        self.tokens_a_second = 0.0
+        """The measured speed while computing; 0 before the first batch."""
+        self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
+        self._thread.start()
+
+    @property
+    def full(self) -> bool:
+        """Whether a request would be refused now."""
+        return self.requests >= self._max_requests or self.tokens >= self._max_tokens
+
+    @contextlib.contextmanager
+    def accepted(self) -> Iterator[None]:
+        """Counts a request from before its texts are tokenised until it is answered; called in the event loop.
+
+        Raises:
+          Overloaded: there are too many, or too many tokens wait.
+        """
+        if self.full:
+            raise self._overloaded()
+        self.requests += 1
+        try:
+            yield
+        finally:
+            self.requests -= 1
+
+    async def run(self, lane: str, texts: Sequence[Any], lengths: Sequence[int]) -> list[Any]:
+        """Computes texts; what was not begun is dropped when the task that awaits it is cancelled.
+
+        Args:
+          lane: its name.
+          texts: what the lane's `compute` takes.
+          lengths: tokens of each.
+
+        Returns:
+          The results, in the order of the texts.
+
+        Raises:
+          Overloaded: too many tokens wait.
+          Unavailable: the batcher was closed.
+        """
+        if not texts:
+            return []
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def finish() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def done(ticket: _Ticket) -> None:
+            with contextlib.suppress(RuntimeError):  # The loop is closed: nobody waits.
+                loop.call_soon_threadsafe(finish)
+
+        ticket = _Ticket(texts, lengths, done)
+        self._put(lane, ticket)
+        try:
+            await future
+        except asyncio.CancelledError:
+            self._drop(lane, ticket)
+            raise
+        if ticket.error is not None:
+            raise ticket.error
+        return ticket.results
+
+    def close(self) -> None:
+        """Ends the thread after the batch that it computes; what waits is refused."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    # ---- the queues --------------------------------------------------------------------------------------------------
+
+    def _put(self, lane: str, ticket: _Ticket) -> None:
+        tokens = sum(ticket.lengths)
+        with self._changed:
+            if self._closing:
+                raise Unavailable("the service is stopping; ask another one")
+            if self.tokens and self.tokens + tokens > self._max_tokens:
+                raise self._overloaded()
+            self.tokens += tokens
+            self._queues[lane].append(ticket)
+            self._changed.notify()
+
+    def _drop(self, lane: str, ticket: _Ticket) -> None:
+        with self._changed:
+            ticket.dropped = True
+            if ticket in self._queues[lane]:
+                self._queues[lane].remove(ticket)
+                self.tokens -= ticket.waiting
+
+    def _overloaded(self) -> Overloaded:
+        seconds = math.ceil(self.tokens / self.tokens_a_second) if self.tokens_a_second else 1
+        return Overloaded("the queue is full", max(1, seconds))
+
+    def _take(self) -> tuple[Lane, list[tuple[_Ticket, int]], int] | None:
+        """The texts of the next batch as (ticket, place), and how many tokens they have; None at the end."""
+        with self._changed:
+            while not self._closing and not any(self._queues.values()):
+                self._changed.wait()
+            if self._closing:
+                return None
+            while not self._queues[self._turns[0]]:
+                self._turns.rotate(-1)
+            lane, queue = self._lanes[self._turns[0]], self._queues[self._turns[0]]
+            self._turns.rotate(-1)
+            taken: list[tuple[_Ticket, int]] = []
+            longest = total = 0
+            while queue:
+                ticket = queue[0]
+                length = ticket.lengths[ticket.taken]
+                longest = max(longest, length)
+                cost = longest * (len(taken) + 1) if lane.pads else total + length
+                if taken and cost > lane.budget:
+                    break
+                if not ticket.taken and self._observer is not None:
+                    self._observer.waited(lane.name, time.monotonic() - ticket.arrived)
+                taken.append((ticket, ticket.taken))
+                total += length
+                ticket.taken += 1
+                if ticket.taken == len(ticket.texts):
+                    queue.popleft()
+            self.tokens -= total
+            return lane, taken, total
+
+    # ---- the thread --------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (batch := self._take()) is not None:
+            lane, taken, tokens = batch
+            began = time.monotonic()
+            error: BaseException | None = None
+            results: Results = ()
+            try:
+                results = lane.compute([ticket.texts[place] for ticket, place in taken])
+            except Exception as problem:  # Of this batch alone: the thread goes on.
+                error = problem
+            seconds = time.monotonic() - began
+            for number, (ticket, place) in enumerate(taken):
+                if error is None:
+                    ticket.results[place] = results[number]
+                else:
+                    ticket.error = error
+                ticket.left -= 1
+                if not ticket.left:
+                    ticket.done(ticket)
+            speed = tokens / max(seconds, 1e-9)
+            self.tokens_a_second += (_NEWEST if self.tokens_a_second else 1.0) * (speed - self.tokens_a_second)
+            if self._observer is not None:
+                self._observer.computed(lane.name, len(taken), tokens, seconds)
+        with self._changed:
+            for queue in self._queues.values():
+                for ticket in queue:
+                    ticket.error = Unavailable("the service is stopping; ask another one")
+                    ticket.done(ticket)
+                queue.clear()

@@ -1,0 +1,158 @@
+"""Around every request: its id, its headers, its body's limits, its key, its line in the log."""
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jaxretr.serve.answer_json import Answer
+from jaxretr.serve.keys import Keys, needed_scope
+from jaxretr.serve.logs import RequestLog, failure
+from jaxretr.serve.metrics import Metrics
+from jaxretr.serve.problems import Malformed, Problem, Timeout, TooLarge, WrongMediaType, body_of
+from jaxretr.serve.rates import Rates
+from jaxretr.serve.settings import Settings
+
+log = logging.getLogger(__name__)
+
+# What a client may call its request, to find it in the log.
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+# No page of another origin gets at answers, nothing is kept, and nothing is what it does not say it is.
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+class Edge:
+    """The outermost layer: whatever happens inside, a request gets an answer, headers, a count and a line in the log.
+
+    Args:
+      app: what is inside.
+      metrics: counts it.
+      lines: writes the line.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, lines: RequestLog):
+        self.app, self.metrics, self.lines = app, metrics, lines
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Of ASGI."""
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        given = Headers(scope=scope).get("x-request-id", "")
+        id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        facts: dict[str, Any] = {}
+        scope.setdefault("state", {})["facts"] = facts
+        began, status = time.monotonic(), 0
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = id
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, answer)
+        except Exception as error:
+            log.error("request %s: %s", id, failure(error, self.lines.texts))
+            if not status:
+                content = body_of("internal", f"an error of the service; its log has it under the request id {id}")
+                await Answer(content, 500)(scope, receive, answer)
+        finally:
+            route = getattr(scope.get("route"), "path", None) or "unknown"
+            seconds = time.monotonic() - began
+            self.metrics.requests.labels(_method(scope), route, status or 499).inc()
+            self.metrics.request_seconds.labels(route).observe(seconds)
+            self.lines.write(
+                id=id, method=_method(scope), route=route, status=status or 499, seconds=seconds, facts=facts
+            )
+
+
+def _method(scope: Scope) -> str:
+    known = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
+    return scope["method"] if scope["method"] in known else "other"
+
+
+class Gate:
+    """Lets a request in whose key has the scope, whose body is not too large and does not take too long to come.
+
+    Args:
+      app: what is inside.
+      keys: None: everything is open.
+      rates: how often a key may ask.
+      settings: the limits.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keys | None, rates: Rates, settings: Settings):
+        self.app, self.keys, self.rates, self.settings = app, keys, rates, settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Of ASGI."""
+        if scope["type"] == "websocket":  # There are none.
+            return await send({"type": "websocket.close", "code": 1008})
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        try:
+            self._admit(scope)
+        except Problem as problem:
+            return await Answer.of(problem)(scope, receive, send)
+        await self.app(scope, self._limited(receive), send)
+
+    def _admit(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        scope_needed = needed_scope(scope["method"], scope["path"])
+        who = (scope.get("client") or ("unknown", 0))[0]
+        if self.keys is not None and scope_needed is not None:
+            key = self.keys.check(headers, scope_needed)
+            scope["state"]["facts"]["key"] = who = key.name
+        if scope_needed is not None:
+            self.rates.check(who)
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise WrongMediaType("the body is compressed; send it as it is, without Content-Encoding")
+        length = headers.get("content-length", "0")
+        if not length.isascii() or not length.isdecimal():
+            raise Malformed("Content-Length is no number; correct it")
+        if len(length) > 18 or int(length) > self.settings.max_body:
+            raise self._too_large()
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge(f"the body has more than {self.settings.max_body} bytes; send fewer texts at a time")
+
+    def _limited(self, receive: Receive) -> Receive:
+        """Reads a body within its limits; raises Problem at the first message that is beyond."""
+        size, more = 0, True
+        deadline = time.monotonic() + self.settings.body_seconds
+
+        async def read() -> Message:
+            nonlocal size, more
+            if not more:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                raise Timeout(
+                    f"the body did not arrive within {self.settings.body_seconds:g} s; send it at once"
+                ) from None
+            if message["type"] == "http.request":
+                size += len(message.get("body", b""))
+                more = message.get("more_body", False)
+                if size > self.settings.max_body:
+                    raise self._too_large()
+            return message
+
+        return read

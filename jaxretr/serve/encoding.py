@@ -1,0 +1,149 @@
+"""An encoder as the service runs it: texts are tokenised apart from the computation, and any texts share a batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxretr.errors import UserError
+from jaxretr.models.combined_encoder import CombinedEncoder, parts_of
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.models.embed import Side
+
+Row = tuple[list[int], ...]
+"""The token ids of one text, by each part's tokenizer."""
+
+
+SIDES: tuple[Side, ...] = ("question", "passage")
+
+
+@dataclass(frozen=True)
+class Tokenised:
+    """Texts as rows of ids.
+
+    Attributes:
+      rows: n.
+      lengths: of each in tokens, the longest of its parts.
+      cut: how many texts were longer than the model reads, in the part that cut most.
+    """
+
+    rows: list[Row]
+    lengths: list[int]
+    cut: int
+
+
+class BatchEncoder:
+    """Embeds texts as `encode_queries` and `encode_passages` do, up to the rounding of another batch.
+
+    Args:
+      encoder: what is run; of a combined one each part.
+      batch_tokens: of a batch on each device; None: what suits the device.
+    """
+
+    def __init__(self, encoder: DualEncoder | CombinedEncoder, batch_tokens: int | None = None):
+        self.encoder, self.parts = encoder, parts_of(encoder)
+        self._shapes = {
+            side: [part.engine(side).few_shapes(_length(part, side), batch_tokens) for part in self.parts]
+            for side in SIDES
+        }
+        engines = [part.engine("passage") for part in self.parts]
+        self.budget = min(engine.devices * (batch_tokens or engine.batch_tokens) for engine in engines)
+        """Tokens of a batch."""
+        self.pads = any(engine.compiles for engine in engines)
+        """Whether short texts cost as much as the longest of their batch."""
+
+    @property
+    def dim(self) -> int:
+        """D."""
+        return self.encoder.config.embedding_size
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Of the parts' questions; (1.0,) of a dual encoder."""
+        return self.encoder.config.weights if isinstance(self.encoder, CombinedEncoder) else (1.0,)
+
+    def compile(self) -> None:
+        """Compiles every program that a text can need."""
+        done = set()
+        for side in SIDES:
+            shapes = self._shapes[side]
+            for part, shape in zip(self.parts, shapes, strict=True):
+                engine = part.engine(side)
+                if (key := (id(engine), shape)) not in done:
+                    engine.compile(shape)
+                    done.add(key)
+
+    def prompt(self, name: str) -> str:
+        """The text of a prompt that the model names.
+
+        Raises:
+          UserError: it has no such prompt.
+        """
+        config = self.parts[0].config
+        named = {**dict(config.prompts), "query": config.query_prompt, "document": config.passage_prompt}
+        if isinstance(self.encoder, CombinedEncoder):
+            raise UserError("prompt: a combined model's parts have prompts of their own; leave it out")
+        if name not in named:
+            raise UserError(f"prompt: the model has no prompt of this name; it has {', '.join(sorted(named))}")
+        return named[name]
+
+    @property
+    def unit_length(self) -> bool:
+        """Whether vectors have length 1."""
+        return isinstance(self.encoder, DualEncoder) and self.encoder.config.normalise
+
+    def tokenise(self, side: Side, texts: Sequence[Any], prompt: str | None = None) -> Tokenised:
+        """Makes rows of ids; may be called in any thread.
+
+        Args:
+          side: which tower.
+          texts: n questions or passages, as `encode_queries` and `encode_passages` take them.
+          prompt: before each text; None: the model's own.
+
+        Raises:
+          UserError: something is no text.
+        """
+        found = [part.tokenise(side, texts, prompt=prompt) for part in self.parts]
+        rows = list(zip(*(ids for ids, _ in found), strict=True))
+        return Tokenised(rows, [max(1, *map(len, row)) for row in rows], max(cut for _, cut in found))
+
+    def compute(self, side: Side, rows: Sequence[Row]) -> np.ndarray:
+        """Embeds rows in this thread.
+
+        Returns:
+          float32 [n, sum of the parts' D]: the parts' vectors one after the other, not weighted; `vectors` makes the
+          model's of them.
+        """
+        embeddings = [
+            part.engine(side).embed_rows([row[number] for row in rows], part.config.embedding_size, shapes)
+            for number, (part, shapes) in enumerate(zip(self.parts, self._shapes[side], strict=True))
+        ]
+        return embeddings[0] if len(embeddings) == 1 else np.concatenate(embeddings, axis=1)
+
+    def vectors(self, side: Side, computed: np.ndarray, weights: Sequence[float] | None = None) -> np.ndarray:
+        """The model's vectors of what was computed.
+
+        Args:
+          side: only questions are weighted.
+          computed: float32 [n, sum of the parts' D].
+          weights: one a part; None: the model's own.
+
+        Returns:
+          float32 [n, D].
+        """
+        if not isinstance(self.encoder, CombinedEncoder):
+            return computed
+        parts = [computed[:, part] for part in self.slices()]
+        if side == "question":
+            parts = [np.float32(weight) * one for weight, one in zip(weights or self.weights, parts, strict=True)]
+        return np.concatenate(parts, axis=1) if self.encoder.config.how == "concatenate" else np.sum(parts, axis=0)
+
+    def slices(self) -> list[slice]:
+        """Where each part's vector is among the computed numbers; of a concatenation in D as well."""
+        ends = np.cumsum([part.config.embedding_size for part in self.parts]).tolist()
+        return [slice(end - part.config.embedding_size, end) for end, part in zip(ends, self.parts, strict=True)]
+
+
+def _length(part: DualEncoder, side: Side) -> int:
+    return part.config.max_question_length if side == "question" else part.config.max_passage_length

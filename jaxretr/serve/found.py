@@ -1,0 +1,168 @@
+"""From a search's request to question vectors, and from an index's hits to what the answer says of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxretr.models.combined_encoder import CombinedEncoder
+from jaxretr.serve import answers
+from jaxretr.serve.encoding import BatchEncoder
+from jaxretr.serve.problems import Invalid
+from jaxretr.serve.requests import MAX_HITS, SearchRequest
+from jaxretr.serve.served import Document, Hit, SearchOptions, ServedIndex
+
+
+def search_options(request: SearchRequest) -> SearchOptions:
+    """What the index is told."""
+    return SearchOptions(
+        exact=request.exact,
+        target_recall=request.target_recall,
+        where=request.where,
+        allow=request.allow,
+        deny=request.deny,
+    )
+
+
+def asked_texts(request: SearchRequest) -> list[str] | None:
+    """The questions of a request, if they are given as texts.
+
+    Raises:
+      Invalid: neither texts nor vectors or both, or too many hits.
+    """
+    if (request.query is None) == (request.vector is None):
+        raise Invalid("give either query or vector", "query")
+    asked: Any = request.query if request.query is not None else request.vector
+    alone = isinstance(asked, str) or not isinstance(asked[0], str | list)
+    count = 1 if alone else len(asked)
+    if count * request.k > MAX_HITS:
+        raise Invalid(f"{count} questions of {request.k} hits each are more than {MAX_HITS} hits; ask for fewer", "k")
+    return [request.query] if isinstance(request.query, str) else request.query
+
+
+def asked_weights(encoder: BatchEncoder, request: SearchRequest) -> Sequence[float] | None:
+    """The weights of a combined model's parts; None: its own.
+
+    Raises:
+      Invalid: one is given where there is nothing to weight.
+    """
+    if request.lexical_weight is None:
+        return None
+    if request.query is None or not isinstance(encoder.encoder, CombinedEncoder):
+        raise Invalid(
+            "lexical_weight is for questions of a combined model (SPAR) given as texts; leave it out", "lexical_weight"
+        )
+    first, _, *rest = encoder.weights
+    return [first, request.lexical_weight, *rest]
+
+
+def asked_vectors(request: SearchRequest, dim: int) -> np.ndarray:
+    """The questions of a request that are given as vectors, float32 [B, D].
+
+    Raises:
+      Invalid: they are not those of the index.
+    """
+    given: Any = request.vector
+    vectors = given if isinstance(given[0], list) else [given]
+    for number, vector in enumerate(vectors):
+        if len(vector) != dim:
+            raise Invalid(f"vector {number} has {len(vector)} numbers, the index {dim} dimensions", "vector")
+    with np.errstate(over="ignore"):
+        matrix = np.array(vectors, np.float32).reshape(len(vectors), dim)
+    if not np.isfinite(matrix).all():
+        raise Invalid("vector: a number is too large for float32", "vector")
+    return matrix
+
+
+class AnswerHits:
+    """Makes what an answer says of the hits of a request.
+
+    Args:
+      encoder: the model, whose parts may have scores of their own.
+      index: that was searched.
+      request: what is asked for.
+      rerank: whether the documents' texts are needed whatever is asked for.
+    """
+
+    def __init__(self, encoder: BatchEncoder, index: ServedIndex, request: SearchRequest, rerank: bool):
+        self._encoder, self._index, self._request, self._rerank = encoder, index, request, rerank
+
+    def documents(self, found: Sequence[Sequence[Hit]]) -> dict[str, Document]:
+        """Those of the hits, by id; blocks. A document that went away since the search has no text."""
+        if not self._request.fields and not self._rerank:
+            return {}
+        ids = list(dict.fromkeys(hit.id for hits in found for hit in hits))
+        there = self._index.documents(ids)
+        return {id: document or Document(id, "", "") for id, document in zip(ids, there, strict=True)}
+
+    def hits(
+        self,
+        found: Sequence[Sequence[Hit]],
+        documents: Mapping[str, Document],
+        computed: np.ndarray | None,
+        vectors: np.ndarray,
+    ) -> list[answers.Hits]:
+        """The hits of each question; blocks.
+
+        Args:
+          found: what the index found.
+          documents: theirs.
+          computed: the questions' vectors without weights; None: not known.
+          vectors: the questions', float32 [B, D].
+        """
+        parts = self._parts(found, vectors) if computed is not None else None
+        results: list[answers.Hits] = []
+        for number, hits in enumerate(found):
+            shown = [self._hit(hit, documents.get(hit.id)) for hit in hits]
+            if parts is not None:
+                for hit, scores in zip(shown, parts[number], strict=True):
+                    hit["parts"] = scores
+            results.append({"hits": shown})
+        return results
+
+    def reranked(self, results: Sequence[answers.Hits], scores: np.ndarray) -> list[answers.Hits]:
+        """The hits in the order of a re-ranker's scores, float32 [all hits]; equal ones keep their order."""
+        ordered: list[answers.Hits] = []
+        start = 0
+        for each in results:
+            hits = each["hits"]
+            own = scores[start : start + len(hits)]
+            start += len(hits)
+            best = np.argsort(-own, kind="stable")[: self._request.k].tolist()
+            for hit, score in zip(hits, own.tolist(), strict=True):
+                hit["first_score"], hit["score"] = hit["score"], score
+            ordered.append({"hits": [hits[n] for n in best]})
+        return ordered
+
+    def _hit(self, hit: Hit, document: Document | None) -> answers.HitAnswer:
+        shown: answers.HitAnswer = {"id": hit.id, "score": hit.score}
+        if document is None:
+            return shown
+        fields, limit = self._request.fields, self._request.max_chars
+        if "title" in fields:
+            shown["title"] = document.title
+        if "text" in fields:
+            shown["text"] = document.text
+            if limit is not None and len(document.text) > limit:
+                shown["text"], shown["truncated"] = document.text[:limit], True
+        if "metadata" in fields:
+            shown["metadata"] = dict(document.metadata)
+        return shown
+
+    def _parts(self, found: Sequence[Sequence[Hit]], vectors: np.ndarray) -> list[list[dict[str, float]]] | None:
+        """The parts' scores of each hit; they sum up to its score. None for a model without parts of their own."""
+        model = self._encoder.encoder
+        if not isinstance(model, CombinedEncoder) or model.config.how != "concatenate":
+            return None
+        slices = self._encoder.slices()
+        scores: list[list[dict[str, float]]] = []
+        for vector, hits in zip(vectors, found, strict=True):
+            passages = self._index.vectors([hit.id for hit in hits]) if hits else np.empty((0, len(vector)), np.float32)
+            by_part = [passages[:, part].astype(np.float64) @ vector[part].astype(np.float64) for part in slices]
+            scores.append(
+                [
+                    {name: float(of_part[n]) for name, of_part in zip(model.names, by_part, strict=True)}
+                    for n in range(len(hits))
+                ]
+            )
+        return scores

@@ -1,0 +1,156 @@
+"""The indexes of a service, by name: they come and go while others are searched."""
+
+import asyncio
+import contextlib
+import re
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from jaxretr.errors import UserError, did_you_mean
+from jaxretr.serve.problems import Conflict, Forbidden, Invalid, NotFound
+from jaxretr.serve.requests import INDEX_NAME
+from jaxretr.serve.served import ServedIndex
+
+RESERVED = ("indexes", "embeddings", "rerank", "models")
+"""Names that paths of the service have."""
+
+
+def check_name(name: str) -> str:
+    """Returns a name that an index can have.
+
+    Raises:
+      UserError: it cannot.
+    """
+    if not re.fullmatch(INDEX_NAME, name) or name.endswith("\n"):
+        raise UserError(
+            f"index name {name[:80]!r}: give 1 to 64 of a-z, 0-9, _ and -, the first of them a letter or a digit"
+        )
+    if name in RESERVED:
+        raise UserError(f"index name {name!r}: is a part of the service's own paths; give another one")
+    return name
+
+
+class Indexes:
+    """What can be searched.
+
+    Args:
+      opened: the indexes that are there from the beginning.
+      data: the folder of those that requests make; None: they make none.
+      make: opens a new, empty one, of its folder and name.
+      threads: where that is done.
+    """
+
+    def __init__(
+        self,
+        opened: Mapping[str, ServedIndex],
+        data: Path | None,
+        make: Callable[[Path, str], ServedIndex] | None,
+        threads: ThreadPoolExecutor,
+    ):
+        self._indexes, self._data, self._make, self._threads = dict(opened), data, make, threads
+        self._users: dict[str, int] = {}
+        self._changing: set[str] = set()
+        self._left = asyncio.Condition()
+
+    def __len__(self) -> int:
+        return len(self._indexes)
+
+    @property
+    def names(self) -> list[str]:
+        """In the order in which they came."""
+        return list(self._indexes)
+
+    def get(self, name: str) -> ServedIndex:
+        """The index of a name.
+
+        Raises:
+          NotFound: there is none.
+        """
+        if name not in self._indexes or name in self._changing:
+            hint = did_you_mean(name, self._indexes) or (
+                f"; there are {', '.join(self._indexes)}" if self._indexes else "; there are none"
+            )
+            raise NotFound(f"no index {name[:80]!r}{hint}", "index")
+        return self._indexes[name]
+
+    @contextlib.asynccontextmanager
+    async def used(self, name: str) -> AsyncIterator[ServedIndex]:
+        """The index of a name, which is not closed meanwhile.
+
+        Raises:
+          NotFound: there is none.
+        """
+        index = self.get(name)
+        self._users[name] = self._users.get(name, 0) + 1
+        try:
+            yield index
+        finally:
+            self._users[name] -= 1
+            async with self._left:
+                self._left.notify_all()
+
+    async def create(self, name: str) -> ServedIndex:
+        """Makes an empty index in the data folder.
+
+        Raises:
+          Invalid: the name will not do.
+          Conflict: there is one of that name.
+          Forbidden: there is no data folder.
+        """
+        try:
+            check_name(name)
+        except UserError as error:
+            raise Invalid(str(error), "name") from None
+        if self._data is None or self._make is None:
+            raise Forbidden("no folder for new indexes; start the service with --data DIR")
+        folder = self._data / name
+        if name in self._indexes or name in self._changing or folder.exists():
+            raise Conflict(f"there is an index {name!r}; choose another name, or delete that one", "name")
+        self._changing.add(name)
+        try:
+            index = await asyncio.get_running_loop().run_in_executor(self._threads, self._make, folder, name)
+            self._indexes[name] = index
+        finally:
+            self._changing.discard(name)
+        return index
+
+    async def drop(self, name: str) -> None:
+        """Closes an index that requests made, once nobody uses it, and removes its folder.
+
+        Raises:
+          NotFound: there is none.
+          Forbidden: it was given when the service was started.
+        """
+        self.get(name)
+        folder = None if self._data is None else self._data / name
+        if folder is None or not folder.is_dir():
+            raise Forbidden(f"the index {name!r} was given to the service; remove its --index, and start it again")
+        self._changing.add(name)
+        try:
+            async with self._left:
+                await self._left.wait_for(lambda: not self._users.get(name))
+            index = self._indexes.pop(name)
+
+            def remove() -> None:
+                index.close()
+                shutil.rmtree(folder)
+
+            await asyncio.get_running_loop().run_in_executor(self._threads, remove)
+        finally:
+            self._changing.discard(name)
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Of every index, with its name; blocks."""
+        return [{"name": name, **self._indexes[name].facts()} for name in list(self._indexes) if name in self._indexes]
+
+    def sizes(self) -> dict[str, int]:
+        """Passages of each."""
+        return {name: len(index) for name, index in list(self._indexes.items()) if name not in self._changing}
+
+    def close(self) -> None:
+        """Closes all; blocks."""
+        for index in self._indexes.values():
+            index.close()

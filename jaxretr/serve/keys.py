@@ -1,0 +1,155 @@
+"""API keys: who may do what. The file holds names, scopes and digests; a key itself is shown once and stored nowhere."""
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from jaxretr.errors import UserError, did_you_mean
+from jaxretr.serve.problems import Forbidden, Unauthenticated
+
+Scope = Literal["read", "write", "admin"]
+SCOPES: tuple[str, ...] = get_args(Scope)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Key:
+    """A line of the file.
+
+    Attributes:
+      name: what logs say in place of the key.
+      scopes: what it may do; "admin" includes all others, "write" reading.
+      digest: sha256 of the key, hexadecimal.
+    """
+
+    name: str
+    scopes: frozenset[str]
+    digest: str
+
+    def may(self, scope: Scope) -> bool:
+        """Whether the key has the scope, or one that includes it."""
+        return bool(self.scopes & set(SCOPES[SCOPES.index(scope) :]))
+
+
+class Keys:
+    """The keys of a file."""
+
+    def __init__(self, keys: Sequence[Key]):
+        self._keys = tuple(keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @classmethod
+    def read(cls, path: Path) -> "Keys":
+        """Reads a file of lines `NAME SCOPES SHA256HEX`; empty lines and those that begin with # are skipped.
+
+        Raises:
+          UserError: it cannot be read, a line is wrong, a name or a key occurs twice, or there is no key.
+        """
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8"
+            raise UserError(f"{path}: {reason}; make it with: jaxretr serve keys --add NAME --keys {path}") from None
+        keys: list[Key] = []
+        for number, line in enumerate(lines, start=1):
+            words = line.split()
+            if not words or words[0].startswith("#"):
+                continue
+            if len(words) != 3 or not _NAME.fullmatch(words[0]) or not _DIGEST.fullmatch(words[2]):
+                # The line is not quoted: a key that somebody put there by mistake must not get into a log.
+                raise UserError(
+                    f"{path}:{number}: not NAME SCOPES SHA256HEX; make it with: jaxretr serve keys --add NAME"
+                )
+            key = Key(words[0], frozenset(check_scopes(words[1].split(","), f"{path}:{number}")), words[2])
+            if any(key.name == other.name or key.digest == other.digest for other in keys):
+                raise UserError(f"{path}:{number}: the name or the key is there already; remove one of the lines")
+            keys.append(key)
+        if not keys:
+            raise UserError(f"{path}: no key; make one with: jaxretr serve keys --add NAME --keys {path}")
+        return cls(keys)
+
+    def find(self, presented: str) -> Key | None:
+        """The key that was presented, if it is one of these; takes as long for any other."""
+        digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).hexdigest()
+        found = None
+        for key in self._keys:  # All of them: the time tells nothing of where one stands.
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+    def check(self, headers: Mapping[str, str], scope: Scope) -> Key:
+        """The key of a request, which has the scope.
+
+        Raises:
+          Unauthenticated: no key, or a wrong one.
+          Forbidden: it lacks the scope.
+        """
+        kind, _, presented = headers.get("authorization", "").partition(" ")
+        presented = presented.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
+        if not presented:
+            raise Unauthenticated("a key is needed; send the header Authorization: Bearer KEY")
+        key = self.find(presented)
+        if key is None:
+            raise Unauthenticated("the key is not known; check it")
+        if not key.may(scope):
+            raise Forbidden(f"the key {key.name!r} has no scope {scope!r}; use one that has it")
+        return key
+
+
+def check_scopes(names: Iterable[str], where: str) -> list[str]:
+    """Returns scopes; raises UserError for one that there is not."""
+    found = list(dict.fromkeys(names))
+    for name in found:
+        if name not in SCOPES:
+            hint = did_you_mean(name, SCOPES) or f"; there are {', '.join(SCOPES)}"
+            raise UserError(f"{where}: no scope {name!r}{hint}")
+    return found
+
+
+def add_key(path: Path, name: str, scopes: Sequence[str]) -> str:
+    """Makes a key and adds its digest to the file, which only its owner may read.
+
+    Returns:
+      The key, which is nowhere else.
+
+    Raises:
+      UserError: the name will not do or is there already, no such scope, or the file cannot be read or written.
+    """
+    if not _NAME.fullmatch(name):
+        raise UserError(f"--add {name!r}: give 1 to 64 letters, digits, '.', '_' and '-'")
+    found = check_scopes(scopes, "--scopes")
+    there = Keys.read(path)._keys if path.exists() else ()
+    if any(key.name == name for key in there):
+        raise UserError(f"{path}: has a key {name!r}; give another name, or remove that line")
+    key = f"jr_{secrets.token_urlsafe(32)}"
+    path.touch(mode=0o600, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(f"{name} {','.join(found)} {hashlib.sha256(key.encode()).hexdigest()}\n")
+    return key
+
+
+# ---- what a request needs --------------------------------------------------------------------------------------------
+
+_OPEN = ("/", "/health", "/ready", "/docs", "/openapi.json", "/favicon.ico")
+_READ = re.compile(r"/v1/(embeddings|rerank|[^/]+/search)|/mcp(/.*)?")
+_WRITE = re.compile(r"/v1/indexes/[^/]+|/v1/[^/]+/(upsert|delete|doc/.*)")
+
+
+def needed_scope(method: str, path: str) -> Scope | None:
+    """The scope that a request needs; None: no key at all. What is not known here needs "admin", unless it only reads."""
+    if path in _OPEN and method in ("GET", "HEAD"):
+        return None
+    if method in ("GET", "HEAD") or _READ.fullmatch(path):
+        return "read"
+    if method == "DELETE" and path.startswith("/v1/indexes/"):
+        return "admin"
+    return "write" if _WRITE.fullmatch(path) else "admin"

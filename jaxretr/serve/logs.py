@@ -1,0 +1,67 @@
+"""The log: a JSON object a line on stderr; without texts, vectors and keys."""
+
+import json
+import logging
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import IO, Any
+
+
+class RequestLog:
+    """Writes a line for every request.
+
+    Args:
+      texts: whether queries are quoted.
+      stream: None: stderr, whatever it is at that moment.
+    """
+
+    def __init__(self, texts: bool = False, stream: IO[str] | None = None):
+        self.texts, self._stream = texts, stream
+
+    def write(self, *, id: str, method: str, route: str, status: int, seconds: float, facts: Mapping[str, Any]) -> None:
+        """Writes a request's line.
+
+        Args:
+          id: of the request; the response has it as X-Request-Id.
+          method, route, status: the route is the template, without a name or id that the client chose.
+          seconds: until the answer was sent.
+          facts: what else is known: the key's name, tokens, texts under "texts".
+        """
+        known = {name: value for name, value in facts.items() if name != "texts" or self.texts}
+        self._put(
+            {"request": id, "method": method, "route": route, "status": status, "ms": round(1000 * seconds, 2)} | known
+        )
+
+    def event(self, message: str, **facts: Any) -> None:
+        """Writes a line about the service itself."""
+        self._put({"message": message, **facts})
+
+    def _put(self, facts: Mapping[str, Any]) -> None:
+        moment = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
+        line = json.dumps({"time": moment, **facts})
+        try:
+            print(line, file=self._stream or sys.stderr, flush=True)
+        except (OSError, ValueError):  # Nobody reads it any more, which is no reason to fail.
+            return
+
+
+class JsonLines(logging.Handler):
+    """Log records of the library as lines of the same kind."""
+
+    def __init__(self, lines: RequestLog):
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Of logging."""
+        self._lines.event(" ".join(record.getMessage().split()), level=record.levelname.lower(), logger=record.name)
+
+
+def failure(error: BaseException, texts: bool) -> str:
+    """An unexpected error as one line: its kind and where it comes from; its message, which may quote texts, if `texts`."""
+    places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-6:]]
+    said = f": {error}" if texts else ""
+    return f"{type(error).__name__}{said} at {' < '.join(reversed(places))}"

@@ -1,0 +1,113 @@
+"""What `--index` names, opened: the one place that tells the kinds of indexes apart."""
+
+import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.mapped_corpus import mapped_corpus
+from jaxretr.errors import UserError, import_extra
+from jaxretr.search.searching import is_scann
+from jaxretr.serve import read_only
+from jaxretr.serve.indexes import check_name
+from jaxretr.serve.served import ServedIndex
+from jaxretr.storage.copies import local_copy
+from jaxretr.storage.paths import cache_root
+from jaxretr.stores import index_folder
+from jaxretr.stores.embedding_store import is_store
+from jaxretr.stores.encoding import Encoder, name_of
+from jaxretr.stores.fingerprints import model_fingerprint
+
+LIVE = "live.sqlite"
+"""The file by which a live folder is known."""
+
+# Engines of other packages: prefix of --index -> module, the package that it needs, and the extra that installs it.
+_ENGINES = {
+    "pgvector": ("jaxretr.serve.engines.pgvector", "psycopg", "pgvector"),
+    "lance": ("jaxretr.serve.engines.lance", "lancedb", "lance"),
+}
+
+
+def named(text: str) -> tuple[str, str]:
+    """Name and place of what `--index` says: NAME=PLACE, or a place alone, which is named after its last part.
+
+    Raises:
+      UserError: the name will not do.
+    """
+    name, equals, place = text.partition("=")
+    if equals and "/" not in name and ":" not in name:
+        return check_name(name), place
+    last = re.split(r"[/:]", text.rstrip("/"))[-1].lower()
+    made = re.sub(r"[^a-z0-9_-]+", "-", last).strip("-_")[:64]
+    if not made:
+        raise UserError(f"--index {text}: no name can be made of it; give NAME={text}")
+    return check_name(made), text
+
+
+def open_index(
+    text: str, encoder: Encoder, corpus: str | Path | None = None, *, name: str | None = None
+) -> ServedIndex:
+    """Opens an index, whichever kind it is.
+
+    Args:
+      text: a live folder (one is made where there is nothing), an embedding store, an exact index, a ScaNN folder,
+        `pgvector:DSN` or `lance:DIR`.
+      encoder: the model, which must have made it.
+      corpus: the file of its passages, for the kinds that hold no texts.
+      name: what requests call it; None: as `named` says.
+
+    Raises:
+      UserError: it is none of these, or is damaged, or another model made it.
+    """
+    if name is None:
+        name, text = named(text)
+    prefix, colon, _ = text.partition(":")
+    if colon and prefix in _ENGINES:
+        return _open_engine(prefix, text, encoder, name)
+    if is_store(text):
+        return read_only.open_embeddings(name, text, encoder, *_texts(corpus))
+    folder = Path(local_copy(text)).expanduser()
+    if (folder / LIVE).exists() or not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        _refuse(corpus, text, "has the texts itself")
+        return open_live(folder, name, encoder)
+    if is_scann(folder):
+        return read_only.open_scann(name, folder, encoder, *_texts(corpus))
+    if (folder / index_folder.META).exists():
+        return read_only.open_exact(name, folder, encoder, *_texts(corpus))
+    raise UserError(
+        f"{text}: no index; give a live folder, an embedding store (jaxretr encode), an exact index, a ScaNN folder "
+        "(jaxretr export --to scann), pgvector:DSN or lance:DIR"
+    )
+
+
+def open_live(folder: Path, name: str, encoder: Encoder) -> ServedIndex:
+    """Opens a live folder, or makes an empty one."""
+    live: Any = importlib.import_module("jaxretr.serve.live.index")
+    return live.LiveIndex.open(
+        folder,
+        name=name,
+        model=name_of(encoder),
+        model_fingerprint=model_fingerprint(encoder, "passage"),
+        dim=encoder.config.embedding_size,
+    )
+
+
+def _open_engine(prefix: str, text: str, encoder: Encoder, name: str) -> ServedIndex:
+    module, package, extra = _ENGINES[prefix]
+    import_extra(package, extra)
+    opened: Callable[..., Any] = importlib.import_module(module).open
+    return opened(text, encoder, name=name)
+
+
+def _texts(corpus: str | Path | None) -> tuple[Corpus | None, str]:
+    """The corpus, mapped into memory, and what errors call it."""
+    if corpus is None:
+        return None, "corpus"
+    return mapped_corpus(corpus, cache_root() / "corpora"), str(corpus)
+
+
+def _refuse(corpus: str | Path | None, text: str, why: str) -> None:
+    if corpus is not None:
+        raise UserError(f"{text}: {why}; leave --corpus out")

@@ -1,0 +1,45 @@
+"""How often a key may ask: `--rate 100/minute`."""
+
+import math
+import time
+
+from limits import parse
+from limits.storage import MemoryStorage
+from limits.strategies import MovingWindowRateLimiter
+
+from jaxretr.errors import UsageError
+from jaxretr.serve.problems import Overloaded
+
+
+class Rates:
+    """Counts the requests of each key, or without keys of each address, in a window that moves.
+
+    Args:
+      rate: such as "100/minute" or "5 per second"; None: any number.
+
+    Raises:
+      UsageError: it is none.
+    """
+
+    def __init__(self, rate: str | None):
+        self._rate = None
+        if rate is not None:
+            try:
+                self._rate = parse(rate)
+            except ValueError:
+                raise UsageError(f"--rate {rate!r}: give a number and a time, such as 100/minute") from None
+            self._limiter = MovingWindowRateLimiter(MemoryStorage())
+
+    def check(self, who: str) -> None:
+        """Counts a request.
+
+        Args:
+          who: the key's name, or the address.
+
+        Raises:
+          Overloaded: there were too many.
+        """
+        if self._rate is None or self._limiter.hit(self._rate, who):
+            return
+        again = self._limiter.get_window_stats(self._rate, who).reset_time - time.time()
+        raise Overloaded(f"more than {self._rate} requests", max(1, math.ceil(again)))

@@ -1,0 +1,175 @@
+"""What a request may contain: types and limits, checked before anything is computed."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+
+MAX_TEXTS = 256
+"""Texts of a request for embeddings."""
+MAX_QUERIES = 64
+"""Questions of a search."""
+MAX_K = 1000
+MAX_HITS = 10_000
+"""k times the questions of a search."""
+MAX_DOCUMENTS = 512
+"""Of a write, and of a request for re-ranking."""
+MAX_CHARACTERS = 200_000
+"""Of a text."""
+MAX_IDS = 10_000
+"""Of a filter or a deletion."""
+MAX_FIELDS = 32
+MAX_DIM = 16_384
+
+INDEX_NAME = r"^[a-z0-9][a-z0-9_-]{0,63}$"
+
+Text = Annotated[str, StringConstraints(max_length=MAX_CHARACTERS)]
+NonEmpty = Annotated[str, StringConstraints(min_length=1, max_length=MAX_CHARACTERS)]
+Id = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+FieldName = Annotated[str, StringConstraints(min_length=1, max_length=128)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Vector = Annotated[list[Number], Field(min_length=1, max_length=MAX_DIM)]
+FieldText = Annotated[str, StringConstraints(max_length=4096)]
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+FieldValue = FieldText | bool | Integer | Number | None
+FieldValues = FieldValue | Annotated[list[FieldValue], Field(max_length=1000)]
+
+
+class Strict(BaseModel):
+    """Of the service's own requests: no conversion, no unknown field."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Lenient(BaseModel):
+    """Of other services' requests: no conversion, and fields that are not known here are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+def _no_token_ids(value: Any) -> Any:
+    first = value[0] if isinstance(value, list) and value else None
+    if isinstance(first, int) or (isinstance(first, list) and first and isinstance(first[0], int)):
+        raise ValueError(
+            "token ids are not read, since each model has its own; give texts (OpenAI's tokenizers: check_embedding_ctx_length=False in LangChain)"
+        )
+    return value
+
+
+class EmbeddingsRequest(Lenient):
+    """OpenAI's request for embeddings, and which side of the model the texts are for."""
+
+    input: Annotated[
+        NonEmpty | Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_TEXTS)], BeforeValidator(_no_token_ids)
+    ] = Field(description="a text or several")
+    model: str | None = Field(default=None, max_length=512, description="not looked at: there is one model")
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_DIM,
+        description="the first so many, scaled to length 1 where the model's vectors are",
+    )
+    input_type: Literal["query", "document", "search_query", "search_document", "passage"] = Field(
+        default="document", description="which side of the model: a question or a passage"
+    )
+    prompt: str | None = Field(
+        default=None, max_length=512, description="the name of a prompt of the model, in place of its own"
+    )
+    user: str | None = Field(default=None, max_length=512, description="not looked at")
+
+    @property
+    def side(self) -> Literal["question", "passage"]:
+        """Which tower."""
+        return "question" if self.input_type in ("query", "search_query") else "passage"
+
+
+class Rerank(Strict):
+    """How hits are re-ranked."""
+
+    depth: int = Field(default=100, ge=1, le=MAX_K, description="hits that are scored; those behind them are dropped")
+
+
+class SearchRequest(Strict):
+    """A search by texts or by vectors."""
+
+    query: NonEmpty | Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_QUERIES)] | None = None
+    vector: Vector | Annotated[list[Vector], Field(min_length=1, max_length=MAX_QUERIES)] | None = Field(
+        default=None, description="in place of a query: the question's vector, as the model or any other made it"
+    )
+    k: int = Field(default=10, ge=1, le=MAX_K)
+    where: dict[FieldName, FieldValues] = Field(
+        default_factory=dict,
+        max_length=MAX_FIELDS,
+        description="field: the value that a document must have, or several of which it must have one",
+    )
+    allow: list[Id] | None = Field(default=None, max_length=MAX_IDS, description="the only documents that may be found")
+    deny: list[Id] = Field(default_factory=list, max_length=MAX_IDS, description="documents that may not be found")
+    exact: bool = Field(default=False, description="score every document instead of asking an approximate index")
+    target_recall: float | None = Field(
+        default=None, gt=0, le=1, description="one of those that the index was built for"
+    )
+    lexical_weight: float | None = Field(
+        default=None,
+        ge=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="of a combined model's second part; its own by default",
+    )
+    rerank: bool | Rerank = Field(default=False, description="order the first hits by the re-ranker's scores")
+    fields: list[Literal["title", "text", "metadata"]] = Field(
+        default_factory=lambda: ["title", "text", "metadata"],
+        max_length=3,
+        description="what hits have besides id and score",
+    )
+    max_chars: int | None = Field(
+        default=None, ge=1, le=MAX_CHARACTERS, description="characters after which texts are cut"
+    )
+
+
+class DocumentIn(Strict):
+    """A document to be written."""
+
+    id: Id
+    title: Text = ""
+    text: Text = ""
+    metadata: dict[FieldName, FieldValue] = Field(default_factory=dict, max_length=MAX_FIELDS)
+
+
+class UpsertRequest(Strict):
+    """Documents to be added, or to take the place of those with their ids."""
+
+    documents: list[DocumentIn] = Field(min_length=1, max_length=MAX_DOCUMENTS)
+    vectors: list[Vector] | None = Field(
+        default=None,
+        max_length=MAX_DOCUMENTS,
+        description="of the documents, one each, of the served model; computed by default",
+    )
+
+
+class DeleteRequest(Strict):
+    """Documents to be removed."""
+
+    ids: list[Id] = Field(min_length=1, max_length=MAX_IDS)
+
+
+class RerankDocument(Lenient):
+    """A document to be scored."""
+
+    title: Text = ""
+    text: Text = ""
+
+
+class RerankRequest(Lenient):
+    """Cohere's request for re-ranking."""
+
+    query: NonEmpty
+    documents: list[NonEmpty | RerankDocument] = Field(min_length=1, max_length=MAX_DOCUMENTS)
+    top_n: int | None = Field(default=None, ge=1, le=MAX_DOCUMENTS)
+    return_documents: bool = False
+    model: str | None = Field(default=None, max_length=512, description="not looked at: there is one re-ranker")
+
+
+class ReindexRequest(Strict):
+    """A new model for an index."""
+
+    to: str = Field(min_length=1, max_length=1024, description="the model's folder")

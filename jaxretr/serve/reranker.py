@@ -1,0 +1,83 @@
+"""A scorer as the service runs it: a queue of pairs with a worker of its own."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from jaxretr.models.any_scorer import Scorer
+from jaxretr.models.pair_scorer import PairScorer
+from jaxretr.search.reranking import name_of_scorer
+from jaxretr.serve.batching import Batcher, Lane, Observer
+from jaxretr.serve.served import Document
+from jaxretr.serve.settings import Settings
+
+# Of a pair, where the scorer tokenises it itself; and pairs of a batch there.
+_CHARACTERS_A_TOKEN, _PAIRS = 4, 32
+
+
+class Reranker:
+    """Scores pairs of question and document.
+
+    Args:
+      scorer: any; the programs of cross-encoders and causal language models are compiled in advance by `compile`, those
+        of a T5 when they are needed.
+      settings: the queue's limits.
+      threads: that tokenise.
+      observer: told what the worker does.
+    """
+
+    def __init__(
+        self, scorer: Scorer, settings: Settings, threads: ThreadPoolExecutor, observer: Observer | None = None
+    ):
+        self.scorer, self.name, self._threads = scorer, name_of_scorer(scorer), threads
+        if isinstance(scorer, PairScorer):
+            engine = scorer.engine()
+            budget = settings.max_batch_tokens or engine.batch_tokens
+            shapes = engine.few_shapes(scorer.texts.frame.max_length, budget)
+            self.compile = lambda: engine.compile(shapes)
+            lane = Lane(
+                "rerank",
+                lambda rows: engine.embed_rows(rows, 1, shapes)[:, 0],
+                engine.devices * budget,
+                pads=engine.compiles,
+            )
+        else:
+            self.compile = lambda: None
+            lane = Lane(
+                "rerank",
+                lambda pairs: scorer.score(
+                    [question for question, _ in pairs], [passage for _, passage in pairs], batch_size=_PAIRS
+                ),
+                _PAIRS * scorer.max_length,
+            )
+        self.batcher = Batcher(
+            [lane], max_requests=settings.max_queue, max_tokens=settings.max_queue_tokens, observer=observer
+        )
+
+    async def score(self, questions: Sequence[str], documents: Sequence[Document]) -> np.ndarray:
+        """Scores question i against document i.
+
+        Returns:
+          float32 [n], raw: logits, or mean log-likelihoods.
+
+        Raises:
+          Overloaded: the queue is full.
+        """
+        passages = [{"title": document.title, "text": document.text} for document in documents]
+        with self.batcher.accepted():
+            pairs, lengths = await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._prepared, questions, passages
+            )
+            return np.array(await self.batcher.run("rerank", pairs, lengths), np.float32)
+
+    def _prepared(self, questions: Sequence[str], passages: Sequence[dict[str, str]]) -> tuple[list[Any], list[int]]:
+        """What the lane computes, and tokens of each."""
+        if isinstance(self.scorer, PairScorer):
+            rows, _ = self.scorer.marked_rows(questions, passages)
+            return list(rows), [max(1, len(row)) for row in rows]
+        pairs = list(zip(questions, passages, strict=True))
+        sizes = [len(question) + len(passage["text"]) for question, passage in pairs]
+        return list(pairs), [1 + min(size // _CHARACTERS_A_TOKEN, self.scorer.max_length) for size in sizes]

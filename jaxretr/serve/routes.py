@@ -1,0 +1,275 @@
+"""The paths of the service, each one call of `Service`."""
+
+import asyncio
+import base64
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.routing import APIRoute
+from pydantic_core import from_json
+from starlette.exceptions import HTTPException
+from starlette.types import Receive
+
+from jaxretr.serve import answers
+from jaxretr.serve.answer_json import Answer
+from jaxretr.serve.problems import Invalid, Problem, WrongMediaType
+from jaxretr.serve.requests import (
+    MAX_CHARACTERS,
+    MAX_K,
+    DeleteRequest,
+    EmbeddingsRequest,
+    RerankRequest,
+    SearchRequest,
+    UpsertRequest,
+)
+from jaxretr.serve.service import Embedded, Service
+
+
+class Departed(Problem):
+    """The client left before the answer; nobody reads this."""
+
+    status = 499
+
+
+class JsonRequest(Request):
+    """A request whose body is JSON as RFC 8259 has it: UTF-8, no NaN, no infinity, no half of a surrogate pair."""
+
+    async def json(self) -> Any:
+        """The parsed body."""
+        try:
+            return from_json(await self.body(), allow_inf_nan=False, cache_strings="none")
+        except ValueError as error:
+            raise HTTPException(400, f"the body is not JSON: {error}") from None
+
+
+class ServedRoute(APIRoute):
+    """Reads a body as strict JSON, and gives up the work of a client that leaves."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Of FastAPI."""
+        handler = super().get_route_handler()
+        reads_json = self.body_field is not None
+
+        async def handle(request: Request) -> Response:
+            request = JsonRequest(request.scope, request.receive)
+            if await request.body() and reads_json:
+                kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+                if kind != "application/json":
+                    raise WrongMediaType("the body is not said to be JSON; send Content-Type: application/json")
+            work = asyncio.ensure_future(handler(request))
+            gone = asyncio.ensure_future(_gone(request.receive))
+            try:
+                await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if not work.done():
+                    raise Departed("the client left")
+                return work.result()
+            finally:
+                work.cancel()
+                gone.cancel()
+
+        return handle
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Statuses from 400 for the OpenAPI document; some hold for every path."""
+    words = {
+        400: "The request cannot be read.",
+        401: "No key, or a wrong one.",
+        403: "The key lacks the scope, or the service does not allow it.",
+        404: "There is no such index or document.",
+        405: "The index cannot be written.",
+        408: "The body came too slowly.",
+        409: "It is there already.",
+        413: "The body is too large.",
+        415: "The body is not JSON, or is compressed.",
+        422: "A value is wrong.",
+        429: "The queue is full, or the key asked too often; see Retry-After.",
+        503: "The service is starting or stopping.",
+        507: "The disk is full; nothing was written.",
+    }
+    everywhere = (400, 401, 403, 408, 413, 415, 422, 429, 503)
+    return {
+        status: {"description": words[status], "model": answers.ErrorAnswer}
+        for status in sorted({*everywhere, *statuses})
+    }
+
+
+def _told(request: Request, **facts: Any) -> None:
+    """Facts for the request's line in the log."""
+    request.state.facts.update(facts)
+
+
+def make_routes(service: Service) -> APIRouter:
+    """The routes of /v1, and the state of the service."""
+    routes = APIRouter(route_class=ServedRoute, default_response_class=Answer)
+
+    @routes.post("/v1/embeddings", response_model=answers.EmbeddingsAnswer, responses=_errors(), tags=["OpenAI"])
+    async def embeddings(request: Request, body: EmbeddingsRequest) -> Any:
+        """Embeds texts, as OpenAI's API does."""
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        _told(request, texts=texts)
+        found = await service.embed(body.side, texts, prompt=body.prompt)
+        _told(request, tokens=found.tokens, count=len(texts))
+        return Answer(_embeddings(body, found, service))
+
+    @routes.get("/v1/models", response_model=answers.ModelsAnswer, responses=_errors(), tags=["OpenAI"])
+    async def models() -> Any:
+        """The model, and the re-ranker if there is one."""
+        names = [service.name, *([] if service.reranker is None else [service.reranker.name])]
+        data = [{"id": name, "object": "model", "created": 0, "owned_by": "jaxretr"} for name in names]
+        return Answer({"object": "list", "data": data})
+
+    @routes.post("/v1/rerank", response_model=answers.RerankAnswer, responses=_errors(404), tags=["Cohere"])
+    async def rerank(request: Request, body: RerankRequest) -> Any:
+        """Scores documents for a query, as Cohere's API does; scores are the re-ranker's raw ones."""
+        _told(request, texts=[body.query], count=len(body.documents))
+        return Answer(await service.rerank(body))
+
+    @routes.get("/v1/indexes", response_model=answers.IndexesAnswer, responses=_errors(), tags=["Indexes"])
+    async def indexes() -> Any:
+        """All indexes."""
+        return Answer({"indexes": (await service.describe())["indexes"]})
+
+    @routes.put(
+        "/v1/indexes/{name}",
+        status_code=201,
+        response_model=answers.IndexFacts,
+        responses=_errors(404, 409, 507),
+        tags=["Indexes"],
+    )
+    async def create(name: str) -> Any:
+        """Makes an empty index."""
+        return Answer(await service.create(name), 201)
+
+    @routes.delete("/v1/indexes/{name}", response_model=answers.DroppedAnswer, responses=_errors(404), tags=["Indexes"])
+    async def drop(name: str) -> Any:
+        """Removes an index that a request made, and all that it holds."""
+        await service.drop(name)
+        return Answer({"dropped": name})
+
+    @routes.post("/v1/{index}/search", response_model=answers.SearchAnswer, responses=_errors(404), tags=["Search"])
+    async def search(request: Request, index: str, body: SearchRequest) -> Any:
+        """Finds documents by texts or by vectors."""
+        return await _searched(request, index, body)
+
+    @routes.get("/v1/{index}/search", response_model=answers.SearchAnswer, responses=_errors(404), tags=["Search"])
+    async def search_by_url(
+        request: Request,
+        index: str,
+        q: Annotated[str, Query(min_length=1, max_length=MAX_CHARACTERS)],
+        k: Annotated[int, Query(ge=1, le=MAX_K)] = 10,
+        exact: bool = False,
+        rerank: bool = False,
+        max_chars: Annotated[int | None, Query(ge=1, le=MAX_CHARACTERS)] = None,
+    ) -> Any:
+        """Finds documents by a text."""
+        body = SearchRequest(query=q, k=k, exact=exact, rerank=rerank, max_chars=max_chars)
+        return await _searched(request, index, body)
+
+    async def _searched(request: Request, index: str, body: SearchRequest) -> Answer:
+        texts = [body.query] if isinstance(body.query, str) else body.query
+        _told(request, texts=texts, index=index if index in service.indexes.names else None)
+        return Answer(await service.search(index, body))
+
+    @routes.get(
+        "/v1/{index}/doc/{id:path}", response_model=answers.DocumentAnswer, responses=_errors(404), tags=["Documents"]
+    )
+    async def document(index: str, id: str) -> Any:
+        """A document."""
+        return Answer(await service.document(index, id))
+
+    @routes.delete(
+        "/v1/{index}/doc/{id:path}",
+        response_model=answers.DeleteAnswer,
+        responses=_errors(404, 405, 507),
+        tags=["Documents"],
+    )
+    async def delete_one(index: str, id: str) -> Any:
+        """Removes a document; one that is not there is not counted."""
+        return Answer(await service.delete(index, [id]))
+
+    @routes.post(
+        "/v1/{index}/upsert",
+        response_model=answers.UpsertAnswer,
+        responses=_errors(404, 405, 507),
+        tags=["Documents"],
+    )
+    async def upsert(request: Request, index: str, body: UpsertRequest) -> Any:
+        """Adds documents, or replaces those with their ids; answers once that is on disk."""
+        _told(request, count=len(body.documents))
+        return Answer(await service.upsert(index, body.documents, body.vectors))
+
+    @routes.post(
+        "/v1/{index}/delete",
+        response_model=answers.DeleteAnswer,
+        responses=_errors(404, 405, 507),
+        tags=["Documents"],
+    )
+    async def delete(request: Request, index: str, body: DeleteRequest) -> Any:
+        """Removes documents; ids that are not there are not counted. Answers once that is on disk."""
+        _told(request, count=len(body.ids))
+        return Answer(await service.delete(index, body.ids))
+
+    # ---- the state of the service ------------------------------------------------------------------------------------
+
+    not_ok: dict[int | str, dict[str, Any]] = {503: {"description": "Not now.", "model": answers.StatusAnswer}}
+
+    @routes.get("/health", response_model=answers.StatusAnswer, responses=not_ok, tags=["Service"])
+    async def health() -> Any:
+        """Whether the service answers at all."""
+        return Answer({"status": service.state}, 200 if service.state == "ok" else 503)
+
+    @routes.get("/ready", response_model=answers.StatusAnswer, responses=not_ok, tags=["Service"])
+    async def ready() -> Any:
+        """Whether a request would be accepted now."""
+        state = "full" if service.state == "ok" and service.batcher.full else service.state
+        return Answer({"status": state}, 200 if state == "ok" else 503)
+
+    @routes.get("/info", response_model=answers.InfoAnswer, responses=_errors(), tags=["Service"])
+    async def info() -> Any:
+        """The model, the indexes and the limits."""
+        return Answer(await service.describe())
+
+    @routes.get("/metrics", response_class=Response, responses=_errors(), tags=["Service"])
+    async def metrics() -> Any:
+        """Counts and times, for Prometheus."""
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return routes
+
+
+def _embeddings(body: EmbeddingsRequest, found: Embedded, service: Service) -> dict[str, Any]:
+    vectors = found.vectors
+    if body.dimensions is not None:
+        vectors = _first(vectors, body.dimensions, service)
+    if body.encoding_format == "base64":
+        rows = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
+    else:
+        rows = vectors.tolist()
+    return {
+        "object": "list",
+        "data": [{"object": "embedding", "index": n, "embedding": row} for n, row in enumerate(rows)],
+        "model": body.model or service.name,
+        "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens},
+    }
+
+
+def _first(vectors: np.ndarray, dimensions: int, service: Service) -> np.ndarray:
+    """The first dimensions, of length 1 again where all of them have length 1, as OpenAI does it."""
+    if dimensions > vectors.shape[1]:
+        raise Invalid(f"the model has {vectors.shape[1]} dimensions; ask for no more", "dimensions")
+    if len(service.encoder.parts) > 1:
+        if dimensions == vectors.shape[1]:
+            return vectors
+        raise Invalid("a combined model's vectors are not cut; leave dimensions out", "dimensions")
+    cut = vectors[:, :dimensions]
+    if not service.encoder.unit_length:
+        return cut
+    return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.float32(1e-12))
