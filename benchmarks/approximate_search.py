@@ -22,8 +22,8 @@ from machine import describe
 from jaxretr import ScannIndex
 from jaxretr.parallel import memory
 from jaxretr.parallel.machine import cpu_threads
+from jaxretr.search.certificate import table
 from jaxretr.search.scann.build import plan_of
-from jaxretr.search.scann.certificate import table
 from jaxretr.stores.embedding_store import EmbeddingStore
 
 K = 10

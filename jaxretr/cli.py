@@ -38,6 +38,7 @@ _OPTIONS = (
     "adapt",
     "typos",
     "update",
+    "reindex",
     "verify",
     "export",
     "data",
@@ -59,7 +60,7 @@ _ORDER = (
         "tune",
         "fuse",
     ),
-    *("assemble", "adapt", "typos", "export", "update", "verify", "data", "analyse", "debug"),
+    *("assemble", "adapt", "typos", "export", "update", "reindex", "verify", "data", "analyse", "debug"),
 )
 # They have actions, and do something without one.
 _WITHOUT_ACTION = ("mine",)

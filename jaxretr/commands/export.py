@@ -13,7 +13,7 @@ _OPTIONS = (
 _TARGETS = (
     *("huggingface", "sentence-transformers", "jaxretr"),
     *("onnx", "stablehlo"),
-    *("scann", "vertex", "pyserini", "faiss"),
+    *("scann", "vertex", "pyserini", "faiss", "live"),
 )
 
 
@@ -47,12 +47,13 @@ def add_commands(commands: Commands) -> None:
     add("--license", metavar="NAME", help="for the model card, in the hub's spelling (default: unknown)")
     add = parser.add_argument_group("of an encoder (onnx, stablehlo)").add_argument
     add("--side", choices=("question", "passage", "both"), help="towers to export (default: question)")
-    add = parser.add_argument_group("of an index (scann, vertex, pyserini, faiss)").add_argument
+    add = parser.add_argument_group("of an index (scann, vertex, pyserini, faiss, live)").add_argument
     add("--index", metavar="STORE", help="an embedding store, made by jaxretr encode")
     add(
         "--corpus",
         metavar="FILE",
-        help="the encoded passages: for vertex the JSON lines with the fields, for pyserini the contents",
+        help="the encoded passages: for vertex the JSON lines with the fields, for pyserini the contents, for live what "
+        "is stored and returned",
     )
     add(
         "--restricts",
@@ -74,7 +75,7 @@ def add_commands(commands: Commands) -> None:
     add(
         "--queries",
         metavar="FILE",
-        help="scann, faiss: questions for measuring the recall (default: passages of the store)",
+        help="scann, faiss, live: questions for measuring the recall (default: passages of the store)",
     )
     add("-k", type=at_least_one, help="scann, faiss: k of recall@k (default: 10)")
     add("--seed", type=from_zero, help="scann, faiss: seed of the samples (default: 0)")

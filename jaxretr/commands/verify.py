@@ -12,7 +12,7 @@ def add_commands(commands: Commands) -> None:
         "Check an exported folder: recompute its golden vectors from its files, and compare hashes and settings.",
         "jaxretr verify exports/dpr\n  jaxretr verify exports/dpr --with sentence-transformers",
     ).add_argument
-    add("folder", metavar="DIR", help="an export, an index or an embedding store")
+    add("folder", metavar="DIR", help="an export, an index, a live index or an embedding store")
     add(
         "--with",
         dest="library",

@@ -15,9 +15,11 @@ from jaxretr.export.index_source import IndexSource
 from jaxretr.export.verify_model import Library
 from jaxretr.export.verify_model import verify as verify_model
 from jaxretr.progress import Progress
-from jaxretr.search.scann.certificate import Certificate
-from jaxretr.search.scann.certificate import table as certificate_table
+from jaxretr.search.certificate import Certificate
+from jaxretr.search.certificate import table as certificate_table
 from jaxretr.search.searching import check_store
+from jaxretr.serve.live.verifying import is_live
+from jaxretr.serve.live.verifying import verify as verify_live
 from jaxretr.storage.copies import local_copy
 from jaxretr.stores import manifest
 from jaxretr.stores.embedding_store import EmbeddingStore, is_store
@@ -26,7 +28,7 @@ from jaxretr.stores.opening import open_store, verify_store
 
 ModelTarget = Literal["huggingface", "sentence-transformers", "jaxretr"]
 EncoderTarget = Literal["onnx", "stablehlo"]
-IndexTarget = Literal["scann", "vertex", "pyserini", "faiss"]
+IndexTarget = Literal["scann", "vertex", "pyserini", "faiss", "live"]
 Target = Literal[ModelTarget, EncoderTarget, IndexTarget]
 
 MODELS, ENCODERS, INDEXES = get_args(ModelTarget), get_args(EncoderTarget), get_args(IndexTarget)
@@ -37,12 +39,12 @@ _TARGETS: dict[str, tuple[str, ...]] = {
     "layout": ("huggingface",),
     "license": MODELS,
     "index": INDEXES,
-    "corpus": ("vertex", "pyserini"),
+    "corpus": ("vertex", "pyserini", "live"),
     "restricts": ("vertex",),
     "crowding": ("vertex",),
     "since": ("vertex",),
     "faiss_kind": ("faiss",),
-    "queries": ("scann", "faiss"),
+    "queries": ("scann", "faiss", "live"),
     "k": ("scann", "faiss"),
     "seed": ("scann", "faiss"),
     "target_recall": ("scann",),
@@ -114,17 +116,17 @@ def export(
       model: an encoder, what `load_encoder` takes, or a function that loads the encoder; it is called once all other
         arguments have been checked.
       to: a model ("huggingface", "sentence-transformers", "jaxretr"), its encoder as a program ("onnx", "stablehlo"),
-        or the embeddings of a corpus as an index ("scann", "vertex", "pyserini", "faiss").
+        or the embeddings of a corpus as an index ("scann", "vertex", "pyserini", "faiss", "live").
       out: a new or empty folder; for "scann" also an older index, which is replaced.
       layout: for "huggingface": "bert" or "dpr"; by default whichever can represent the model.
       license: for the model card, in the hub's spelling.
       side: for programs: the towers to export; "question" by default.
       index: for indexes: the store that `jaxretr.encode` wrote with this model.
-      corpus: for "vertex" the JSON lines with the fields, for "pyserini" the contents.
+      corpus: for "vertex" the JSON lines with the fields, for "pyserini" the contents, for "live" the passages.
       restricts, crowding: for "vertex": fields of `corpus`.
       since: for "vertex": an earlier export; only the changes are written.
       faiss_kind: "flat" (default), "hnsw", "ivfpq", "int8", "binary" or an index_factory string.
-      queries: for "scann" and "faiss": questions for measuring the recall; passages of the store by default.
+      queries: for "scann", "faiss" and "live": questions for measuring the recall; passages of the store by default.
       k: for "scann" and "faiss": of recall@k; 10 by default.
       seed: for "scann" and "faiss": of the samples; 0 by default.
       target_recall: for "scann": one or several; 0.95 by default.
@@ -144,6 +146,8 @@ def export(
             raise UsageError(f"{option} belongs to --to {' or '.join(targets)}, not to --to {to}; leave it out")
     if to in INDEXES and index is None:
         raise UsageError(f"--to {to} writes the vectors of a corpus: give --index STORE, made by `jaxretr encode`")
+    if to == "live" and corpus is None:
+        raise UsageError("--to live holds the passages as well: give --corpus FILE, from which the store was encoded")
     if to == "vertex" and (corpus is None) != (restricts is None and crowding is None):
         raise UsageError("--restricts and --crowding name fields of --corpus FILE; give both, or neither")
 
@@ -182,6 +186,11 @@ def export(
             from jaxretr.export import pyserini
 
             written = pyserini.export(source, encoder, out, corpus=corpus, advance=progress.advance)
+        elif to == "live":
+            from jaxretr.export import live
+
+            assert corpus is not None
+            written = live.export(source, out, corpus=corpus, questions=asked, advance=progress.advance)
         else:
             from jaxretr.export import faiss_index
 
@@ -258,13 +267,17 @@ def verify(folder: Path_, library: Library | None = None) -> Verification:
     """Recomputes what an export or an embedding store promises from the files in its folder.
 
     Args:
-      folder: what `jaxretr.export`, `ScannIndex.save` or `jaxretr.encode` wrote; also in a bucket.
+      folder: what `jaxretr.export`, `ScannIndex.save` or `jaxretr.encode` wrote, also in a bucket; or a live index.
       library: "sentence-transformers" or "transformers": another reader that computes an exported model's vectors too.
 
     Raises:
       UserError: something differs (one line that names all of it), or the folder is none of these.
       UsageError: a library is named for a folder that contains no model.
     """
+    if is_live(folder):
+        if library is not None:
+            raise UsageError(f"{folder}: is a live index, which {library} does not read; leave --with out")
+        return Verification(str(folder), verify_live(folder))
     if not is_store(folder):
         return Verification(str(folder), _verify_export(Path(local_copy(str(folder))).expanduser(), library))
     if library is not None:

@@ -89,9 +89,8 @@ class ReadOnlyIndex:
         if deny := [id for id in options.deny if id in self._row_of]:
             filters["deny"] = deny
         scores, rows = self._search(vectors, k, options, filters)
-        name: Callable[[int], str] = self._ids.__getitem__
         return [
-            [Hit(name(row), score) for row, score in zip(*each, strict=True)]
+            [Hit(self._ids[int(row)], score) for row, score in zip(*each, strict=True)]
             for each in zip(rows.tolist(), scores.tolist(), strict=True)
         ]
 

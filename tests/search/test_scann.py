@@ -12,10 +12,10 @@ import pytest
 
 from jaxretr import ExactIndex, ScannIndex
 from jaxretr.errors import UserError
+from jaxretr.search.certificate import recall_bounds, table
 from jaxretr.search.scann import process as scann_process
 from jaxretr.search.scann import worker as scann_worker
 from jaxretr.search.scann.build import plan_of
-from jaxretr.search.scann.certificate import recall_bounds, table
 from jaxretr.search.scann.tuning import tune
 from jaxretr.search.scann.upkeep import verify
 

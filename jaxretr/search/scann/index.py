@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from jaxretr.errors import UserError
 from jaxretr.parallel import memory
 from jaxretr.parallel.machine import cpu_threads
+from jaxretr.search import question_sets
 from jaxretr.search.exact.host_rows import checked_matrix, embedding_matrix
-from jaxretr.search.scann import layout, measure, process, question_sets, worker
+from jaxretr.search.question_sets import Questions
+from jaxretr.search.scann import layout, measure, process, worker
 from jaxretr.search.scann.build import Plan, check_ids, plan_of, write_vectors
 from jaxretr.search.scann.certificate import Certificate
 from jaxretr.search.scann.layout import Facts
-from jaxretr.search.scann.question_sets import Questions
 from jaxretr.search.scann.rows import VECTORS, Rows
 from jaxretr.search.scann.searcher import Searcher
 from jaxretr.search.scann.tuning import Setting

@@ -18,10 +18,11 @@ from typing import Literal
 
 from jaxretr.errors import UsageError, UserError
 from jaxretr.json_dataclass import dataclass_from
-from jaxretr.search.scann import certificate as certificates
-from jaxretr.search.scann import question_sets, worker
+from jaxretr.search import certificate as certificates
+from jaxretr.search import question_sets
+from jaxretr.search.question_sets import Questions
+from jaxretr.search.scann import worker
 from jaxretr.search.scann.certificate import Certificate
-from jaxretr.search.scann.question_sets import Questions
 from jaxretr.search.scann.rows import IDS, VECTORS, Rows
 from jaxretr.search.scann.tuning import Setting
 from jaxretr.storage.files import atomic_folder
@@ -139,7 +140,7 @@ def read(directory: str | os.PathLike) -> tuple[Facts, Rows, Questions | None, C
     rows = Rows.read(folder, facts.rows, facts.dim, facts.code_size or None, facts.kind == "tree")
     there = content.files.keys()
     questions = question_sets.read(folder, facts.dim) if question_sets.VECTORS in there else None
-    certificate = certificates.read(folder) if certificates.CERTIFICATE in there else None
+    certificate = certificates.read(folder, Certificate) if certificates.CERTIFICATE in there else None
     return facts, rows, questions, certificate
 
 

@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.parallel.machine import cpu_threads
-from jaxretr.search.scann import certificate as certificates
-from jaxretr.search.scann import question_sets
-from jaxretr.search.scann.certificate import Certificate, Line, Recall
+from jaxretr.search import certificate as certificates
+from jaxretr.search import question_sets
+from jaxretr.search.certificate import Recall
+from jaxretr.search.question_sets import Questions
+from jaxretr.search.scann.certificate import Certificate, Line
 from jaxretr.search.scann.layout import Facts
-from jaxretr.search.scann.question_sets import Questions
 from jaxretr.search.scann.rows import Rows
 from jaxretr.search.scann.searcher import Searcher
 from jaxretr.search.scann.tuning import Setting, tune
@@ -85,7 +86,7 @@ def certify(index: Measurable, questions: Questions) -> tuple[Questions, Certifi
         rows=n,
         lines=tuple(lines),
         **{name: getattr(facts, name) for name in ("dim", "leaves", "train_rows", "seed", "model")},
-        **certificates.machine_facts(),
+        **certificates.machine_facts("scann"),
     )
     return question_sets.with_neighbours(questions, exact, index.rows.ids), certificate
 

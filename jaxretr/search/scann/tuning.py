@@ -7,11 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.search.scann.certificate import recall_bounds
-
-# One-sided 99%, times the root of 2: as many other questions, whose mean recall varies as much, shall show the target as
-# well. Of many settings the fastest that seems good enough is one that was lucky, so a small share of misses remains.
-_Z = 2.326 * 2**0.5
+from jaxretr.search.certificate import certain_recall
 
 # Rungs of the ladders of leaves and of candidates, each this many times the one before.
 _STEP = 1.35
@@ -85,10 +81,8 @@ def tune(
     for some in ladder(1, leaves) if leaves > 1 else [0]:
         places = _places(candidates(some, most), exact, own)
         for count in counts:
-            # As though one more question had missed a neighbour: that few questions found all of them proves little.
             recalls = (places < count).mean(axis=1)
-            bound = recall_bounds(np.append(recalls, 1 - 1 / k), _Z)[0]
-            measured[some, count] = float(recalls.mean()), bound
+            measured[some, count] = float(recalls.mean()), certain_recall(recalls, k)
         # With more leaves fewer candidates may do, and that may be faster: go on a little.
         beyond += measured[some, counts[-1]][1] >= max(targets)
         if beyond > 3:

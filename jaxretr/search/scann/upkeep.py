@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from jaxretr.errors import UserError
+from jaxretr.search.certificate import DEPTHS
+from jaxretr.search.certificate import table as certificate_table
+from jaxretr.search.question_sets import Questions, exact_rows
 from jaxretr.search.scann import measure
-from jaxretr.search.scann.certificate import DEPTHS, Certificate
-from jaxretr.search.scann.certificate import table as certificate_table
+from jaxretr.search.scann.certificate import Certificate
 from jaxretr.search.scann.index import ScannIndex
 from jaxretr.search.scann.process import require_scann
-from jaxretr.search.scann.question_sets import Questions, exact_rows
 from jaxretr.stores import manifest
 from jaxretr.stores.embedding_store import EmbeddingStore
 from jaxretr.stores.opening import open_store

@@ -1,16 +1,16 @@
-"""The questions that a ScaNN index is tuned on, the others that certify it, and their exact neighbours."""
+"""The questions that an approximate index is tuned on, the others that certify it, and their exact neighbours."""
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.errors import UserError
-from jaxretr.search.scann.rows import Rows
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,19 @@ DEPTH = 100
 
 # Questions of each half: the folder holds their vectors.
 MOST = 2000
+
+
+class Passages(Protocol):
+    """What `stand_ins` needs of an index or of what it is made of."""
+
+    @property
+    def ids(self) -> Sequence[str]: ...
+
+    def __len__(self) -> int: ...
+
+    def vector(self, row: int) -> NDArray[np.float32]:
+        """float32 [D]."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -58,20 +71,20 @@ class Questions:
         return slice(self.tuning, len(self.vectors))
 
 
-def split(questions: np.ndarray, seed: int) -> Questions:
-    """Draws who tunes and who certifies: half each, at most MOST."""
+def split(questions: np.ndarray, seed: int, most: int = MOST) -> Questions:
+    """Draws who tunes and who certifies: half each, at most `most`."""
     if len(questions) < 2:
         raise UserError(f"questions: {len(questions)} is too few; one half is tuned on and the other certifies")
     order = np.random.default_rng(seed).permutation(len(questions))
-    half = min(len(order) // 2, MOST)
+    half = min(len(order) // 2, most)
     kept = order[: 2 * half]
     return Questions(np.ascontiguousarray(questions[kept]), half, False, (None,) * len(kept))
 
 
-def stand_ins(rows: Rows, seed: int) -> Questions:
-    """Passages of the index as questions, which do not count as their own neighbours."""
-    count = min(len(rows) // 2, MOST // 2) * 2
-    kept = np.random.default_rng(seed).choice(len(rows), count, replace=False)
+def stand_ins(rows: Passages, seed: int, most: int = MOST // 2) -> Questions:
+    """Passages of the index as questions, at most `most` in each half, which do not count as their own neighbours."""
+    count = min(len(rows) // 2, most) * 2
+    kept = np.random.default_rng(seed).choice(len(rows), count, replace=False).tolist()
     vectors = np.stack([rows.vector(row) for row in kept])
     log.warning("no questions are given: tuned and certified on passages, which are easier; real questions find less")
     return Questions(vectors, count // 2, True, tuple(rows.ids[row] for row in kept))

@@ -1,0 +1,168 @@
+"""The recall certificate of a live index: what it finds as it is now, of what exact search finds."""
+
+import threading
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxretr.json_dataclass import dataclass_from
+from jaxretr.search import certificate as certificates
+from jaxretr.search import question_sets
+from jaxretr.search.scann.certificate import Certificate, Line
+from jaxretr.serve.live.snapshots import Snapshot
+from jaxretr.serve.live.view import View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certified:
+    """A certificate, and when it was measured.
+
+    Attributes:
+      measured: ISO 8601.
+      snapshot: the sequence of the snapshot whose ScaNN index was measured.
+      sequence: of the last write before.
+      changes: rows added to or removed from the snapshot until then.
+      certificate: what was measured.
+    """
+
+    measured: str
+    snapshot: int
+    sequence: int
+    changes: int
+    certificate: Certificate
+
+    def to_json(self) -> dict[str, Any]:
+        """As `from_json` reads it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "Certified":
+        """Raises UserError if it is not what `to_json` gave."""
+        return dataclass_from(cls, content, "the certificate in the database")
+
+    def facts(self, changes: int, limit: float) -> dict[str, Any]:
+        """For /info.
+
+        Args:
+          changes: of the snapshot until now.
+          limit: more changes than these since then make it stale.
+        """
+        since = max(0, changes - self.changes)
+        return {
+            "measured": self.measured,
+            "sequence": self.sequence,
+            "changes_when_measured": self.changes,
+            "changes_since": since,
+            "stale": since > limit,
+            **{name: value for name, value in asdict(self.certificate).items() if name != "stale"},
+        }
+
+
+def of_snapshot(snapshot: Snapshot) -> Certified | None:
+    """What was measured when the snapshot was made."""
+    if snapshot.scann is None or snapshot.scann.certificate is None:
+        return None
+    return Certified(
+        measured=snapshot.made,
+        snapshot=snapshot.sequence,
+        sequence=snapshot.sequence,
+        changes=0,
+        certificate=snapshot.scann.certificate,
+    )
+
+
+def measure(view: View, questions: NDArray[np.float32] | None, seed: int = 0) -> Certified:
+    """Measures the approximate search of a state that has one, its tail and what was removed included.
+
+    Args:
+      view: the state.
+      questions: float32 [Q, D] that nothing was tuned on; by default passages stand in for them.
+      seed: of the draw of those passages.
+    """
+    scann = view.base.scann
+    assert scann is not None
+    of = "passages" if questions is None else "questions"
+    own = np.full(0 if questions is None else len(questions), -1, np.int64)
+    if questions is None:
+        questions, own = _stand_ins(view, seed)
+    extra = int((own >= 0).any())
+    depth = min(max(question_sets.DEPTH, scann.facts.k), view.count - extra)
+    _, found = view.exact(questions, depth + extra)
+    exact = np.array([[row for row in rows if row != itself][:depth] for rows, itself in zip(found, own, strict=True)])
+    lines = []
+    for setting in scann.facts.settings:
+
+        def search(queries: np.ndarray, k: int, threads: int, target: float = setting.target):
+            return view.approximate(queries, min(k, view.count), target, threads)
+
+        recalls = certificates.measure_recalls(search, questions, exact, own, (scann.facts.k, *certificates.DEPTHS))
+        lines.append(
+            Line(
+                target=setting.target,
+                tuned_k=scann.facts.k,
+                reached=setting.reached,
+                leaves=setting.leaves,
+                candidates=setting.candidates,
+                recalls=recalls,
+                **certificates.measure_speed(search, questions, scann.facts.k),
+            )
+        )
+    certificate = Certificate(
+        questions=len(questions),
+        of=of,
+        rows=view.count,
+        dim=view.space.dim,
+        leaves=scann.facts.leaves,
+        train_rows=scann.facts.train_rows,
+        seed=seed,
+        model=view.space.model,
+        lines=tuple(lines),
+        **certificates.machine_facts("scann"),
+    )
+    return Certified(
+        measured=datetime.now(UTC).isoformat(timespec="seconds"),
+        snapshot=view.base.sequence,
+        sequence=view.sequence,
+        changes=view.changes,
+        certificate=certificate,
+    )
+
+
+def _stand_ins(view: View, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Passages as questions [Q, D], and their positions [Q]."""
+    there = np.flatnonzero(np.concatenate([view.base_there, view.tail_there]))
+    count = min(len(there) // 2, question_sets.MOST // 2)
+    positions = np.random.default_rng(seed).choice(there, count, replace=False)
+    in_base = positions < len(view.base)
+    vectors = np.empty((count, view.space.dim), np.float32)
+    vectors[in_base] = view.base.vectors[positions[in_base]]
+    vectors[~in_base] = view.tail.vectors[positions[~in_base] - len(view.base)]
+    return vectors, positions
+
+
+class RecentQuestions:
+    """A sample of the questions that were searched for, each of all of them with the same chance."""
+
+    def __init__(self, most: int, seed: int = 0):
+        """Keeps at most so many."""
+        self._most, self._draws, self._lock = most, np.random.default_rng(seed), threading.Lock()
+        self._kept: list[NDArray[np.float32]] = []
+        self._seen = 0
+
+    def add(self, vectors: NDArray[np.float32]) -> None:
+        """Takes note of questions, float32 [B, D]."""
+        with self._lock:
+            for vector in vectors:
+                self._seen += 1
+                if len(self._kept) < self._most:
+                    self._kept.append(vector.copy())
+                elif (place := int(self._draws.integers(self._seen))) < self._most:
+                    self._kept[place] = vector.copy()
+
+    def sample(self, least: int) -> NDArray[np.float32] | None:
+        """Those that were kept, float32 [Q, D]; None if they are fewer than `least`."""
+        with self._lock:
+            return np.stack(self._kept) if len(self._kept) >= least else None

@@ -1,0 +1,26 @@
+"""Named places at which a crash would hurt the most. Tests end the process there; nothing else happens at them."""
+
+from collections.abc import Callable
+
+POINTS = (
+    *("create.begun", "create.done"),
+    *("commit.begun", "commit.removed", "commit.texts", "commit.written", "commit.done", "commit.published"),
+    *("snapshot.begun", "snapshot.vectors", "snapshot.rows", "snapshot.indexed", "snapshot.written"),
+    *("compaction.placed", "compaction.swapped", "compaction.removed", "certificate.measured", "certificate.noted"),
+    *("reindex.begun", "reindex.space", "reindex.encoded", "reindex.filled", "reindex.complete", "reindex.snapshot"),
+    *("switch.begun", "switch.written", "switch.done", "forget.begun", "forget.done"),
+)
+
+
+def _nothing(name: str) -> None:
+    del name
+
+
+# Called with the name of the place; what tests replace.
+hook: Callable[[str], None] = _nothing
+
+
+def reached(name: str) -> None:
+    """Says that the process has come to a place of `POINTS`."""
+    assert name in POINTS, name
+    hook(name)

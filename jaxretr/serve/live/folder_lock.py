@@ -1,0 +1,52 @@
+"""The lock of a live folder: one process writes it."""
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+from jaxretr.errors import UserError
+
+LOCK = "live.lock"
+
+
+class FolderLock:
+    """Held from `acquire` to `release`; the system releases it when the process ends, however it ends."""
+
+    def __init__(self, file: int):
+        """Use `acquire`."""
+        self._file: int | None = file
+
+    @classmethod
+    def acquire(cls, folder: Path) -> "FolderLock":
+        """Locks a folder for this process.
+
+        Raises:
+          UserError: another process has it, or the folder cannot be written.
+        """
+        path = folder / LOCK
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise UserError(
+                f"{path}: cannot be written ({error.strerror}); choose a folder you may write to"
+            ) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.pread(file, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(file)
+            raise UserError(
+                f"{folder}: process {holder} is writing this live index; several workers cannot, since each would search "
+                "its own copy in memory without the others' writes: run one worker, or stop that process"
+            ) from None
+        with contextlib.suppress(OSError):  # On a full disk the lock holds as well; only the number is missing.
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        return cls(file)
+
+    def release(self) -> None:
+        """Lets another process have the folder; nothing happens the second time."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None

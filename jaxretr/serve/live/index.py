@@ -1,0 +1,278 @@
+"""`LiveIndex`: a folder of passages that change while they are searched."""
+
+import functools
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxretr.errors import UserError
+from jaxretr.search.exact.host_rows import checked_matrix
+from jaxretr.serve.live import database, snapshots, writes
+from jaxretr.serve.live.certifying import Certified, RecentQuestions
+from jaxretr.serve.live.database import Database, Space
+from jaxretr.serve.live.folder_lock import FolderLock
+from jaxretr.serve.live.group_commit import GroupCommit
+from jaxretr.serve.live.opening import open_newest
+from jaxretr.serve.live.segments import Base
+from jaxretr.serve.live.settings import LiveSettings
+from jaxretr.serve.live.upkeep import Upkeep
+from jaxretr.serve.live.view import View
+from jaxretr.serve.live.writes import Change, Delete, ModelChanged, Upsert
+from jaxretr.serve.served import Document, Hit, SearchOptions, Written
+
+log = logging.getLogger(__name__)
+
+# Documents -> float32 [n, D].
+Encode = Callable[[Sequence[Document]], np.ndarray]
+
+# How long closing waits for what the upkeep is doing.
+_CLOSING_SECONDS = 10.0
+
+
+class LiveIndex:
+    """A `WritableIndex`. What `upsert` and `delete` acknowledged is on the disk, and every later search finds it.
+
+    Exact searches give what an `ExactIndex` of the passages gives, in the order in which they were last written.
+
+    Attributes:
+      name: what requests call it.
+      folder: where it is.
+      database, settings, questions, writer, upkeep: its parts.
+      certified: the last certificate.
+      also: the models that encode every write in addition, by their fingerprints; see `reindex`.
+    """
+
+    def __init__(self, folder: Path, name: str, lock: FolderLock, base: Database, settings: LiveSettings):
+        """Use `open`."""
+        self.folder, self.name, self.database, self.settings = folder, name, base, settings
+        self._lock = lock
+        self.also: dict[str, tuple[Space, Encode]] = {}
+        self.questions = RecentQuestions(settings.certify_questions)
+        with base.reading() as connection:
+            snapshots.remove_remains(folder, database.spaces(connection))
+            self._view, self.certified = open_newest(connection, folder, database.state(connection).active)
+        scann = self._view.base.scann
+        if scann is not None and scann.questions is not None and not scann.questions.stand_ins:
+            self.questions.add(scann.questions.vectors)
+        self.writer = GroupCommit(base, self._published)
+        self.upkeep = Upkeep(self)
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        *,
+        name: str = "index",
+        model: str | None = None,
+        model_fingerprint: str | None = None,
+        dim: int | None = None,
+        settings: LiveSettings | None = None,
+        background: bool = True,
+    ) -> "LiveIndex":
+        """Opens a live folder, or makes a new one where there is no folder or an empty one.
+
+        Args:
+          folder: of the index.
+          name: what requests call it.
+          model: the encoder's name, for messages and /info.
+          model_fingerprint: of its passages' vectors, see `stores.fingerprints.model_fingerprint`; by default, of a
+            folder that is there, whatever it has.
+          dim: D; by default the folder's.
+          settings: of the upkeep.
+          background: whether snapshots and certificates are made by a thread; otherwise `upkeep` waits to be asked.
+
+        Raises:
+          UserError: another process writes the folder; it is another model's, of a newer version, or no live index.
+          StorageFull: a new folder cannot be made.
+        """
+        folder = Path(folder).expanduser()
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder}: is a file; give a folder")
+        new = not folder.is_dir() or Database.is_missing(folder)
+        if new and (model is None or model_fingerprint is None or dim is None):
+            raise UserError(f"{folder}: holds no live index; give one, or the model whose vectors a new one shall take")
+        folder.mkdir(parents=True, exist_ok=True)
+        known = (database.DATABASE, "live.lock", f"{database.DATABASE}-wal", f"{database.DATABASE}-shm")
+        if new and (others := sorted(path.name for path in folder.iterdir() if path.name not in known)):
+            raise UserError(f"{folder}: holds no live index but {others[0]}; give an empty or a new folder")
+        lock = FolderLock.acquire(folder)
+        try:
+            if new:
+                assert model is not None and model_fingerprint is not None and dim is not None
+                base = Database.create(folder, model, model_fingerprint, dim)
+            else:
+                base = Database(folder)
+                _check_model(folder, base, model, model_fingerprint, dim)
+            index = cls(folder, name, lock, base, settings or LiveSettings())
+        except BaseException:
+            lock.release()
+            raise
+        if background:
+            index.upkeep.start()
+        return index
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    @property
+    def view(self) -> View:
+        """The state of now."""
+        return self._view
+
+    @property
+    def dim(self) -> int:
+        """D."""
+        return self._view.space.dim
+
+    def __len__(self) -> int:
+        return self._view.count
+
+    def search(
+        self, vectors: np.ndarray, k: int, options: SearchOptions, *, model_fingerprint: str | None = None
+    ) -> list[list[Hit]]:
+        """Finds the passages with the highest inner products; see `ServedIndex.search`.
+
+        Args:
+          vectors: float32 [B, D].
+          k: hits per question.
+          options: filters, and how to search.
+          model_fingerprint: of the model that encoded the questions; by default it is taken to be the right one.
+
+        Raises:
+          UserError: see there.
+          ModelChanged: the index has left that model.
+        """
+        view = self._view
+        _check_space(view.space, model_fingerprint)
+        vectors = checked_matrix(vectors, view.space.dim)
+        if k < 1:
+            raise UserError(f"k={k} must be at least 1")
+        self.questions.add(vectors)
+        return view.search(vectors, k, options)
+
+    def is_exact(self, options: SearchOptions) -> bool:
+        """Whether a search with these options is exact: it was asked for, has filters, or the passages are few."""
+        return not self._view.is_approximate(options)
+
+    def documents(self, ids: Sequence[str]) -> list[Document | None]:
+        """The passages of these ids, None for one that is not there."""
+        with self.database.reading() as connection:
+            return database.documents(connection, ids)
+
+    def vectors(self, ids: Sequence[str]) -> np.ndarray:
+        """float32 [n, D] of passages that are there; see `ServedIndex.vectors`."""
+        return self._view.vectors(ids)
+
+    def facts(self) -> dict[str, Any]:
+        """What /info says, see `ServedIndex.facts`; sequences, the tail, and when the certificate was measured."""
+        view, certified = self._view, self.certified
+        facts = view.facts() | {"name": self.name, "disk_bytes": database.size(self.folder)}
+        if certified is not None and view.base.scann is not None:
+            limit = self.settings.certify_share * len(view.base)
+            facts["certificate"] = certified.facts(view.changes, limit)
+        return facts
+
+    # ---- writing -----------------------------------------------------------------------------------------------------
+
+    def upsert(
+        self, documents: Sequence[Document], vectors: np.ndarray, *, model_fingerprint: str | None = None
+    ) -> Written:
+        """Adds or replaces passages, all or none; see `WritableIndex.upsert`.
+
+        Args:
+          documents: n, of different ids.
+          vectors: float32 [n, D].
+          model_fingerprint: of the model that encoded them; by default it is taken to be the right one.
+
+        Raises:
+          UserError, StorageFull: see there.
+          ModelChanged: the index has left that model.
+        """
+        space, also = self._view.space, list(self.also.values())
+        _check_space(space, model_fingerprint)
+        metadata = writes.checked(documents)
+        if len(vectors) != len(documents):
+            raise UserError(f"vectors: {len(vectors)} for {len(documents)} documents; give one for each")
+        if not documents:
+            return Written(self._view.sequence)
+        found = {space.fingerprint: checked_matrix(vectors, space.dim, "vectors")}
+        for other, encode in also:
+            if other != space and (more := _encoded(other, encode, documents)) is not None:
+                found[other.fingerprint] = more
+        return self.writer.write(Upsert(documents, metadata, found, space.model), len(documents))
+
+    def delete(self, ids: Sequence[str]) -> Written:
+        """Removes passages; ids that are not there are ignored.
+
+        Raises:
+          StorageFull: nothing was removed.
+        """
+        if not ids:
+            return Written(self._view.sequence)
+        return self.writer.write(Delete(list(dict.fromkeys(ids))), len(ids))
+
+    def _published(self, changes: Sequence[Change]) -> None:
+        self._view = self._view.after(changes)
+        self.upkeep.look()
+
+    # ---- upkeep and reindexing ---------------------------------------------------------------------------------------
+
+    def put_on(self, base: Base, certified: Certified | None) -> None:
+        """Lets searches use a newer base of the same space; writes wait for a moment."""
+
+        def swap(connection: sqlite3.Connection) -> None:
+            del connection
+            if base.space == self._view.space and base.sequence >= self._view.base.sequence:
+                self._view, self.certified = self._view.on(base), certified
+
+        self.writer.alone(swap)
+
+    def show(self, view: View, certified: Certified | None) -> None:
+        """Lets searches use another space; to be called on the thread that writes."""
+        self._view, self.certified = view, certified
+        self.questions = RecentQuestions(self.settings.certify_questions)
+
+    def note(self, certified: Certified) -> None:
+        """Notes a certificate of the active space, on disk as well."""
+        self.writer.write(functools.partial(writes.note_certificate, content=certified.to_json()))
+        if certified.snapshot == self._view.base.sequence:
+            self.certified = certified
+
+    def close(self) -> None:
+        """Finishes what was accepted, and lets another process have the folder."""
+        self.upkeep.ask_to_stop()
+        self.writer.close()
+        if self.upkeep.wait(_CLOSING_SECONDS):
+            self.database.close()
+            self._lock.release()
+
+
+def _encoded(space: Space, encode: Encode, documents: Sequence[Document]) -> np.ndarray | None:
+    """A write's vectors of another model; None if it fails: reindexing finds the documents that lack them."""
+    try:
+        return checked_matrix(encode(documents), space.dim, f"vectors of {space.model}")
+    except Exception as error:
+        log.warning(
+            "%s: %d documents have no vectors yet (%s: %s)", space.model, len(documents), type(error).__name__, error
+        )
+        return None
+
+
+def _check_space(space: Space, fingerprint: str | None) -> None:
+    if fingerprint is not None and fingerprint != space.fingerprint:
+        raise ModelChanged(f"the vectors are not those of {space.model}, which the index has; encode with that")
+
+
+def _check_model(folder: Path, base: Database, model: str | None, fingerprint: str | None, dim: int | None) -> None:
+    with base.reading() as connection:
+        active = database.state(connection).active
+    if fingerprint is not None and fingerprint != active.fingerprint:
+        raise UserError(
+            f"{folder}: has the vectors of {active.model}, and not of {model}; give that model, or change the folder to "
+            f"this one: jaxretr reindex {folder} --to {model}"
+        )
+    if dim is not None and dim != active.dim:
+        raise UserError(f"{folder}: has vectors of {active.dim} numbers, and not of {dim}; give its model")

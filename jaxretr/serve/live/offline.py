@@ -1,0 +1,108 @@
+"""Reindexing a live folder that no service has open."""
+
+from pathlib import Path
+
+from jaxretr.errors import UserError
+from jaxretr.models.combined_encoder import load_encoder
+from jaxretr.models.dual_encoder import EncodeDtype
+from jaxretr.progress import Progress
+from jaxretr.serve.live import database
+from jaxretr.serve.live import reindex as moving
+from jaxretr.serve.live.index import LiveIndex
+from jaxretr.serve.live.reindex import Model, Reindexing
+from jaxretr.stores.encoding import Encoder, name_of
+from jaxretr.stores.fingerprints import model_fingerprint
+
+
+def model_of(encoder: Encoder, name: str | None = None, batch_size: int | None = None) -> Model:
+    """An encoder as a live index needs it.
+
+    Args:
+      encoder: the encoder.
+      name: that it is loaded by; where it was loaded from by default.
+      batch_size: passages a batch; None: what suits the device.
+    """
+    return Model(
+        name=name or name_of(encoder),
+        fingerprint=model_fingerprint(encoder, "passage"),
+        dim=encoder.config.embedding_size,
+        encode=moving.as_encode(encoder, batch_size),
+    )
+
+
+def reindex(folder: str | Path, to: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int | None = None) -> str:
+    """Moves a folder to another model; goes on where an earlier call was interrupted.
+
+    Args:
+      folder: of a live index.
+      to: what `load_encoder` takes.
+      dtype: of the matmuls.
+      batch_size: passages a batch; None: what suits the device.
+
+    Returns:
+      What was done, in one line.
+
+    Raises:
+      UserError: the folder has this model, or keeps another one's vectors; or another process has it.
+    """
+    index = _opened(folder)
+    try:
+        encoder = load_encoder(to, dtype=dtype)
+        model = model_of(encoder, str(to), batch_size)
+        before = index.view.space.model
+        with Progress(len(index), "passage", "encoded") as progress:
+            move = Reindexing(index, model, advance=progress.advance)
+            progress.skip(len(index) - move.state()["lacking"])
+            encoded = move.run()
+        return (
+            f"{folder}: {len(index)} passages, {encoded} of them encoded now, are searched with {model.name}; the vectors of "
+            f"{before} stay for --rollback until --forget"
+        )
+    finally:
+        index.close()
+
+
+def rollback(folder: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int | None = None) -> str:
+    """Switches a folder back to its model before; encodes what was written since.
+
+    Raises:
+      UserError: there is none; or it is needed, and what its name stands for now is another model.
+    """
+    index = _opened(folder)
+    try:
+        before, space = index.view.space.model, moving.left_space(index)
+        with index.database.reading() as connection:
+            lacking = database.lacking(connection, space)
+        encode = None
+        if lacking:
+            model = model_of(load_encoder(space.model, dtype=dtype), space.model, batch_size)
+            if model.fingerprint != space.fingerprint:
+                raise UserError(
+                    f"{folder}: {lacking} passages were written since it left {space.model}, and that is another model now; "
+                    "restore that model there"
+                )
+            encode = model.encode
+        moving.rollback(index, encode)
+        return (
+            f"{folder}: {len(index)} passages, {lacking} of them encoded now, are searched with {space.model} again; the "
+            f"vectors of {before} stay until --forget"
+        )
+    finally:
+        index.close()
+
+
+def forget(folder: str | Path) -> str:
+    """Removes the vectors of the model that is not searched."""
+    index = _opened(folder)
+    try:
+        space = moving.forget(index)
+        kept = index.view.space.model
+        return f"{folder}: has the vectors of {kept} alone" + (
+            "" if space is None else f"; those of {space.model} are gone"
+        )
+    finally:
+        index.close()
+
+
+def _opened(folder: str | Path) -> LiveIndex:
+    return LiveIndex.open(folder, name=Path(folder).name, background=False)

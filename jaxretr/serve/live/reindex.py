@@ -1,0 +1,283 @@
+"""Moving a live index to another model while it is searched and written, and back.
+
+The new model's vectors are a space of their own. It is filled from the texts, batch by batch; what is written meanwhile
+goes to both spaces. When no document lacks a vector, its snapshot is made and its recall certified, and one transaction
+makes it the space that is searched. The old one stays until `forget`, for `rollback`. All of it is in the folder: who is
+killed goes on where he was, and no search ever sees vectors of two models.
+"""
+
+import functools
+import logging
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxretr.errors import UserError
+from jaxretr.models.text_encoder import TextEncoder
+from jaxretr.search.exact.host_rows import checked_matrix
+from jaxretr.serve.live import database, fault_points, snapshots, writes
+from jaxretr.serve.live.certifying import Certified
+from jaxretr.serve.live.database import Space
+from jaxretr.serve.live.index import Encode, LiveIndex
+from jaxretr.serve.live.opening import open_newest
+from jaxretr.serve.live.snapshots import Incomplete
+from jaxretr.serve.live.view import View
+from jaxretr.serve.live.writes import Change
+from jaxretr.serve.served import Document
+
+log = logging.getLogger(__name__)
+
+# Documents that are encoded and written at a time.
+BATCH = 256
+
+
+class Stopped(UserError):
+    """A reindexing was asked to stop; the next one goes on."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """An encoder, as a live index needs it.
+
+    Attributes:
+      name: the path or hub name that it is loaded from.
+      fingerprint: of its passages' vectors.
+      dim: D.
+      encode: documents -> float32 [n, D]; called from several threads.
+    """
+
+    name: str
+    fingerprint: str
+    dim: int
+    encode: Encode
+
+
+class Reindexing:
+    """One move to another model: `run` does it, in whatever thread, and `state` tells how far it is."""
+
+    def __init__(
+        self,
+        index: LiveIndex,
+        to: Model,
+        *,
+        old: Encode | None = None,
+        switched: Callable[[], None] = lambda: None,
+        advance: Callable[[int], object] = lambda rows: None,
+    ):
+        """Checks that the move can begin.
+
+        Args:
+          index: the live index.
+          to: the new model.
+          old: the present model; if it is given, what is written after the switch goes to its space as well, so that
+            `rollback` needs no encoding.
+          switched: called at the moment of the switch, when searches need vectors of the new model.
+          advance: called with the number of documents that were encoded since the last call.
+
+        Raises:
+          UserError: the index has this model, or another move is not finished or not forgotten.
+        """
+        self._index, self._to, self._old = index, to, old
+        self._switched, self._advance = switched, advance
+        self._stopping = threading.Event()
+        self._phase, self._filled = "waiting", 0
+        with index.database.reading() as connection:
+            _check_free(index, database.spaces(connection), database.state(connection).active, to)
+
+    def state(self) -> dict[str, Any]:
+        """How far it is, as JSON: `to`, `phase` (waiting, filling, snapshot, switched), `filled`, `lacking`."""
+        with self._index.database.reading() as connection:
+            found = [each for each in database.spaces(connection) if each.fingerprint == self._to.fingerprint]
+            lacking = database.lacking(connection, found[0]) if found else len(self._index)
+        return {"to": self._to.name, "phase": self._phase, "filled": self._filled, "lacking": lacking}
+
+    def stop(self) -> None:
+        """Lets `run` end with `Stopped` after the batch that it is encoding."""
+        self._stopping.set()
+
+    def run(self) -> int:
+        """Fills, makes the snapshot, certifies, and switches.
+
+        Returns:
+          How many documents were encoded.
+
+        Raises:
+          Stopped: see `stop`.
+          UserError, StorageFull: it cannot go on; what was filled stays, and running it again goes on.
+        """
+        index, to = self._index, self._to
+        fault_points.reached("reindex.begun")
+        space = index.writer.write(functools.partial(_begin, to=to))
+        fault_points.reached("reindex.space")
+        before = index.view.space
+        index.also[space.fingerprint] = (space, to.encode)
+        if self._old is not None:  # Does nothing before the switch.
+            index.also[before.fingerprint] = (before, self._old)
+        try:
+            while True:
+                self._phase = "filling"
+                self._fill(space)
+                self._phase = "snapshot"
+                try:
+                    snapshots.write(index.database, space, index.settings)
+                    fault_points.reached("reindex.snapshot")
+                    if not _switch(index, space, self._switched):
+                        continue
+                except Incomplete:  # A write's encoding failed meanwhile.
+                    continue
+                break
+        except BaseException:
+            index.also.pop(before.fingerprint, None)
+            raise
+        finally:
+            index.also.pop(space.fingerprint, None)
+        self._phase = "switched"
+        index.upkeep.look()
+        return self._filled
+
+    def _fill(self, space: Space) -> None:
+        after = 0
+        while True:
+            with self._index.database.reading() as connection:
+                found = database.missing(connection, space, after, BATCH)
+            if not found:
+                break
+            if self._stopping.is_set():
+                raise Stopped(f"{self._index.folder}: stopped; reindex to {self._to.name} again to go on")
+            documents = [document for _, document in found]
+            vectors = checked_matrix(self._to.encode(documents), space.dim, f"vectors of {self._to.name}")
+            fault_points.reached("reindex.encoded")
+            rows = [row for row, _ in found]
+            self._filled += self._index.writer.write(
+                functools.partial(writes.fill, space=space, rows=rows, vectors=vectors), len(rows)
+            )
+            fault_points.reached("reindex.filled")
+            self._advance(len(rows))
+            after = rows[-1]
+        fault_points.reached("reindex.complete")
+
+
+def rollback(index: LiveIndex, encode: Encode | None = None, switched: Callable[[], None] = lambda: None) -> Space:
+    """Makes the space that was left last the one that is searched again.
+
+    Args:
+      index: the live index.
+      encode: that space's model, for documents that were written since without it.
+      switched: called at the moment of the switch.
+
+    Returns:
+      That space.
+
+    Raises:
+      UserError: there is none, or documents lack its vectors and there is no `encode`.
+    """
+    space = left_space(index)
+    while True:
+        with index.database.reading() as connection:
+            lacking = database.lacking(connection, space)
+        if lacking:
+            if encode is None:
+                raise UserError(
+                    f"{index.folder}: {lacking} documents were written since it left {space.model}; encode them with it: "
+                    f"jaxretr reindex {index.folder} --to {space.model}"
+                )
+            Reindexing(index, Model(space.model, space.fingerprint, space.dim, encode), switched=switched).run()
+            return space
+        if _switch(index, space, switched):
+            return space
+
+
+def left_space(index: LiveIndex) -> Space:
+    """The space that was searched before the present one.
+
+    Raises:
+      UserError: there is none.
+    """
+    other = other_space(index)
+    if other is None or not other.was_active:
+        raise UserError(f"{index.folder}: has no vectors of an earlier model; there is nothing to roll back to")
+    return other
+
+
+def other_space(index: LiveIndex) -> Space | None:
+    """The space that is not searched: an earlier one, or one that is not filled yet."""
+    with index.database.reading() as connection:
+        active = database.state(connection).active
+        return next((each for each in database.spaces(connection) if each != active), None)
+
+
+def forget(index: LiveIndex) -> Space | None:
+    """Removes the vectors of the model that is not searched; returns its space, None if there is none.
+
+    The database file keeps its size, and uses the room for what is written next.
+    """
+    space = other_space(index)
+    if space is None:
+        return None
+    fault_points.reached("forget.begun")
+
+    def drop(connection: sqlite3.Connection) -> tuple[None, Change]:
+        database.drop_space(connection, space)
+        return None, Change(database.state(connection).sequence)
+
+    index.also.pop(space.fingerprint, None)
+    index.writer.write(drop)
+    for path in snapshots.found(index.folder, space):
+        shutil.rmtree(path, ignore_errors=True)
+    fault_points.reached("forget.done")
+    return space
+
+
+def _check_free(index: LiveIndex, there: Sequence[Space], active: Space, to: Model) -> None:
+    if to.fingerprint == active.fingerprint:
+        raise UserError(f"{index.folder}: has the vectors of {to.name} already")
+    for space in there:
+        if space != active and space.fingerprint != to.fingerprint:
+            what = "keeps the vectors of" if space.was_active else "was begun to be moved to"
+            raise UserError(
+                f"{index.folder}: {what} {space.model}; remove them first: jaxretr reindex {index.folder} --forget"
+            )
+        if space.fingerprint == to.fingerprint and space.dim != to.dim:
+            raise UserError(f"{index.folder}: has vectors of {space.dim} numbers of {to.name}, not of {to.dim}")
+
+
+def _begin(connection: sqlite3.Connection, to: Model) -> tuple[Space, Change]:
+    found = [space for space in database.spaces(connection) if space.fingerprint == to.fingerprint]
+    space = found[0] if found else database.add_space(connection, to.name, to.fingerprint, to.dim)
+    return space, Change(database.state(connection).sequence)
+
+
+def _switch(index: LiveIndex, space: Space, switched: Callable[[], None]) -> bool:
+    """Makes a space the one that is searched; returns False, and does nothing, if a document lacks a vector."""
+
+    def switch(connection: sqlite3.Connection) -> bool:
+        fault_points.reached("switch.begun")
+        with database.transaction(connection):
+            if database.lacking(connection, space):
+                return False
+            # Read before the commit: nothing can fail between it and the first search.
+            found: tuple[View, Certified | None] = open_newest(connection, index.folder, space)
+            database.activate(connection, space)
+            fault_points.reached("switch.written")
+        index.show(*found)
+        switched()
+        fault_points.reached("switch.done")
+        return True
+
+    return index.writer.alone(switch)
+
+
+def as_encode(encoder: TextEncoder, batch_size: int | None = None) -> Encode:
+    """An encoder's passage side as `Model.encode`: one thread at a time."""
+    lock = threading.Lock()
+
+    def encode(documents: Sequence[Document]) -> np.ndarray:
+        with lock:
+            return encoder.encode_passages(documents, batch_size=batch_size, progress=False)
+
+    return encode

@@ -1,0 +1,181 @@
+"""The rows of a live index in memory: a base, which a snapshot holds, and a tail of what was written since.
+
+Rows are never changed. Which of them are still there stands in masks outside, of which each `View` has its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxretr.search.filters import Filters, Value, Where
+from jaxretr.search.scann import ScannIndex
+from jaxretr.serve.live.database import Space
+
+T = TypeVar("T")
+
+# A Python string of a typical id and its places in a list and in a dictionary; a value's places in a field's column.
+_ID_BYTES, _VALUE_BYTES = 60 + 8 + 100, 2 * 8 + 4
+
+# Of ScaNN in memory: bytes a dimension of the codes, its program, and a row's number, leaf and norm.
+_CODE_BYTES, _SCANN_BYTES, _ENTRY_BYTES = 0.25, 60 << 20, 12
+
+
+@dataclass(frozen=True)
+class Segment:
+    """n rows in their order.
+
+    Attributes:
+      rows: their numbers in the database, ascending, int64 [n].
+      ids: n; the empty one of a row that was not there any more when the segment was read.
+      vectors: float32 [n, D]; a plain array, which may be a view of a memory map.
+      columns: field -> the value of each row, None where it has none; at least n.
+    """
+
+    rows: NDArray[np.int64]
+    ids: Sequence[str]
+    vectors: NDArray[np.float32]
+    columns: Mapping[str, Sequence[Value]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def _filters(self) -> Filters:
+        return Filters(len(self), None, {name: values[: len(self)] for name, values in self.columns.items()})
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """The last place of each id; at earlier ones of a tail are rows that were replaced."""
+        return {self.ids[place]: place for place in range(len(self))}
+
+    def places(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """Where the rows of these ids are, without ids that are not here."""
+        found = (self._places.get(name) for name in ids)
+        return np.array([place for place in found if place is not None], np.int64)
+
+    def positions(self, rows: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the rows of these numbers are, without numbers that are not here."""
+        wanted = np.asarray(rows, np.int64)
+        places = np.searchsorted(self.rows, wanted)
+        inside = places < len(self)
+        inside[inside] = self.rows[places[inside]] == wanted[inside]
+        return places[inside]
+
+    def passing(self, where: Where) -> NDArray[np.bool_]:
+        """Which rows have the values, bool [n]."""
+        mask = np.ones(len(self), bool)
+        for name, wanted in where.items():
+            if name in self.columns:
+                found = self._filters.mask(where={name: wanted})
+                assert found is not None
+                mask &= found
+            else:
+                mask &= wanted is None or (isinstance(wanted, list | tuple | set) and None in wanted)
+        return mask
+
+    @property
+    def bytes(self) -> int:
+        """Of memory, about; all of the vectors, also where they are a memory map."""
+        values = len(self) * len(self.columns) * _VALUE_BYTES
+        return self.vectors.nbytes + self.rows.nbytes + len(self) * _ID_BYTES + values
+
+
+@dataclass(frozen=True)
+class Base(Segment):
+    """The rows of a snapshot.
+
+    Attributes:
+      space: whose vectors these are.
+      sequence: of the last write that the snapshot knows.
+      scann: an approximate index over the rows; None where there are few.
+    """
+
+    space: Space
+    sequence: int = 0
+    scann: ScannIndex | None = None
+
+    @property
+    def bytes(self) -> int:
+        """With ScaNN's."""
+        if self.scann is None:
+            return super().bytes
+        return super().bytes + _SCANN_BYTES + int(len(self) * (_CODE_BYTES * self.vectors.shape[1] + _ENTRY_BYTES))
+
+
+class TailRows:
+    """Room for a tail, which only grows: segments of its beginning stay as they are."""
+
+    def __init__(self, dim: int):
+        """An empty one, for vectors of `dim` numbers."""
+        self._count = 0
+        self._ids: list[str] = []
+        self._columns: dict[str, list[Value]] = {}
+        self._rows = np.empty(64, np.int64)
+        self._vectors = np.empty((64, dim), np.float32)
+
+    def append(
+        self,
+        rows: Sequence[int] | NDArray[np.int64],
+        ids: Sequence[str],
+        columns: Mapping[str, Sequence[Value]],
+        vectors: NDArray[np.float32],
+    ) -> None:
+        """Adds n rows, whose numbers are larger than all before; see `Segment`."""
+        first, until = self._count, self._count + len(rows)
+        if until > len(self._rows):
+            room = max(until, 2 * len(self._rows))
+            self._rows, self._vectors = _moved(self._rows, first, room), _moved(self._vectors, first, room)
+        self._rows[first:until] = rows
+        self._vectors[first:until] = vectors
+        self._ids += ids
+        for name, values in columns.items():
+            self._columns.setdefault(name, []).extend([None] * (first - len(self._columns[name])))
+            self._columns[name].extend(values)
+        for values in self._columns.values():
+            values.extend([None] * (until - len(values)))
+        self._count = until
+
+    def segment(self) -> Segment:
+        """All rows so far."""
+        n = self._count
+        return Segment(self._rows[:n], _Beginning(self._ids, n), self._vectors[:n], dict(self._columns))
+
+
+def columns_of(metadata: Sequence[Mapping[str, Value]]) -> dict[str, list[Value]]:
+    """The fields of n documents as columns: field -> n values."""
+    columns: dict[str, list[Value]] = {}
+    known: dict[str, str] = {}  # Equal texts are one in memory.
+    for place, values in enumerate(metadata):
+        for name, value in values.items():
+            column = columns.get(name)
+            if column is None:
+                column = columns[name] = [None] * len(metadata)
+            column[place] = known.setdefault(value, value) if isinstance(value, str) else value
+    return columns
+
+
+def _moved(array: np.ndarray, count: int, room: int) -> np.ndarray:
+    larger = np.empty((room, *array.shape[1:]), array.dtype)
+    larger[:count] = array[:count]
+    return larger
+
+
+class _Beginning(Sequence[T]):
+    """The first n of a list that grows."""
+
+    def __init__(self, items: list[T], count: int):
+        self._items, self._count = items, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[T]: ...
+    def __getitem__(self, place: int | slice) -> T | list[T]:
+        return self._items[: self._count][place] if isinstance(place, slice) else self._items[place]

@@ -1,0 +1,212 @@
+"""Snapshots: files of a space's rows, from which a live index opens without reading every vector of the database.
+
+  snapshots/001-000000004711/    space 1 as write 4711 left it
+    manifest.json                whose it is, and the sha256 of every file
+    rows.npy                     int64 [N], ascending: the database's rows
+    vectors.npy                  float32 [N, D], where there is no ScaNN index
+    scann/                       a `ScannIndex` of the same rows, its vectors.npy included, where they are many
+
+A snapshot can always be made again from the database: a damaged one is removed.
+"""
+
+import contextlib
+import logging
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxretr.errors import UserError
+from jaxretr.search.scann import ScannIndex
+from jaxretr.search.scann.build import write_vectors
+from jaxretr.search.scann.process import scann_problem
+from jaxretr.serve.live import database, fault_points
+from jaxretr.serve.live.database import Database, Space, State
+from jaxretr.serve.live.settings import LiveSettings
+from jaxretr.storage.files import atomic_folder
+from jaxretr.stores import manifest
+
+log = logging.getLogger(__name__)
+
+FOLDER = "snapshots"
+KIND = "live-snapshot"
+VECTORS, ROWS, SCANN = "vectors.npy", "rows.npy", "scann"
+
+_NAME = re.compile(r"(\d{3,})-(\d{12,})")
+_BLOCK_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot that was opened.
+
+    Attributes:
+      path: its folder.
+      sequence: of the last write that it knows.
+      made: when, in ISO 8601.
+      rows: int64 [N].
+      vectors: float32 [N, D], a plain array over a memory map.
+      scann: the index over them, or None.
+    """
+
+    path: Path
+    sequence: int
+    made: str
+    rows: NDArray[np.int64]
+    vectors: NDArray[np.float32]
+    scann: ScannIndex | None
+
+
+class Incomplete(Exception):
+    """Documents lack vectors of the space: there can be no snapshot of it yet."""
+
+
+def write(
+    base: Database, space: Space, settings: LiveSettings, questions: NDArray[np.float32] | None = None
+) -> Path | None:
+    """Writes a snapshot of the database as it is now; it appears complete or not at all.
+
+    Args:
+      base: the database.
+      space: whose vectors.
+      settings: from how many rows on there is a ScaNN index, and for what recall.
+      questions: float32 [Q, D] to tune and certify that with; passages stand in for them by default.
+
+    Returns:
+      Its folder; None where there are no documents.
+
+    Raises:
+      Incomplete: a document lacks a vector.
+      UserError: it cannot be written.
+    """
+    place = base.path.parent / FOLDER
+    place.mkdir(exist_ok=True)
+    with base.reading() as connection:
+        state = database.state(connection)
+        n = database.count(connection, "documents")
+        if database.lacking(connection, space):
+            raise Incomplete
+        if not n:
+            return None
+        path = place / f"{space.number:03d}-{state.sequence:012d}"
+        fault_points.reached("snapshot.begun")
+        with atomic_folder(path) as partial:
+            ids = _write_rows(connection, space, partial, n)
+            fault_points.reached("snapshot.rows")
+            indexed = n >= settings.scann_from and _index(partial, ids, space, settings, questions)
+            fault_points.reached("snapshot.indexed")
+            facts = {
+                "folder": state.folder,
+                "space": space.number,
+                "fingerprint": space.fingerprint,
+                "sequence": state.sequence,
+                "made": datetime.now(UTC).isoformat(timespec="seconds"),
+                "rows": n,
+                "dim": space.dim,
+                "scann": indexed,
+            }
+            manifest.write(partial, KIND, facts)
+            fault_points.reached("snapshot.written")
+    return path
+
+
+def _write_rows(connection, space: Space, folder: Path, n: int) -> list[str]:
+    """Writes vectors.npy and rows.npy; returns the ids."""
+    rows = np.empty(n, np.int64)
+
+    def blocks() -> Iterator[np.ndarray]:
+        first = 0
+        found = database.vectors(connection, space)
+        while first < n:
+            part = [row for _, row in zip(range(_BLOCK_ROWS), found, strict=False)]
+            rows[first : first + len(part)] = [row for row, _ in part]
+            yield np.frombuffer(b"".join(vector for _, vector in part), "<f4").reshape(len(part), space.dim)
+            first += len(part)
+
+    write_vectors(folder / VECTORS, blocks(), (n, space.dim), "the database")
+    fault_points.reached("snapshot.vectors")
+    np.save(folder / ROWS, rows)
+    return [id for _, id, _ in database.rows(connection)]
+
+
+def _index(
+    folder: Path, ids: list[str], space: Space, settings: LiveSettings, questions: NDArray[np.float32] | None
+) -> bool:
+    """Adds a ScaNN index if that works here; its copy of the vectors then is the only one."""
+    if (problem := scann_problem()) is not None:
+        log.warning("searched exactly, since ScaNN cannot be used here: %s", problem)
+        return False
+    try:
+        built = ScannIndex.build(
+            np.load(folder / VECTORS, mmap_mode="r"),
+            ids,
+            target_recall=settings.target_recall,
+            questions=questions,
+            workdir=folder.parent,
+        )
+        built.save(folder / SCANN)
+    except UserError as error:
+        log.warning("searched exactly, since the ScaNN index was not built: %s", error)
+        shutil.rmtree(folder / SCANN, ignore_errors=True)
+        return False
+    (folder / VECTORS).unlink()
+    return True
+
+
+def load(path: Path, space: Space, state: State, *, compare: bool = True) -> Snapshot:
+    """Opens a snapshot.
+
+    Args:
+      path: its folder.
+      space, state: of the database that it must be of.
+      compare: every file with its hash.
+
+    Raises:
+      UserError: it is damaged, or not of this database.
+    """
+    content = manifest.read(path)
+    facts = content.facts
+    wanted = (KIND, state.folder, space.number, space.fingerprint, space.dim)
+    if (content.kind, *(facts.get(name) for name in ("folder", "space", "fingerprint", "dim"))) != wanted:
+        raise UserError(f"{path}: is a snapshot of another live index")
+    if facts["sequence"] > state.sequence:
+        raise UserError(f"{path}: is newer than the database, which must be an older copy")
+    if compare and (problems := manifest.changed_files(path, content)):
+        raise UserError(f"{path}: {'; '.join(problems)}")
+    scann = ScannIndex.load(path / SCANN) if facts["scann"] else None
+    mapped = np.load(path / VECTORS, mmap_mode="r") if scann is None else scann.rows.base.vectors
+    rows = np.load(path / ROWS)
+    if scann is not None:
+        scann.search_rows(np.zeros((1, space.dim), np.float32), 1)  # ScaNN reads its files now, and not in a search.
+    return Snapshot(path, facts["sequence"], facts["made"], rows, np.asarray(mapped), scann)
+
+
+def found(folder: Path, space: Space | None = None) -> list[Path]:
+    """The snapshots of a live folder, or of one space, the newest first."""
+    place = folder / FOLDER
+    named = [path for path in place.iterdir() if _NAME.fullmatch(path.name)] if place.is_dir() else []
+    number = None if space is None else space.number
+    kept = [path for path in named if number is None or int(path.name.split("-")[0]) == number]
+    return sorted(kept, key=lambda path: int(path.name.split("-")[1]), reverse=True)
+
+
+def remove_older(kept: Path, space: Space) -> None:
+    """Removes the space's other snapshots."""
+    for path in found(kept.parent.parent, space):
+        if path != kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_remains(folder: Path, spaces: list[Space]) -> None:
+    """Removes what killed processes left, and snapshots of spaces that are gone."""
+    place, numbers = folder / FOLDER, {space.number for space in spaces}
+    for path in place.iterdir() if place.is_dir() else ():
+        name = _NAME.fullmatch(path.name)
+        if name is None or int(name[1]) not in numbers:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()

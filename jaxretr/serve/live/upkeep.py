@@ -1,0 +1,142 @@
+"""What a live index does in the background: new snapshots, and certificates measured again."""
+
+import logging
+import sqlite3
+import threading
+from typing import Protocol
+
+from jaxretr.errors import UserError
+from jaxretr.serve.live import certifying, database, fault_points, snapshots
+from jaxretr.serve.live.certifying import Certified, RecentQuestions
+from jaxretr.serve.live.database import Database
+from jaxretr.serve.live.opening import open_view
+from jaxretr.serve.live.segments import Base
+from jaxretr.serve.live.settings import LiveSettings
+from jaxretr.serve.live.snapshots import Incomplete
+from jaxretr.serve.live.view import View
+from jaxretr.serve.served import StorageFull
+
+log = logging.getLogger(__name__)
+
+# After a failure it is tried again after so many seconds.
+_PAUSE = 60.0
+
+
+class Kept(Protocol):
+    """What upkeep needs of a live index."""
+
+    database: Database
+    settings: LiveSettings
+    questions: RecentQuestions
+    certified: Certified | None
+
+    @property
+    def view(self) -> View: ...
+
+    def put_on(self, base: Base, certified: Certified | None) -> None:
+        """Lets searches use a newer base; writes wait for a moment."""
+        ...
+
+    def note(self, certified: Certified) -> None:
+        """Notes a certificate, on disk as well."""
+        ...
+
+
+class Upkeep:
+    """Compaction and certificates, by a thread of their own or when they are asked for."""
+
+    def __init__(self, index: Kept):
+        """Of an index; `start` starts the thread."""
+        self._index = index
+        self._busy = threading.Lock()
+        self._wanted, self._stopping = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="live-upkeep", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+        self.look()
+
+    def ask_to_stop(self) -> None:
+        """Lets the thread end after what it is doing."""
+        self._stopping.set()
+        self._wanted.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for the end of the thread; returns whether it has ended."""
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def look(self) -> None:
+        """Wakes the thread if there is something to do; called after every commit."""
+        if self._compaction_is_due() or self._certificate_is_due():
+            self._wanted.set()
+
+    def compact(self) -> bool:
+        """Writes a snapshot of now and lets searches use it; returns whether there is one.
+
+        Raises:
+          UserError: it cannot be written.
+        """
+        with self._busy:
+            index, space = self._index, self._index.view.space
+            questions = index.questions.sample(index.settings.least_questions)
+            path = snapshots.write(index.database, space, index.settings, questions)
+            if path is None:
+                return False
+            fault_points.reached("compaction.placed")
+            with index.database.reading() as connection:
+                snapshot = snapshots.load(path, space, database.state(connection), compare=False)
+                base = open_view(connection, space, snapshot).base
+            if self._stopping.is_set():
+                return True
+            index.put_on(base, certifying.of_snapshot(snapshot))
+            fault_points.reached("compaction.swapped")
+            snapshots.remove_older(path, space)
+            fault_points.reached("compaction.removed")
+            return True
+
+    def certify(self) -> None:
+        """Measures the certificate of the state of now, if it is searched approximately."""
+        with self._busy:
+            index, view = self._index, self._index.view
+            if view.base.scann is None or view.count < 4:
+                return
+            certified = certifying.measure(view, index.questions.sample(index.settings.least_questions))
+            fault_points.reached("certificate.measured")
+            index.note(certified)
+            fault_points.reached("certificate.noted")
+
+    def _compaction_is_due(self) -> bool:
+        view, settings = self._index.view, self._index.settings
+        return view.changes > max(settings.compact_rows, settings.compact_share * len(view.base)) and view.count > 0
+
+    def _certificate_is_due(self) -> bool:
+        view, certified = self._index.view, self._index.certified
+        if view.base.scann is None:
+            return False
+        limit = self._index.settings.certify_share * len(view.base)
+        return certified is None or view.changes - certified.changes > limit
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._wanted.wait()
+            self._wanted.clear()
+            try:
+                while not self._stopping.is_set():
+                    if self._compaction_is_due():
+                        self.compact()
+                    elif self._certificate_is_due():
+                        self.certify()
+                    else:
+                        break
+            except Incomplete:
+                self._later("a document lacks its vector")
+            except (UserError, StorageFull, OSError, sqlite3.Error) as error:
+                self._later(str(error))
+
+    def _later(self, reason: str) -> None:
+        log.warning("%s: no new snapshot (%s); trying again in a minute", self._index.database.path.parent, reason)
+        if not self._stopping.wait(_PAUSE):
+            self._wanted.set()
