@@ -25,6 +25,7 @@ _OPTIONS = (
     "debug_replay",
     "encode",
     "search",
+    "serve",
     "bm25",
     "evaluate",
     "report",
@@ -51,6 +52,7 @@ _ORDER = (
         "configs",
         "encode",
         "search",
+        "serve",
         "evaluate",
         "report",
         "bm25",
@@ -63,7 +65,9 @@ _ORDER = (
     *("assemble", "adapt", "typos", "export", "update", "reindex", "verify", "data", "analyse", "debug"),
 )
 # They have actions, and do something without one.
-_WITHOUT_ACTION = ("mine",)
+_WITHOUT_ACTION = ("mine", "serve")
+# The word after them may be an action, or what they do something with.
+_TAKES_A_WORD = ("serve",)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -212,6 +216,8 @@ def _named(words: Sequence[str], commands: Commands) -> str:
         raise UsageError(f"{words[0]}: no such command{hint}")
     actions = commands.actions(words[0])
     if len(words) < 2 or not actions or words[1].startswith("-"):
+        return words[0]
+    if words[1] not in actions and words[0] in _TAKES_A_WORD:
         return words[0]
     if words[1] not in actions:
         hint = did_you_mean(words[1], actions) or f" (there are {', '.join(actions)})"

@@ -152,6 +152,21 @@ class DroppedAnswer(TypedDict):
     dropped: str
 
 
+class MoveAnswer(TypedDict):
+    """How far an index's move to another model is.
+
+    `phase` is "none", "waiting", "filling", "snapshot", "switched" or "failed"; `model` is the one that is searched.
+    """
+
+    index: str
+    model: str
+    phase: str
+    to: NotRequired[str]
+    filled: NotRequired[int]
+    lacking: NotRequired[int]
+    error: NotRequired[str]
+
+
 class RerankResult(TypedDict):
     """A document's place among those of the request, and its raw score."""
 

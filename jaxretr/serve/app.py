@@ -67,7 +67,11 @@ def create_app(
         if lifespan_of_mcp is not None:
             lifespans.append(lifespan_of_mcp)
     _add_errors(app)
-    app.add_middleware(Gate, keys=keys, rates=Rates(settings.rate), settings=settings)  # pyright: ignore[reportArgumentType]
+
+    def stopping() -> bool:
+        return service.state == "stopping"
+
+    app.add_middleware(Gate, keys=keys, rates=Rates(settings.rate), settings=settings, stopping=stopping)
     if settings.allow_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -76,7 +80,7 @@ def create_app(
             allow_headers=["authorization", "content-type", "x-api-key", "x-request-id"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(Edge, metrics=service.metrics, lines=lines)  # pyright: ignore[reportArgumentType]
+    app.add_middleware(Edge, metrics=service.metrics, lines=lines, stopping=stopping)
     _describe_keys(app)
     return app
 

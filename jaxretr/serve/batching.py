@@ -97,6 +97,12 @@ class Batcher:
         self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
         self._thread.start()
 
+    def add(self, lane: Lane) -> None:
+        """Adds a lane."""
+        with self._changed:
+            self._lanes[lane.name], self._queues[lane.name] = lane, deque()
+            self._turns.append(lane.name)
+
     @property
     def full(self) -> bool:
         """Whether a request would be refused now."""

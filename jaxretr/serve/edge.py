@@ -5,6 +5,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -14,7 +15,7 @@ from jaxretr.serve.answer_json import Answer
 from jaxretr.serve.keys import Keys, needed_scope
 from jaxretr.serve.logs import RequestLog, failure
 from jaxretr.serve.metrics import Metrics
-from jaxretr.serve.problems import Malformed, Problem, Timeout, TooLarge, WrongMediaType, body_of
+from jaxretr.serve.problems import Malformed, Problem, Timeout, TooLarge, Unavailable, WrongMediaType, body_of
 from jaxretr.serve.rates import Rates
 from jaxretr.serve.settings import Settings
 
@@ -41,10 +42,11 @@ class Edge:
       app: what is inside.
       metrics: counts it.
       lines: writes the line.
+      stopping: whether the service is; connections are closed then.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, lines: RequestLog):
-        self.app, self.metrics, self.lines = app, metrics, lines
+    def __init__(self, app: ASGIApp, metrics: Metrics, lines: RequestLog, stopping: Callable[[], bool]):
+        self.app, self.metrics, self.lines, self.stopping = app, metrics, lines, stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Of ASGI."""
@@ -64,6 +66,8 @@ class Edge:
                 headers["x-request-id"] = id
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
+                if self.stopping():
+                    headers["connection"] = "close"
             await send(message)
 
         try:
@@ -96,10 +100,11 @@ class Gate:
       keys: None: everything is open.
       rates: how often a key may ask.
       settings: the limits.
+      stopping: whether the service is; it lets nothing in then.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys | None, rates: Rates, settings: Settings):
-        self.app, self.keys, self.rates, self.settings = app, keys, rates, settings
+    def __init__(self, app: ASGIApp, keys: Keys | None, rates: Rates, settings: Settings, stopping: Callable[[], bool]):
+        self.app, self.keys, self.rates, self.settings, self.stopping = app, keys, rates, settings, stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Of ASGI."""
@@ -121,6 +126,8 @@ class Gate:
             key = self.keys.check(headers, scope_needed)
             scope["state"]["facts"]["key"] = who = key.name
         if scope_needed is not None:
+            if self.stopping():
+                raise Unavailable("the service is stopping; ask another one")
             self.rates.check(who)
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise WrongMediaType("the body is compressed; send it as it is, without Content-Encoding")

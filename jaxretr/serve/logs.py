@@ -1,11 +1,12 @@
 """The log: a JSON object a line on stderr; without texts, vectors and keys."""
 
+import contextlib
 import json
 import logging
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import IO, Any
 
@@ -58,6 +59,19 @@ class JsonLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Of logging."""
         self._lines.event(" ".join(record.getMessage().split()), level=record.levelname.lower(), logger=record.name)
+
+
+@contextlib.contextmanager
+def log_as_json(lines: RequestLog) -> Iterator[None]:
+    """Inside, what is logged goes to these lines alone."""
+    root = logging.getLogger()
+    before = list(root.handlers)
+    root.handlers[:] = [JsonLines(lines)]
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        root.handlers[:] = before
 
 
 def failure(error: BaseException, texts: bool) -> str:

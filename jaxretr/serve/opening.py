@@ -4,14 +4,15 @@ import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.mapped_corpus import mapped_corpus
-from jaxretr.errors import UserError, import_extra
+from jaxretr.errors import UserError
 from jaxretr.search.searching import is_scann
 from jaxretr.serve import read_only
 from jaxretr.serve.indexes import check_name
+from jaxretr.serve.live.database import DATABASE
+from jaxretr.serve.live.index import LiveIndex
 from jaxretr.serve.served import ServedIndex
 from jaxretr.storage.copies import local_copy
 from jaxretr.storage.paths import cache_root
@@ -20,14 +21,8 @@ from jaxretr.stores.embedding_store import is_store
 from jaxretr.stores.encoding import Encoder, name_of
 from jaxretr.stores.fingerprints import model_fingerprint
 
-LIVE = "live.sqlite"
-"""The file by which a live folder is known."""
-
-# Engines of other packages: prefix of --index -> module, the package that it needs, and the extra that installs it.
-_ENGINES = {
-    "pgvector": ("jaxretr.serve.engines.pgvector", "psycopg", "pgvector"),
-    "lance": ("jaxretr.serve.engines.lance", "lancedb", "lance"),
-}
+# Engines of other packages: prefix of --index -> the module with `open(text, name=, encoder=)`.
+_ENGINES = {"pgvector": "jaxretr.serve.engines.pgvector", "lance": "jaxretr.serve.engines.lance"}
 
 
 def named(text: str) -> tuple[str, str]:
@@ -65,11 +60,13 @@ def open_index(
         name, text = named(text)
     prefix, colon, _ = text.partition(":")
     if colon and prefix in _ENGINES:
-        return _open_engine(prefix, text, encoder, name)
+        _refuse(corpus, text, "has the texts itself")
+        opened: Callable[..., ServedIndex] = importlib.import_module(_ENGINES[prefix]).open
+        return opened(text, name=name, encoder=encoder)
     if is_store(text):
         return read_only.open_embeddings(name, text, encoder, *_texts(corpus))
     folder = Path(local_copy(text)).expanduser()
-    if (folder / LIVE).exists() or not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    if (folder / DATABASE).exists() or not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         _refuse(corpus, text, "has the texts itself")
         return open_live(folder, name, encoder)
     if is_scann(folder):
@@ -84,21 +81,13 @@ def open_index(
 
 def open_live(folder: Path, name: str, encoder: Encoder) -> ServedIndex:
     """Opens a live folder, or makes an empty one."""
-    live: Any = importlib.import_module("jaxretr.serve.live.index")
-    return live.LiveIndex.open(
+    return LiveIndex.open(
         folder,
         name=name,
         model=name_of(encoder),
         model_fingerprint=model_fingerprint(encoder, "passage"),
         dim=encoder.config.embedding_size,
     )
-
-
-def _open_engine(prefix: str, text: str, encoder: Encoder, name: str) -> ServedIndex:
-    module, package, extra = _ENGINES[prefix]
-    import_extra(package, extra)
-    opened: Callable[..., Any] = importlib.import_module(module).open
-    return opened(text, encoder, name=name)
 
 
 def _texts(corpus: str | Path | None) -> tuple[Corpus | None, str]:

@@ -20,6 +20,7 @@ from jaxretr.serve.requests import (
     MAX_K,
     DeleteRequest,
     EmbeddingsRequest,
+    ReindexRequest,
     RerankRequest,
     SearchRequest,
     UpsertRequest,
@@ -216,6 +217,32 @@ def make_routes(service: Service) -> APIRouter:
         """Removes documents; ids that are not there are not counted. Answers once that is on disk."""
         _told(request, count=len(body.ids))
         return Answer(await service.delete(index, body.ids))
+
+    @routes.post(
+        "/v1/{index}/reindex",
+        status_code=202,
+        response_model=answers.MoveAnswer,
+        responses=_errors(404, 409),
+        tags=["Indexes"],
+    )
+    async def reindex(index: str, body: ReindexRequest) -> Any:
+        """Begins to move a live index to another model; it is searched and written meanwhile."""
+        return Answer(await service.reindex(index, body.to), 202)
+
+    @routes.get("/v1/{index}/reindex", response_model=answers.MoveAnswer, responses=_errors(404), tags=["Indexes"])
+    async def reindexing(index: str) -> Any:
+        """How far that is."""
+        return Answer(await service.reindexing(index))
+
+    @routes.post(
+        "/v1/{index}/reindex/rollback",
+        response_model=answers.MoveAnswer,
+        responses=_errors(404, 409),
+        tags=["Indexes"],
+    )
+    async def rollback(index: str) -> Any:
+        """Lets a live index be searched with the model before."""
+        return Answer(await service.rollback(index))
 
     # ---- the state of the service ------------------------------------------------------------------------------------
 

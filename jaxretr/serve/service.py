@@ -1,59 +1,42 @@
 """The service without HTTP: what REST, MCP and tests call."""
 
-import asyncio
 import secrets
-import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
-from jaxretr.errors import UserError
 from jaxretr.models.any_scorer import Scorer
 from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.embed import Side
+from jaxretr.parallel import memory
+from jaxretr.search.exact import search_blocks
 from jaxretr.serve import answers
-from jaxretr.serve.batching import Batcher, Lane
+from jaxretr.serve.batching import Batcher
+from jaxretr.serve.embedding import Embedded, Embedding
 from jaxretr.serve.encoding import BatchEncoder
-from jaxretr.serve.found import AnswerHits, asked_texts, asked_vectors, asked_weights, search_options
 from jaxretr.serve.indexes import Indexes
+from jaxretr.serve.live.writes import ModelChanged
 from jaxretr.serve.metrics import Metrics
-from jaxretr.serve.problems import DiskFull, Invalid, NotFound, Overloaded, ReadOnly, Unavailable
-from jaxretr.serve.requests import DocumentIn, Rerank, RerankRequest, SearchRequest
+from jaxretr.serve.moves import Moves
+from jaxretr.serve.problems import NotFound, Overloaded, Unavailable
+from jaxretr.serve.requests import DocumentIn, RerankRequest, SearchRequest
 from jaxretr.serve.reranker import Reranker
-from jaxretr.serve.served import Document, Hit, ServedIndex, StorageFull, WritableIndex, Written
+from jaxretr.serve.searching import Searching
+from jaxretr.serve.served import Document, SearchOptions, ServedIndex
 from jaxretr.serve.settings import Settings
-from jaxretr.stores.encoding import Encoder, name_of
-from jaxretr.stores.fingerprints import model_fingerprint
+from jaxretr.serve.threads import Threads
+from jaxretr.serve.writing import Writing
+from jaxretr.stores.encoding import Encoder
 from jaxretr.version import __version__
 
 State = Literal["starting", "ok", "stopping"]
 
-# Threads that wait for indexes: for their searches, and for the disk, where a group of writes shares a commit.
-_SEARCHING, _WRITING, _TOKENISING = 4, 16, 2
+# Changes of an index's model that a request lives through.
+_MOVES = 3
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Embedded:
-    """Texts as vectors.
-
-    Attributes:
-      computed: float32 [n, sum of the parts' D], the parts' vectors without weights.
-      vectors: float32 [n, D], the model's.
-      tokens: of all texts.
-      cut: how many texts were longer than the model reads.
-    """
-
-    computed: np.ndarray
-    vectors: np.ndarray
-    tokens: int
-    cut: int
 
 
 class Service:
@@ -85,36 +68,51 @@ class Service:
         name: str | None = None,
     ):
         self.settings = settings or Settings()
-        self.name = name or name_of(encoder)
         self.state: State = "starting"
         self.metrics = Metrics()
-        self.encoder = BatchEncoder(encoder, self.settings.max_batch_tokens)
-        self._tokenising = ThreadPoolExecutor(_TOKENISING, "tokenise")
-        self._searching = ThreadPoolExecutor(_SEARCHING, "search")
-        self._writing = ThreadPoolExecutor(_WRITING, "write")
-        self.indexes = Indexes(indexes, data, make, self._writing)
-        lanes = [self._lane("question"), self._lane("passage")]
-        limits = {"max_requests": self.settings.max_queue, "max_tokens": self.settings.max_queue_tokens}
-        self.batcher = Batcher(lanes, **limits, observer=self.metrics)
-        self.reranker = None if reranker is None else Reranker(reranker, self.settings, self._tokenising, self.metrics)
+        self._threads = Threads()
+        tokenising = self._threads.tokenising
+        self.indexes = Indexes(indexes, data, make, self._threads.writing)
+        self.embedding = Embedding(encoder, name, self.settings, self.metrics, tokenising)
+        self.moves = Moves(self.embedding)
+        self.reranker = None if reranker is None else Reranker(reranker, self.settings, tokenising, self.metrics)
         queues = {"encode": self.batcher, **({} if self.reranker is None else {"rerank": self.reranker.batcher})}
         self.metrics.watch(queues, self.indexes)
+        self._searching = Searching(self.embedding, self.indexes, self.reranker, self._threads, self.metrics)
+        self._writing = Writing(self.embedding, self.indexes, self._threads)
 
-    def _lane(self, side: Side) -> Lane:
-        encoder = self.encoder
-        return Lane(side, lambda rows: encoder.compute(side, rows), encoder.budget, encoder.pads)
+    @property
+    def name(self) -> str:
+        """What answers call the model."""
+        return self.embedding.model.name
+
+    @property
+    def encoder(self) -> BatchEncoder:
+        """The model."""
+        return self.embedding.model.encoder
+
+    @property
+    def batcher(self) -> Batcher:
+        """The queue of texts to embed."""
+        return self.embedding.batcher
 
     def start(self) -> None:
         """Compiles every program that a request can need; blocks, and the service answers afterwards."""
-        self.fingerprint = model_fingerprint(self.encoder.encoder, "passage")
         self.encoder.compile()
         if self.reranker is not None:
             self.reranker.compile()
+        # A first search reads or compiles what it needs, of an index that is empty now as well.
+        some = np.ones((1, self.encoder.dim), np.float32)
+        search_blocks(iter([some]), some, 1)
         for name in self.indexes.names:
             index = self.indexes.get(name)
-            if len(index):  # The first search reads or compiles what it needs.
-                index.search(np.ones((1, index.dim), np.float32), 1, search_options(SearchRequest(query="-")))
+            if len(index):
+                index.search(np.ones((1, index.dim), np.float32), 1, SearchOptions())
         self.state = "ok"
+
+    def resident(self) -> int:
+        """Bytes of memory that the process holds."""
+        return memory.resident()
 
     def stop(self) -> None:
         """Says from now on that the service stops; what was accepted is finished."""
@@ -123,11 +121,11 @@ class Service:
     def close(self) -> None:
         """Ends threads and closes indexes; blocks."""
         self.state = "stopping"
+        self.moves.stop()
         self.batcher.close()
         if self.reranker is not None:
             self.reranker.batcher.close()
-        for pool in (self._tokenising, self._searching, self._writing):
-            pool.shutdown(cancel_futures=True)
+        self._threads.close()
         self.indexes.close()
 
     def check_started(self) -> None:
@@ -158,21 +156,7 @@ class Service:
           Invalid: a text is none, or there is no such prompt.
         """
         self.check_started()
-        try:
-            text = None if prompt is None else self.encoder.prompt(prompt)
-        except UserError as error:
-            raise Invalid(str(error), "prompt") from None
-        try:
-            with self.batcher.accepted():
-                tokenised = await self._in(self._tokenising, self.encoder.tokenise, side, texts, text)
-                rows = await self.batcher.run(side, tokenised.rows, tokenised.lengths)
-        except Overloaded:
-            self.metrics.refused("encode")
-            raise
-        width = self.encoder.slices()[-1].stop
-        computed = np.stack(rows) if rows else np.empty((0, width), np.float32)
-        vectors = self.encoder.vectors(side, computed, weights)
-        return Embedded(computed, vectors, sum(tokenised.lengths), tokenised.cut)
+        return await self.embedding.embed(side, texts, prompt=prompt, weights=weights)
 
     # ---- searching ---------------------------------------------------------------------------------------------------
 
@@ -189,72 +173,7 @@ class Service:
           Overloaded: a queue is full.
         """
         self.check_started()
-        began = time.monotonic()
-        async with self.indexes.used(index) as opened:
-            facts = await self._in(self._searching, opened.facts)
-            questions, computed, vectors = await self._questions(request, opened)
-            encoded = time.monotonic()
-            depth = self._depth(request)
-            answering = AnswerHits(self.encoder, opened, request, rerank=depth is not None)
-            options = search_options(request)
-            found: list[list[Hit]] = await self._in(
-                self._searching, opened.search, vectors, depth or request.k, options
-            )
-            searched = time.monotonic()
-            documents = await self._in(self._searching, answering.documents, found)
-            results = await self._in(self._searching, answering.hits, found, documents, computed, vectors)
-            if depth is not None:
-                assert self.reranker is not None and questions is not None
-                pairs = [(q, documents[hit.id]) for q, hits in zip(questions, found, strict=True) for hit in hits]
-                scores = await self.reranker.score([q for q, _ in pairs], [document for _, document in pairs])
-                results = answering.reranked(results, scores)
-            done = time.monotonic()
-        self.metrics.searched(index, searched - encoded)
-        took: answers.Took = {
-            "encode_ms": _ms(encoded - began),
-            "search_ms": _ms(searched - encoded),
-            "rerank_ms": _ms(done - searched) if depth is not None else 0.0,
-            "total_ms": _ms(done - began),
-        }
-        answer: answers.SearchAnswer = {
-            "index": index,
-            "model": facts.get("model") or self.name,
-            "results": results,
-            "took": took,
-            "exact": request.exact or not facts.get("targets"),
-        }
-        if "sequence" in facts:
-            answer["sequence"] = facts["sequence"]
-        return answer
-
-    async def _questions(
-        self, request: SearchRequest, index: ServedIndex
-    ) -> tuple[list[str] | None, np.ndarray | None, np.ndarray]:
-        """The texts of a search, their parts' vectors without weights, and the vectors to search with.
-
-        The first two are None where vectors are given.
-        """
-        texts, weights = asked_texts(request), asked_weights(self.encoder, request)
-        if texts is None:
-            return None, None, asked_vectors(request, index.dim)
-        if index.dim != self.encoder.dim:
-            raise Invalid(
-                f"the index has {index.dim} dimensions, the model {self.encoder.dim}; give vector, not query", "query"
-            )
-        found = await self.embed("question", texts, weights=weights)
-        return texts, found.computed, found.vectors
-
-    def _depth(self, request: SearchRequest) -> int | None:
-        """Hits of a question that are re-ranked; None: none are."""
-        if request.rerank is False:
-            return None
-        if self.reranker is None:
-            raise Invalid(
-                "no re-ranker is loaded; start the service with --reranker MODEL, or leave rerank out", "rerank"
-            )
-        if request.query is None:
-            raise Invalid("re-ranking reads the question: give query, not vector", "rerank")
-        return request.rerank.depth if isinstance(request.rerank, Rerank) else Rerank().depth
+        return await _of_one_model(lambda: self._searching.search(index, request))
 
     async def document(self, index: str, id: str) -> answers.DocumentAnswer:
         """A document.
@@ -263,7 +182,7 @@ class Service:
           NotFound: there is none of this id, or no such index.
         """
         async with self.indexes.used(index) as opened:
-            [found] = await self._in(self._searching, opened.documents, [id])
+            [found] = await self._threads.search(opened.documents, [id])
         if found is None:
             raise NotFound(f"no document {id[:80]!r} in the index {index!r}", "id")
         return {"id": found.id, "title": found.title, "text": found.text, "metadata": dict(found.metadata)}
@@ -319,49 +238,41 @@ class Service:
           DiskFull: nothing was written.
         """
         self.check_started()
-        async with self.indexes.used(index) as opened:
-            target = self._writable(index, opened)
-            _check_documents(documents)
-            if vectors is None:
-                found = await self.embed("passage", [{"title": each.title, "text": each.text} for each in documents])
-                matrix = found.vectors
-            else:
-                matrix = _matrix(vectors, len(documents), opened.dim)
-            passages = [Document(each.id, each.title, each.text, each.metadata) for each in documents]
-            written = await self._write(partial(target.upsert, passages, matrix))
+        written = await _of_one_model(lambda: self._writing.upsert(index, documents, vectors))
         return {"sequence": written.sequence, "added": written.added, "replaced": written.replaced}
 
     async def delete(self, index: str, ids: Sequence[str]) -> answers.DeleteAnswer:
         """Removes documents; ids that are not there are ignored. Returns once that is on disk."""
-        async with self.indexes.used(index) as opened:
-            target = self._writable(index, opened)
-            written = await self._write(partial(target.delete, list(dict.fromkeys(ids))))
+        self.check_started()
+        written = await self._writing.delete(index, ids)
         return {"sequence": written.sequence, "deleted": written.deleted}
 
     async def create(self, name: str) -> answers.IndexFacts:
         """Makes an empty index; see `Indexes.create`."""
         index = await self.indexes.create(name)
-        facts = await self._in(self._searching, index.facts)
+        facts = await self._threads.search(index.facts)
         return cast(answers.IndexFacts, {"name": name, **facts})
 
     async def drop(self, name: str) -> None:
         """Removes an index that a request made; see `Indexes.drop`."""
         await self.indexes.drop(name)
 
-    def _writable(self, name: str, index: ServedIndex) -> WritableIndex:
-        if not isinstance(index, WritableIndex) or not index.facts().get("writable"):
-            raise ReadOnly(
-                f"the index {name!r} is read-only; make a live one of it with jaxretr export --to live, and serve that"
-            )
-        return index
+    async def reindex(self, index: str, to: str) -> dict[str, Any]:
+        """Begins to move an index to another model; see `Moves.begin`."""
+        self.check_started()
+        async with self.indexes.used(index) as opened:
+            return await self.moves.begin(opened, to)
 
-    async def _write(self, write: Callable[[], Written]) -> Written:
-        """Runs a write to its end, even if its client leaves: what is begun is not half done."""
-        task = asyncio.ensure_future(self._in(self._writing, write))
-        try:
-            return await asyncio.shield(task)
-        except StorageFull as error:
-            raise DiskFull(str(error) or "the disk is full; nothing was written, and reading goes on") from None
+    async def reindexing(self, index: str) -> dict[str, Any]:
+        """How far an index's move to another model is; see `Moves.state`."""
+        async with self.indexes.used(index) as opened:
+            return await self._threads.search(self.moves.state, opened)
+
+    async def rollback(self, index: str) -> dict[str, Any]:
+        """Moves an index back to the model before; see `Moves.rollback`."""
+        self.check_started()
+        async with self.indexes.used(index) as opened:
+            return await self.moves.rollback(opened)
 
     # ---- what it is --------------------------------------------------------------------------------------------------
 
@@ -384,7 +295,7 @@ class Service:
             "status": self.state,
             "model": model,
             "reranker": None if self.reranker is None else {"name": self.reranker.name},
-            "indexes": cast(list[answers.IndexFacts], await self._in(self._searching, self.indexes.facts)),
+            "indexes": cast(list[answers.IndexFacts], await self._threads.search(self.indexes.facts)),
             "limits": {
                 "body_bytes": settings.max_body,
                 "queue_requests": settings.max_queue,
@@ -393,38 +304,12 @@ class Service:
             },
         }
 
-    async def _in(self, pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
-        """Calls what blocks in a thread; what it says of a user's mistake is a problem of the request."""
+
+async def _of_one_model(call: Callable[[], Awaitable[T]]) -> T:
+    """Calls again what an index refuses since it was moved to another model after its vectors were computed."""
+    for _ in range(_MOVES):
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
-        except UserError as error:
-            raise Invalid(str(error)) from None
-
-
-def _ms(seconds: float) -> float:
-    return round(1000 * seconds, 3)
-
-
-def _check_documents(documents: Sequence[DocumentIn]) -> None:
-    """Refuses ids that repeat, and documents without a word."""
-    seen: set[str] = set()
-    for number, document in enumerate(documents):
-        if document.id in seen:
-            raise Invalid(f"documents.{number}.id: {document.id[:80]!r} occurs twice; give each id once", "documents")
-        seen.add(document.id)
-        if not document.text and not document.title:
-            raise Invalid(f"documents.{number}: neither title nor text; give one of them", "documents")
-
-
-def _matrix(vectors: Sequence[Sequence[float]], count: int, dim: int) -> np.ndarray:
-    """Vectors of a request, float32 [count, dim]."""
-    if len(vectors) != count:
-        raise Invalid(f"{len(vectors)} vectors for {count} documents; give one each", "vectors")
-    for number, vector in enumerate(vectors):
-        if len(vector) != dim:
-            raise Invalid(f"vectors.{number}: {len(vector)} numbers for an index of {dim} dimensions", "vectors")
-    with np.errstate(over="ignore"):
-        matrix = np.array(vectors, np.float32).reshape(count, dim)
-    if not np.isfinite(matrix).all():
-        raise Invalid("vectors: a number is too large for float32", "vectors")
-    return matrix
+            return await call()
+        except ModelChanged:
+            continue
+    raise Unavailable("the index is changing its model; try again")

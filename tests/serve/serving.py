@@ -12,7 +12,7 @@ from jaxretr.serve.service import Service
 from jaxretr.serve.settings import Settings
 
 # Few tokens a batch, so that few programs are compiled, and that several texts fill more than one batch.
-SMALL = Settings(max_batch_tokens=32)
+SMALL = Settings(max_batch_tokens=16)
 
 
 def make_service(encoder: DualEncoder, store: Path, **options: object) -> Service:

@@ -1,0 +1,102 @@
+"""What `jaxretr serve` is told, loaded: the model, the indexes, the re-ranker."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jaxretr.errors import UsageError, UserError
+from jaxretr.models.any_scorer import Scorer
+from jaxretr.serve.indexes import check_name
+from jaxretr.serve.live.database import DATABASE
+from jaxretr.serve.opening import named, open_index, open_live
+from jaxretr.serve.served import ServedIndex
+from jaxretr.serve.service import Service
+from jaxretr.serve.settings import Settings
+from jaxretr.stores.encoding import Encoder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a service is made of.
+
+    Attributes:
+      encoder: loads the model.
+      indexes: as `--index` names them.
+      corpora: as `--corpus` names them: NAME=FILE, or a file alone where there is one index.
+      data: the folder of indexes that requests make.
+      reranker: loads it, where there is one.
+      settings: the limits.
+    """
+
+    encoder: Callable[[], Encoder]
+    indexes: Sequence[str] = ()
+    corpora: Sequence[str] = ()
+    data: Path | None = None
+    reranker: Callable[[], Scorer] | None = None
+    settings: Settings = field(default_factory=Settings)
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for names that occur twice, or a corpus of no index."""
+        self._named()
+
+    def _named(self) -> dict[str, tuple[str, str | None]]:
+        """Name -> place and corpus of each index that is given."""
+        found: dict[str, tuple[str, str | None]] = {}
+        for text in self.indexes:
+            name, place = named(text)
+            if name in found:
+                raise UsageError(f"--index {text}: there are two indexes {name!r}; give NAME={place}")
+            found[name] = place, None
+        for text in self.corpora:
+            name, equals, file = text.partition("=")
+            if not equals or name not in found:
+                if len(found) != 1 or (equals and not Path(text).exists()):
+                    there = ", ".join(found) or "none"
+                    raise UsageError(f"--corpus {text}: give NAME=FILE with the name of an --index ({there})")
+                name, file = next(iter(found)), text
+            if found[name][1] is not None:
+                raise UsageError(f"--corpus {text}: the index {name!r} has one already; give one each")
+            found[name] = found[name][0], file
+        return found
+
+    def load(self) -> Service:
+        """Loads everything; a service that is not started."""
+        encoder = self.encoder()
+        indexes: dict[str, ServedIndex] = {}
+        try:
+            for name, (place, corpus) in self._named().items():
+                indexes[name] = open_index(place, encoder, corpus, name=name)
+            for folder in _made_before(self.data):
+                if folder.name in indexes:
+                    raise UserError(f"{folder}: there is an --index {folder.name} as well; give that another name")
+                indexes[folder.name] = open_live(folder, folder.name, encoder)
+            reranker = None if self.reranker is None else self.reranker()
+            return Service(
+                encoder,
+                indexes,
+                reranker=reranker,
+                settings=self.settings,
+                data=self.data,
+                make=lambda folder, name: open_live(folder, name, encoder),
+            )
+        except BaseException:
+            for index in indexes.values():
+                index.close()
+            raise
+
+
+def _made_before(data: Path | None) -> list[Path]:
+    """The live folders that requests have made."""
+    if data is None:
+        return []
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--data {data}: {error.strerror}; give a folder that can be written") from None
+    found = [folder for folder in sorted(data.iterdir()) if (folder / DATABASE).exists()]
+    for folder in found:
+        check_name(folder.name)
+    return found

@@ -1,0 +1,153 @@
+"""Live indexes on their way to another model, and back, while they are searched and written."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxretr.errors import UserError
+from jaxretr.models.combined_encoder import load_encoder
+from jaxretr.serve.embedding import Embedding, Model
+from jaxretr.serve.live import reindex
+from jaxretr.serve.live.index import LiveIndex
+from jaxretr.serve.problems import Conflict, Invalid
+from jaxretr.serve.served import Document, ServedIndex
+
+log = logging.getLogger(__name__)
+
+Load = Callable[[str], Any]
+
+
+class Moves:
+    """One move at a time of each index.
+
+    Args:
+      embedding: what encodes, between the requests.
+      load: loads a model by its folder or name.
+    """
+
+    def __init__(self, embedding: Embedding, load: Load = load_encoder):
+        self._embedding, self._load = embedding, load
+        self._moves: dict[str, tuple[reindex.Reindexing, threading.Thread]] = {}
+        self._errors: dict[str, str] = {}
+        self._preparing: set[str] = set()
+
+    async def begin(self, index: ServedIndex, to: str) -> dict[str, Any]:
+        """Begins to move an index to a model; returns how far it is.
+
+        Raises:
+          Conflict: it is being moved.
+          Invalid: it is no live index, there is no such model, or it cannot be moved there.
+        """
+        live = _live(index)
+        if live.name in self._preparing or self._runs(live.name):
+            raise Conflict(f"the index {live.name!r} is being moved; wait until it is done")
+        loop = asyncio.get_running_loop()
+        self._preparing.add(live.name)
+        try:
+            model = await loop.run_in_executor(None, self._loaded, to)
+            old = self._embedding.models.get(live.view.space.fingerprint)
+            moving = reindex.Reindexing(
+                live, self._model(model, loop), old=None if old is None else self._encode(old, loop)
+            )
+        except UserError as error:
+            raise Invalid(str(error), "to") from None
+        finally:
+            self._preparing.discard(live.name)
+        self._errors.pop(live.name, None)
+        thread = threading.Thread(target=self._run, args=(live.name, moving), name=f"reindex {live.name}", daemon=True)
+        self._moves[live.name] = moving, thread
+        thread.start()
+        return self.state(live)
+
+    def state(self, index: ServedIndex) -> dict[str, Any]:
+        """How far the last move of an index is; blocks.
+
+        Raises:
+          Invalid: it is no live index.
+        """
+        live = _live(index)
+        facts: dict[str, Any] = {"index": live.name, "model": live.view.space.model, "phase": "none"}
+        if live.name in self._moves:
+            facts |= self._moves[live.name][0].state()
+        if live.name in self._errors:
+            facts |= {"phase": "failed", "error": self._errors[live.name]}
+        return facts
+
+    async def rollback(self, index: ServedIndex) -> dict[str, Any]:
+        """Lets an index be searched with the model that it had before.
+
+        Raises:
+          Conflict: it is being moved.
+          Invalid: it is no live index, or there is nothing to go back to.
+        """
+        live = _live(index)
+        if live.name in self._preparing or self._runs(live.name):
+            raise Conflict(f"the index {live.name!r} is being moved; wait until it is done")
+        loop = asyncio.get_running_loop()
+
+        def roll() -> None:
+            space = reindex.left_space(live)
+            model = self._embedding.models.get(space.fingerprint) or self._loaded(space.model)
+            if model.fingerprint != space.fingerprint:
+                raise UserError(f"{space.model}: is another model now than the one that the index was left with")
+            reindex.rollback(live, self._encode(model, loop))
+
+        self._preparing.add(live.name)
+        try:
+            await loop.run_in_executor(None, roll)
+        except UserError as error:
+            raise Invalid(str(error)) from None
+        finally:
+            self._preparing.discard(live.name)
+        self._moves.pop(live.name, None)
+        return self.state(live)
+
+    def stop(self) -> None:
+        """Lets moves end after what they encode just now; the next one to the same model goes on. Blocks."""
+        for moving, _ in self._moves.values():
+            moving.stop()
+        for _, thread in self._moves.values():
+            thread.join()
+
+    def _runs(self, name: str) -> bool:
+        return name in self._moves and self._moves[name][1].is_alive()
+
+    def _run(self, name: str, moving: reindex.Reindexing) -> None:
+        try:
+            count = moving.run()
+            log.info("index %s: moved, %d documents encoded", name, count)
+        except reindex.Stopped as error:
+            log.info("%s", error)
+        except Exception as error:
+            self._errors[name] = f"{type(error).__name__}: {error}" if not isinstance(error, UserError) else str(error)
+            log.error("index %s: %s", name, self._errors[name])
+
+    def _loaded(self, to: str) -> Model:
+        """A model, loaded and compiled; one that is there already is not loaded again."""
+        known = next((each for each in self._embedding.models.values() if each.name == to), None)
+        if known is not None:
+            return known
+        model = self._embedding.add(self._load(to), str(Path(to)))
+        model.encoder.compile()
+        return model
+
+    def _model(self, model: Model, loop: asyncio.AbstractEventLoop) -> reindex.Model:
+        return reindex.Model(model.name, model.fingerprint, model.encoder.dim, self._encode(model, loop))
+
+    def _encode(self, model: Model, loop: asyncio.AbstractEventLoop) -> Callable[[Sequence[Document]], np.ndarray]:
+        def encode(documents: Sequence[Document]) -> np.ndarray:
+            passages = [{"title": each.title, "text": each.text} for each in documents]
+            return asyncio.run_coroutine_threadsafe(self._embedding.backfill(model, passages), loop).result()
+
+        return encode
+
+
+def _live(index: ServedIndex) -> LiveIndex:
+    if not isinstance(index, LiveIndex):
+        raise Invalid("only a live index is moved to another model; this one is none")
+    return index

@@ -1,0 +1,128 @@
+"""Searches: from a request to its answer, over the queue of the encoder, an index, and the re-ranker."""
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jaxretr.serve import answers
+from jaxretr.serve.embedding import Embedding, Model
+from jaxretr.serve.found import AnswerHits, asked_texts, asked_vectors, asked_weights, search_options
+from jaxretr.serve.indexes import Indexes
+from jaxretr.serve.live.index import LiveIndex
+from jaxretr.serve.metrics import Metrics
+from jaxretr.serve.problems import Invalid
+from jaxretr.serve.requests import Rerank, SearchRequest
+from jaxretr.serve.reranker import Reranker
+from jaxretr.serve.served import Document, Hit, SearchOptions, ServedIndex
+from jaxretr.serve.threads import Threads
+
+
+class Searching:
+    """Answers searches.
+
+    Args:
+      embedding: makes vectors of questions.
+      indexes: what is searched.
+      reranker: None: there is none.
+      threads: where indexes are called.
+      metrics: told of times.
+    """
+
+    def __init__(
+        self, embedding: Embedding, indexes: Indexes, reranker: Reranker | None, threads: Threads, metrics: Metrics
+    ):
+        self._embedding, self._indexes, self._reranker = embedding, indexes, reranker
+        self._threads, self._metrics = threads, metrics
+
+    async def search(self, name: str, request: SearchRequest) -> answers.SearchAnswer:
+        """Searches an index once; see `Service.search`.
+
+        Raises:
+          ModelChanged: the index was moved to another model while the question was embedded.
+        """
+        depth, began = self._depth(request), time.monotonic()
+        async with self._indexes.used(name) as index:
+            facts = await self._threads.search(index.facts)
+            model = self._embedding.of(facts)
+            questions, computed, vectors = await self._questions(request, index, model)
+            encoded = time.monotonic()
+            options = search_options(request)
+            search = partial(index.search, vectors, depth or request.k, options)
+            if questions is not None and isinstance(index, LiveIndex):
+                search = partial(
+                    index.search, vectors, depth or request.k, options, model_fingerprint=model.fingerprint
+                )
+            found = await self._threads.search(search)
+            searched = time.monotonic()
+            answering = AnswerHits(model.encoder, index, request, rerank=depth is not None)
+            documents = await self._threads.search(answering.documents, found)
+            results = await self._threads.search(answering.hits, found, documents, computed, vectors)
+            if depth is not None:
+                results = answering.reranked(results, await self._scores(questions or [], found, documents))
+            done = time.monotonic()
+        self._metrics.searched(name, searched - encoded)
+        answer: answers.SearchAnswer = {
+            "index": name,
+            "model": facts.get("model") or model.name,
+            "results": results,
+            "took": {
+                "encode_ms": _ms(encoded - began),
+                "search_ms": _ms(searched - encoded),
+                "rerank_ms": _ms(done - searched) if depth is not None else 0.0,
+                "total_ms": _ms(done - began),
+            },
+            "exact": _is_exact(index, options, facts),
+        }
+        if "sequence" in facts:
+            answer["sequence"] = facts["sequence"]
+        return answer
+
+    async def _questions(
+        self, request: SearchRequest, index: ServedIndex, model: Model
+    ) -> tuple[list[str] | None, np.ndarray | None, np.ndarray]:
+        """The texts of a search, their parts' vectors without weights, and the vectors to search with.
+
+        The first two are None where vectors are given.
+        """
+        texts, weights = asked_texts(request), asked_weights(model.encoder, request)
+        if texts is None:
+            return None, None, asked_vectors(request, index.dim)
+        if index.dim != model.encoder.dim:
+            raise Invalid(
+                f"the index has {index.dim} dimensions, the model {model.encoder.dim}; give vector, not query", "query"
+            )
+        found = await self._embedding.embed("question", texts, weights=weights, model=model)
+        return texts, found.computed, found.vectors
+
+    def _depth(self, request: SearchRequest) -> int | None:
+        """Hits of a question that are re-ranked; None: none are."""
+        if request.rerank is False:
+            return None
+        if self._reranker is None:
+            raise Invalid(
+                "no re-ranker is loaded; start the service with --reranker MODEL, or leave rerank out", "rerank"
+            )
+        if request.query is None:
+            raise Invalid("re-ranking reads the question: give query, not vector", "rerank")
+        return request.rerank.depth if isinstance(request.rerank, Rerank) else Rerank().depth
+
+    async def _scores(
+        self, questions: list[str], found: list[list[Hit]], documents: Mapping[str, Document]
+    ) -> np.ndarray:
+        """The re-ranker's scores of all hits, float32 [n]."""
+        assert self._reranker is not None
+        pairs = [(q, documents[hit.id]) for q, hits in zip(questions, found, strict=True) for hit in hits]
+        return await self._reranker.score([q for q, _ in pairs], [document for _, document in pairs])
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 3)
+
+
+def _is_exact(index: ServedIndex, options: SearchOptions, facts: Mapping[str, Any]) -> bool:
+    if isinstance(index, LiveIndex):
+        return index.is_exact(options)
+    return options.exact or not facts.get("targets")

@@ -1,0 +1,283 @@
+"""The process: it listens at once, says that it is starting until it is warm, and finishes what it accepted before it ends."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from jaxretr.errors import UsageError, UserError
+from jaxretr.serve.answer_json import Answer
+from jaxretr.serve.app import create_app
+from jaxretr.serve.keys import Keys
+from jaxretr.serve.logs import RequestLog
+from jaxretr.serve.problems import body_of
+from jaxretr.serve.service import Service
+from jaxretr.serve.settings import Settings
+
+# Until a request's headers must have arrived.
+_HEADER_SECONDS = 10.0
+
+# A connection without a request is closed after this.
+_IDLE_SECONDS = 30
+
+# After a signal the service still says that it is stopping, so that who asks just then is not cut off.
+_LAST_WORDS = 0.5
+
+# What is left of answers may be read by slow clients for so long, once everything is computed.
+_FLUSH_SECONDS = 5
+
+
+def check_alone(workers: int | None) -> None:
+    """Refuses several workers.
+
+    Raises:
+      UsageError: --workers, or the environment's WEB_CONCURRENCY, asks for more than one.
+    """
+    asked = os.environ.get("WEB_CONCURRENCY", "1")
+    what = f"--workers {workers}" if workers is not None and workers != 1 else None
+    what = what or (f"WEB_CONCURRENCY={asked}" if asked not in ("", "1") else None)
+    if what is not None:
+        raise UsageError(
+            f"{what}: one process serves, since each would load the model and the indexes again, share no batches, and "
+            "could not write the same index; start several services with an index of their own behind a proxy"
+        )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens, before anything is loaded.
+
+    Raises:
+      UserError: the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise UserError(f"{host}:{port}: {error.strerror or error}; give another --host or --port") from None
+    return listener
+
+
+def run(
+    load: Callable[[], Service],
+    settings: Settings,
+    *,
+    listener: socket.socket,
+    keys: Keys | None = None,
+    lines: RequestLog | None = None,
+) -> None:
+    """Serves until SIGTERM or SIGINT; then finishes what was accepted, and closes the indexes.
+
+    Args:
+      load: makes the service; called in a thread, while /health says that it is starting.
+      settings: the limits.
+      listener: where to listen.
+      keys: who may do what.
+      lines: the log; by default on stderr.
+
+    Raises:
+      Whatever `load` raises.
+    """
+    lines = lines or RequestLog(settings.log_texts)
+    door = _Door(load, settings, keys, lines, _url(listener))
+    config = uvicorn.Config(
+        door,
+        http=_TimedProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=_FLUSH_SECONDS,
+    )
+    server = _Server(config, door)
+    door.fail = lambda: setattr(server, "should_exit", True)
+    server.run([listener])
+    if door.error is not None:
+        raise door.error
+    if door.loads():
+        # A thread in the midst of compiling cannot be stopped, and Python's end under it would look like a crash.
+        lines.event("stopped while starting")
+        os._exit(0)
+    lines.event("stopped")
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Door:
+    """The ASGI app that uvicorn sees: the service's, once that is warm, and before that the news that it is not."""
+
+    def __init__(self, load: Callable[[], Service], settings: Settings, keys: Keys | None, lines: RequestLog, url: str):
+        self._load, self._settings, self._keys, self._lines, self._url = load, settings, keys, lines, url
+        self._app: ASGIApp | None = None
+        self._stack = contextlib.AsyncExitStack()
+        self._loading: asyncio.Task[None] | None = None
+        self._thread: threading.Thread | None = None
+        self.service: Service | None = None
+        self.error: BaseException | None = None
+        self.fail: Callable[[], None] = lambda: None
+        self.active = 0
+        """Requests that are not answered yet."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Of ASGI."""
+        if scope["type"] == "lifespan":
+            return await self._live(receive, send)
+        if self._app is None:
+            return await self._not_yet(scope, receive, send)
+        self.active += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self.active -= 1
+
+    def loads(self) -> bool:
+        """Whether the service is still being loaded."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Lets nothing in that is not in."""
+        if self.service is not None:
+            self.service.stop()
+
+    async def _not_yet(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        if scope["path"] in ("/health", "/ready"):
+            answer = Answer({"status": "starting"}, 503, headers={"Cache-Control": "no-store"})
+        else:
+            answer = Answer(
+                body_of("unavailable", "the service is starting; ask /ready, and try again"), 503, {"Retry-After": "1"}
+            )
+        await answer(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        self._loading = asyncio.ensure_future(self._become_ready())
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        if self.service is None:
+            self._loading.cancel()
+        await self._stack.aclose()
+        if self.service is not None:
+            await asyncio.to_thread(self.service.close)
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _become_ready(self) -> None:
+        began = time.monotonic()
+        made: asyncio.Future[Service] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+
+        def tell(what: Callable[[Any], None], value: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # The loop has ended.
+                loop.call_soon_threadsafe(lambda: made.done() or what(value))
+
+        def load() -> None:
+            try:
+                service = self._load()
+                service.start()
+                tell(made.set_result, service)
+            except BaseException as error:
+                tell(made.set_exception, error)
+
+        self._thread = threading.Thread(target=load, name="load", daemon=True)
+        self._thread.start()
+        try:
+            service = await made
+            app = create_app(service, self._settings, self._keys, self._lines)
+            await self._stack.enter_async_context(app.router.lifespan_context(app))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.error = error
+            self.fail()
+            return
+        self.service, self._app = service, app
+        self._lines.event(
+            "ready",
+            seconds=round(time.monotonic() - began, 2),
+            url=self._url,
+            indexes=service.indexes.sizes(),
+            memory=service.resident(),
+        )
+
+
+class _Server(uvicorn.Server):
+    """Ends once what was accepted is answered, or the time for that is over."""
+
+    def __init__(self, config: uvicorn.Config, door: _Door):
+        super().__init__(config)
+        self._door = door
+        self._asked_at: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Of uvicorn: a signal. The second SIGINT ends at once."""
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+            self._door.stop()
+        elif sig == signal.SIGINT:
+            self.should_exit = self.force_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Of uvicorn, ten times a second: whether to end."""
+        if await super().on_tick(counter):
+            return True
+        if self._asked_at is None:
+            return False
+        waited = time.monotonic() - self._asked_at
+        if self._door.service is None or waited > self._door._settings.grace:
+            return True
+        return not self._door.active and waited > _LAST_WORDS
+
+
+class _TimedProtocol(H11Protocol):
+    """HTTP/1.1 that closes a connection whose request does not get beyond its headers in time."""
+
+    _due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Of asyncio."""
+        super().connection_made(transport)
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        """Of asyncio."""
+        super().data_received(data)
+        if self._waits():
+            self._expect()
+        elif self._due is not None:
+            self._due.cancel()
+            self._due = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Of asyncio."""
+        super().connection_lost(exc)
+        if self._due is not None:
+            self._due.cancel()
+
+    def _waits(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _expect(self) -> None:
+        if self._due is None:
+            self._due = self.loop.call_later(_HEADER_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        self._due = None
+        if self._waits() and not self.transport.is_closing():
+            self.transport.abort()

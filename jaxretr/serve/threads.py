@@ -1,0 +1,47 @@
+"""The threads of the service, apart from those that compute: what blocks is called there."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from jaxretr.errors import UserError
+from jaxretr.serve.live.writes import ModelChanged
+from jaxretr.serve.problems import Invalid
+
+# Those that write wait for the disk, where a group of writes shares a commit.
+_SEARCHING, _WRITING, _TOKENISING = 4, 16, 2
+
+T = TypeVar("T")
+
+
+class Threads:
+    """Three pools, so that no kind of work waits for another kind's."""
+
+    def __init__(self) -> None:
+        self.tokenising = ThreadPoolExecutor(_TOKENISING, "tokenise")
+        self.searching = ThreadPoolExecutor(_SEARCHING, "search")
+        self.writing = ThreadPoolExecutor(_WRITING, "write")
+
+    async def search(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Calls what reads an index."""
+        return await _called(self.searching, function, *arguments)
+
+    async def write(self, function: Callable[[], T]) -> T:
+        """Calls what writes, to its end even if its client leaves: nothing is half done."""
+        return await asyncio.shield(asyncio.ensure_future(_called(self.writing, function)))
+
+    def close(self) -> None:
+        """Waits for what runs; what waits is not begun."""
+        for pool in (self.tokenising, self.searching, self.writing):
+            pool.shutdown(cancel_futures=True)
+
+
+async def _called(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
+    """Calls in a thread; what an index says of a user's mistake is a problem of the request."""
+    try:
+        return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
+    except ModelChanged:
+        raise
+    except UserError as error:
+        raise Invalid(str(error)) from None

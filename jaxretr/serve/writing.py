@@ -1,0 +1,96 @@
+"""Writes: documents are checked and embedded, and the index acknowledges them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jaxretr.serve.embedding import Embedding
+from jaxretr.serve.indexes import Indexes
+from jaxretr.serve.live.index import LiveIndex
+from jaxretr.serve.problems import DiskFull, Invalid, ReadOnly
+from jaxretr.serve.requests import DocumentIn
+from jaxretr.serve.served import Document, ServedIndex, StorageFull, WritableIndex, Written
+from jaxretr.serve.threads import Threads
+
+
+class Writing:
+    """Answers writes.
+
+    Args:
+      embedding: makes vectors of documents.
+      indexes: what is written.
+      threads: where indexes are called.
+    """
+
+    def __init__(self, embedding: Embedding, indexes: Indexes, threads: Threads):
+        self._embedding, self._indexes, self._threads = embedding, indexes, threads
+
+    async def upsert(
+        self, name: str, documents: Sequence[DocumentIn], vectors: Sequence[Sequence[float]] | None
+    ) -> Written:
+        """Adds or replaces documents; see `Service.upsert`.
+
+        Raises:
+          ModelChanged: the index was moved to another model while the documents were embedded.
+        """
+        _check_documents(documents)
+        passages = [Document(each.id, each.title, each.text, each.metadata) for each in documents]
+        async with self._indexes.used(name) as index:
+            facts = await self._threads.search(index.facts)
+            target = _writable(name, index, facts)
+            if vectors is not None:
+                matrix = _matrix(vectors, len(documents), index.dim)
+                return await self._written(partial(target.upsert, passages, matrix))
+            model = self._embedding.of(facts)
+            texts = [{"title": each.title, "text": each.text} for each in documents]
+            matrix = (await self._embedding.embed("passage", texts, model=model)).vectors
+            if isinstance(index, LiveIndex):
+                return await self._written(partial(index.upsert, passages, matrix, model_fingerprint=model.fingerprint))
+            return await self._written(partial(target.upsert, passages, matrix))
+
+    async def delete(self, name: str, ids: Sequence[str]) -> Written:
+        """Removes documents; see `Service.delete`."""
+        async with self._indexes.used(name) as index:
+            target = _writable(name, index, await self._threads.search(index.facts))
+            return await self._written(partial(target.delete, list(dict.fromkeys(ids))))
+
+    async def _written(self, write: Callable[[], Written]) -> Written:
+        try:
+            return await self._threads.write(write)
+        except StorageFull as error:
+            raise DiskFull(str(error) or "the disk is full; nothing was written, and reading goes on") from None
+
+
+def _writable(name: str, index: ServedIndex, facts: Mapping[str, Any]) -> WritableIndex:
+    if not isinstance(index, WritableIndex) or not facts.get("writable"):
+        raise ReadOnly(
+            f"the index {name!r} is read-only; make a live one of it with jaxretr export --to live, and serve that"
+        )
+    return index
+
+
+def _check_documents(documents: Sequence[DocumentIn]) -> None:
+    """Refuses ids that repeat, and documents without a word."""
+    seen: set[str] = set()
+    for number, document in enumerate(documents):
+        if document.id in seen:
+            raise Invalid(f"documents.{number}.id: {document.id[:80]!r} occurs twice; give each id once", "documents")
+        seen.add(document.id)
+        if not document.text and not document.title:
+            raise Invalid(f"documents.{number}: neither title nor text; give one of them", "documents")
+
+
+def _matrix(vectors: Sequence[Sequence[float]], count: int, dim: int) -> np.ndarray:
+    """Vectors of a request, float32 [count, dim]."""
+    if len(vectors) != count:
+        raise Invalid(f"{len(vectors)} vectors for {count} documents; give one each", "vectors")
+    for number, vector in enumerate(vectors):
+        if len(vector) != dim:
+            raise Invalid(f"vectors.{number}: {len(vector)} numbers for an index of {dim} dimensions", "vectors")
+    with np.errstate(over="ignore"):
+        matrix = np.array(vectors, np.float32).reshape(count, dim)
+    if not np.isfinite(matrix).all():
+        raise Invalid("vectors: a number is too large for float32", "vectors")
+    return matrix
