@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from test_project import EXTRAS, requirements
 
 from jaxretr import cli
 from jaxretr.errors import UserError
 from jaxretr.serve.live.index import LiveIndex
 from jaxretr.serve.served import Document, SearchOptions
-from test_project import EXTRAS, requirements
 
 ROOT = Path(__file__).parents[1]
 UNIT = ROOT / "docs/deploy/jaxretr.service"
@@ -56,7 +56,9 @@ def test_the_dockerfile_copies_what_exists_and_what_the_wheel_needs() -> None:
         assert found, f"COPY {source}: there is no such file"
         assert all(enters(str(path.relative_to(ROOT))) for path in found), f".dockerignore keeps {source} out"
     # What `test_an_installed_wheel_finds_its_configs_by_name` builds one of.
-    assert {"pyproject.toml", "setup.py", "README.md", "LICENSE", "requirements*.txt", "configs", "jaxretr"} <= {*sources}
+    assert {"pyproject.toml", "setup.py", "README.md", "LICENSE", "requirements*.txt", "configs", "jaxretr"} <= {
+        *sources
+    }
     assert enters("jaxretr/serve/page.html") or not (ROOT / "jaxretr/serve/page.html").exists()
 
 
@@ -104,7 +106,12 @@ def test_compose_is_whole() -> None:
     assert float(service["stop_grace_period"].removesuffix("s")) > GRACE
     assert service["read_only"] and service["cap_drop"] == ["ALL"]
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
-    used = {each.split(":")[0] for one in services.values() for each in one.get("volumes", []) if not each.startswith(("$", "."))}
+    used = {
+        each.split(":")[0]
+        for one in services.values()
+        for each in one.get("volumes", [])
+        if not each.startswith(("$", "."))
+    }
     assert used == set(compose()["volumes"])
     assert set(service["secrets"]) == set(compose()["secrets"])
     for one in services.values():  # A password is in .env, and no default of it here.
@@ -173,8 +180,9 @@ def test_a_live_index_is_restored_from_a_copy_made_while_it_is_written(tmp_path:
         with contextlib.closing(LiveIndex.open(tmp_path / name, background=False)) as restored:
             assert len(restored) == 50 and restored.search(vectors[50:], 5, SearchOptions()) == wanted
             assert restored.documents(["7"]) == [documents[7]]
-    with pytest.raises((UserError, sqlite3.Error)), contextlib.closing(
-        LiveIndex.open(tmp_path / "copied", background=False)
-    ) as found:
+    with (
+        pytest.raises((UserError, sqlite3.Error)),
+        contextlib.closing(LiveIndex.open(tmp_path / "copied", background=False)) as found,
+    ):
         if len(found) < 50:
             raise sqlite3.DataError("the copy lacks what was still in the write-ahead log")
