@@ -63,7 +63,7 @@ def test_make_serve_answers_with_the_page(tmp_path: Path) -> None:
     bin = tmp_path / ".venv/bin"
     bin.mkdir(parents=True)
     for name, words in (("python", '"$@"'), ("jaxretr", '-m jaxretr "$@"')):
-        (bin / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words}\n')
+        (bin / name).write_text(f"#!/bin/sh\nexec {sys.executable} {words}\n")
         (bin / name).chmod(0o755)
     for name in (".venv/bin/uv", ".venv/.installed", ".venv/.installed-serve"):
         (tmp_path / name).touch()
