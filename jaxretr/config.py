@@ -19,6 +19,7 @@ from jaxretr.json_dataclass import dataclass_from
 Dtype = Literal["float32", "bfloat16"]
 EncodeDtype = Literal["auto", "float32", "bfloat16"]
 ScorerKind = Literal["auto", "t5", "cross_encoder", "causal_lm"]
+TrackerName = Literal["wandb", "mlflow"]
 # sentence-transformers' names.
 Pooling = Literal["cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"]
 
@@ -88,6 +89,19 @@ class Mesh:
     contrastive runs; a scorer is not split."""
 
 
+@dataclass(frozen=True)
+class Tracking:
+    """Services that a run reports to besides metrics.jsonl and TensorBoard; no part of what the run computes."""
+
+    to: tuple[TrackerName, ...] = ()
+    """Weights & Biases (`pip install 'jaxretr[wandb]'`), MLflow (`jaxretr[mlflow]`). A resumed run continues the same
+    tracked run. A service that fails is a warning."""
+    project: str = "jaxretr"
+    """Its project in Weights & Biases, its experiment in MLflow."""
+    name: str | None = None
+    """What the tracked run is called; None: the config's name and the last part of the run's folder."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """What all runs have in common."""
@@ -97,6 +111,7 @@ class Config:
     train: Train = field(default_factory=Train)
     optimizer: Optimizer = field(default_factory=Optimizer)
     mesh: Mesh = field(default_factory=Mesh)
+    tracking: Tracking = field(default_factory=Tracking)
 
 
 @dataclass(frozen=True)

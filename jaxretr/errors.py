@@ -38,7 +38,20 @@ def import_extra(module: str, extra: str) -> ModuleType:
     Raises:
       UserError: the package is not installed; the message names the extra.
     """
+    return import_package(module, f"'jaxretr[{extra}]'")
+
+
+def import_package(module: str, package: str) -> ModuleType:
+    """Imports a package that whoever calls has or does not have, in a version of their own.
+
+    Args:
+      module: dotted name of the module.
+      package: what pip installs it by.
+
+    Raises:
+      UserError: it is not installed; the message names the package.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise UserError(f"{module} is not installed ({error}); run: pip install 'jaxretr[{extra}]'") from error
+        raise UserError(f"{module} is not installed ({error}); run: pip install {package}") from error

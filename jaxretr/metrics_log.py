@@ -1,16 +1,18 @@
-"""What a run reports while it goes: JSON lines, TensorBoard, and a progress line."""
+"""What a run reports while it goes: JSON lines, trackers, and a progress line."""
 
 import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
 from jaxretr.errors import UserError
 from jaxretr.storage.files import atomic_write
+from jaxretr.trackers.tensorboard import TensorBoard
+from jaxretr.trackers.tracker import Outcome, Tracker
 
 
 class MetricsLog:
@@ -22,9 +24,10 @@ class MetricsLog:
         run again.
       total: steps of the whole run.
       writes: whether this host is the one that writes.
+      trackers: what else it reports to; closed with it.
     """
 
-    def __init__(self, folder: Path, *, start: int, total: int, writes: bool):
+    def __init__(self, folder: Path, *, start: int, total: int, writes: bool, trackers: Sequence[Tracker] = ()):
         self.start, self.total, self.writes = start, total, writes
         self.began = self.last_time = time.monotonic()
         self.last_step = start
@@ -37,7 +40,7 @@ class MetricsLog:
             with atomic_write(self.path) as file:
                 file.writelines(kept)
             self.file = self.path.open("a")
-            self.board = _TensorBoard(folder / "tensorboard", start)
+            self.trackers: list[Tracker] = [TensorBoard(folder / "tensorboard", start), *trackers]
 
     def write(
         self,
@@ -65,8 +68,17 @@ class MetricsLog:
         with self._explained():
             self.file.write(json.dumps({"step": step, **values, **times}) + "\n")
             self.file.flush()
-            self.board.write(step, {**values, **times})
+            for tracker in self.trackers:
+                tracker.write(step, {**values, **times}, time.time())
         self._show(step, values, now)
+
+    def best(self, step: int, values: Mapping[str, float]) -> None:
+        """Reports the metrics of the best evaluation so far, to the trackers alone (best.json has them)."""
+        if not self.writes:
+            return
+        with self._explained():
+            for tracker in self.trackers:
+                tracker.best(step, values)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -98,37 +110,11 @@ class MetricsLog:
             if self.interactive:
                 print(file=sys.stderr)
             # Everything was flushed line by line: what fails here has failed and been reported before.
-            for file in (self.file, self.board):
+            with contextlib.suppress(OSError):
+                self.file.close()
+            for tracker in self.trackers:
                 with contextlib.suppress(OSError):
-                    file.close()
-
-
-class _TensorBoard:
-    """Event files, written at once: tensorboardX's SummaryWriter does it in a thread, which dies on a full disk."""
-
-    def __init__(self, folder: Path, start: int):
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto import event_pb2, summary_pb2
-
-        folder.mkdir(parents=True, exist_ok=True)
-        # Made by protobuf when it is imported: no type checker sees what is in them.
-        self.events: Any = event_pb2
-        self.summaries: Any = summary_pb2
-        self.writer: Any = EventsWriter(str(folder / "events"))
-        # TensorBoard drops what an interrupted run wrote from this step on.
-        started = self.events.SessionLog(status=self.events.SessionLog.START)
-        self.writer.write_event(self.events.Event(step=start + 1, session_log=started))
-        self.writer.flush()
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        scalars = [self.summaries.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self.writer.write_event(
-            self.events.Event(step=step, wall_time=time.time(), summary=self.summaries.Summary(value=scalars))
-        )
-        self.writer.flush()
-
-    def close(self) -> None:
-        self.writer.close()
+                    tracker.close(_outcome(error))
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -146,3 +132,10 @@ def _lines_before(path: Path, start: int) -> list[str]:
         except (json.JSONDecodeError, KeyError):
             continue
     return kept
+
+
+def _outcome(error: BaseException | None) -> Outcome:
+    if error is None:
+        return "finished"
+    # What a signal ends: between two steps, with everything saved, or at once.
+    return "interrupted" if isinstance(error, SystemExit | KeyboardInterrupt) else "failed"

@@ -48,6 +48,7 @@ from jaxretr.recipes.outline import Outline
 from jaxretr.storage.files import atomic_write
 from jaxretr.storage.paths import as_path
 from jaxretr.storage.run_folder import RunFolder
+from jaxretr.trackers.opening import check_installed, open_trackers
 
 log = logging.getLogger(__name__)
 
@@ -223,6 +224,8 @@ def _train(
         )
     writes, workdir = jax.process_index() == 0, folder.local
     claim(workdir, config, writes)
+    if writes:
+        check_installed(config)
     run = build(config, mesh, workdir)
     agree("the first step", run.inputs())
 
@@ -247,8 +250,10 @@ def _train(
         # ---- steps -----------------------------------------------------------------------------------------------
         watch = LossWatch(config.train.stop_factor)
         clock, trace = Stopwatch(), StepTrace(profile_steps, workdir, start, config.train.steps)
+        going = writes and start < config.train.steps
+        trackers = open_trackers(workdir, config, str(folder)) if going else []
         with (
-            MetricsLog(workdir, start=start, total=config.train.steps, writes=writes) as metrics_log,
+            MetricsLog(workdir, start=start, total=config.train.steps, writes=writes, trackers=trackers) as metrics_log,
             contextlib.closing(trace),
         ):
             values = last_values(workdir) if start else {}
@@ -332,6 +337,7 @@ def evaluate(
     if best is None or sign * metrics[metric] > sign * best["figures"][metric]:
         best = {"step": step, "figures": metrics}
         run.save_model(state, workdir / "model")
+        metrics_log.best(step, metrics)
         if writes:
             write_best(workdir, best)
     return {**best, "latest": metrics}
@@ -371,8 +377,9 @@ def claim(workdir: Path, config: Config, writes: bool) -> None:
     path = workdir / "config.json"
     try:
         if path.exists():
-            # Where the arrays lie is no part of what a run computes: it may go on with other devices.
-            begun = dataclasses.replace(from_json(json.loads(path.read_text()), str(path)), mesh=config.mesh)
+            # No part of what a run computes: where the arrays lie, and who is told of it.
+            begun = from_json(json.loads(path.read_text()), str(path))
+            begun = dataclasses.replace(begun, mesh=config.mesh, tracking=config.tracking)
             if begun != config:
                 changed = [name for name, value in to_json(config).items() if to_json(begun).get(name) != value]
                 raise UsageError(

@@ -171,6 +171,7 @@ def clone(tmp_path: Path) -> Path:
     ("target", "command", "dev"),
     [
         ("quickstart", ".venv/bin/jaxretr quickstart", False),
+        ("serve", ".venv/bin/jaxretr serve", False),
         ("test", "-m pytest", True),
         ("lint", "ruff format --check .", True),
         ("bench", "benchmarks/encode.py", True),
@@ -182,7 +183,7 @@ def test_targets_install_what_they_need_once(clone: Path, target: str, command: 
     assert ("requirements-torch.txt" in first) == dev, "the quickstart needs no PyTorch"
 
     (clone / ".venv/bin").mkdir(parents=True)
-    for name in (".venv/bin/uv", ".venv/.installed", ".venv/.installed-dev"):
+    for name in (".venv/bin/uv", ".venv/.installed", ".venv/.installed-dev", ".venv/.installed-serve"):
         (clone / name).touch()
     second = make("-n", target, cwd=clone).stdout
     assert "install" not in second and command in second

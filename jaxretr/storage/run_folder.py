@@ -5,7 +5,8 @@ appended to, renamed and written in parts, which no bucket can. So of a run in a
 folder, and `push` copies what has changed into the bucket: before each checkpoint is begun, and when the run ends, well
 or not. Lines that a killed run had not pushed belong to steps after its newest checkpoint, which are run again.
 Checkpoints themselves go straight to the bucket, from every host. Token stores, which are read through memory maps, are
-not copied: they stay in the local folder and are made again where that is another machine's.
+not copied: they stay in the local folder and are made again where that is another machine's. So do the files of Weights &
+Biases.
 """
 
 import contextlib
@@ -20,10 +21,11 @@ from jaxretr.storage.files import sha256
 from jaxretr.storage.paths import as_path, cache_folder, files_below, is_remote
 
 # What all processes of a run read when it resumes.
-_READ = ("config.json", "best.json", "environment.json", "metrics.jsonl")
+_READ = ("config.json", "best.json", "environment.json", "metrics.jsonl", "trackers.json")
 
-# Token stores, and those of the text objectives: read through memory maps, and made from the data at any time.
-_LOCAL = ("tokens", "data")
+# Token stores, and those of the text objectives: read through memory maps, and made from the data at any time. And what
+# Weights & Biases keeps, whose own process changes and removes files at any time.
+_LOCAL = ("tokens", "data", "wandb")
 
 _MODEL = "model/"
 

@@ -1,0 +1,131 @@
+"""Haystack: a text embedder and a retriever as components (`pip install haystack-ai`).
+
+from jaxretr.clients.haystack import JaxretrRetriever, JaxretrTextEmbedder
+from jaxretr.clients.http import Client
+
+pipeline.add_component("retriever", JaxretrRetriever(Client("http://127.0.0.1:8080"), index="wiki", k=5))
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxretr.clients.http import Client
+from jaxretr.clients.source import Source, content_of
+from jaxretr.errors import UsageError, import_package
+
+_haystack: Any = import_package("haystack", "haystack-ai")
+_component: Any = _haystack.component
+
+
+@_component
+class JaxretrTextEmbedder:
+    """Embeds a question, for a document store whose documents were embedded with the same model.
+
+    Args:
+      source: a `Client` of the service, or a `Local` in the same process.
+    """
+
+    def __init__(self, source: Source):
+        self.source = source
+
+    @_component.output_types(embedding=list[float])
+    def run(self, text: str) -> dict[str, Any]:
+        """Embeds the question -> {"embedding": D floats}."""
+        return {"embedding": self.source.embed([text], "query")[0].tolist()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The component as Haystack writes it into a pipeline's file, without an API key."""
+        return _haystack.default_to_dict(self, source=_address(self.source))
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "JaxretrTextEmbedder":
+        """The component of `to_dict`; the key is that of the variable JAXRETR_KEY."""
+        return _haystack.default_from_dict(cls, _opened(data))
+
+
+@_component
+class JaxretrRetriever:
+    """Finds documents for a question.
+
+    Args:
+      source: a `Client` of the service, or a `Local` in the same process.
+      index: by name; None where the source has one alone.
+      k: how many documents.
+      options: further ones of `Source.search`.
+    """
+
+    def __init__(self, source: Source, index: str | None = None, k: int = 10, options: Mapping[str, Any] | None = None):
+        self.source, self.index, self.k, self.options = source, index, k, dict(options or {})
+
+    @_component.output_types(documents=list[_haystack.Document])
+    def run(self, query: str, filters: dict[str, Any] | None = None, top_k: int | None = None) -> dict[str, list[Any]]:
+        """Finds documents.
+
+        Args:
+          query: the question.
+          filters: Haystack's, of "==", "in" and AND on fields of the metadata; they replace the options' `where`.
+          top_k: instead of k.
+
+        Returns:
+          {"documents": ...}, best first.
+
+        Raises:
+          UsageError: another filter.
+        """
+        options = {**self.options, "where": where_of(filters)} if filters else self.options
+        hits = self.source.search(query, index=self.index, k=top_k or self.k, **options)
+        documents = []
+        for hit in hits:
+            text, metadata = content_of(hit)
+            del metadata["score"]  # Haystack's documents have one of their own.
+            documents.append(_haystack.Document(id=hit.id, content=text, meta=metadata, score=hit.score))
+        return {"documents": documents}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The component as Haystack writes it into a pipeline's file, without an API key."""
+        return _haystack.default_to_dict(
+            self, source=_address(self.source), index=self.index, k=self.k, options=self.options
+        )
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "JaxretrRetriever":
+        """The component of `to_dict`; the key is that of the variable JAXRETR_KEY."""
+        return _haystack.default_from_dict(cls, _opened(data))
+
+
+def where_of(filters: Mapping[str, Any]) -> dict[str, Any]:
+    """Haystack's filters as fields and values.
+
+    Args:
+      filters: {"field": "meta.lang", "operator": "==", "value": "en"}, "in" with a list, or
+        {"operator": "AND", "conditions": [...]} of such.
+
+    Returns:
+      Field -> the value, or the list of values.
+
+    Raises:
+      UsageError: another operator, or a field twice.
+    """
+    operator, where = filters.get("operator"), {}
+    if operator == "AND":
+        for condition in filters["conditions"]:
+            for name, value in where_of(condition).items():
+                if name in where:
+                    raise UsageError(f"filters: {name} is named twice; join its values with 'in'")
+                where[name] = value
+    elif operator == "==" or operator == "in":
+        where[str(filters["field"]).removeprefix("meta.")] = filters["value"]
+    else:
+        raise UsageError(f"filters: operator {operator!r}; only ==, in and AND are searched with")
+    return where
+
+
+def _address(source: Any) -> dict[str, Any]:
+    if not isinstance(source, Client):
+        raise UsageError(f"{type(source).__name__}: only a pipeline whose source is a Client can be written to a file")
+    return {"url": source.url, "timeout": source.timeout, "retries": source.retries}
+
+
+def _opened(data: dict[str, Any]) -> dict[str, Any]:
+    parameters = data["init_parameters"]
+    return {**data, "init_parameters": {**parameters, "source": Client(**parameters["source"])}}

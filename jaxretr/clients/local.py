@@ -1,0 +1,56 @@
+"""An encoder and an index in the same process, for the frameworks' classes: no service in between."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxretr.clients.source import Found, Side
+from jaxretr.errors import UsageError
+from jaxretr.models.combined_encoder import CombinedEncoder
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.serve.served import SearchOptions, ServedIndex
+
+
+class Local:
+    """Searches and embeds without a service.
+
+    Args:
+      encoder: of questions and documents.
+      index: what is searched, as `jaxretr.serve` opens it; None: this source only embeds.
+    """
+
+    def __init__(self, encoder: DualEncoder | CombinedEncoder, index: ServedIndex | None = None):
+        self.encoder, self.index = encoder, index
+
+    def search(
+        self, query: str | Sequence[float], *, index: str | None = None, k: int = 10, **options: Any
+    ) -> list[Found]:
+        """Finds the best documents, as `jaxretr.clients.source.Source.search`.
+
+        Raises:
+          UsageError: there is no index, it has another name, or an option is unknown.
+        """
+        if self.index is None or index not in (None, self.index.name):
+            have = "no index" if self.index is None else f"the index {self.index.name!r}"
+            raise UsageError(f"index={index!r}: this source has {have}; give Local one, or leave the name out")
+        try:
+            chosen = SearchOptions(**options)
+        except TypeError as error:
+            known = ", ".join(SearchOptions.__dataclass_fields__)
+            raise UsageError(f"search: {error}; in the same process these options are known: {known}") from None
+        vectors = self.embed([query], "query") if isinstance(query, str) else np.asarray([query], np.float32)
+        hits = self.index.search(vectors, k, chosen)[0]
+        documents = self.index.documents([hit.id for hit in hits])
+        return [
+            Found(hit.id, hit.score)
+            if document is None
+            else Found(hit.id, hit.score, document.title, document.text, document.metadata)
+            for hit, document in zip(hits, documents, strict=True)
+        ]
+
+    def embed(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
+        """Embeds texts -> float32 [n, D]."""
+        if side == "query":
+            return self.encoder.encode_queries(list(texts))
+        return self.encoder.encode_passages(list(texts))

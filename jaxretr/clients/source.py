@@ -1,0 +1,55 @@
+"""What the frameworks' classes search and embed with: the service, or an encoder and an index in the same process."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+Side = Literal["query", "document"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A document that a search found.
+
+    Attributes:
+      id: the document's.
+      score: inner product with the question's vector, or the re-ranker's score.
+      title, text, metadata: empty where the index has only ids.
+      truncated: whether the text was cut to the `max_chars` that was asked for.
+    """
+
+    id: str
+    score: float
+    title: str = ""
+    text: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    truncated: bool = False
+
+
+class Source(Protocol):
+    """A `jaxretr.clients.http.Client` or a `jaxretr.clients.local.Local`."""
+
+    def search(
+        self, query: str | Sequence[float], *, index: str | None = None, k: int = 10, **options: Any
+    ) -> list[Found]:
+        """Finds the best documents for a question, or for its vector.
+
+        Args:
+          query: the text, or its vector [D].
+          index: by name; None where the source has one alone.
+          k: hits, fewer where fewer may be found.
+          options: `where`, `allow`, `deny`, `exact`, `target_recall`, as a request to search has them.
+        """
+        ...
+
+    def embed(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
+        """Embeds texts as questions or as documents -> float32 [n, D]."""
+        ...
+
+
+def content_of(hit: Found) -> tuple[str, dict[str, Any]]:
+    """A hit as frameworks hold it: its text, or the title where there is no text, and its metadata with title and score."""
+    title = {"title": hit.title} if hit.title else {}
+    return hit.text or hit.title, {**hit.metadata, **title, "score": hit.score}

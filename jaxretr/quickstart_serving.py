@@ -1,0 +1,56 @@
+"""What `make serve` serves: the quickstart's passages in a live index, of the model that the quickstart trained if it has.
+
+    python -m jaxretr.quickstart_serving runs/serve runs/quickstart
+
+prints MODEL and --index for `jaxretr serve`. The index is made once for each model, in half a minute of one core.
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+from jaxretr.assets import ENCODER_SMALL, QUICKSTART
+from jaxretr.export.exporting import export
+from jaxretr.models.combined_encoder import load_encoder
+from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.stores.encoding import encode
+from jaxretr.stores.fingerprints import model_fingerprint
+
+LIVE = "live"
+
+
+def prepare(folder: Path, run: Path, corpus: Path = QUICKSTART) -> tuple[Path, Path]:
+    """Makes the model and the live index, unless they are there.
+
+    Args:
+      folder: where they go, in a folder for each model.
+      run: of the quickstart; if it is finished, its model is taken, else the small encoder that it starts from.
+      corpus: the passages.
+
+    Returns:
+      The folders of the model and of the index.
+
+    Raises:
+      UserError: a folder cannot be written.
+    """
+    trained = (run / "results.json").exists()
+    model = run / "art" if trained else folder / "encoder_small"
+    if not trained and not model.exists():
+        _small_encoder().save(model)
+    encoder = load_encoder(model)
+    index = folder / model_fingerprint(encoder, "passage")[:16]
+    if not (index / LIVE).exists():
+        store = encode(encoder, corpus=corpus, out=index / "embeddings")
+        export(encoder, to="live", index=store, corpus=corpus, out=index / LIVE)
+    return model, index / LIVE
+
+
+def _small_encoder() -> DualEncoder:
+    """The encoder as it was trained, which its Hugging Face folder cannot state."""
+    plain = DualEncoder.from_pretrained(ENCODER_SMALL, pooling="mean")
+    return plain.replaced(dataclasses.replace(plain.config, normalise=True), plain.params)
+
+
+if __name__ == "__main__":
+    found, live = prepare(Path(sys.argv[1]), Path(sys.argv[2]))
+    print(f"{found} --index quickstart={live}")
