@@ -84,7 +84,7 @@ def split(questions: np.ndarray, seed: int, most: int = MOST) -> Questions:
 def stand_ins(rows: Passages, seed: int, most: int = MOST // 2) -> Questions:
     """Passages of the index as questions, at most `most` in each half, which do not count as their own neighbours."""
     count = min(len(rows) // 2, most) * 2
-    kept = np.random.default_rng(seed).choice(len(rows), count, replace=False).tolist()
+    kept = list(map(int, np.random.default_rng(seed).choice(len(rows), count, replace=False)))
     vectors = np.stack([rows.vector(row) for row in kept])
     log.warning("no questions are given: tuned and certified on passages, which are easier; real questions find less")
     return Questions(vectors, count // 2, True, tuple(rows.ids[row] for row in kept))
