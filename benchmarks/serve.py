@@ -150,12 +150,12 @@ def serve_peer(model: str, port: int) -> None:
 
 def embeddings_body(texts: list[str], count: int) -> dict[str, Any]:
     """Some passages, as OpenAI's API takes them."""
-    return {"input": random.sample(texts, count)}
+    return {"input": random.choices(texts, k=count)}
 
 
 def search_body(texts: list[str], count: int) -> dict[str, Any]:
     """Questions of ten words: the beginnings of some passages."""
-    return {"query": [" ".join(text.split()[:10]) for text in random.sample(texts, count)], "k": 10}
+    return {"query": [" ".join(text.split()[:10]) for text in random.choices(texts, k=count)], "k": 10}
 
 
 # ---- the run ---------------------------------------------------------------------------------------------------------

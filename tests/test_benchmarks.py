@@ -237,6 +237,16 @@ def test_encode(main: Main, minilm: Path, tmp_path: Path) -> None:
     assert "jaxretr bfloat16" in printed and "ratio  1.00 (1.00 to 1.00)" in printed
 
 
+def test_serve(main: Main, minilm: Path, tmp_path: Path) -> None:
+    import serve
+
+    words = ["--model", minilm, "--corpus", DATA / "corpus.jsonl", "--rows", 20, "--work", tmp_path, "--peer"]
+    out = main(serve, *words, "--seconds", 3, "--clients", 2, "--compute", "float32")
+    assert out.count("failed: 0") == 10
+    assert "service / offline" in out
+    assert "ended with 0" in out
+
+
 def test_search(main: Main) -> None:
     words = ["--rows", 3000, "--dim", 16, "--queries", 8, "-k", 5, "--repeats", 1, "--also", "bfloat16", "first-int8"]
     printed = main(importlib.import_module("search"), *words)

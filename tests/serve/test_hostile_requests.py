@@ -1,6 +1,8 @@
 """Requests that nobody sends by accident: none crashes the service, changes anything, or gets an answer of 500."""
 
 import asyncio
+import contextlib
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -11,6 +13,7 @@ import pytest
 import schemathesis
 from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import Unsatisfiable
 from memory_index import MemoryIndex
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -250,30 +253,39 @@ def fuzz(app: FastAPI, number: int, start: int) -> dict[int, int]:
     """Sends requests that schemathesis makes of /openapi.json, right ones and wrong ones; how many had which status."""
     schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     operations = [result.ok() for result in schema.get_all_operations()]
-    found: dict[int, int] = {}
     modes = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
-    for operation in operations:
-        for mode in modes:
+    found: dict[int, int] = {}
+    # Paths without parameters have few requests: the others get more in the next round.
+    for drawn in itertools.count(start):
+        for operation, mode in itertools.product(operations, modes):
+            many = max(1, number // (2 * len(operations)))
+            with contextlib.suppress(Unsatisfiable):  # Nothing about it can be wrong.
+                send_some(operation, mode, many, drawn, found)
+        if sum(found.values()) >= number:
+            return found
+    raise AssertionError("unreachable")
 
-            @seed(start)
-            @settings(
-                max_examples=max(1, number // (2 * len(operations))),
-                database=None,
-                deadline=None,
-                phases=[Phase.generate],
-                suppress_health_check=list(HealthCheck),
-            )
-            @given(case=operation.as_strategy(generation_mode=mode))
-            def one(case: Any) -> None:
-                answer = case.call()
-                found[answer.status_code] = found.get(answer.status_code, 0) + 1
-                assert answer.status_code < 500 or answer.status_code == 503, f"{case.as_curl_command()}\n{answer.text}"
-                if answer.status_code >= 400 and case.path not in ("/health", "/ready"):
-                    assert set(answer.json()["error"]) == {"message", "type", "param"}
-                case.validate_response(answer, checks=CHECKS)
 
-            one()
-    return found
+def send_some(operation: Any, mode: Any, many: int, start: int, found: dict[int, int]) -> None:
+    """Sends requests of one operation, and counts their statuses in `found`."""
+
+    @seed(start)
+    @settings(
+        max_examples=many,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def one(case: Any) -> None:
+        answer = case.call()
+        found[answer.status_code] = found.get(answer.status_code, 0) + 1
+        if answer.status_code >= 400 and case.path not in ("/health", "/ready"):
+            assert set(answer.json()["error"]) == {"message", "type", "param"}
+        case.validate_response(answer, checks=CHECKS)
+
+    one()
 
 
 def test_fuzzed_requests_from_the_openapi_document(started: Service, record_property: Any) -> None:
@@ -288,4 +300,5 @@ def test_ten_thousand_fuzzed_requests(started: Service, record_property: Any) ->
     start = random.randrange(10**6)
     found = fuzz(create_app(started), MANY, start)
     record_property("fuzzed requests", f"{found}, seed {start}")
-    assert sum(found.values()) >= 0.9 * MANY
+    assert sum(found.values()) >= MANY
+    assert max(found) < 500
