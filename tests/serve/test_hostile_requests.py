@@ -292,7 +292,7 @@ def test_fuzzed_requests_from_the_openapi_document(started: Service, record_prop
     start = 20261125
     found = fuzz(create_app(started), FEW * 38, start)
     record_property("fuzzed requests", f"{found}, seed {start}")
-    assert found[200] > 50
+    assert found[200] > 20
     assert found[422] > 50
 
 
