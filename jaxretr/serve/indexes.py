@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from jaxretr.errors import UserError, did_you_mean
+from jaxretr.errors import UnavailableError, UserError, did_you_mean
 from jaxretr.serve.problems import Conflict, Forbidden, Invalid, NotFound
 from jaxretr.serve.requests import INDEX_NAME
 from jaxretr.serve.served import ServedIndex
@@ -143,14 +143,26 @@ class Indexes:
             self._changing.discard(name)
 
     def facts(self) -> list[dict[str, Any]]:
-        """Of every index, with its name; blocks."""
-        return [{"name": name, **self._indexes[name].facts()} for name in list(self._indexes) if name in self._indexes]
+        """Of every index, with its name; of one whose database is away, what is the matter. Blocks."""
+        return [{"name": name, **_facts(index)} for name, index in list(self._indexes.items())]
 
     def sizes(self) -> dict[str, int]:
-        """Passages of each."""
-        return {name: len(index) for name, index in list(self._indexes.items()) if name not in self._changing}
+        """Passages of each that can be reached; blocks."""
+        sizes = {}
+        for name, index in list(self._indexes.items()):
+            if name not in self._changing:
+                with contextlib.suppress(UnavailableError):
+                    sizes[name] = len(index)
+        return sizes
 
     def close(self) -> None:
         """Closes all; blocks."""
         for index in self._indexes.values():
             index.close()
+
+
+def _facts(index: ServedIndex) -> dict[str, Any]:
+    try:
+        return index.facts()
+    except UnavailableError as error:
+        return {"engine": "unavailable", "passages": 0, "dim": index.dim, "writable": False, "problem": str(error)}

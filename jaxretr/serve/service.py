@@ -277,6 +277,10 @@ class Service:
 
     # ---- what it is --------------------------------------------------------------------------------------------------
 
+    async def counts(self) -> bytes:
+        """Counts and times in Prometheus' format; an index may ask its database how many passages it has."""
+        return await self._threads.search(self.metrics.text)
+
     async def describe(self) -> answers.InfoAnswer:
         """The service, its model, its indexes and its limits."""
         encoder, config = self.encoder, self.encoder.encoder.config

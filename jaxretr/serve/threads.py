@@ -5,9 +5,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from jaxretr.errors import UserError
+from jaxretr.errors import UnavailableError, UserError
 from jaxretr.serve.live.writes import ModelChanged
-from jaxretr.serve.problems import Invalid
+from jaxretr.serve.problems import Invalid, Unavailable
 
 # Those that write wait for the disk, where a group of writes shares a commit.
 _SEARCHING, _WRITING, _TOKENISING = 4, 16, 2
@@ -38,10 +38,12 @@ class Threads:
 
 
 async def _called(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
-    """Calls in a thread; what an index says of a user's mistake is a problem of the request."""
+    """Calls in a thread; what an index says of a user's mistake, or of a database that is away, is the request's problem."""
     try:
         return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
     except ModelChanged:
         raise
+    except UnavailableError as error:
+        raise Unavailable(str(error)) from None
     except UserError as error:
         raise Invalid(str(error)) from None

@@ -1,13 +1,11 @@
 """A service on 127.0.0.1 over a tiny model, for clients that know only its address."""
 
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import uvicorn
 from memory_index import MemoryIndex
+from running import running
 from tiny import DATA
 
 from jaxretr.clients.http import Client
@@ -73,16 +71,8 @@ def service(encoder: DualEncoder, filled: MemoryIndex, tiny_cross_encoder: Path)
 @pytest.fixture(scope="session")
 def address(service: Service, key: tuple[Path, str]) -> Iterator[str]:
     """The service's URL, where requests need the key."""
-    app = create_app(service, keys=Keys.read(key[0]))
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 20
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join(20)
+    with running(create_app(service, keys=Keys.read(key[0]))) as address:
+        yield address
 
 
 @pytest.fixture

@@ -513,11 +513,17 @@ def test_corpora_that_are_not_the_stores(encoded: Path, tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--to", "onnx", "--index", "store"], "--index belongs to --to scann or vertex or pyserini or faiss or live or pgvector or lance, not to"),
+        (
+            ["--to", "onnx", "--index", "store"],
+            "--index belongs to --to scann or vertex or pyserini or faiss or live or pgvector or lance, not to",
+        ),
         (["--to", "vertex"], "--to vertex writes the vectors of a corpus: give --index STORE"),
         (["--to", "faiss", "--index", "s", "--since", "x"], "--since belongs to --to vertex, not to --to faiss"),
         (["--to", "faiss", "--index", "s", "--side", "both"], "--side belongs to --to onnx or stablehlo, not to"),
-        (["--to", "vertex", "--index", "s", "-k", "3"], "-k belongs to --to scann or faiss or pgvector or lance, not to --to vertex"),
+        (
+            ["--to", "vertex", "--index", "s", "-k", "3"],
+            "-k belongs to --to scann or faiss or pgvector or lance, not to --to vertex",
+        ),
         (["--to", "vertex", "--index", "s", "--restricts", "x"], "name fields of --corpus FILE; give both, or neither"),
         (["--to", "vertex", "--index", "s", "--corpus", "x"], "name fields of --corpus FILE; give both, or neither"),
         (["--to", "vertex", "--index", "s", "--license", "mit"], "--license belongs to --to huggingface or sentence"),

@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.errors import UserError
+from jaxretr.errors import UnavailableError, UserError
 from jaxretr.serve.served import Document, Hit, SearchOptions, StorageFull, Written
 
 
 class MemoryIndex:
-    """Documents and vectors in dictionaries; `full` makes it refuse writes as a full disk does."""
+    """Documents and vectors in dictionaries; `full` makes it refuse writes as a full disk does, `away` as a lost database."""
 
     def __init__(self, name: str, dim: int):
         self.name, self._dim = name, dim
         self._rows: dict[str, tuple[Document, np.ndarray]] = {}
         self._lock = threading.Lock()
         self._sequence = 0
-        self.full = False
+        self.full = self.away = False
         self.closed = False
 
     @property
@@ -26,10 +26,16 @@ class MemoryIndex:
         return self._dim
 
     def __len__(self) -> int:
+        self._reach()
         return len(self._rows)
+
+    def _reach(self) -> None:
+        if self.away:
+            raise UnavailableError("the database cannot be reached")
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
         assert not self.closed
+        self._reach()
         if options.target_recall is not None:
             raise UserError("target_recall: this index is searched exactly; leave it out")
         with self._lock:

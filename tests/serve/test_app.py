@@ -273,6 +273,24 @@ def test_a_full_disk_refuses_writes_and_goes_on_reading(call: Callable[..., Any]
         index.full = False
 
 
+def test_a_database_that_is_away_is_503_for_its_index_alone(call: Callable[..., Any], started: Service) -> None:
+    index = notes_of(started)
+    index.away = True
+    try:
+        problem = call("GET", "/v1/notes/search?q=a")
+        assert (problem.status_code, problem.json()["error"]["type"]) == (503, "unavailable")
+        assert "the database cannot be reached" in problem.json()["error"]["message"]
+        assert call("GET", "/v1/wiki/search?q=a").status_code == 200
+        listed = {each["name"]: each for each in call("GET", "/v1/indexes").json()["indexes"]}
+        assert listed["notes"]["engine"] == "unavailable" and "cannot be reached" in listed["notes"]["problem"]
+        metrics = call("GET", "/metrics").text
+        assert 'jaxretr_index_passages{index="wiki"}' in metrics
+        assert 'jaxretr_index_passages{index="notes"}' not in metrics
+    finally:
+        index.away = False
+    assert call("GET", "/v1/notes/search?q=a").status_code == 200
+
+
 # ---- the rest --------------------------------------------------------------------------------------------------------
 
 
