@@ -88,8 +88,11 @@ def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def in_this_process(command: Any, env: dict[str, str] | None = None, **options: Any) -> Any:
-    """subprocess.run, except for the package's commands and for benchmarks, which need no new process."""
-    if isinstance(command, str) or str(command[0]) != sys.executable:
+    """subprocess.run, except for the package's commands and for benchmarks, which need no new process.
+
+    One whose output is read is asked about the process itself, for instance what memory it takes.
+    """
+    if isinstance(command, str) or str(command[0]) != sys.executable or options.get("capture_output"):
         return start_process(command, env=env, **options)
     words = [str(word) for word in command[1:]]
     with environment(env):
