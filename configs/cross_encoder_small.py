@@ -1,5 +1,8 @@
 """A cross-encoder on a CPU: the small encoder with a new head, and negatives from BM25's ranking.
 
+It shows how such a run goes. For a cross-encoder that beats BM25, start from a pretrained encoder
+(docs/guides/training_cross_encoders.md).
+
 With JAXRETR_DATA set, the pairs and the corpus are its folder wiki_qa (a BEIR folder with the splits train and dev);
 without, the part of that set that ships with the package.
 """
