@@ -2,10 +2,8 @@
 
 import argparse
 from pathlib import Path
-from typing import get_args
 
-from jaxretr.commands.parsing import Commands, add_model, add_scorer, at_least_one
-from jaxretr.config import EncodeDtype
+from jaxretr.commands.parsing import Commands, add_model, add_precision, add_scorer, at_least_one
 from jaxretr.errors import UsageError
 
 
@@ -39,12 +37,7 @@ def add_commands(commands: Commands) -> None:
     add("--data", metavar="DIR", help="where indexes are made that requests ask for")
     add("--reranker", metavar="MODEL", help="a cross-encoder, causal language model or T5, for re-ranking")
     add_scorer(add, "reranker-")
-    add(
-        "--compute",
-        choices=get_args(EncodeDtype),
-        default="auto",
-        help="precision of the matmuls; auto: bfloat16 where this machine runs it faster (default: %(default)s)",
-    )
+    add_precision(add)
     add = parser.add_argument_group("network").add_argument
     add("--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=_port, default=8080, metavar="N", help="port; 0 for any (default: %(default)s)")
