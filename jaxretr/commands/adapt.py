@@ -1,10 +1,8 @@
 """`jaxretr adapt`: a model for one's own corpus."""
 
 import argparse
-from typing import get_args
 
-from jaxretr.commands.parsing import Commands, at_least_one
-from jaxretr.config import EncodeDtype
+from jaxretr.commands.parsing import Commands, add_precision, at_least_one
 
 
 def add_commands(commands: Commands) -> None:
@@ -72,12 +70,7 @@ def add_commands(commands: Commands) -> None:
     add("--queries", metavar="FILE", help="questions for the report (default: the BEIR folder's)")
     add("--qrels", metavar="FILE", help="their judgements (default: those of the BEIR folder's --split)")
     add("--split", default="test", help="of the BEIR folder's qrels (default: %(default)s)")
-    add(
-        "--compute",
-        choices=get_args(EncodeDtype),
-        default="float32",
-        help="precision of the matmuls; auto: bfloat16 where this machine runs it faster (default: %(default)s)",
-    )
+    add_precision(add, default="float32")
 
 
 def run(args: argparse.Namespace) -> None:

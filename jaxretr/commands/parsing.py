@@ -156,7 +156,7 @@ def add_precision(add: Callable[..., Any], default: EncodeDtype | None = "auto")
         "--compute",
         choices=get_args(EncodeDtype),
         default=default,
-        help="precision of the matmuls; auto: bfloat16 where this machine runs it faster (default: auto)",
+        help=f"precision of the matmuls; auto: bfloat16 where this machine runs it faster (default: {default or 'auto'})",
     )
 
 

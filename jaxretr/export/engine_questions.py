@@ -15,6 +15,9 @@ from jaxretr.search.scann.tuning import ladder
 # pgvector's own default.
 _NARROWEST = 40
 
+VERIFIED_QUESTIONS = 200
+"""Questions that `verify` asks again."""
+
 
 @dataclass(frozen=True)
 class _Passages:

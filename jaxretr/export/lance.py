@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.export import golden_hits
-from jaxretr.export.engine_questions import asked_of, widths
+from jaxretr.export.engine_questions import VERIFIED_QUESTIONS, asked_of, widths
 from jaxretr.export.golden_hits import Hits
 from jaxretr.export.index_source import IndexSource, silent
 from jaxretr.export.passage_fields import documents
@@ -26,9 +26,6 @@ from jaxretr.stores import manifest
 M, EF_CONSTRUCTION = 20, 150
 
 _MOST_WIDTH = 1000
-
-# Questions that `verify` asks again.
-_VERIFIED_QUESTIONS = 200
 
 
 def export(
@@ -151,8 +148,8 @@ def _search(table: LanceTable) -> engine_certificate.WidthSearch:
 def _again(folder: Path, facts: dict[str, Any], table: LanceTable) -> Asked:
     """Some certification questions, and the neighbours that were noted of them."""
     questions = question_sets.read(folder, facts["dim"])
-    part = slice(questions.tuning, questions.tuning + _VERIFIED_QUESTIONS)
-    neighbours = questions.neighbours[:_VERIFIED_QUESTIONS]
+    part = slice(questions.tuning, questions.tuning + VERIFIED_QUESTIONS)
+    neighbours = questions.neighbours[:VERIFIED_QUESTIONS]
     own = questions.own[part]
     names = {name for found in neighbours for name in found} | {name for name in own if name is not None}
     row_of = {name: row["row"] for name, row in table.rows(list(names), ["row"]).items()}

@@ -13,7 +13,7 @@ from jaxretr.data.corpus import rows_fingerprint
 from jaxretr.data.corpus_stream import CorpusStream
 from jaxretr.errors import UserError, import_extra
 from jaxretr.export import golden, golden_hits
-from jaxretr.export.engine_questions import asked_of, stored, widths
+from jaxretr.export.engine_questions import VERIFIED_QUESTIONS, asked_of, stored, widths
 from jaxretr.export.golden_hits import Hits
 from jaxretr.export.index_source import IndexSource, silent
 from jaxretr.export.passage_fields import documents
@@ -37,9 +37,6 @@ M, EF_CONSTRUCTION = 16, 128
 
 # How long the exchange waits for readers of the old table, while other readers wait behind it.
 _LOCK_SECONDS = 30
-
-# Questions that `verify` asks again.
-_VERIFIED_QUESTIONS = 200
 
 
 def export(
@@ -318,7 +315,7 @@ def _golden_problem(connection: Connection, names: Names, state: State) -> tuple
 def _recall_problems(connection: Connection, names: Names, state: State, certificate: Certificate) -> list[str]:
     """Asks certification questions again; their neighbours are those that an exact search finds now."""
     own_ids, raw = _evidence(connection, names, "questions", "question_vectors")
-    own_ids = own_ids[:_VERIFIED_QUESTIONS]
+    own_ids = own_ids[:VERIFIED_QUESTIONS]
     vectors = np.frombuffer(raw, "<f4").reshape(-1, state.facts.dim)[: len(own_ids)]
     row_of = dict(
         connection.execute(
