@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,7 @@ from jaxretr.config import Dtype
 from jaxretr.errors import UserError
 from jaxretr.models.backbone_config import BACKBONE
 from jaxretr.models.layers import Params, unstack
-from jaxretr.parallel.compilation_cache import keep_programs
+from jaxretr.parallel.compilation_cache import keep_programs, keep_short_programs
 from jaxretr.parallel.machine import multiplies_bfloat16
 from jaxretr.parallel.mesh import DATA, make_mesh, replicate
 
@@ -36,6 +36,14 @@ _BATCH_TOKENS_ELSEWHERE = 65536
 
 # Of one batch by the BLAS, whose matmuls are slower for fewer rows.
 _BATCH_TOKENS_BLAS = 2048
+
+# `Shapes.steps` and `ratio` of programs that are all compiled in advance. On a CPU every padded token costs time, and a program
+# takes half a second to compile; elsewhere it takes seconds.
+_IN_ADVANCE = {"cpu": (4, 4)}
+_IN_ADVANCE_ELSEWHERE = (1, 2)
+
+# A batch is filled up to at most so many times its rows, where it can be cut instead.
+_MOST_FILLING = 1.5
 
 # A job of fewer batches than this compiles for longer than it runs, and saves more by few shapes than by little padding.
 _MANY_BATCHES = 16
@@ -77,38 +85,54 @@ class Shapes:
       devices: the number of rows is a multiple of it.
       batch_tokens: about as many tokens a batch, on each device.
       batch_rows: rows a batch, instead of `batch_tokens`.
-      few: few shapes rather than little padding: lengths and rows of the last batch are powers of two.
+      steps: few shapes rather than little padding: so many lengths between a power of two and the next, and few numbers
+        of rows; None: every multiple of 16, and full batches.
+      ratio: with `steps`, the numbers of rows are the powers of this, and that of a full batch.
     """
 
     max_length: int
     devices: int
     batch_tokens: int
     batch_rows: int | None = None
-    few: bool = False
+    steps: int | None = None
+    ratio: int = 2
 
     def length(self, tokens: int) -> int:
         """The padded length of a batch whose longest row has so many tokens."""
-        buckets = -(-max(tokens, 1) // _BUCKET)
-        return min(_BUCKET * (_power_of_two(buckets) if self.few else buckets), self.max_length)
+        bucket = _BUCKET
+        if self.steps is not None:
+            bucket = max(bucket, _power_of_two(max(tokens, 1)) // (2 * self.steps))
+        return min(bucket * -(-max(tokens, 1) // bucket), self.max_length)
 
     def rows(self, length: int) -> int:
         """The rows of a full batch of that padded length."""
         rows = self.devices * max(1, self.batch_tokens // length) if self.batch_rows is None else self.batch_rows
         return -(-rows // self.devices) * self.devices
 
-    def padded_rows(self, rows: int, length: int) -> int:
-        """The rows to which an incomplete batch is filled up."""
+    def taken(self, left: int, length: int) -> tuple[int, int]:
+        """How many of the rows that are left the next batch takes, and the rows to which it is filled up."""
         full = self.rows(length)
-        return min(full, self.devices * _power_of_two(-(-rows // self.devices))) if self.few else full
+        if self.steps is None or left >= full:
+            return min(left, full), full
+        sizes = self._sizes(full)
+        above = next(size for size in sizes if size >= left)
+        # With large steps two small batches are faster than one that is padded much.
+        if self.ratio > 2 and above > _MOST_FILLING * left and left > sizes[0]:
+            below = max(size for size in sizes if size <= left)
+            return below, below
+        return left, above
 
     def every(self) -> list[tuple[int, int]]:
-        """All (rows, length) that batches can have; not many only if `few`."""
+        """All (rows, length) that batches can have; not many only with `steps`."""
         lengths = sorted({self.length(tokens) for tokens in range(1, self.max_length + 1)})
-        return [
-            shape
-            for length in lengths
-            for shape in sorted({(self.padded_rows(rows, length), length) for rows in range(1, self.rows(length) + 1)})
-        ]
+        return [(rows, length) for length in lengths for rows in self._sizes(self.rows(length))]
+
+    def _sizes(self, full: int) -> list[int]:
+        """The numbers of rows that batches can have, ascending."""
+        sizes = []
+        while self.steps is not None and self.devices * self.ratio ** len(sizes) < full:
+            sizes.append(self.devices * self.ratio ** len(sizes))
+        return [*sizes, full]
 
 
 def _power_of_two(n: int) -> int:
@@ -150,8 +174,8 @@ def make_batches(ids: Sequence[Sequence[int]], start: int, shapes: Shapes) -> li
     done = 0
     while done < len(order):
         length = shapes.length(len(ids[order[done]]))
-        chosen = order[done : done + shapes.rows(length)]
-        rows = shapes.padded_rows(len(chosen), length)
+        count, rows = shapes.taken(len(order) - done, length)
+        chosen = order[done : done + count]
         tokens, lengths = np.zeros((rows, length), np.int32), np.zeros(rows, np.int32)
         for row, position in enumerate(chosen):
             lengths[row] = len(ids[position])
@@ -305,7 +329,7 @@ class Engine:
             if result.shapes is None:
                 tokens = (total or job.n) / max(len(ids), 1) * sum(map(len, ids))
                 few = self.compiles and tokens < _MANY_BATCHES * full
-                result.shapes = Shapes(max_length, devices, batch_tokens, batch_size, few)
+                result.shapes = Shapes(max_length, devices, batch_tokens, batch_size, 1 if few else None)
             return result, make_batches(ids, start, result.shapes)
 
         def chunks() -> Iterator[tuple[Job, _Result, int]]:
@@ -331,12 +355,17 @@ class Engine:
           max_length: most ids of a row.
           batch_tokens: of a batch on each device; None: what suits the device.
         """
-        return Shapes(max_length, self.devices, batch_tokens or self.batch_tokens, few=self.compiles)
+        shapes = Shapes(max_length, self.devices, batch_tokens or self.batch_tokens)
+        if not self.compiles:
+            return shapes
+        steps, ratio = _IN_ADVANCE.get(self.mesh.devices.flat[0].platform, _IN_ADVANCE_ELSEWHERE)
+        return replace(shapes, steps=steps, ratio=ratio)
 
     def compile(self, shapes: Shapes) -> None:
         """Compiles the programs of all shapes, or reads them from the cache; nothing to do without XLA."""
-        for rows, length in shapes.every() if self.compiles else ():
-            np.asarray(self._run(Batch(np.arange(0), np.zeros((rows, length), np.int32), np.ones(rows, np.int32))))
+        with keep_short_programs():
+            for rows, length in shapes.every() if self.compiles else ():
+                np.asarray(self._run(Batch(np.arange(0), np.zeros((rows, length), np.int32), np.ones(rows, np.int32))))
 
     def embed_rows(self, ids: Sequence[Sequence[int]], size: int, shapes: Shapes) -> np.ndarray:
         """Embeds rows of token ids at once, in this thread.

@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from jaxretr.parallel.machine import cpuinfo_line
@@ -72,7 +73,20 @@ def _set(folder: Path) -> None:
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     if _SECONDS not in os.environ:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_SECONDS)
+        jax.config.update(_SECONDS.lower(), _MIN_SECONDS)
+
+
+@contextlib.contextmanager
+def keep_short_programs() -> Iterator[None]:
+    """Programs that are compiled inside are kept, however quickly that went: for many that are needed at every start."""
+    import jax
+
+    before = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update(_SECONDS.lower(), 0.0)
+    try:
+        yield
+    finally:
+        jax.config.update(_SECONDS.lower(), before)
 
 
 def trim(folder: Path, limit: int) -> None:

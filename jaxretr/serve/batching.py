@@ -1,11 +1,15 @@
-"""Batches of whatever waits: text-embeddings-inference's scheme, without a timer.
+"""Batches of whatever is waiting: text-embeddings-inference's scheme, without a timer.
 
-A worker thread takes what has waited longest, as much as fits the budget of tokens, computes it, and looks again. Under
-little load a request is computed at once and alone; under much load batches fill up by themselves.
+A worker thread takes the text that has waited longest and those of about the same length, as many as fit the budget of
+tokens, computes them, and looks again. Under light load a request is computed at once and alone; under heavy load batches
+fill up by themselves, with little padding.
 """
 
 import asyncio
+import bisect
 import contextlib
+import heapq
+import itertools
 import math
 import threading
 import time
@@ -20,6 +24,9 @@ from jaxretr.serve.problems import Overloaded, Unavailable
 
 # How much of the measured speed is that of the last batch.
 _NEWEST = 0.1
+
+# The oldest requests, among whose texts those of about one length are looked for.
+_WINDOW = 64
 
 
 Results = Sequence[Any] | np.ndarray
@@ -46,29 +53,46 @@ class Lane:
       compute: results of the texts of a batch, in their order.
       budget: tokens of a batch.
       pads: whether a batch costs its longest text times the number of texts; otherwise the sum of all lengths.
+      padded: the length at which a batch is computed whose longest text has so many tokens.
     """
 
     name: str
     compute: Callable[[list[Any]], Results]
     budget: int
     pads: bool = True
+    padded: Callable[[int], int] = lambda length: length
 
 
 class _Ticket:
-    """A request's texts in a queue."""
+    """A request's texts in a queue.
+
+    Attributes:
+      waiting: places of the texts that were not taken yet, the longest last.
+    """
 
     def __init__(self, texts: Sequence[Any], lengths: Sequence[int], done: Callable[["_Ticket"], None]):
         self.texts, self.lengths, self.done = texts, lengths, done
         self.results: list[Any] = [None] * len(texts)
-        self.taken, self.left = 0, len(texts)
+        self.waiting = sorted(range(len(texts)), key=lambda place: (lengths[place], -place))
+        self.left = len(texts)
         self.error: BaseException | None = None
         self.dropped = False
         self.arrived = time.monotonic()
 
     @property
-    def waiting(self) -> int:
+    def tokens(self) -> int:
         """Tokens that were not taken yet."""
-        return sum(self.lengths[self.taken :])
+        return sum(self.lengths[place] for place in self.waiting)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text that was not taken yet."""
+        return self.lengths[self.waiting[-1]]
+
+    def no_longer(self, length: int, most: int) -> list[int]:
+        """Places of the longest texts of at most `length` tokens, at most `most` of them."""
+        end = bisect.bisect_right(self.waiting, length, key=self.lengths.__getitem__)
+        return self.waiting[max(0, end - most) : end]
 
 
 class Batcher:
@@ -187,7 +211,7 @@ class Batcher:
             ticket.dropped = True
             if ticket in self._queues[lane]:
                 self._queues[lane].remove(ticket)
-                self.tokens -= ticket.waiting
+                self.tokens -= ticket.tokens
 
     def _overloaded(self) -> Overloaded:
         seconds = math.ceil(self.tokens / self.tokens_a_second) if self.tokens_a_second else 1
@@ -204,22 +228,14 @@ class Batcher:
                 self._turns.rotate(-1)
             lane, queue = self._lanes[self._turns[0]], self._queues[self._turns[0]]
             self._turns.rotate(-1)
-            taken: list[tuple[_Ticket, int]] = []
-            longest = total = 0
-            while queue:
-                ticket = queue[0]
-                length = ticket.lengths[ticket.taken]
-                longest = max(longest, length)
-                cost = longest * (len(taken) + 1) if lane.pads else total + length
-                if taken and cost > lane.budget:
-                    break
-                if not ticket.taken and self._observer is not None:
+            taken = _similar(lane, queue) if lane.pads else _first(lane, queue)
+            for ticket, place in taken:
+                if len(ticket.waiting) == len(ticket.texts) and self._observer is not None:
                     self._observer.waited(lane.name, time.monotonic() - ticket.arrived)
-                taken.append((ticket, ticket.taken))
-                total += length
-                ticket.taken += 1
-                if ticket.taken == len(ticket.texts):
-                    queue.popleft()
+                ticket.waiting.remove(place)
+                if not ticket.waiting:
+                    queue.remove(ticket)
+            total = sum(ticket.lengths[place] for ticket, place in taken)
             self.tokens -= total
             return lane, taken, total
 
@@ -254,3 +270,28 @@ class Batcher:
                     ticket.error = Unavailable("the service is stopping; ask another one")
                     ticket.done(ticket)
                 queue.clear()
+
+
+def _similar(lane: Lane, queue: Sequence[_Ticket]) -> list[tuple[_Ticket, int]]:
+    """The longest text of the oldest request, and the texts next to it in length, as (ticket, place)."""
+    longest = queue[0].longest
+    room = max(1, lane.budget // lane.padded(longest))
+    near = [
+        (-ticket.lengths[place], number, place)
+        for number, ticket in enumerate(itertools.islice(queue, _WINDOW))
+        for place in ticket.no_longer(longest, room)
+    ]
+    return [(queue[number], place) for _, number, place in heapq.nsmallest(room, near)]
+
+
+def _first(lane: Lane, queue: Sequence[_Ticket]) -> list[tuple[_Ticket, int]]:
+    """The texts of the oldest requests, as (ticket, place)."""
+    taken: list[tuple[_Ticket, int]] = []
+    total = 0
+    for ticket in queue:
+        for place in sorted(ticket.waiting):
+            total += ticket.lengths[place]
+            if taken and total > lane.budget:
+                return taken
+            taken.append((ticket, place))
+    return taken

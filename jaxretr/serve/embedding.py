@@ -154,4 +154,10 @@ class Embedding:
 
 
 def _lane(encoder: BatchEncoder, side: Side, name: str) -> Lane:
-    return Lane(name, lambda rows: encoder.compute(side, rows), encoder.budget, encoder.pads)
+    return Lane(
+        name,
+        lambda rows: encoder.compute(side, rows),
+        encoder.budget,
+        encoder.pads,
+        lambda length: encoder.padded(side, length),
+    )

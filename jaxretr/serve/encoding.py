@@ -121,6 +121,10 @@ class BatchEncoder:
         rows = list(zip(*(ids for ids, _ in found), strict=True))
         return Tokenised(rows, [max(1, *map(len, row)) for row in rows], max(cut for _, cut in found))
 
+    def padded(self, side: Side, length: int) -> int:
+        """The length at which a batch is computed whose longest text has so many tokens, in the part that pads most."""
+        return max(shapes.length(length) for shapes in self._shapes[side])
+
     def compute(self, side: Side, rows: Sequence[Row]) -> np.ndarray:
         """Embeds rows in this thread.
 

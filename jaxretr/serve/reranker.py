@@ -43,6 +43,7 @@ class Reranker:
                 lambda rows: engine.embed_rows(rows, 1, shapes)[:, 0],
                 engine.devices * budget,
                 pads=engine.compiles,
+                padded=shapes.length,
             )
         else:
             self.compile = lambda: None

@@ -127,8 +127,7 @@ class _Door:
     def __init__(self, load: Callable[[], Service], settings: Settings, keys: Keys | None, lines: RequestLog, url: str):
         self._load, self._settings, self._keys, self._lines, self._url = load, settings, keys, lines, url
         self._app: ASGIApp | None = None
-        self._stack = contextlib.AsyncExitStack()
-        self._loading: asyncio.Task[None] | None = None
+        self._ending = asyncio.Event()
         self._thread: threading.Thread | None = None
         self.service: Service | None = None
         self.error: BaseException | None = None
@@ -172,20 +171,45 @@ class _Door:
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
-        self._loading = asyncio.ensure_future(self._become_ready())
+        running = asyncio.ensure_future(self._run())
         await send({"type": "lifespan.startup.complete"})
         await receive()
+        self._ending.set()
         if self.service is None:
-            self._loading.cancel()
-        await self._stack.aclose()
-        if self.service is not None:
-            await asyncio.to_thread(self.service.close)
+            running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _become_ready(self) -> None:
+    async def _run(self) -> None:
+        """The service's life, in one task: what MCP enters it can leave in no other."""
         began = time.monotonic()
-        made: asyncio.Future[Service] = asyncio.get_running_loop().create_future()
+        try:
+            service = await self._loaded()
+            try:
+                app = create_app(service, self._settings, self._keys, self._lines)
+                async with app.router.lifespan_context(app):
+                    self.service, self._app = service, app
+                    self._lines.event(
+                        "ready",
+                        seconds=round(time.monotonic() - began, 2),
+                        url=self._url,
+                        indexes=service.indexes.sizes(),
+                        memory=service.resident(),
+                    )
+                    await self._ending.wait()
+            finally:
+                await asyncio.to_thread(service.close)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.error = error
+            self.fail()
+
+    async def _loaded(self) -> Service:
+        """Loads and starts the service in a thread, which cannot be stopped."""
         loop = asyncio.get_running_loop()
+        made: asyncio.Future[Service] = loop.create_future()
 
         def tell(what: Callable[[Any], None], value: Any) -> None:
             with contextlib.suppress(RuntimeError):  # The loop has ended.
@@ -201,24 +225,7 @@ class _Door:
 
         self._thread = threading.Thread(target=load, name="load", daemon=True)
         self._thread.start()
-        try:
-            service = await made
-            app = create_app(service, self._settings, self._keys, self._lines)
-            await self._stack.enter_async_context(app.router.lifespan_context(app))
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            self.error = error
-            self.fail()
-            return
-        self.service, self._app = service, app
-        self._lines.event(
-            "ready",
-            seconds=round(time.monotonic() - began, 2),
-            url=self._url,
-            indexes=service.indexes.sizes(),
-            memory=service.resident(),
-        )
+        return await made
 
 
 class _Server(uvicorn.Server):

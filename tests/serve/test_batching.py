@@ -44,7 +44,7 @@ async def began(held: Held) -> None:
     assert await asyncio.to_thread(held.begun.acquire, timeout=20)
 
 
-def test_what_waits_shares_a_batch_up_to_the_budget_in_the_order_of_arrival(batcher: Batcher, held: Held) -> None:
+def test_what_waits_longest_shares_a_batch_with_texts_of_its_length(batcher: Batcher, held: Held) -> None:
     async def main() -> None:
         first = asyncio.ensure_future(batcher.run("text", ["a"], [3]))
         await began(held)  # Alone, since nothing else waited.
@@ -58,8 +58,26 @@ def test_what_waits_shares_a_batch_up_to_the_budget_in_the_order_of_arrival(batc
         assert await asyncio.gather(*rest) == [["b!", "c!"], ["d!"], ["e!"], ["f!"], ["g!"]]
 
     asyncio.run(main())
-    # 3 x 3 tokens fit 10, a fourth text does not; 5 x 2 would, but f comes next, and is alone as it is too long.
-    assert held.batches == [["a"], ["b", "c", "d"], ["e"], ["f"], ["g"]]
+    # 3 x 3 tokens fit 10, a fourth text does not, and c is nearer to b than g is; f is alone as it is too long, and waits no
+    # longer for that.
+    assert held.batches == [["a"], ["b", "d", "c"], ["e", "g"], ["f"]]
+
+
+def test_a_batch_counts_the_tokens_that_it_is_padded_to(held: Held) -> None:
+    lane = Lane("text", held, budget=16, padded=lambda length: 8 * -(-length // 8))
+    batcher = Batcher([lane], max_requests=100, max_tokens=100)
+
+    async def main() -> None:
+        first = asyncio.ensure_future(batcher.run("text", ["a"], [1]))
+        await began(held)
+        second = asyncio.ensure_future(batcher.run("text", list("bcd"), [5, 5, 5]))
+        await asyncio.sleep(0)
+        held.go.release(10)
+        await asyncio.gather(first, second)
+
+    asyncio.run(main())
+    batcher.close()
+    assert held.batches == [["a"], ["b", "c"], ["d"]]
 
 
 def test_without_padding_the_sum_of_tokens_counts(held: Held) -> None:

@@ -113,6 +113,8 @@ def test_it_gets_ready_and_a_signal_under_load_loses_no_accepted_request(process
     half.close()
     deaf.close()
     assert process.process.wait(timeout=60) == 0
+    assert not [line for line in process.lines() if line.get("level") in ("error", "critical")]
+    assert process.lines()[-1]["message"] == "stopped"
     # Each request was answered in full, was told that the service stops, or found nobody that listens: none was cut off.
     statuses = {status for status, _ in answers}
     assert statuses <= {0, 200, 503}, [answer for answer in answers if answer[0] not in (0, 200, 503)]
