@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxretr.serve.answer_json import Answer
@@ -72,6 +73,8 @@ class Edge:
 
         try:
             await self.app(scope, receive, answer)
+        except ClientDisconnect:  # Before its request was complete: nobody reads an answer.
+            pass
         except Exception as error:
             log.error("request %s: %s", id, failure(error, self.lines.texts))
             if not status:
