@@ -81,7 +81,7 @@ def keep_short_programs() -> Iterator[None]:
     """Programs that are compiled inside are kept, however quickly that went: for many that are needed at every start."""
     import jax
 
-    before = jax.config.jax_persistent_cache_min_compile_time_secs
+    before = getattr(jax.config, _SECONDS.lower())
     jax.config.update(_SECONDS.lower(), 0.0)
     try:
         yield

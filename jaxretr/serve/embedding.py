@@ -1,7 +1,7 @@
 """The service's encoders: one queue and one worker for all of them, so that they take turns on the device."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from jaxretr.serve.batching import Batcher, Lane
 from jaxretr.serve.encoding import SIDES, BatchEncoder
 from jaxretr.serve.metrics import Metrics
 from jaxretr.serve.problems import Invalid, Overloaded
+from jaxretr.serve.served import Standing
 from jaxretr.serve.settings import Settings
 from jaxretr.stores.encoding import Encoder, name_of
 from jaxretr.stores.fingerprints import model_fingerprint
@@ -93,9 +94,9 @@ class Embedding:
             self.models[fingerprint] = Model(name or name_of(encoder), fingerprint, made, lanes)
         return self.models[fingerprint]
 
-    def of(self, facts: Mapping[str, Any]) -> Model:
-        """The model of an index's vectors by its facts: the service's, or the one that the index was moved to."""
-        return self.models.get(facts.get("model_fingerprint") or "", self.model)
+    def of(self, standing: Standing) -> Model:
+        """The model of an index's vectors: the service's, or the one that the index was moved to."""
+        return self.models.get(standing.model_fingerprint or "", self.model)
 
     async def embed(
         self,

@@ -87,29 +87,34 @@ class AnswerHits:
     def __init__(self, encoder: BatchEncoder, index: ServedIndex, request: SearchRequest, rerank: bool):
         self._encoder, self._index, self._request, self._rerank = encoder, index, request, rerank
 
-    def documents(self, found: Sequence[Sequence[Hit]]) -> dict[str, Document]:
-        """Those of the hits, by id; blocks. A document that went away since the search has no text."""
+    def answered(
+        self, found: Sequence[Sequence[Hit]], computed: np.ndarray | None, vectors: np.ndarray
+    ) -> tuple[dict[str, Document], list[answers.Hits]]:
+        """The documents of the hits by id, and what the answer says of each question; blocks.
+
+        Args:
+          found: what the index found.
+          computed: the questions' vectors without weights; None: not known.
+          vectors: the questions', float32 [B, D].
+        """
+        documents = self._documents(found)
+        return documents, self._hits(found, documents, computed, vectors)
+
+    def _documents(self, found: Sequence[Sequence[Hit]]) -> dict[str, Document]:
+        """A document that went away since the search has no text."""
         if not self._request.fields and not self._rerank:
             return {}
         ids = list(dict.fromkeys(hit.id for hits in found for hit in hits))
         there = self._index.documents(ids)
         return {id: document or Document(id, "", "") for id, document in zip(ids, there, strict=True)}
 
-    def hits(
+    def _hits(
         self,
         found: Sequence[Sequence[Hit]],
         documents: Mapping[str, Document],
         computed: np.ndarray | None,
         vectors: np.ndarray,
     ) -> list[answers.Hits]:
-        """The hits of each question; blocks.
-
-        Args:
-          found: what the index found.
-          documents: theirs.
-          computed: the questions' vectors without weights; None: not known.
-          vectors: the questions', float32 [B, D].
-        """
         parts = self._parts(found, vectors) if computed is not None else None
         results: list[answers.Hits] = []
         for number, hits in enumerate(found):

@@ -15,7 +15,7 @@ from jaxretr.search.exact import ExactIndex, search_blocks
 from jaxretr.search.exact.footprint import estimate
 from jaxretr.search.filters import FilterOptions, Filters, Value
 from jaxretr.search.searching import check_dim, check_scann, check_store
-from jaxretr.serve.served import Document, Hit, SearchOptions
+from jaxretr.serve.served import Document, Hit, SearchOptions, Standing
 from jaxretr.stores import index_folder
 from jaxretr.stores.encoding import Encoder, name_of
 from jaxretr.stores.opening import open_store
@@ -78,8 +78,17 @@ class ReadOnlyIndex:
         """D."""
         return self._dim
 
+    @property
+    def standing(self) -> Standing:
+        """See `ServedIndex`."""
+        return Standing(self._facts["model"], self._facts["model_fingerprint"])
+
     def __len__(self) -> int:
         return len(self._ids)
+
+    def is_exact(self, options: SearchOptions) -> bool:
+        """See `ServedIndex.is_exact`."""
+        return options.exact or not self._facts.get("targets")
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
         """See `ServedIndex.search`."""

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from jaxretr.serve.problems import Invalid
 from jaxretr.serve.requests import Rerank, SearchRequest
 from jaxretr.serve.reranker import Reranker
 from jaxretr.serve.served import Document, Hit, SearchOptions, ServedIndex
+from jaxretr.serve.sharing import Kind, SharedSearches
 from jaxretr.serve.threads import Threads
 
 
@@ -36,6 +36,7 @@ class Searching:
     ):
         self._embedding, self._indexes, self._reranker = embedding, indexes, reranker
         self._threads, self._metrics = threads, metrics
+        self._shared = SharedSearches()
 
     async def search(self, name: str, request: SearchRequest) -> answers.SearchAnswer:
         """Searches an index once; see `Service.search`.
@@ -45,28 +46,23 @@ class Searching:
         """
         depth, began = self._depth(request), time.monotonic()
         async with self._indexes.used(name) as index:
-            facts = await self._threads.search(index.facts)
-            model = self._embedding.of(facts)
+            standing = index.standing
+            model = self._embedding.of(standing)
             questions, computed, vectors = await self._questions(request, index, model)
             encoded = time.monotonic()
             options = search_options(request)
-            search = partial(index.search, vectors, depth or request.k, options)
-            if questions is not None and isinstance(index, LiveIndex):
-                search = partial(
-                    index.search, vectors, depth or request.k, options, model_fingerprint=model.fingerprint
-                )
-            found = await self._threads.search(search)
+            known = model.fingerprint if questions is not None and isinstance(index, LiveIndex) else None
+            found = await self._found(index, vectors, depth or request.k, options, known)
             searched = time.monotonic()
             answering = AnswerHits(model.encoder, index, request, rerank=depth is not None)
-            documents = await self._threads.search(answering.documents, found)
-            results = await self._threads.search(answering.hits, found, documents, computed, vectors)
+            documents, results = await self._threads.search(answering.answered, found, computed, vectors)
             if depth is not None:
                 results = answering.reranked(results, await self._scores(questions or [], found, documents))
             done = time.monotonic()
         self._metrics.searched(name, searched - encoded)
         answer: answers.SearchAnswer = {
             "index": name,
-            "model": facts.get("model") or model.name,
+            "model": standing.model or model.name,
             "results": results,
             "took": {
                 "encode_ms": _ms(encoded - began),
@@ -74,11 +70,23 @@ class Searching:
                 "rerank_ms": _ms(done - searched) if depth is not None else 0.0,
                 "total_ms": _ms(done - began),
             },
-            "exact": _is_exact(index, options, facts),
+            "exact": index.is_exact(options),
         }
-        if "sequence" in facts:
-            answer["sequence"] = facts["sequence"]
+        if standing.sequence is not None:
+            answer["sequence"] = standing.sequence
         return answer
+
+    async def _found(
+        self, index: ServedIndex, vectors: np.ndarray, k: int, options: SearchOptions, fingerprint: str | None
+    ) -> list[list[Hit]]:
+        """The hits of each question, from a pass over the index that other searches may share."""
+        told = {} if fingerprint is None else {"model_fingerprint": fingerprint}
+
+        async def search(vectors: np.ndarray) -> list[list[Hit]]:
+            return await self._threads.search(partial(index.search, vectors, k, options, **told))
+
+        kind = Kind(index, k, options.exact, options.target_recall, fingerprint)
+        return await self._shared.run(kind, vectors, options, search)
 
     async def _questions(
         self, request: SearchRequest, index: ServedIndex, model: Model
@@ -120,9 +128,3 @@ class Searching:
 
 def _ms(seconds: float) -> float:
     return round(1000 * seconds, 3)
-
-
-def _is_exact(index: ServedIndex, options: SearchOptions, facts: Mapping[str, Any]) -> bool:
-    if isinstance(index, LiveIndex):
-        return index.is_exact(options)
-    return options.exact or not facts.get("targets")

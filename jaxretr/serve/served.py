@@ -59,6 +59,20 @@ class SearchOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """What an index knows of itself without asking a disk or a database.
+
+    Attributes:
+      model, model_fingerprint: of its vectors; None where not known.
+      sequence: of the last write that it knows of; None where it is not written to.
+    """
+
+    model: str | None
+    model_fingerprint: str | None
+    sequence: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Written:
     """What a write changed.
 
@@ -74,11 +88,12 @@ class Written:
 
 
 class ServedIndex(Protocol):
-    """An index that can be searched. All methods block, and may be called from several threads at once.
+    """An index that can be searched. Methods may be called from several threads at once, and block, except `is_exact`.
 
     Attributes:
       name: what requests call it.
       dim: D, the vectors' dimensions.
+      standing: its model, and how far it is.
     """
 
     name: str
@@ -86,7 +101,14 @@ class ServedIndex(Protocol):
     @property
     def dim(self) -> int: ...
 
+    @property
+    def standing(self) -> Standing: ...
+
     def __len__(self) -> int: ...
+
+    def is_exact(self, options: SearchOptions) -> bool:
+        """Whether a search with these options scores every passage that may be found."""
+        ...
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
         """Finds the passages with the highest inner products.

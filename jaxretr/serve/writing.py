@@ -1,8 +1,7 @@
 """Writes: documents are checked and embedded, and the index acknowledges them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -38,12 +37,11 @@ class Writing:
         _check_documents(documents)
         passages = [Document(each.id, each.title, each.text, each.metadata) for each in documents]
         async with self._indexes.used(name) as index:
-            facts = await self._threads.search(index.facts)
-            target = _writable(name, index, facts)
+            target = _writable(name, index)
             if vectors is not None:
                 matrix = _matrix(vectors, len(documents), index.dim)
                 return await self._written(partial(target.upsert, passages, matrix))
-            model = self._embedding.of(facts)
+            model = self._embedding.of(index.standing)
             texts = [{"title": each.title, "text": each.text} for each in documents]
             matrix = (await self._embedding.embed("passage", texts, model=model)).vectors
             if isinstance(index, LiveIndex):
@@ -53,8 +51,7 @@ class Writing:
     async def delete(self, name: str, ids: Sequence[str]) -> Written:
         """Removes documents; see `Service.delete`."""
         async with self._indexes.used(name) as index:
-            target = _writable(name, index, await self._threads.search(index.facts))
-            return await self._written(partial(target.delete, list(dict.fromkeys(ids))))
+            return await self._written(partial(_writable(name, index).delete, list(dict.fromkeys(ids))))
 
     async def _written(self, write: Callable[[], Written]) -> Written:
         try:
@@ -63,8 +60,8 @@ class Writing:
             raise DiskFull(str(error) or "the disk is full; nothing was written, and reading goes on") from None
 
 
-def _writable(name: str, index: ServedIndex, facts: Mapping[str, Any]) -> WritableIndex:
-    if not isinstance(index, WritableIndex) or not facts.get("writable"):
+def _writable(name: str, index: ServedIndex) -> WritableIndex:
+    if not isinstance(index, WritableIndex):
         raise ReadOnly(
             f"the index {name!r} is read-only; make a live one of it with jaxretr export --to live, and serve that"
         )

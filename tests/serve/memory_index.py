@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxretr.errors import UnavailableError, UserError
-from jaxretr.serve.served import Document, Hit, SearchOptions, StorageFull, Written
+from jaxretr.serve.served import Document, Hit, SearchOptions, Standing, StorageFull, Written
 
 
 class MemoryIndex:
@@ -24,6 +24,13 @@ class MemoryIndex:
     @property
     def dim(self) -> int:
         return self._dim
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(None, None)
+
+    def is_exact(self, options: SearchOptions) -> bool:
+        return True
 
     def __len__(self) -> int:
         self._reach()

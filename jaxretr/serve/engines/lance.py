@@ -13,7 +13,7 @@ from jaxretr.search import certificate as certificates
 from jaxretr.search.engine_certificate import Certificate, settings_of, width_of
 from jaxretr.search.lance import KIND, LanceTable, Only
 from jaxretr.serve.engines.checks import check_model, check_questions
-from jaxretr.serve.served import Document, Hit, SearchOptions
+from jaxretr.serve.served import Document, Hit, SearchOptions, Standing
 from jaxretr.stores import manifest
 from jaxretr.stores.encoding import Encoder
 
@@ -60,6 +60,15 @@ class LanceIndex:
     def dim(self) -> int:
         """D."""
         return self._table.dim
+
+    @property
+    def standing(self) -> Standing:
+        """See `ServedIndex`."""
+        return Standing(self._facts["model"], self._facts["model_fingerprint"])
+
+    def is_exact(self, options: SearchOptions) -> bool:
+        """See `ServedIndex.is_exact`."""
+        return options.exact or not self._settings
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
         """See `ServedIndex.search`."""

@@ -18,7 +18,7 @@ from jaxretr.search.pgvector.connections import Connection, Database, DatabaseFu
 from jaxretr.search.pgvector.searching import Only, search
 from jaxretr.search.pgvector.table import Names, State, holds
 from jaxretr.serve.engines.checks import check_documents, check_model, check_questions
-from jaxretr.serve.served import Document, Hit, SearchOptions, StorageFull, Written
+from jaxretr.serve.served import Document, Hit, SearchOptions, Standing, StorageFull, Written
 from jaxretr.stores.encoding import Encoder
 
 sql = import_extra("psycopg.sql", "pgvector")
@@ -90,6 +90,16 @@ class PgvectorIndex:
     def dim(self) -> int:
         """D."""
         return self._known.facts.dim
+
+    @property
+    def standing(self) -> Standing:
+        """See `ServedIndex`; as the last request found the table."""
+        facts = self._known.facts
+        return Standing(facts.model, facts.model_fingerprint, self._known.sequence)
+
+    def is_exact(self, options: SearchOptions) -> bool:
+        """See `ServedIndex.is_exact`."""
+        return options.exact or not self._known.facts.settings
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
         """See `ServedIndex.search`. Exact scores are PostgreSQL's sums in float32."""

@@ -22,7 +22,7 @@ from jaxretr.serve.live.settings import LiveSettings
 from jaxretr.serve.live.upkeep import Upkeep
 from jaxretr.serve.live.view import View
 from jaxretr.serve.live.writes import Change, Delete, ModelChanged, Upsert
-from jaxretr.serve.served import Document, Hit, SearchOptions, Written
+from jaxretr.serve.served import Document, Hit, SearchOptions, Standing, Written
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +128,12 @@ class LiveIndex:
     def dim(self) -> int:
         """D."""
         return self._view.space.dim
+
+    @property
+    def standing(self) -> Standing:
+        """See `ServedIndex`."""
+        view = self._view
+        return Standing(view.space.model, view.space.fingerprint, view.sequence)
 
     def __len__(self) -> int:
         return self._view.count

@@ -1,0 +1,99 @@
+"""Searches that share a pass over an index: those that arrive while one is under way go together in the next."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxretr.serve.served import Hit, SearchOptions, ServedIndex
+
+# Questions of a pass; a request of more is a pass of its own.
+_MOST = 64
+
+Search = Callable[[np.ndarray], Awaitable[list[list[Hit]]]]
+"""Vectors float32 [B, D] -> B lists of hits."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What searches must have in common to share a pass.
+
+    Attributes:
+      index: that is searched.
+      k: hits per question.
+      exact, target_recall: of `SearchOptions`.
+      model_fingerprint: of the questions; None: not told to the index.
+    """
+
+    index: ServedIndex
+    k: int
+    exact: bool
+    target_recall: float | None
+    model_fingerprint: str | None
+
+
+class SharedSearches:
+    """Runs searches; called in the event loop alone.
+
+    Reading the vectors costs an exact search of one question as much as one of several, so that under load many
+    questions are answered in the time of a few. A search without others waits for none.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Kind, list[tuple[np.ndarray, asyncio.Future[list[list[Hit]]]]]] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def run(self, kind: Kind, vectors: np.ndarray, options: SearchOptions, search: Search) -> list[list[Hit]]:
+        """Searches, together with others of the kind.
+
+        Args:
+          kind: of the search.
+          vectors: float32 [B, D].
+          options: filters; a search with any shares nothing.
+          search: searches for any number of questions of this kind.
+
+        Returns:
+          B lists of hits.
+
+        Raises:
+          Whatever `search` raises.
+        """
+        if len(vectors) > _MOST or options.where or options.deny or options.allow is not None:
+            return await search(vectors)
+        found: asyncio.Future[list[list[Hit]]] = asyncio.get_running_loop().create_future()
+        if kind in self._waiting:
+            self._waiting[kind].append((vectors, found))
+        else:
+            self._waiting[kind] = [(vectors, found)]
+            task = asyncio.ensure_future(self._pass_after_pass(kind, search))
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+        return await found
+
+    async def _pass_after_pass(self, kind: Kind, search: Search) -> None:
+        while waiting := self._waiting[kind]:
+            taken, questions = [], 0
+            while waiting and (not taken or questions + len(waiting[0][0]) <= _MOST):
+                vectors, found = waiting.pop(0)
+                if not found.done():  # Otherwise its client has left.
+                    taken.append((vectors, found))
+                    questions += len(vectors)
+            if taken:
+                await _answered(taken, search)
+        del self._waiting[kind]
+
+
+async def _answered(taken: list[tuple[np.ndarray, asyncio.Future[list[list[Hit]]]]], search: Search) -> None:
+    try:
+        hits = await search(np.concatenate([vectors for vectors, _ in taken]))
+    except Exception as error:
+        for _, found in taken:
+            if not found.done():
+                found.set_exception(error)
+        return
+    start = 0
+    for vectors, found in taken:
+        if not found.done():
+            found.set_result(hits[start : start + len(vectors)])
+        start += len(vectors)
