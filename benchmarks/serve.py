@@ -1,14 +1,17 @@
-"""The service under load on loopback: throughput, latency and memory, beside the offline encoder in the same run.
+"""The service under load on loopback: throughput, latency and memory, beside the offline encoder and a peer in the same run.
 
     python benchmarks/serve.py --corpus corpus.jsonl.gz                       # two minutes of load
     python benchmarks/serve.py --corpus corpus.jsonl.gz --seconds 20 --rows 2000
     python benchmarks/serve.py --corpus corpus.jsonl.gz --peer                # a plain server of sentence-transformers
+    python benchmarks/serve.py --corpus corpus.jsonl.gz --peer "infinity_emb v2 --model-id {model} --port {port}
+        --url-prefix /v1 --engine torch --device cpu --no-bettertransformer"
 
 Starts `jaxretr serve` in a process of its own, over the first --rows passages of the corpus (encoded once, into --work), and
 sends it embeddings of 1, 8, 32 and 256 passages a request and searches of 1 and 8 questions, each from --clients connections
-for an equal share of the time. Before and after every kind the same passages are encoded offline by `encode_passages` while
-the service is idle. With --peer the same requests go to the peer in this file: FastAPI and sentence-transformers without
-batching across requests, thirty lines as one would write them.
+for an equal share of the time, in --rounds rounds. After every kind in every round passages are encoded offline by
+`encode_passages` while the service is idle, and then the same requests for embeddings go to the peer: the server in this
+file (FastAPI and sentence-transformers without batching across requests, thirty lines as one would write them), or another
+that has GET /health and OpenAI's POST /v1/embeddings. Ratios are of one round each: median (lowest to highest).
 """
 
 import argparse
@@ -16,6 +19,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import socket
 import statistics
@@ -40,11 +44,16 @@ WINDOW = 20.0
 
 @dataclass
 class Load:
-    """What one kind of request did."""
+    """What one kind of request did.
+
+    Attributes:
+      rates: texts a second of each round.
+    """
 
     name: str
     texts: int
     seconds: float = 0.0
+    rates: list[float] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
     refused: int = 0
     failed: list[str] = field(default_factory=list)
@@ -53,6 +62,14 @@ class Load:
     def rate(self) -> float:
         """Texts a second."""
         return len(self.latencies) * self.texts / max(self.seconds, 1e-9)
+
+    def add(self, other: "Load") -> None:
+        """Another round."""
+        self.rates.append(other.rate)
+        self.seconds += other.seconds
+        self.latencies += other.latencies
+        self.refused += other.refused
+        self.failed += other.failed
 
     def line(self) -> str:
         ordered = sorted(self.latencies) or [0.0]
@@ -105,20 +122,63 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def start(command: list[str], port: int, log: Path) -> tuple[subprocess.Popen[bytes], float]:
-    """Starts a server; returns it and the seconds until /health was 200."""
-    began = time.monotonic()
-    process = subprocess.Popen(command, stderr=log.open("wb"), stdout=subprocess.DEVNULL)
-    while True:
+class Server:
+    """A server in a process of its own, which has answered /health.
+
+    Attributes:
+      ready: seconds until it did.
+      memory: (seconds under load, bytes) while it was asked.
+    """
+
+    def __init__(self, command: list[str], port: int, log: Path):
+        self.url, self.log = f"http://127.0.0.1:{port}", log
+        self.memory: list[tuple[float, int]] = []
+        began = time.monotonic()
+        self.process = subprocess.Popen(command, stderr=log.open("wb"), stdout=subprocess.DEVNULL)
+        while not self._answers():
+            if self.process.poll() is not None:
+                sys.exit(f"the server ended: {log.read_text()[-2000:]}")
+            time.sleep(0.05)
+        self.ready = time.monotonic() - began
+
+    def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-                if answer.status == 200:
-                    return process, time.monotonic() - began
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                return answer.status == 200
         except (urllib.error.URLError, OSError):
-            pass
-        if process.poll() is not None:
-            sys.exit(f"the server ended: {log.read_text()[-2000:]}")
-        time.sleep(0.05)
+            return False
+
+    @property
+    def resident(self) -> int:
+        """Bytes of memory."""
+        return resident(self.process.pid)
+
+    def announced(self) -> int:
+        """Bytes that its log said it would take: the program's, before the first announcement, and all that were added."""
+        said = re.findall(r"about ([\d.]+ [KMG]iB) of memory in addition to the ([\d.]+ [KMG]iB)", self.log.read_text())
+        return in_bytes(said[0][1]) + sum(in_bytes(more) for more, _ in said) if said else 0
+
+    async def loaded(self, kind: "Kind", seconds: float, clients: int) -> Load:
+        """Asks for some seconds."""
+        name, path, count, body = kind
+        before = self.memory[-1][0] if self.memory else 0.0
+        began = time.monotonic()
+        sending = asyncio.ensure_future(send(self.url, name, path, body, count, seconds, clients))
+        while not sending.done():
+            self.memory.append((before + time.monotonic() - began, self.resident))
+            await asyncio.sleep(0.25)
+        return await sending
+
+
+def in_bytes(text: str) -> int:
+    """Of "12.5 MiB"."""
+    number, unit = text.split()
+    return int(float(number) * 1024 ** (1 + "KMG".index(unit[0])))
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    """Median (lowest to highest)."""
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 # ---- the peer: a server of thirty lines ------------------------------------------------------------------------------
@@ -158,6 +218,9 @@ def search_body(texts: list[str], count: int) -> dict[str, Any]:
     return {"query": [" ".join(text.split()[:10]) for text in random.choices(texts, k=count)], "k": 10}
 
 
+# Name, path, texts of a request, and its body.
+Kind = tuple[str, str, int, Callable[[], dict[str, Any]]]
+
 # ---- the run ---------------------------------------------------------------------------------------------------------
 
 
@@ -184,9 +247,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=30_000)
     parser.add_argument("--seconds", type=float, default=120.0, help="of load, all kinds together")
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--work", type=Path, default=Path("runs/serve_benchmark"))
     parser.add_argument("--compute", default="auto", choices=("auto", "float32", "bfloat16"))
-    parser.add_argument("--peer", action="store_true", help="the same requests for embeddings to the peer as well")
+    parser.add_argument("--peer", nargs="?", const="plain", metavar="COMMAND", help="with {model} and {port}")
     parser.add_argument("--be-peer", type=int, metavar="PORT", help=argparse.SUPPRESS)
     args = parser.parse_args()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -196,67 +260,91 @@ def main() -> None:
     if args.corpus is None:
         parser.error("give --corpus FILE")
     from jaxretr.models.combined_encoder import load_encoder
+    from jaxretr.models.encode import without_truncation_warnings
 
     file, store, texts = prepared(model, args.corpus, args.rows, args.work)
     random.seed(0)
-    port = free_port()
-    options = ["--index", f"wiki={store}", "--corpus", f"wiki={file}", "--port", str(port), "--compute", args.compute]
-    server, seconds = start(
-        [sys.executable, "-m", "jaxretr", "serve", str(model), *options], port, args.work / "serve.log"
-    )
     print(describe())
-    print(f"ready after {seconds:.1f} s with {resident(server.pid) / 2**20:.0f} MiB")
+    ours = start_ours(args, model, store, file)
+    print(f"ready after {ours.ready:.1f} s with {ours.resident / 2**20:.0f} MiB")
+    peer = start_peer(args, model) if args.peer else None
     offline = load_encoder(model, dtype=args.compute)
 
     def encoded() -> float:
         """Texts a second of the offline encoder, while the service is idle."""
         some = random.sample(texts, min(512, len(texts)))
         began = time.monotonic()
-        offline.encode_passages(some)
+        with without_truncation_warnings():
+            offline.encode_passages(some)
         return len(some) / (time.monotonic() - began)
 
     encoded()  # Compiles.
-    kinds = [
-        *((f"embeddings of {n}", "/v1/embeddings", n, partial(embeddings_body, texts, n)) for n in EMBEDDINGS),
-        *((f"searches of {n}", "/v1/wiki/search", n, partial(search_body, texts, n)) for n in SEARCHES),
+    embeddings: list[Kind] = [
+        (f"embeddings of {n}", "/v1/embeddings", n, partial(embeddings_body, texts, n)) for n in EMBEDDINGS
     ]
-    share = args.seconds / len(kinds)
-    rates, memory, loads = [encoded()], [], []
-    began = time.monotonic()
-
-    async def measured(url: str, kind: tuple[str, str, int, Callable[[], dict[str, Any]]], process: int) -> Load:
-        name, path, count, body = kind
-        sending = asyncio.ensure_future(send(url, name, path, body, count, share, args.clients))
-        while not sending.done():
-            memory.append((time.monotonic() - began, resident(process)))
-            await asyncio.sleep(0.25)
-        return await sending
-
-    for kind in kinds:
-        loads.append(asyncio.run(measured(f"http://127.0.0.1:{port}", kind, server.pid)))
-        rates.append(encoded())
-        print(loads[-1].line(), f" offline {rates[-1]:.1f} texts/s", flush=True)
-    best = max(load.rate for load in loads if load.name.startswith("embeddings"))
-    print(f"offline encoder: {statistics.median(rates):.1f} texts/s ({min(rates):.1f} to {max(rates):.1f})")
-    print(f"service / offline: {best / statistics.median(rates):.2f} at the best size of a request")
-    end = memory[-1][0]
-    first = [size for at, size in memory if at <= WINDOW]
-    last = [size for at, size in memory if at >= end - WINDOW]
-    print(f"memory: {max(first) / 2**20:.0f} MiB in the first {WINDOW:.0f} s, {max(last) / 2**20:.0f} MiB in the last")
-    server.send_signal(signal.SIGTERM)
-    print(f"ended with {server.wait(timeout=60)}")
-    for load in loads:
+    searches: list[Kind] = [
+        (f"searches of {n}", "/v1/wiki/search", n, partial(search_body, texts, n)) for n in SEARCHES
+    ]
+    share = args.seconds / (len(embeddings) + len(searches)) / args.rounds
+    loads = {kind[0]: Load(kind[0], kind[2]) for kind in embeddings + searches}
+    peers = {kind[0]: Load(kind[0], kind[2]) for kind in embeddings}
+    rates: dict[str, list[float]] = {name: [] for name in loads}
+    for number in range(args.rounds):
+        for kind in embeddings + searches:
+            loads[kind[0]].add(asyncio.run(ours.loaded(kind, share, args.clients)))
+            rates[kind[0]].append(encoded())
+            if peer is not None and kind in embeddings:
+                peers[kind[0]].add(asyncio.run(peer.loaded(kind, share, args.clients)))
+        print(f"round {number + 1} of {args.rounds} done", flush=True)
+    everything = [rate for each in rates.values() for rate in each]
+    print(f"offline encoder: {spread(everything, 1)} texts/s")
+    for name, load in loads.items():
+        print(load.line())
+        if name in peers:
+            ratios = [mine / theirs for mine, theirs in zip(load.rates, rates[name], strict=True)]
+            print(f"{'':<22} {spread(ratios)} of offline")
+        if name in peers and peer is not None:
+            ratios = [mine / max(theirs, 1e-9) for mine, theirs in zip(load.rates, peers[name].rates, strict=True)]
+            print(f"  peer: {peers[name].line()}\n{'':<22} ours / peer {spread(ratios)}")
+    report_memory(ours)
+    ours.process.send_signal(signal.SIGTERM)
+    print(f"ended with {ours.process.wait(timeout=60)}")
+    if peer is not None:
+        peer.process.kill()
+    for load in loads.values():
         if load.failed:
             sys.exit(f"{load.name}: {load.failed[0]}")
-    if args.peer:
-        port = free_port()
+
+
+def start_ours(args: argparse.Namespace, model: Path, store: Path, file: Path) -> Server:
+    """`jaxretr serve` over the store."""
+    port = free_port()
+    options = ["--index", f"wiki={store}", "--corpus", f"wiki={file}", "--port", str(port), "--compute", args.compute]
+    command = [sys.executable, "-m", "jaxretr", "serve", str(model), *options]
+    return Server(command, port, args.work / "serve.log")
+
+
+def start_peer(args: argparse.Namespace, model: Path) -> Server:
+    """The peer of this file, or the one that was given."""
+    port = free_port()
+    if args.peer == "plain":
         command = [sys.executable, __file__, "--model", str(model), "--be-peer", str(port)]
-        server, seconds = start(command, port, args.work / "peer.log")
-        print(f"peer (FastAPI and sentence-transformers): ready after {seconds:.1f} s")
-        for kind, ours in zip(kinds[: len(EMBEDDINGS)], loads, strict=False):
-            load = asyncio.run(measured(f"http://127.0.0.1:{port}", kind, server.pid))
-            print(load.line(), f" ours / peer {ours.rate / max(load.rate, 1e-9):.2f}", flush=True)
-        server.kill()
+    else:
+        command = [word.format(model=model, port=port) for word in args.peer.split()]
+    server = Server(command, port, args.work / "peer.log")
+    print(f"peer ({command[0] if args.peer != 'plain' else 'plain'}): ready after {server.ready:.1f} s")
+    return server
+
+
+def report_memory(server: Server) -> None:
+    """Whether memory is flat, and whether it was announced."""
+    end, announced = server.memory[-1][0], server.announced()
+    first = max(size for at, size in server.memory if at <= WINDOW)
+    last = max(size for at, size in server.memory if at >= end - WINDOW)
+    print(
+        f"memory: {first / 2**20:.0f} MiB in the first {WINDOW:.0f} s of load, {last / 2**20:.0f} MiB in the last; "
+        f"announced {announced / 2**20:.0f} MiB, {last / max(announced, 1):.2f} of that taken"
+    )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import gzip
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -244,9 +245,10 @@ def test_serve(main: Main, minilm: Path, tmp_path: Path) -> None:
     import serve
 
     words = ["--model", minilm, "--corpus", DATA / "corpus.jsonl", "--rows", 20, "--work", tmp_path, "--peer"]
-    out = main(serve, *words, "--seconds", 3, "--clients", 2, "--compute", "float32")
+    out = main(serve, *words, "--seconds", 3, "--clients", 2, "--rounds", 2, "--compute", "float32")
     assert out.count("failed: 0") == 10
-    assert "service / offline" in out
+    assert out.count(" of offline") == out.count("ours / peer") == 4
+    assert re.search(r"announced \d+ MiB", out) and "announced 0 MiB" not in out
     assert "ended with 0" in out
 
 
