@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxretr.errors import UserError
+from jaxretr.parallel import memory
 from jaxretr.search.exact.host_rows import checked_matrix
 from jaxretr.serve.live import database, snapshots, writes
 from jaxretr.serve.live.certifying import Certified, RecentQuestions
@@ -17,7 +18,7 @@ from jaxretr.serve.live.database import Database, Space
 from jaxretr.serve.live.folder_lock import FolderLock
 from jaxretr.serve.live.group_commit import GroupCommit
 from jaxretr.serve.live.opening import open_newest
-from jaxretr.serve.live.segments import Base
+from jaxretr.serve.live.segments import Base, estimate
 from jaxretr.serve.live.settings import LiveSettings
 from jaxretr.serve.live.upkeep import Upkeep
 from jaxretr.serve.live.view import View
@@ -54,7 +55,12 @@ class LiveIndex:
         self.questions = RecentQuestions(settings.certify_questions)
         with base.reading() as connection:
             snapshots.remove_remains(folder, database.spaces(connection))
-            self._view, self.certified = open_newest(connection, folder, database.state(connection).active)
+            space, rows = database.state(connection).active, database.count(connection, "documents")
+            memory.announce(
+                f"{folder}: a live index of {rows} passages of {space.dim} dimensions",
+                estimate(rows, space.dim, scann=rows >= settings.scann_from),
+            )
+            self._view, self.certified = open_newest(connection, folder, space)
         scann = self._view.base.scann
         if scann is not None and scann.questions is not None and not scann.questions.stand_ins:
             self.questions.add(scann.questions.vectors)
