@@ -8,6 +8,7 @@ import json
 import math
 import platform
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -79,7 +80,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Certificate:
+class Certificate(ABC):
     """The contents of certificate.json.
 
     Attributes:
@@ -106,9 +107,9 @@ class Certificate:
     lines: tuple[Line, ...]
     stale: bool = False
 
+    @abstractmethod
     def made(self) -> str:
         """What the index is, for people."""
-        raise NotImplementedError
 
 
 C = TypeVar("C", bound=Certificate)
