@@ -24,7 +24,7 @@ from jaxretr import ExactIndex
 from jaxretr.data.readers import read_corpus
 from jaxretr.export.index_source import IndexSource
 from jaxretr.serve.served import SearchOptions
-from jaxretr.stores.embedding_store import EmbeddingStore, StoreMeta
+from jaxretr.stores.given_vectors import store_vectors
 
 K = 10
 
@@ -168,21 +168,14 @@ def source_of(folder: Path, passages: np.ndarray) -> tuple[IndexSource, Path]:
     corpus, ids = folder / "corpus.jsonl", ids_of(passages)
     with open(corpus, "w", encoding="utf-8") as file:
         file.writelines(json.dumps({"_id": name, "text": name}) + "\n" for name in ids)
-    meta = StoreMeta(
-        side="passage",
+    store = store_vectors(
+        *(folder / "store", passages, ids),
         model="random clusters",
         model_fingerprint="none",
         texts_fingerprint=read_corpus(corpus).fingerprint(),
-        rows=len(ids),
-        dim=passages.shape[1],
-        dtype="float32",
-        compute="float32",
         shard_rows=4096,
     )
-    store = EmbeddingStore.begin(folder / "store", meta, ids)
-    for shard in range(meta.shards):
-        store.write(shard, passages[slice(*meta.span(shard))], 0)
-    return IndexSource.open(EmbeddingStore.open(folder / "store")), corpus
+    return IndexSource.open(store), corpus
 
 
 def measure(engine: Engine, questions: np.ndarray) -> None:

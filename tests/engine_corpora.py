@@ -1,4 +1,4 @@
-"""Corpora of clustered random vectors, as stores with their JSON lines, and a PostgreSQL to load them into."""
+"""Corpora of clustered random vectors, as stores with their JSON lines; their export; a PostgreSQL to load them into."""
 
 import json
 import shutil
@@ -6,15 +6,20 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from jaxretr import ExactIndex
 from jaxretr.data.readers import read_corpus
+from jaxretr.export.index_source import IndexSource
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.stores.embedding_store import EmbeddingStore, StoreMeta
+from jaxretr.stores.embedding_store import EmbeddingStore
 from jaxretr.stores.fingerprints import model_fingerprint
+from jaxretr.stores.given_vectors import store_vectors
 
 LANGUAGES = ("en", "de", "fr", None)
 
@@ -51,6 +56,13 @@ class Encoded:
     def fields(self) -> list[dict[str, Any]]:
         return [metadata(row) for row in range(len(self.ids))]
 
+    @cached_property
+    def exact(self) -> ExactIndex:
+        """Exact search over the same rows and fields."""
+        names = sorted({name for row in self.fields for name in row})
+        columns = {name: [row.get(name) for row in self.fields] for name in names}
+        return ExactIndex(self.vectors, self.ids, metadata=columns)
+
 
 @dataclass(frozen=True)
 class FixedQuestions:
@@ -74,21 +86,35 @@ def write_corpus(
             file.write(json.dumps(text | {"metadata": metadata(row)}) + "\n")
     if encoder is not None:
         encoder.save(folder / "model")
-    meta = StoreMeta(
-        side="passage",
+    store_vectors(
+        *(folder / "store", vectors, names),
         model="tiny",
         model_fingerprint="of no model" if encoder is None else model_fingerprint(encoder),
         texts_fingerprint=read_corpus(folder / "corpus.jsonl").fingerprint(),
-        rows=len(names),
-        dim=vectors.shape[1],
-        dtype="float32",
-        compute="float32",
         shard_rows=997,
     )
-    store = EmbeddingStore.begin(folder / "store", meta, names)
-    for shard in range(meta.shards):
-        store.write(shard, vectors[slice(*meta.span(shard))], 0)
     return Encoded(folder, names, vectors)
+
+
+def write_with_equal_scores(folder: Path, rows: int, dim: int) -> Encoded:
+    """Writes a corpus whose last 40 rows have the vectors of the first: scores that are equal."""
+    vectors = clustered(rows, dim)
+    vectors[-40:] = vectors[:40]
+    return write_corpus(folder, None, vectors)
+
+
+def export_with(engine: ModuleType, encoded: Encoded, out: Any, **settings: Any) -> None:
+    """Exports a corpus without a model.
+
+    Args:
+      engine: a module of jaxretr/export.
+      encoded: the corpus.
+      out: where the module writes to.
+      **settings: the module's own.
+    """
+    source = IndexSource.open(EmbeddingStore.open(encoded.folder / "store"))
+    stub: Any = FixedQuestions(encoded.vectors[:10])
+    engine.export(source, stub, out, corpus=encoded.folder / "corpus.jsonl", **settings)
 
 
 @dataclass(frozen=True)

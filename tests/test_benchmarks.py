@@ -321,13 +321,10 @@ def test_approximate_search(main: Main, tmp_path: Path) -> None:
 
 
 def write_store(folder: Path, rows: np.ndarray) -> None:
-    from jaxretr.stores.embedding_store import EmbeddingStore, StoreMeta
+    from jaxretr.stores.given_vectors import store_vectors
 
-    facts: dict[str, Any] = {"side": "passage", "model": "m", "model_fingerprint": "0", "texts_fingerprint": "0"}
-    meta = StoreMeta(
-        **facts, rows=len(rows), dim=rows.shape[1], dtype="float32", compute="float32", shard_rows=len(rows)
-    )
-    EmbeddingStore.begin(folder, meta, [f"p{row}" for row in range(len(rows))]).write(0, rows, 0)
+    ids = [f"p{row}" for row in range(len(rows))]
+    store_vectors(folder, rows, ids, model="m", model_fingerprint="0", texts_fingerprint="0", shard_rows=len(rows))
 
 
 # ---- quality ---------------------------------------------------------------------------------------------------------

@@ -27,8 +27,9 @@ from jaxretr.export.passage_fields import VertexFields
 from jaxretr.export.vertex_schema import Checker, row_problem
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.stores import manifest
-from jaxretr.stores.embedding_store import EmbeddingStore, StoreMeta
+from jaxretr.stores.embedding_store import EmbeddingStore
 from jaxretr.stores.fingerprints import model_fingerprint
+from jaxretr.stores.given_vectors import store_vectors
 
 # As Google documents a line of a data file; written down here once more, so that our own check is checked.
 SCHEMA = {
@@ -98,20 +99,8 @@ def encoded(encoder: DualEncoder, tmp_path_factory: pytest.TempPathFactory) -> P
 
 def write_store(folder: Path, encoder: DualEncoder, ids: Sequence[str], vectors: np.ndarray, rows: int = 5) -> None:
     """A store of given vectors, as if the model had made them."""
-    meta = StoreMeta(
-        side="passage",
-        model="tiny",
-        model_fingerprint=model_fingerprint(encoder),
-        texts_fingerprint="of no text",
-        rows=len(ids),
-        dim=vectors.shape[1],
-        dtype="float32",
-        compute="float32",
-        shard_rows=rows,
-    )
-    store = EmbeddingStore.begin(folder, meta, ids)
-    for shard in range(meta.shards):
-        store.write(shard, vectors[slice(*store.meta.span(shard))], 0)
+    fingerprints = {"model_fingerprint": model_fingerprint(encoder), "texts_fingerprint": "of no text"}
+    store_vectors(folder, vectors, ids, model="tiny", **fingerprints, shard_rows=rows)
 
 
 def source_of(folder: Path) -> IndexSource:

@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from brute_force import brute_force
-from engine_corpora import Encoded, FixedQuestions, clustered, metadata, write_corpus
+from engine_corpora import Encoded, clustered, export_with, metadata, write_corpus, write_with_equal_scores
 
-from jaxretr import ExactIndex
 from jaxretr.errors import UserError
-from jaxretr.export.index_source import IndexSource
 from jaxretr.serve.served import Document, SearchOptions, WritableIndex
-from jaxretr.stores.embedding_store import EmbeddingStore
 
 pytest.importorskip("lancedb", reason="it holds the table")
 from jaxretr.export import lance as exporting
@@ -27,18 +24,12 @@ EVERY, EXACT = SearchOptions(), SearchOptions(exact=True)
 
 @pytest.fixture(scope="module")
 def encoded(tmp_path_factory: pytest.TempPathFactory) -> Encoded:
-    """The last rows have the vectors of the first: scores that are equal."""
-    vectors = clustered(ROWS, DIM)
-    vectors[-40:] = vectors[:40]
-    return write_corpus(tmp_path_factory.mktemp("lance"), None, vectors)
+    return write_with_equal_scores(tmp_path_factory.mktemp("lance"), ROWS, DIM)
 
 
 @pytest.fixture(scope="module")
 def folder(encoded: Encoded) -> Path:
-    source = IndexSource.open(EmbeddingStore.open(encoded.folder / "store"))
-    stub: Any = FixedQuestions(encoded.vectors[:10])
-    corpus = encoded.folder / "corpus.jsonl"
-    exporting.export(source, stub, encoded.folder / "out", corpus=corpus)
+    export_with(exporting, encoded, encoded.folder / "out")
     return encoded.folder / "out"
 
 
@@ -55,7 +46,7 @@ def test_exact_search_is_ours_to_the_bit(encoded: Encoded, index: LanceIndex) ->
     """Scores, ids, and the order of equal scores, also at the end of the list."""
     asked = np.concatenate([questions(), encoded.vectors[:10]])
     for k in (1, 2, 25):
-        scores, ids = ExactIndex(encoded.vectors, encoded.ids).search(asked, k)
+        scores, ids = encoded.exact.search(asked, k)
         found = index.search(asked, k, EXACT)
         assert [[hit.id for hit in one] for one in found] == ids
         assert [[hit.score for hit in one] for one in found] == scores.tolist()
@@ -65,10 +56,7 @@ def test_more_equal_scores_than_were_asked_for(tmp_path: Path) -> None:
     """100 rows are the same: the first rows win."""
     vectors = clustered(120, DIM)
     vectors[10:110] = vectors[10]
-    encoded = write_corpus(tmp_path, None, vectors)
-    stub: Any = FixedQuestions(vectors[:10])
-    source = IndexSource.open(EmbeddingStore.open(encoded.folder / "store"))
-    exporting.export(source, stub, tmp_path / "out", corpus=tmp_path / "corpus.jsonl")
+    export_with(exporting, write_corpus(tmp_path, None, vectors), tmp_path / "out")
     found = lance.open(str(tmp_path / "out"), name="x").search(vectors[10:11], 5, EXACT)
     assert [hit.id for hit in found[0]] == [f"p{row}" for row in range(10, 15)]
 
@@ -101,12 +89,9 @@ def test_recall_at_the_defaults(encoded: Encoded, index: LanceIndex) -> None:
 def test_filters_find_what_looking_at_every_row_finds(
     encoded: Encoded, index: LanceIndex, exact: bool, where: dict[str, Any]
 ) -> None:
-    names = sorted({name for row in encoded.fields for name in row})
-    columns = {name: [row.get(name) for row in encoded.fields] for name in names}
-    ours = ExactIndex(encoded.vectors, encoded.ids, metadata=columns)
     several = [f"p{row}" for row in range(0, ROWS, 3)]
     for ids in ({}, {"allow": several}, {"deny": several, "allow": [*several[:9], "p1"]}):
-        scores, _ = ours.search(questions(4), 10, where=where, **ids)
+        scores, _ = encoded.exact.search(questions(4), 10, where=where, **ids)
         found = index.search(questions(4), 10, SearchOptions(exact=exact, where=where, **ids))
         assert [[hit.score for hit in one] for one in found] == scores.tolist()
 

@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from brute_force import brute_force
-from engine_corpora import Encoded, FixedQuestions, Postgres, clustered, metadata, write_corpus
+from engine_corpora import Encoded, Postgres, clustered, export_with, metadata, write_corpus, write_with_equal_scores
 
-from jaxretr import ExactIndex
 from jaxretr.errors import UnavailableError, UserError
-from jaxretr.export.index_source import IndexSource
 from jaxretr.serve.served import Document, SearchOptions, StorageFull, WritableIndex
-from jaxretr.stores.embedding_store import EmbeddingStore
 
 psycopg = pytest.importorskip("psycopg", reason="it connects to the server")
 from jaxretr.export import pgvector as exporting  # noqa: E402
@@ -32,24 +29,15 @@ EXACT = SearchOptions(exact=True)
 TOLERANCE = 1e-6
 
 
-def load(encoded: Encoded, address: str, **settings: Any) -> None:
-    source = IndexSource.open(EmbeddingStore.open(encoded.folder / "store"))
-    stub: Any = FixedQuestions(encoded.vectors[:10])
-    exporting.export(source, stub, Address.parse(address), corpus=encoded.folder / "corpus.jsonl", **settings)
-
-
 @pytest.fixture(scope="module")
 def encoded(tmp_path_factory: pytest.TempPathFactory) -> Encoded:
-    """The last rows have the vectors of the first: scores that are equal."""
-    vectors = clustered(ROWS, DIM)
-    vectors[-40:] = vectors[:40]
-    return write_corpus(tmp_path_factory.mktemp("served"), None, vectors)
+    return write_with_equal_scores(tmp_path_factory.mktemp("served"), ROWS, DIM)
 
 
 @pytest.fixture(scope="module")
 def address(encoded: Encoded, postgres: Postgres) -> str:
     address = f"pgvector:{postgres.uri}&table=served"
-    load(encoded, address, targets=(0.95, 0.99))
+    export_with(exporting, encoded, Address.parse(address), targets=(0.95, 0.99))
     return address
 
 
@@ -87,7 +75,7 @@ def pairs(hits: list[list[Any]]) -> list[list[tuple[str, float]]]:
 def test_exact_search_is_ours(encoded: Encoded, index: PgvectorIndex) -> None:
     """Scores up to their rounding; ids in the same order, those of equal scores by row."""
     asked = np.concatenate([questions(), encoded.vectors[:20]])
-    scores, ids = ExactIndex(encoded.vectors, encoded.ids).search(asked, 25)
+    scores, ids = encoded.exact.search(asked, 25)
     found = index.search(asked, 25, EXACT)
     np.testing.assert_allclose([[hit.score for hit in one] for one in found], scores, atol=TOLERANCE)
     for one, wanted, values in zip(found, ids, scores, strict=True):
@@ -141,9 +129,6 @@ WHERE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_filters_find_what_looking_at_every_row_finds(encoded: Encoded, index: PgvectorIndex, exact: bool) -> None:
-    names = sorted({name for row in encoded.fields for name in row})
-    columns = {name: [row.get(name) for row in encoded.fields] for name in names}
-    ours = ExactIndex(encoded.vectors, encoded.ids, metadata=columns)
     asked, several = questions(6), [f"p{row}" for row in range(0, ROWS, 3)]
     lists: list[dict[str, Any]] = [
         {},
@@ -156,7 +141,7 @@ def test_filters_find_what_looking_at_every_row_finds(encoded: Encoded, index: P
     for where, ids in itertools.chain(
         zip(WHERE, itertools.repeat({})), zip(itertools.repeat({}), lists), [(WHERE[0], lists[1])]
     ):
-        scores, _ = ours.search(asked, 10, where=where, **ids)
+        scores, _ = encoded.exact.search(asked, 10, where=where, **ids)
         found = index.search(asked, 10, SearchOptions(exact=exact, where=where, **ids))
         assert [len(one) for one in found] == [scores.shape[1]] * len(asked), (where, ids)
         for one, wanted in zip(found, scores, strict=True):
@@ -394,7 +379,7 @@ def test_an_export_exchanges_the_table_under_its_readers(encoded: Encoded, copy:
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()
-    load(half, copy)
+    export_with(exporting, half, Address.parse(copy))
     index.search(asked, 1, EXACT)
     done.set()
     for reader in readers:
@@ -449,7 +434,7 @@ def test_a_statement_that_takes_too_long(address: str) -> None:
 def test_long_vectors(postgres: Postgres, tmp_path: Path, dim: int, indexed: str) -> None:
     encoded = write_corpus(tmp_path, None, clustered(120, dim))
     address = f"{postgres.uri}&table=long"
-    load(encoded, address)
+    export_with(exporting, encoded, Address.parse(address))
     index = pgvector.open(address, name="long")
     asked = clustered(10, dim, seed=4)
     _, ids = brute_force(asked, encoded.vectors, 5)
