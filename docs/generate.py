@@ -144,4 +144,4 @@ def _returned(function: Any) -> type | None:
     if isinstance(found, str):  # A forward reference; only those of its own module are resolved.
         found = getattr(sys.modules[function.__module__], found, None)
     ours = isinstance(found, type) and found.__module__.startswith("jaxretr.")
-    return found if ours and found.__module__ != config.__name__ else None
+    return found if ours and not found.__module__.startswith(f"{config.__name__}.") else None

@@ -28,6 +28,7 @@ from jaxretr.config import (
     to_json,
     with_settings,
 )
+from jaxretr.config.names import ALSO_CALLED, flat_names
 from jaxretr.errors import UsageError
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
@@ -112,8 +113,8 @@ def test_a_wrong_override_is_one_line(words: list[str], message: str):
 
 def test_each_setting_s_nearest_name_in_another_library_exists():
     leaves = {name.rpartition(".")[2] for name in configuration.all_settings()}
-    assert set(configuration._ALSO_CALLED.values()) <= leaves
-    assert not set(configuration._ALSO_CALLED) & leaves
+    assert set(ALSO_CALLED.values()) <= leaves
+    assert not set(ALSO_CALLED) & leaves
 
 
 # ---- help ------------------------------------------------------------------------------------------------------------
@@ -127,7 +128,7 @@ def test_help_lists_every_setting_with_its_value_and_meaning(config: Config):
     for block in settings_text(config).split("\n  --")[1:]:
         head, *meaning = block.split("\n\n")[0].split("\n")
         entries[head.split(" ")[0].rstrip(",")] = (head, " ".join(line.strip() for line in meaning))
-    assert set(entries) == {name.replace("_", "-") for name in configuration._flat_names(config)}
+    assert set(entries) == {name.replace("_", "-") for name in flat_names(config)}
     assert not [name for name, (_, meaning) in entries.items() if not meaning.endswith(".")], (
         "settings without a docstring"
     )

@@ -4,11 +4,11 @@ import ast
 import dataclasses
 import functools
 import inspect
+import sys
 import textwrap
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from jaxretr import config as configuration
 from jaxretr.config import Config
 
 _WIDTH = 110
@@ -86,17 +86,15 @@ def _default(item: dataclasses.Field[Any], annotation: Any) -> Any:
 
 
 def _meaning(cls: type, name: str) -> str:
-    documented = _parsed()
-    return next(
-        (documented[each.__name__][name] for each in cls.__mro__ if name in documented.get(each.__name__, ())), ""
-    )
+    documented = (_documented(each.__module__).get(each.__name__, {}) for each in cls.__mro__ if each is not object)
+    return next((fields[name] for fields in documented if name in fields), "")
 
 
 @functools.cache
-def _parsed() -> dict[str, dict[str, str]]:
-    """The docstrings below the fields of config.py's classes."""
+def _documented(module: str) -> dict[str, dict[str, str]]:
+    """The docstrings below the fields of a module's classes."""
     found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(configuration)).body:
+    for node in ast.parse(inspect.getsource(sys.modules[module])).body:
         if not isinstance(node, ast.ClassDef):
             continue
         fields = found.setdefault(node.name, {})

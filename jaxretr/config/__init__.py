@@ -1,0 +1,79 @@
+"""Every setting of every run, as frozen dataclasses: one class a kind of run, one section a concern.
+
+An experiment is a Python file with `def config() -> Config`; command-line overrides and the JSON stored with
+each checkpoint go through this package; both refuse a name that does not exist.
+"""
+
+from jaxretr.config.art import INDEX_IN_ART, Art, ArtConfig, ArtData
+from jaxretr.config.as_json import from_json, to_json
+from jaxretr.config.choices import LOWER_IS_BETTER, Dtype, EncodeDtype, Pooling, ScorerKind, TrackerName
+from jaxretr.config.contrastive import (
+    Contrastive,
+    ContrastiveConfig,
+    ContrastiveData,
+    Distillation,
+    Negatives,
+    Validation,
+)
+from jaxretr.config.data import DevData, ExampleData, PretrainData
+from jaxretr.config.kinds import KINDS, check_numbers
+from jaxretr.config.live_index import LiveIndex
+from jaxretr.config.loading import load, override, with_settings
+from jaxretr.config.models import AdapterShape, BertShape, Encoder, Joint, PairEncoder, Scorer, T5Shape
+from jaxretr.config.names import all_settings, nearest_setting
+from jaxretr.config.pretraining import EmbeddingDistillationConfig, MlmConfig, PassageLmConfig
+from jaxretr.config.reranker import PairNegatives, Ranking, RerankerConfig, RerankerData
+from jaxretr.config.run import Config, Mesh, Optimizer, Tracking, Train
+from jaxretr.config.typos import Typos
+
+__all__ = [
+    "INDEX_IN_ART",
+    "KINDS",
+    "LOWER_IS_BETTER",
+    "AdapterShape",
+    "Art",
+    "ArtConfig",
+    "ArtData",
+    "BertShape",
+    "Config",
+    "Contrastive",
+    "ContrastiveConfig",
+    "ContrastiveData",
+    "DevData",
+    "Distillation",
+    "Dtype",
+    "EmbeddingDistillationConfig",
+    "EncodeDtype",
+    "Encoder",
+    "ExampleData",
+    "Joint",
+    "LiveIndex",
+    "Mesh",
+    "MlmConfig",
+    "Negatives",
+    "Optimizer",
+    "PairEncoder",
+    "PairNegatives",
+    "PassageLmConfig",
+    "Pooling",
+    "PretrainData",
+    "Ranking",
+    "RerankerConfig",
+    "RerankerData",
+    "Scorer",
+    "ScorerKind",
+    "T5Shape",
+    "TrackerName",
+    "Tracking",
+    "Train",
+    "Typos",
+    "Validation",
+    "all_settings",
+    "check_numbers",
+    "from_json",
+    "load",
+    "nearest_setting",
+    "override",
+    "to_json",
+    "with_settings",
+]

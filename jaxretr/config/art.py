@@ -1,0 +1,95 @@
+"""Training from questions alone (ART)."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxretr.config.data import DevData
+from jaxretr.config.live_index import LiveIndex
+from jaxretr.config.models import Encoder, Joint, Scorer
+from jaxretr.config.run import Config
+from jaxretr.config.typos import Typos
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtData(DevData):
+    """Input of an ART run. The training questions need neither answers nor judgements."""
+
+    corpus: str
+    """A corpus file, a BEIR folder, or a training file, whose passages are the corpus then."""
+    questions: str
+    """A file of questions, a BEIR folder, or a training file, of which the questions alone are trained on."""
+    questions_split: str | None = None
+    """Train only on the questions that this split of a BEIR folder's qrels names (the judgements stay unread, except
+    those of `held_out`)."""
+    exclude_splits: tuple[str, ...] = ()
+    """Train on no question that one of these splits of a BEIR folder's qrels names."""
+
+
+@dataclass(frozen=True)
+class Art:
+    """ART's objective (Sachan et al. 2023, section 2.4)."""
+
+    top_k: int = 32
+    """K, the passages retrieved and scored for each question."""
+    temperature: float | None = None
+    """tau, which divides the student's scores; None is the square root of the embedding's size."""
+    teacher_temperature: float = 1.0
+    """Divides the teacher's scores."""
+    prior_weight: float = 0.0
+    """Of the student's own scores, held fixed, in the distribution that it is moved to. 0: ART. 1: the posterior under
+    the student, as in EMDR2 (jaxretr/objectives/art.py, `target`)."""
+    shuffle_teacher: bool = False
+    """The control: the teacher's scores of each question are dealt out to its passages at random."""
+    chunk: int = 32
+    """Passages that the training step embeds at once on each device, or as many tokens of questions: memory, not
+    mathematics."""
+
+
+# The settings of an ART run's live index were in its section `art` once. Older config files, JSON files and
+# command lines name its settings there, and are still read: old name in `art` -> name in `index`.
+INDEX_IN_ART = {
+    "refresh_every": "refresh_every",
+    "write_back": "write_back",
+    "index_dtype": "dtype",
+    "block_rows": "block_rows",
+    "encode_rows": "encode_rows",
+}
+_MOVED = "_moved_to_index"
+
+
+def _accept_older_names(init: Callable[..., None]) -> Callable[..., None]:
+    """Lets `Art(...)` take the settings of the index, which `ArtConfig` then moves to its own section."""
+
+    @functools.wraps(init)
+    def accepting(self: "Art", *args: Any, **settings: Any) -> None:
+        moved = {INDEX_IN_ART[name]: settings.pop(name) for name in list(settings) if name in INDEX_IN_ART}
+        init(self, *args, **settings)
+        if moved:
+            object.__setattr__(self, _MOVED, moved)
+
+    return accepting
+
+
+Art.__init__ = _accept_older_names(Art.__init__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtConfig(Config):
+    """Training from questions alone."""
+
+    data: ArtData
+    encoder: Encoder
+    scorer: Scorer
+    art: Art = field(default_factory=Art)
+    joint: Joint = field(default_factory=Joint)
+    typos: Typos = field(default_factory=Typos)
+    index: LiveIndex = field(default_factory=lambda: LiveIndex(write_back=True))
+
+    def __post_init__(self) -> None:
+        moved: dict[str, Any] = vars(self.art).get(_MOVED, {})
+        if moved:
+            object.__setattr__(self, "index", dataclasses.replace(self.index, **moved))
+            object.__setattr__(self, "art", dataclasses.replace(self.art))

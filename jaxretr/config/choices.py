@@ -1,0 +1,13 @@
+"""Names that settings, options and functions choose among."""
+
+from typing import Literal
+
+Dtype = Literal["float32", "bfloat16"]
+EncodeDtype = Literal["auto", "float32", "bfloat16"]
+ScorerKind = Literal["auto", "t5", "cross_encoder", "causal_lm"]
+TrackerName = Literal["wandb", "mlflow"]
+# sentence-transformers' names.
+Pooling = Literal["cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"]
+
+# Among the metrics of evaluations; for all others higher is better.
+LOWER_IS_BETTER = ("loss", "average_rank")

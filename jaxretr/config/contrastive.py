@@ -1,0 +1,111 @@
+"""Supervised training of dual encoders, from judged examples or a teacher's scores."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jaxretr.config.data import ExampleData
+from jaxretr.config.live_index import LiveIndex
+from jaxretr.config.models import Encoder, Joint
+from jaxretr.config.run import Config
+from jaxretr.config.typos import Typos
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveData(ExampleData):
+    """Input of a supervised run."""
+
+    teacher_positives: int | None = None
+    """Of a lexical set's positives (the teacher's first ranks) use only the first so many; None: all."""
+    dev: str | None = None
+    """A training file, BEIR folder or lexical set whose examples give the validation loss, average rank and MRR."""
+    dev_split: str = "dev"
+    """Of a BEIR folder in `dev`, the judgements that are validated on."""
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """Each question's own negatives, in addition to all the other passages of the batch."""
+
+    static: int = 1
+    """Drawn at each step from the training file's hard negatives; where a question has none, from its others."""
+    mined: int = 0
+    """Drawn at each step from the negatives of `data.mined`."""
+    retrieved: int = 0
+    """Found at each step in the live index, with the current question tower."""
+    first_rank: int = 1
+    """The first rank that retrieved negatives are taken from, counted from 1."""
+    last_rank: int = 100
+    """The last of these ranks."""
+    draw: Literal["random", "top"] = "random"
+    """Which of the ranks: any with equal chance, or the first."""
+    margin: float | None = None
+    """Retrieved passages that score higher than the positive's score less this are left out (the index's scores, before
+    the temperature); a passage that the model finds as good as the positive is often one."""
+    mask_known_positives: bool = True
+    """False negatives: a passage that is judged positive for a question is not its negative, wherever it comes from."""
+    mask_duplicates: bool = True
+    """Nor is a passage with the same title and text as the question's positive in the batch."""
+
+
+@dataclass(frozen=True)
+class Contrastive:
+    """The objective: softmax cross-entropy of each question's positive over the passages of the whole batch."""
+
+    temperature: float = 1.0
+    """Divides the scores. They are dot products, or cosines where `encoder.normalise` is on."""
+    positives: Literal["draw", "all"] = "draw"
+    """A question with several: draw one at each step, or use up to `max_positives`, each against the negatives alone."""
+    max_positives: int = 4
+    """Of one question, where `positives` is "all"."""
+    symmetric: bool = False
+    """Add the cross-entropy of each passage's question over the batch's questions, and halve the sum."""
+    corpus_softmax: bool = False
+    """Take the denominator over the whole corpus: the batch's passages fresh, all others from the live index."""
+    matryoshka: tuple[int, ...] = ()
+    """Sizes D' of prefixes of the embedding: the losses of all of them and of the whole are summed."""
+    chunk: int = 32
+    """Passages that each device embeds at once, or as many tokens of questions: memory, not mathematics. The batch is
+    `train.batch_size`."""
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Learning from a teacher's stored scores (the training file's), in addition to the contrastive loss or instead of it."""
+
+    loss: Literal["none", "margin_mse", "kl"] = "none"
+    """The squared error of the margins between positive and negatives (margin_mse), or KL(teacher || student) over a
+    question's passages (kl)."""
+    weight: float = 1.0
+    """Of the distillation loss."""
+    contrastive_weight: float = 1.0
+    """0 leaves the distillation alone."""
+    teacher_temperature: float = 1.0
+    """Divides the teacher's scores (kl)."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Validation on `data.dev` as DPR does it, in terms that do not depend on the number of devices."""
+
+    batch_size: int = 64
+    """Questions whose passages are each other's negatives in the validation loss, in the file's order."""
+    hard_negatives: int = 30
+    """Hard negatives of each question in the pool, at most."""
+    other_negatives: int = 30
+    """Average rank and MRR: the pool is the first positive of every dev question and up to so many negatives of each
+    kind. 1 and 0 make SPAR's mini-index of two passages a question."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveConfig(Config):
+    """Supervised training (DPR, Karpukhin et al. 2020, and what has been added to it since)."""
+
+    data: ContrastiveData
+    encoder: Encoder
+    negatives: Negatives = field(default_factory=Negatives)
+    contrastive: Contrastive = field(default_factory=Contrastive)
+    distillation: Distillation = field(default_factory=Distillation)
+    joint: Joint = field(default_factory=Joint)
+    typos: Typos = field(default_factory=Typos)
+    index: LiveIndex = field(default_factory=LiveIndex)
+    validation: Validation = field(default_factory=Validation)

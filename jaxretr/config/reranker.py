@@ -1,0 +1,66 @@
+"""Training of cross-encoders."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jaxretr.config.data import ExampleData
+from jaxretr.config.models import PairEncoder
+from jaxretr.config.run import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankerData(ExampleData):
+    """Input of a cross-encoder's run. It is evaluated by re-ranking a fixed list of passages of each dev question."""
+
+    dev_run: str | None = None
+    """A run of the dev questions (any format that `jaxretr evaluate run` reads), whose passages are re-ranked; None: BM25's
+    first passages of the corpus."""
+    dev_depth: int = 50
+    """Passages of each dev question that are re-ranked, the best of the run."""
+
+
+@dataclass(frozen=True)
+class PairNegatives:
+    """Each question's passages besides its positive: as many as the numbers here say together. A place that the files
+    or BM25 have no passage for gets a random one."""
+
+    static: int = 0
+    """Drawn at each step from the training file's hard negatives; where a question has none, from its others."""
+    mined: int = 0
+    """Drawn at each step from the negatives of `data.mined`."""
+    bm25: int = 0
+    """Drawn at each step from BM25's ranking of the corpus, which is made before the first step."""
+    first_rank: int = 1
+    """The first rank of BM25's that is drawn from, counted from 1."""
+    last_rank: int = 100
+    """The last of these ranks."""
+    random: int = 0
+    """Drawn at each step from the whole corpus."""
+
+    @property
+    def count(self) -> int:
+        """All of them together."""
+        return self.static + self.mined + self.bm25 + self.random
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The objective of a cross-encoder."""
+
+    loss: Literal["binary", "listwise"] = "binary"
+    """binary: the sigmoid cross-entropy of each pair (Nogueira and Cho 2019). listwise: the softmax cross-entropy of the
+    positive among the question's passages (localized contrastive estimation, Gao et al. 2021)."""
+    positive_weight: float = 1.0
+    """Of the positives' losses (binary), as there are fewer of them than of negatives."""
+    chunk: int = 32
+    """Pairs that each device reads at once: memory, not mathematics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankerConfig(Config):
+    """Training of a cross-encoder (re-ranker) on judged pairs."""
+
+    data: RerankerData
+    encoder: PairEncoder
+    negatives: PairNegatives = field(default_factory=PairNegatives)
+    ranking: Ranking = field(default_factory=Ranking)
