@@ -20,8 +20,10 @@ from jaxretr.models.formats.hf_files import resolve
 from jaxretr.models.layers import Params, matmuls_in
 from jaxretr.models.pair_scorer import scorer_digest
 from jaxretr.models.scorers.t5_scorer import Prompt, encoder_input, graph, mean_log_prob
+from jaxretr.models.scorers.t5_shapes import T5Shapes
 from jaxretr.models.scorers.teachers import T5Teacher
 from jaxretr.models.t5 import T5Config
+from jaxretr.parallel.compilation_cache import keep_programs
 
 
 class QuestionScorer:
@@ -117,7 +119,12 @@ class QuestionScorer:
         return scorer_digest({**facts, **lengths}, self.tokenizer, self.params)
 
     def score(
-        self, questions: Sequence[str], passages: Sequence[Mapping[str, str]], *, batch_size: int = 32
+        self,
+        questions: Sequence[str],
+        passages: Sequence[Mapping[str, str]],
+        *,
+        batch_size: int = 32,
+        shapes: T5Shapes | None = None,
     ) -> np.ndarray:
         """Scores question i against passage i.
 
@@ -127,6 +134,8 @@ class QuestionScorer:
           questions: n questions.
           passages: n mappings with "title" and "text".
           batch_size: pairs at once.
+          shapes: of `few_shapes`, whose programs `compile` compiles in advance, instead of `batch_size`; None: what suits
+            each batch.
 
         Returns:
           float32 [n]: mean log p(question token | passage), in nats; higher is better.
@@ -146,26 +155,46 @@ class QuestionScorer:
         order = sorted(range(len(rows)), key=lambda n: (len(rows[n]), rows[n], len(targets[n])))
         scores = np.zeros(len(rows), np.float32)
         params = jax.device_put(self.params)
-        for start in range(0, len(order), batch_size):
-            batch = order[start : start + batch_size]
-            scores[batch] = self._score_batch(params, [rows[n] for n in batch], [targets[n] for n in batch], batch_size)
+        if shapes is None:
+            starts = range(0, len(order), batch_size)
+            batches = ((order[start : start + batch_size], batch_size) for start in starts)
+        else:
+            batches = shapes.batches(order)
+        for batch, size in batches:
+            pairs = [rows[n] for n in batch], [targets[n] for n in batch]
+            scores[batch] = self._score_batch(params, *pairs, size, shapes)
         return scores
 
     def _score_batch(
-        self, params: Params, rows: list[list[int]], targets: list[list[int]], batch_size: int
+        self, params: Params, rows: list[list[int]], targets: list[list[int]], size: int, shapes: T5Shapes | None
     ) -> np.ndarray:
         distinct = {tuple(row): None for row in rows}
         number = {row: n for n, row in enumerate(distinct)}
-        # Powers of two, so that few shapes are ever compiled.
-        encoded = min(batch_size, 1 << (len(distinct) - 1).bit_length())
-        of_pair = np.zeros(batch_size, np.int32)
+        of_pair = np.zeros(size, np.int32)
         of_pair[: len(rows)] = [number[tuple(row)] for row in rows]
-        passages, lengths = rectangle(list(distinct), encoded, 32)
-        target_tokens, target_lengths = rectangle(targets, batch_size, 8)
-        scores = _score_shared(
-            self.config, self.prompt, self.dtype, params, passages, lengths, of_pair, target_tokens, target_lengths
-        )
+        if shapes is None:
+            # Powers of two, so that few shapes are ever compiled.
+            passages = rectangle(list(distinct), min(size, 1 << (len(distinct) - 1).bit_length()), 32)
+            asked = rectangle(targets, size, 8)
+        else:
+            passages = padded(list(distinct), size, shapes.passage(max(map(len, distinct))))
+            asked = padded(targets, size, shapes.question(max(map(len, targets))))
+        scores = _score_shared(self.config, self.prompt, self.dtype, params, *passages, of_pair, *asked)
         return np.asarray(scores)[: len(rows)]
+
+    # ---- for callers that score a few pairs at a time ------------------------------------------------------------------
+
+    def few_shapes(self) -> T5Shapes:
+        """The shapes for pairs that come a few at a time, so few that all of them can be compiled in advance."""
+        return T5Shapes.of(self.passage_length, self.max_question_length)
+
+    def compile(self, shapes: T5Shapes) -> None:
+        """Compiles the programs of all shapes, or reads them from the cache; from then on the device holds the parameters."""
+        keep_programs()
+        self.params = jax.device_put(self.params)
+        for size, passage, question in shapes.every():
+            pairs = [[0] * passage] * size, [[0] * question] * size
+            self._score_batch(self.params, *pairs, size, shapes)
 
 
 def passage_length(prompt: Prompt, max_length: int) -> int:
@@ -180,7 +209,11 @@ def passage_length(prompt: Prompt, max_length: int) -> int:
 
 def rectangle(rows: Sequence[Sequence[int]], count: int, multiple: int) -> tuple[np.ndarray, np.ndarray]:
     """Pads rows to [count, width] with width a multiple of `multiple`; returns (tokens int32, lengths int32)."""
-    width = max(multiple, -(-max(len(row) for row in rows) // multiple) * multiple)
+    return padded(rows, count, max(multiple, -(-max(len(row) for row in rows) // multiple) * multiple))
+
+
+def padded(rows: Sequence[Sequence[int]], count: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pads rows to [count, width]; returns (tokens int32, lengths int32)."""
     tokens, lengths = np.zeros((count, width), np.int32), np.zeros(count, np.int32)
     for n, row in enumerate(rows):
         tokens[n, : len(row)] = row

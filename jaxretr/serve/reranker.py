@@ -14,16 +14,15 @@ from jaxretr.serve.batching import Batcher, Lane, Observer
 from jaxretr.serve.served import Document
 from jaxretr.serve.settings import Settings
 
-# Of a pair, where the scorer tokenises it itself; and pairs of a batch there.
-_CHARACTERS_A_TOKEN, _PAIRS = 4, 32
+# Of a pair, where the scorer tokenises it itself.
+_CHARACTERS_A_TOKEN = 4
 
 
 class Reranker:
     """Scores pairs of question and document.
 
     Args:
-      scorer: any; the programs of cross-encoders and causal language models are compiled in advance by `compile`, those
-        of a T5 when they are needed.
+      scorer: any; `compile` compiles its programs in advance.
       settings: the queue's limits.
       threads: that tokenise.
       observer: told what the worker does.
@@ -46,13 +45,14 @@ class Reranker:
                 padded=shapes.length,
             )
         else:
-            self.compile = lambda: None
+            of_t5 = scorer.few_shapes()
+            self.compile = lambda: scorer.compile(of_t5)
             lane = Lane(
                 "rerank",
                 lambda pairs: scorer.score(
-                    [question for question, _ in pairs], [passage for _, passage in pairs], batch_size=_PAIRS
+                    [question for question, _ in pairs], [passage for _, passage in pairs], shapes=of_t5
                 ),
-                _PAIRS * scorer.max_length,
+                of_t5.rows[-1] * scorer.max_length,
             )
         self.batcher = Batcher(
             [lane], max_requests=settings.max_queue, max_tokens=settings.max_queue_tokens, observer=observer

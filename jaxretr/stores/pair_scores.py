@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -164,7 +164,7 @@ def _scored(scorer: Scorer, pairs: Sequence[Pair], start: int, batch_size: int |
     """The scores of one chunk, whose first pair is number `start`."""
     questions = [pair.question for pair in pairs]
     passages = [{"title": pair.title, "text": pair.text} for pair in pairs]
-    options = {} if batch_size is None else {"batch_size": batch_size}
+    options: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
     if isinstance(scorer, PairScorer):
         scores = scorer.score(questions, passages, progress=False, **options)
     else:
