@@ -8,6 +8,7 @@ from serving import make_service
 from tiny import DATA
 
 from jaxretr.models.any_scorer import load_scorer
+from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.serve.service import Service
 from jaxretr.stores.encoding import encode
@@ -22,6 +23,15 @@ def encoder(tiny_models: Path) -> DualEncoder:
     )
     model.save(folder)
     return DualEncoder.from_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def combined(encoder: DualEncoder, tiny_models: Path) -> CombinedEncoder:
+    """Two parts, as SPAR's: `dense` and `lexical`."""
+    second = DualEncoder.from_pretrained(
+        tiny_models / "encoder", pooling="cls", shared=True, max_question_length=16, max_passage_length=32
+    )
+    return CombinedEncoder([encoder, second], [1.0, 0.5], names=["dense", "lexical"])
 
 
 @pytest.fixture(scope="session")

@@ -24,14 +24,6 @@ from jaxretr.stores.encoding import encode
 
 
 @pytest.fixture(scope="module")
-def combined(encoder: DualEncoder, tiny_models: Path) -> CombinedEncoder:
-    second = DualEncoder.from_pretrained(
-        tiny_models / "encoder", pooling="cls", shared=True, max_question_length=16, max_passage_length=32
-    )
-    return CombinedEncoder([encoder, second], [1.0, 0.5], names=["dense", "lexical"])
-
-
-@pytest.fixture(scope="module")
 def both(combined: CombinedEncoder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("combined")
     encode(combined, corpus=DATA, out=folder / "store")
