@@ -39,7 +39,7 @@ class JaxretrTextEmbedder:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "JaxretrTextEmbedder":
-        """The component of `to_dict`; the key is that of the variable JAXRETR_KEY."""
+        """The component that `to_dict` described; its API key comes from the variable JAXRETR_KEY."""
         return _haystack.default_from_dict(cls, _opened(data))
 
 
@@ -49,9 +49,9 @@ class JaxretrRetriever:
 
     Args:
       source: a `Client` of the service, or a `Local` in the same process.
-      index: by name; None where the source has one alone.
+      index: its name; None: the source's only one.
       k: how many documents.
-      options: further ones of `Source.search`.
+      options: further options of `Source.search`.
     """
 
     def __init__(self, source: Source, index: str | None = None, k: int = 10, options: Mapping[str, Any] | None = None):
@@ -63,14 +63,14 @@ class JaxretrRetriever:
 
         Args:
           query: the question.
-          filters: Haystack's, of "==", "in" and AND on fields of the metadata; they replace the options' `where`.
-          top_k: instead of k.
+          filters: Haystack's, with "==", "in" and AND on fields of the metadata; they replace the options' `where`.
+          top_k: replaces k.
 
         Returns:
           {"documents": ...}, best first.
 
         Raises:
-          UsageError: another filter.
+          UsageError: a filter that is not supported.
         """
         options = {**self.options, "where": where_of(filters)} if filters else self.options
         hits = self.source.search(query, index=self.index, k=top_k or self.k, **options)
@@ -89,7 +89,7 @@ class JaxretrRetriever:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "JaxretrRetriever":
-        """The component of `to_dict`; the key is that of the variable JAXRETR_KEY."""
+        """The component that `to_dict` described; its API key comes from the variable JAXRETR_KEY."""
         return _haystack.default_from_dict(cls, _opened(data))
 
 
@@ -98,7 +98,7 @@ def where_of(filters: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
       filters: {"field": "meta.lang", "operator": "==", "value": "en"}, "in" with a list, or
-        {"operator": "AND", "conditions": [...]} of such.
+        {"operator": "AND", "conditions": [...]} of these.
 
     Returns:
       Field -> the value, or the list of values.
@@ -116,7 +116,7 @@ def where_of(filters: Mapping[str, Any]) -> dict[str, Any]:
     elif operator == "==" or operator == "in":
         where[str(filters["field"]).removeprefix("meta.")] = filters["value"]
     else:
-        raise UsageError(f"filters: operator {operator!r}; only ==, in and AND are searched with")
+        raise UsageError(f"filters: operator {operator!r} is not supported; use ==, in and AND")
     return where
 
 

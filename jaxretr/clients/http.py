@@ -13,7 +13,7 @@ from jaxretr.clients.source import Found, Side
 from jaxretr.errors import UserError, import_package
 from jaxretr.serve.served import Document, Written
 
-# What the service takes at once, see jaxretr/serve/requests.py.
+# What the service accepts at once, see jaxretr/serve/requests.py.
 _TEXTS, _DOCUMENTS, _IDS = 256, 512, 10_000
 # Characters of the texts of one request, so that its bytes stay below the service's limit.
 _CHARACTERS = 1_000_000
@@ -26,9 +26,9 @@ class ServiceError(UserError):
     """The service refused a request, or cannot be reached.
 
     Attributes:
-      status: of HTTP; 0 where there was no response.
+      status: of HTTP; 0 if there was no response.
       type: of the problem, as the service calls it.
-      param: the field that is wrong, where it is one.
+      param: the field that is wrong, if it is one.
     """
 
     def __init__(self, message: str, status: int = 0, type: str = "unavailable", param: str | None = None):
@@ -43,7 +43,7 @@ class Client:
       url: of the service, such as "http://127.0.0.1:8080".
       key: an API key; None: that of the variable JAXRETR_KEY, if there is one.
       timeout: seconds for connecting, and for each wait for data.
-      retries: how often a request is sent again that was answered with 429, each time after the seconds that the response
+      retries: how often a request that was answered with 429 is sent again, each time after the seconds that the response
         asks for (Retry-After).
     """
 
@@ -65,7 +65,7 @@ class Client:
 
         Args:
           query: the text, or its vector [D].
-          index: by name; None: the only one of the service.
+          index: its name; None: the service's only one.
           k: hits.
           options: further fields of a request to search: where, allow, deny, exact, target_recall, lexical_weight, rerank,
             fields, max_chars.
@@ -94,12 +94,12 @@ class Client:
         return np.stack(rows) if rows else np.zeros((0, 0), np.float32)
 
     def doc(self, id: str, *, index: str | None = None) -> Document | None:
-        """The document of an id, None if there is none."""
+        """The document with an id, None if there is none."""
         name = self._index(index)
         try:
             found = self._send("GET", f"/v1/{name}/doc/{_quoted(id)}")
         except ServiceError as error:
-            # An index that is not there is an error of whoever calls.
+            # A missing index is the caller's error.
             if error.status == 404 and name in self.indexes():
                 return None
             raise
@@ -111,10 +111,10 @@ class Client:
         return [(found["index"], found["relevance_score"]) for found in self._post("/v1/rerank", body)["results"]]
 
     def upsert(self, documents: Sequence[Document], *, index: str | None = None) -> Written:
-        """Adds documents or replaces those with their ids, in as many requests as needed; each is durable when it returns.
+        """Adds documents or replaces those with the same ids, in as many requests as needed; each is durable on return.
 
         Raises:
-          ServiceError: one was refused; the requests before it stand.
+          ServiceError: a request was refused; those before it remain in effect.
         """
         total = Written(0)
         for part in _parts(list(documents), _DOCUMENTS, lambda document: len(document.title) + len(document.text)):
@@ -168,7 +168,7 @@ class Client:
             try:
                 response = self._client.request(method, path, **content)
             except self._httpx.TimeoutException as error:
-                raise ServiceError(f"{self.url}{path}: no answer within {self.timeout:g} s; set timeout=") from error
+                raise ServiceError(f"{self.url}{path}: no answer within {self.timeout:g} s; raise timeout=") from error
             except self._httpx.HTTPError as error:
                 raise ServiceError(f"{self.url}: cannot be reached ({error}); is `jaxretr serve` running?") from error
             if response.status_code != 429 or attempt == self.retries:
@@ -190,7 +190,7 @@ def _content(response: Any, where: str) -> Any:
             f"{where}: {error.get('message')}", response.status_code, error.get("type", ""), error.get("param")
         )
     raise ServiceError(
-        f"{where}: status {response.status_code}, and no JSON of jaxretr; check the URL and proxies before the service",
+        f"{where}: status {response.status_code} without JSON of jaxretr; check the URL, and proxies before the service",
         response.status_code,
     )
 
@@ -207,12 +207,12 @@ def _found(hit: Mapping[str, Any]) -> Found:
 
 
 def _seconds(header: str | None) -> float:
-    """Seconds of a Retry-After header; a date, which the service never sends, is taken for one second."""
+    """Seconds of a Retry-After header; a date, which the service never sends, counts as one second."""
     return min(float(header), _LONGEST_WAIT) if header and header.isascii() and header.isdigit() else 1.0
 
 
 def _parts(rows: list[Any], most: int, length: Any) -> Iterator[list[Any]]:
-    """Consecutive parts of at most so many rows and `_CHARACTERS` characters, one row at least."""
+    """Consecutive parts of at most so many rows and `_CHARACTERS` characters, and at least one row."""
     part: list[Any] = []
     characters = 0
     for row in rows:

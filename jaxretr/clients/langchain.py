@@ -20,13 +20,13 @@ _retrievers: Any = import_package("langchain_core.retrievers", "langchain-core")
 
 
 class JaxretrRetriever(_retrievers.BaseRetriever):
-    """Finds documents for a question: a runnable, as every retriever of LangChain.
+    """Finds documents for a question: a runnable, like every retriever of LangChain.
 
     Attributes:
       source: a `Client` of the service, or a `Local` in the same process.
-      index: by name; None where the source has one alone.
+      index: its name; None: the source's only one.
       k: how many documents.
-      options: further ones of `Source.search`, such as {"where": {"language": "en"}, "rerank": True}.
+      options: further options of `Source.search`, such as {"where": {"language": "en"}, "rerank": True}.
     """
 
     source: Any

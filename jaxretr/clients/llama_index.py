@@ -18,13 +18,13 @@ _schema: Any = import_package("llama_index.core.schema", "llama-index-core")
 
 
 class JaxretrRetriever(_retrievers.BaseRetriever):
-    """Finds nodes for a question; for a query that has an embedding already, by that.
+    """Finds nodes for a question, or for its embedding if the query already has one.
 
     Args:
       source: a `Client` of the service, or a `Local` in the same process.
-      index: by name; None where the source has one alone.
+      index: its name; None: the source's only one.
       k: how many nodes.
-      options: further ones of `Source.search`.
+      options: further options of `Source.search`.
       settings: of LlamaIndex's BaseRetriever, such as callback_manager.
     """
 

@@ -16,8 +16,8 @@ class Found:
     Attributes:
       id: the document's.
       score: inner product with the question's vector, or the re-ranker's score.
-      title, text, metadata: empty where the index has only ids.
-      truncated: whether the text was cut to the `max_chars` that was asked for.
+      title, text, metadata: empty if the index has only ids.
+      truncated: whether the text was cut to the requested `max_chars`.
     """
 
     id: str
@@ -38,8 +38,8 @@ class Source(Protocol):
 
         Args:
           query: the text, or its vector [D].
-          index: by name; None where the source has one alone.
-          k: hits, fewer where fewer may be found.
+          index: its name; None: the source's only one.
+          k: hits; fewer if fewer may be found.
           options: `where`, `allow`, `deny`, `exact`, `target_recall`, as a request to search has them.
         """
         ...

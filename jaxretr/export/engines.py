@@ -38,9 +38,9 @@ def export(
       model: the encoder, see `jaxretr.export`.
       to: "pgvector" or "lance".
       out: the database's address, or a new folder.
-      table: of PostgreSQL.
+      table: of PostgreSQL; None: the address names it, or the default.
       store, corpus, queries, k, seed, target_recall: see `jaxretr.export`.
-      graph: "m" and "ef_construction", where they are given.
+      graph: "m" and "ef_construction", if given.
 
     Returns:
       Where it is, without a password; what was written and verified; and the certificate.

@@ -100,7 +100,7 @@ def verify(folder: Path) -> str:
       What agrees, for people.
 
     Raises:
-      UserError: what does not; or LanceDB is not installed.
+      UserError: something does not agree, or LanceDB is not installed.
     """
     stated = manifest.read(folder)
     facts = stated.facts
@@ -118,7 +118,7 @@ def verify(folder: Path) -> str:
         certificate = certificates.read(folder, Certificate)
         problems += engine_certificate.check_again(certificate, _search(table), _again(folder, facts, table))
         stated_recall = certificate.lines[0].recalls[0]
-        said += f"; recall@{stated_recall.k} {stated_recall.recall:.3f} when it was made, and now no less"
+        said += f"; recall@{stated_recall.k} {stated_recall.recall:.3f} when it was exported, and no less now"
     manifest.refuse(folder, problems)
     return said
 
@@ -146,7 +146,7 @@ def _search(table: LanceTable) -> engine_certificate.WidthSearch:
 
 
 def _again(folder: Path, facts: dict[str, Any], table: LanceTable) -> Asked:
-    """Some certification questions, and the neighbours that were noted of them."""
+    """Some certification questions, and the neighbours that were recorded for them."""
     questions = question_sets.read(folder, facts["dim"])
     part = slice(questions.tuning, questions.tuning + VERIFIED_QUESTIONS)
     neighbours = questions.neighbours[:VERIFIED_QUESTIONS]

@@ -1,4 +1,4 @@
-"""A live index of an embedding store: documents and vectors in SQLite, and the first snapshot."""
+"""Exports an embedding store as a live index: documents and vectors in SQLite, and the first snapshot."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -24,10 +24,10 @@ from jaxretr.storage.files import atomic_folder
 
 log = logging.getLogger(__name__)
 
-# Documents of a transaction.
+# Documents per transaction.
 _PIECE_ROWS = 10_000
 
-# What a document takes in the database beside text and vector.
+# Bytes that a document takes in the database besides text and vector.
 _ROW_BYTES = 200
 
 
@@ -45,8 +45,8 @@ def export(
     Args:
       source: the passages.
       out: a new or empty folder.
-      corpus: what was encoded. The "metadata" of JSON lines become the fields for filters.
-      questions: float32 [Q, D] to tune and certify the ScaNN index with, if there are passages enough for one.
+      corpus: the one that was encoded. The "metadata" of JSON lines becomes the fields for filters.
+      questions: float32 [Q, D] to tune and certify the ScaNN index with, if there are enough passages for one.
       settings: of the snapshot.
       advance: called with the number of rows that were written since the last call.
 
@@ -74,7 +74,7 @@ def export(
                     with database.transaction(connection):
                         upsert(connection)
                 advance(len(vectors))
-            next(documents, None)  # Says so if there are more.
+            next(documents, None)  # Raises an error if there are more.
             snapshots.write(base, database.state(connection).active, settings, questions)
         finally:
             connection.close()
@@ -100,7 +100,7 @@ def _documents(corpus: str | Path) -> Iterator[tuple[str, str, Document]]:
 
 
 def _metadata(values: Any, left_out: set[str]) -> dict[str, Value]:
-    """The fields that filters can look at; notes the names of the others."""
+    """The fields that filters can use; adds the names of the others to `left_out`."""
     if not isinstance(values, dict):
         return {}
     kept = {name: value for name, value in values.items() if value is None or isinstance(value, str | int | float)}

@@ -32,7 +32,7 @@ from jaxretr.version import __version__
 psycopg = import_extra("psycopg", "pgvector")
 sql = import_extra("psycopg.sql", "pgvector")
 
-# pgvector's own defaults are 16 and 64; with 128 a build takes twice as long, and fewer candidates reach a recall.
+# pgvector's own defaults are 16 and 64; with 128 a build takes twice as long, and the same recall needs fewer candidates.
 M, EF_CONSTRUCTION = 16, 128
 
 # How long the exchange waits for readers of the old table, while other readers wait behind it.
@@ -103,7 +103,7 @@ def verify(address: Address) -> str:
       What agrees, for people.
 
     Raises:
-      UserError: what does not.
+      UserError: something does not agree.
     """
     database = Database(address, size=1, timeout_s=3600)
     try:
@@ -179,7 +179,7 @@ class _Loader:
         )
 
     def certify(self, questions: np.ndarray | None, k: int, targets: Sequence[float]) -> Certificate | None:
-        """Tunes the search, measures the certificate, and notes both."""
+        """Tunes the search, measures the certificate, and records both."""
         facts, source = self.state.facts, self.source
         asked = asked_of(source, questions, self.seed)
         if asked is None:
@@ -215,7 +215,7 @@ class _Loader:
         return certificate
 
     def write_golden(self, vectors: np.ndarray) -> None:
-        """Notes what the golden questions must find, which our own exact search says."""
+        """Records what the golden questions must find, according to our own exact search."""
         hits = golden_hits.exact(self.source.pieces(), self.source.ids, vectors)
         content = {"questions": golden.QUESTIONS, "ids": hits.ids, "scores": hits.scores}
         self.connection.execute(
@@ -277,7 +277,7 @@ def _verified(connection: Connection, address: Address) -> str:
     if not problems and facts.certificate is not None:
         problems += _recall_problems(connection, names, state, facts.certificate)
         line = facts.certificate.lines[0].recalls[0]
-        said.append(f"recall@{line.k} {line.recall:.3f} when it was made, and now no less")
+        said.append(f"recall@{line.k} {line.recall:.3f} when it was exported, and no less now")
     if problems:
         raise UserError(f"{address.shown}: not what was exported: {'; '.join(problems)}; export again")
     return "; ".join(said)
@@ -313,7 +313,7 @@ def _golden_problem(connection: Connection, names: Names, state: State) -> tuple
 
 
 def _recall_problems(connection: Connection, names: Names, state: State, certificate: Certificate) -> list[str]:
-    """Asks certification questions again; their neighbours are those that an exact search finds now."""
+    """Asks certification questions again; an exact search finds their current neighbours."""
     own_ids, raw = _evidence(connection, names, "questions", "question_vectors")
     own_ids = own_ids[:VERIFIED_QUESTIONS]
     vectors = np.frombuffer(raw, "<f4").reshape(-1, state.facts.dim)[: len(own_ids)]

@@ -1,9 +1,9 @@
-"""Passages in a LanceDB table: its columns, and searching it.
+"""Passages in a LanceDB table: its columns, and how it is searched.
 
   row int64, id, title, text, metadata (JSON), field_0, field_1, ... (values as JSON), embedding float32 [D]
 
-Filters are expressions of LanceDB over columns whose names are ours and literals that it takes as they are: no SQL is put
-together. LanceDB's distances are 1 - q.x in float32, so scores are computed again from the vectors of what was found.
+Filters are LanceDB's expressions, over columns with names of our own and literals that it takes as they are: no SQL is
+composed. LanceDB's distances are 1 - q.x in float32, so scores are computed again from the vectors of what was found.
 """
 
 import json
@@ -31,10 +31,10 @@ KIND = "lance"
 TABLE = "passages"
 VECTOR = "embedding"
 
-# What is scored exactly of the index's candidates, for each result: its vectors have 8 bits a number.
+# Candidates of the index per result that are scored exactly: its vectors have 8 bits per number.
 _REFINED = 4
 
-# Parts of the index that are searched, at most: all that there are, since LanceDB makes one of about a million rows.
+# Parts of the index that are searched at most: all of them, since LanceDB makes one for about a million rows.
 _ALL_PARTS = 1 << 10
 
 # Further results of an exact search, so that equal scores at its end are ordered by row too.
@@ -42,7 +42,7 @@ _MORE = 16
 
 
 def schema(dim: int, fields: int) -> Any:
-    """The columns of D dimensions and some fields."""
+    """The columns for vectors of D dimensions and some fields."""
     texts = [pa.field(name, pa.string()) for name in ("id", "title", "text", "metadata")]
     values = [pa.field(column_of(number), pa.string()) for number in range(fields)]
     return pa.schema(
@@ -56,7 +56,7 @@ def column_of(number: int) -> str:
 
 
 def as_cell(value: Value) -> str:
-    """A value as a column of a field holds it: 1 and 1.0 are the same, True is another, and None is a missing one."""
+    """A value as a column of a field holds it: 1 and 1.0 are the same, True is another value, and None a missing one."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value)
@@ -65,7 +65,7 @@ def as_cell(value: Value) -> str:
 def batch(
     first: int, rows: Sequence[tuple[str, str, str, Mapping[str, Value]]], vectors: np.ndarray, fields: Sequence[str]
 ) -> Any:
-    """Some rows as LanceDB takes them.
+    """Some rows in LanceDB's form.
 
     Args:
       first: the number of the first.
@@ -100,17 +100,17 @@ class Found:
 
 @dataclass(frozen=True)
 class Only:
-    """Which rows may be found; as the attributes of `jaxretr.search.pgvector.searching.Only`."""
+    """Which rows may be found; see the attributes of `jaxretr.search.pgvector.searching.Only`."""
 
     where: Where = field(default_factory=dict)
     allow: Sequence[str] | None = None
     deny: Sequence[str] = ()
 
     def condition(self, fields: Sequence[str]) -> Expr | None:
-        """The condition; None where every row may be found.
+        """The condition; None if every row may be found.
 
         Raises:
-          UserError: a field that is not there, or no value of a field.
+          UserError: an unknown field, or what is no value of a field.
         """
         parts: list[Expr] = []
         if self.allow is not None:
@@ -128,7 +128,7 @@ class Only:
 
 
 class LanceTable:
-    """A table that is searched.
+    """A table to search.
 
     Attributes:
       fields: of the metadata, in the order of their columns.
@@ -156,15 +156,15 @@ class LanceTable:
 
         Args:
           vectors: float32 [B, D].
-          k: rows a question.
+          k: rows per question.
           width: candidates that the graph's search holds; None: every row is scored.
           only: which rows may be found.
 
         Returns:
-          B results; of an exact search equal scores are in the order of rows.
+          B results; in those of an exact search, equal scores are in the order of rows.
 
         Raises:
-          UserError: a field that is not there.
+          UserError: an unknown field.
         """
         condition = None if only is None else only.condition(self.fields)
         if width is None:
@@ -178,7 +178,7 @@ class LanceTable:
         ]
 
     def rows(self, ids: Sequence[str], columns: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Some columns of the rows that there are, by id."""
+        """Some columns of the rows with these ids, by id; unknown ids are left out."""
         wanted = list({name for name in ids if _is_text(name)})
         if not wanted:
             return {}
@@ -194,7 +194,7 @@ class LanceTable:
         asked = k + _MORE
         while True:
             found = self._ask(vector, asked, condition, None)
-            # Beyond the end nothing may have the score of the last result: rows of equal scores come in any order.
+            # No row beyond the end may have the last result's score, since rows of equal scores come in any order.
             if len(found.rows) < asked or found.scores[-1] < found.scores[k - 1]:
                 return Found(found.rows[:k], found.ids[:k], found.scores[:k])
             asked *= 2
@@ -224,7 +224,7 @@ class LanceTable:
 def write(
     folder: Path, batches: Iterable[Any], dim: int, fields: Sequence[str], *, m: int, ef_construction: int
 ) -> None:
-    """Writes a table, and makes its index: graphs over vectors of 8 bits a number.
+    """Writes a table, and builds its index: graphs over vectors of 8 bits per number.
 
     Raises:
       UserError: LanceDB cannot write there.

@@ -1,4 +1,4 @@
-"""Responses as JSON: written fast, and never failing for a text that UTF-8 cannot hold."""
+"""Responses as JSON: serialised fast, and without failing on text that UTF-8 cannot hold."""
 
 from typing import Any
 
@@ -15,17 +15,17 @@ class Answer(JSONResponse):
         """The bytes of the body."""
         try:
             return to_json(content)
-        except PydanticSerializationError:  # Half a surrogate pair, which an index of old may hold.
+        except PydanticSerializationError:  # Half a surrogate pair, which an older index may hold.
             return to_json(_whole(content))
 
     @classmethod
     def of(cls, problem: Problem) -> "Answer":
-        """The response of a problem."""
+        """The response to a problem."""
         return cls(problem.to_json(), problem.status, headers=problem.headers)
 
 
 def _whole(content: Any) -> Any:
-    """The same with question marks in place of what UTF-8 cannot hold."""
+    """The same content with question marks in place of what UTF-8 cannot hold."""
     if isinstance(content, str):
         return content.encode("utf-8", "replace").decode()
     if isinstance(content, dict):

@@ -1,4 +1,4 @@
-"""What the service answers, as it stands in the OpenAPI document."""
+"""The service's answers, as the OpenAPI document describes them."""
 
 from typing import Any, Literal, NotRequired
 
@@ -85,7 +85,7 @@ class Hits(TypedDict):
 
 
 class Took(TypedDict):
-    """Milliseconds; waiting in queues is part of them."""
+    """Milliseconds, including time spent in queues."""
 
     encode_ms: float
     search_ms: float
@@ -129,7 +129,7 @@ class DeleteAnswer(TypedDict):
 
 
 class IndexFacts(TypedDict):
-    """An index; engines say more of themselves."""
+    """An index; engines add facts of their own."""
 
     __pydantic_config__ = {"extra": "allow"}  # noqa: RUF012  # pyright: ignore
 
@@ -147,15 +147,15 @@ class IndexesAnswer(TypedDict):
 
 
 class DroppedAnswer(TypedDict):
-    """An index that is gone."""
+    """An index that was removed."""
 
     dropped: str
 
 
 class MoveAnswer(TypedDict):
-    """How far an index's move to another model is.
+    """The progress of an index's move to another model.
 
-    `phase` is "none", "waiting", "filling", "snapshot", "switched" or "failed"; `model` is the one that is searched.
+    `phase` is "none", "waiting", "filling", "snapshot", "switched" or "failed"; `model` is the one that is searched with.
     """
 
     index: str
@@ -168,7 +168,7 @@ class MoveAnswer(TypedDict):
 
 
 class RerankResult(TypedDict):
-    """A document's place among those of the request, and its raw score."""
+    """A document's place in the request, and its raw score."""
 
     index: int
     relevance_score: float

@@ -34,10 +34,10 @@ def create_app(
     """Makes the app.
 
     Args:
-      service: what answers; whoever made it starts and closes it.
+      service: answers the requests; the caller starts and closes it.
       settings: limits; by default the service's.
-      keys: who may do what; None: everybody everything.
-      lines: the log; by default on stderr.
+      keys: API keys with their scopes; None: everything is open.
+      lines: the request log; by default on stderr.
     """
     settings = settings or service.settings
     lines = lines or RequestLog(settings.log_texts)
@@ -86,24 +86,24 @@ def create_app(
 
 
 def __getattr__(name: str) -> Any:
-    """Says why there is no app to import for gunicorn or `uvicorn --workers`."""
+    """Explains why gunicorn and `uvicorn --workers` find no app to import."""
     if name in ("app", "application"):
         raise UsageError(
-            "jaxretr.serve.app has no app to import, since one process serves: the model, the queue and the indexes "
-            "that are written belong to it; run: jaxretr serve MODEL"
+            "jaxretr.serve.app has no app to import, since a single process serves: it owns the model, the queue and the "
+            "writable indexes; run: jaxretr serve MODEL"
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _mcp() -> Callable[..., Any] | None:
-    """What mounts MCP, where its package is installed."""
+    """The function that mounts MCP, if its package is installed."""
     if importlib.util.find_spec("jaxretr.serve.mcp_tools") is None or importlib.util.find_spec("mcp") is None:
         return None
     return importlib.import_module("jaxretr.serve.mcp_tools").mount
 
 
 def _add_pages(app: FastAPI) -> None:
-    """The search page, and the documentation of the API if there is one."""
+    """Adds the search page, and the API's documentation if there is one."""
     for path, file in (("/", PAGE), ("/docs", PAGE.with_name("docs.html"))):
         if file.is_file():
             answer = partial(answer_page, file)
@@ -125,7 +125,7 @@ def _add_errors(app: FastAPI) -> None:
     async def other(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         type = _TYPES.get(error.status_code, "invalid_request" if error.status_code < 500 else "internal")
-        said = {404: "there is no such path; see /docs", 405: "this path has no such method; see /docs"}
+        said = {404: "there is no such path; see /docs", 405: "this path does not allow the method; see /docs"}
         message = said.get(error.status_code, str(error.detail))
         return Answer(body_of(type, message), error.status_code, headers=dict(error.headers or {}))
 
@@ -135,7 +135,7 @@ def _add_errors(app: FastAPI) -> None:
 
 
 def _describe_keys(app: FastAPI) -> None:
-    """Says in the OpenAPI document that there may be keys."""
+    """States in the OpenAPI document that requests may need a key."""
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Around every request: its id, its headers, its body's limits, its key, its line in the log."""
+"""What surrounds every request: its id, its headers, its body's limits, its key, its line in the log."""
 
 import asyncio
 import logging
@@ -22,10 +22,10 @@ from jaxretr.serve.settings import Settings
 
 log = logging.getLogger(__name__)
 
-# What a client may call its request, to find it in the log.
+# Ids that a client may choose for its requests, to find them in the log.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
-# No page of another origin gets at answers, nothing is kept, and nothing is what it does not say it is.
+# Pages of other origins cannot read answers, nothing is cached, and browsers guess no content types.
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -40,17 +40,17 @@ class Edge:
     """The outermost layer: whatever happens inside, a request gets an answer, headers, a count and a line in the log.
 
     Args:
-      app: what is inside.
-      metrics: counts it.
-      lines: writes the line.
-      stopping: whether the service is; connections are closed then.
+      app: the inner app.
+      metrics: counts the requests.
+      lines: the request log.
+      stopping: whether the service is stopping; responses then close their connections.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, lines: RequestLog, stopping: Callable[[], bool]):
         self.app, self.metrics, self.lines, self.stopping = app, metrics, lines, stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Of ASGI."""
+        """Implements ASGI."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         given = Headers(scope=scope).get("x-request-id", "")
@@ -78,7 +78,7 @@ class Edge:
         except Exception as error:
             log.error("request %s: %s", id, failure(error, self.lines.texts))
             if not status:
-                content = body_of("internal", f"an error of the service; its log has it under the request id {id}")
+                content = body_of("internal", f"internal error; the service's log has it under the request id {id}")
                 await Answer(content, 500)(scope, receive, answer)
         finally:
             route = getattr(scope.get("route"), "path", None) or "unknown"
@@ -96,22 +96,22 @@ def _method(scope: Scope) -> str:
 
 
 class Gate:
-    """Lets a request in whose key has the scope, whose body is not too large and does not take too long to come.
+    """Admits a request if its key has the scope, and its body is neither too large nor too slow.
 
     Args:
-      app: what is inside.
-      keys: None: everything is open.
-      rates: how often a key may ask.
+      app: the inner app.
+      keys: the API keys; None: everything is open.
+      rates: how many requests a key may send.
       settings: the limits.
-      stopping: whether the service is; it lets nothing in then.
+      stopping: whether the service is stopping; it then admits nothing.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys | None, rates: Rates, settings: Settings, stopping: Callable[[], bool]):
         self.app, self.keys, self.rates, self.settings, self.stopping = app, keys, rates, settings, stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Of ASGI."""
-        if scope["type"] == "websocket":  # There are none.
+        """Implements ASGI."""
+        if scope["type"] == "websocket":  # The service has none.
             return await send({"type": "websocket.close", "code": 1008})
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
@@ -133,10 +133,10 @@ class Gate:
                 raise Unavailable("the service is stopping; ask another one")
             self.rates.check(who)
         if headers.get("content-encoding", "identity").lower() != "identity":
-            raise WrongMediaType("the body is compressed; send it as it is, without Content-Encoding")
+            raise WrongMediaType("the body is compressed; send it uncompressed, without Content-Encoding")
         length = headers.get("content-length", "0")
         if not length.isascii() or not length.isdecimal():
-            raise Malformed("Content-Length is no number; correct it")
+            raise Malformed("Content-Length is not a number; correct it")
         if len(length) > 18 or int(length) > self.settings.max_body:
             raise self._too_large()
 
@@ -144,7 +144,7 @@ class Gate:
         return TooLarge(f"the body has more than {self.settings.max_body} bytes; send fewer texts at a time")
 
     def _limited(self, receive: Receive) -> Receive:
-        """Reads a body within its limits; raises Problem at the first message that is beyond."""
+        """Reads a body within its limits; raises Problem at the first message that exceeds them."""
         size, more = 0, True
         deadline: float | None = None
 
@@ -158,7 +158,7 @@ class Gate:
                 message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
             except TimeoutError:
                 raise Timeout(
-                    f"the body did not arrive within {self.settings.body_seconds:g} s; send it at once"
+                    f"the body did not arrive within {self.settings.body_seconds:g} s; send it without pauses"
                 ) from None
             if message["type"] == "http.request":
                 size += len(message.get("body", b""))

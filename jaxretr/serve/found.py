@@ -14,7 +14,7 @@ from jaxretr.serve.served import Document, Hit, SearchOptions, ServedIndex
 
 
 def search_options(request: SearchRequest) -> SearchOptions:
-    """What the index is told."""
+    """The options of a request that the index gets."""
     return SearchOptions(
         exact=request.exact,
         target_recall=request.target_recall,
@@ -44,7 +44,7 @@ def asked_weights(encoder: BatchEncoder, request: SearchRequest) -> Sequence[flo
     """The weights of a combined model's parts; None: its own.
 
     Raises:
-      Invalid: one is given where there is nothing to weight.
+      Invalid: a weight is given, but there is nothing to weight.
     """
     if request.lexical_weight is None:
         return None
@@ -60,7 +60,7 @@ def asked_vectors(request: SearchRequest, dim: int) -> np.ndarray:
     """The questions of a request that are given as vectors, float32 [B, D].
 
     Raises:
-      Invalid: they are not those of the index.
+      Invalid: they do not fit the index.
     """
     given: Any = request.vector
     vectors = given if isinstance(given[0], list) else [given]
@@ -75,13 +75,13 @@ def asked_vectors(request: SearchRequest, dim: int) -> np.ndarray:
 
 
 class AnswerHits:
-    """Makes what an answer says of the hits of a request.
+    """Turns an index's hits into those of an answer.
 
     Args:
       encoder: the model, whose parts may have scores of their own.
-      index: that was searched.
+      index: the one that was searched.
       request: what is asked for.
-      rerank: whether the documents' texts are needed whatever is asked for.
+      rerank: whether the documents' texts are needed even if the request does not ask for them.
     """
 
     def __init__(self, encoder: BatchEncoder, index: ServedIndex, request: SearchRequest, rerank: bool):
@@ -101,7 +101,7 @@ class AnswerHits:
         return documents, self._hits(found, documents, computed, vectors)
 
     def _documents(self, found: Sequence[Sequence[Hit]]) -> dict[str, Document]:
-        """A document that went away since the search has no text."""
+        """The hits' documents, by id. A document that was deleted since the search has no text."""
         if not self._request.fields and not self._rerank:
             return {}
         ids = list(dict.fromkeys(hit.id for hits in found for hit in hits))
@@ -155,7 +155,7 @@ class AnswerHits:
         return shown
 
     def _parts(self, found: Sequence[Sequence[Hit]], vectors: np.ndarray) -> list[list[dict[str, float]]] | None:
-        """The parts' scores of each hit; they sum up to its score. None for a model without parts of their own."""
+        """The parts' scores of each hit, which sum to its score. None for a model without parts of their own."""
         model = self._encoder.encoder
         if not isinstance(model, CombinedEncoder) or model.config.how != "concatenate":
             return None

@@ -15,11 +15,11 @@ from jaxretr.serve.requests import INDEX_NAME
 from jaxretr.serve.served import ServedIndex
 
 RESERVED = ("indexes", "embeddings", "rerank", "models")
-"""Names that paths of the service have."""
+"""Names that are taken by the service's own paths."""
 
 
 def check_name(name: str) -> str:
-    """Returns a name that an index can have.
+    """Returns the name, if an index can have it.
 
     Raises:
       UserError: it cannot.
@@ -29,7 +29,7 @@ def check_name(name: str) -> str:
             f"index name {name[:80]!r}: give 1 to 64 of a-z, 0-9, _ and -, the first of them a letter or a digit"
         )
     if name in RESERVED:
-        raise UserError(f"index name {name!r}: is a part of the service's own paths; give another one")
+        raise UserError(f"index name {name!r}: is taken by the service's own paths; choose another one")
     return name
 
 
@@ -37,10 +37,10 @@ class Indexes:
     """What can be searched.
 
     Args:
-      opened: the indexes that are there from the beginning.
-      data: the folder of those that requests make; None: they make none.
-      make: opens a new, empty one, of its folder and name.
-      threads: where that is done.
+      opened: the indexes that the service starts with.
+      data: the folder of indexes that requests create; None: they cannot create any.
+      make: creates an empty index, given its folder and name.
+      threads: where indexes are created and removed.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Indexes:
 
     @property
     def names(self) -> list[str]:
-        """In the order in which they came."""
+        """All names, the oldest index first."""
         return list(self._indexes)
 
     def get(self, name: str) -> ServedIndex:
@@ -78,7 +78,7 @@ class Indexes:
 
     @contextlib.asynccontextmanager
     async def used(self, name: str) -> AsyncIterator[ServedIndex]:
-        """The index of a name, which is not closed meanwhile.
+        """Yields the index of a name, which is not closed meanwhile.
 
         Raises:
           NotFound: there is none.
@@ -93,11 +93,11 @@ class Indexes:
                 self._left.notify_all()
 
     async def create(self, name: str) -> ServedIndex:
-        """Makes an empty index in the data folder.
+        """Creates an empty index in the data folder.
 
         Raises:
-          Invalid: the name will not do.
-          Conflict: there is one of that name.
+          Invalid: an index cannot have the name.
+          Conflict: there is an index of that name.
           Forbidden: there is no data folder.
         """
         try:
@@ -118,7 +118,7 @@ class Indexes:
         return index
 
     async def drop(self, name: str) -> None:
-        """Closes an index that requests made, once nobody uses it, and removes its folder.
+        """Closes an index that a request created, once nobody uses it, and removes its folder.
 
         Raises:
           NotFound: there is none.
@@ -127,7 +127,7 @@ class Indexes:
         self.get(name)
         folder = None if self._data is None else self._data / name
         if folder is None or not folder.is_dir():
-            raise Forbidden(f"the index {name!r} was given to the service; remove its --index, and start it again")
+            raise Forbidden(f"the index {name!r} was given with --index; restart the service without it")
         self._changing.add(name)
         try:
             async with self._left:
@@ -143,11 +143,11 @@ class Indexes:
             self._changing.discard(name)
 
     def facts(self) -> list[dict[str, Any]]:
-        """Of every index, with its name; of one whose database is away, what is the matter. Blocks."""
+        """The facts of every index, with its name; for one whose database cannot be reached, the problem. Blocks."""
         return [{"name": name, **_facts(index)} for name, index in list(self._indexes.items())]
 
     def sizes(self) -> dict[str, int]:
-        """Passages of each that can be reached; blocks."""
+        """The number of passages of each index that can be reached; blocks."""
         sizes = {}
         for name, index in list(self._indexes.items()):
             if name not in self._changing:

@@ -24,7 +24,7 @@ class Key:
     """A line of the file.
 
     Attributes:
-      name: what logs say in place of the key.
+      name: what logs show in place of the key.
       scopes: what it may do; "admin" includes all others, "write" reading.
       digest: sha256 of the key, hexadecimal.
     """
@@ -71,23 +71,23 @@ class Keys:
                 )
             key = Key(words[0], frozenset(check_scopes(words[1].split(","), f"{path}:{number}")), words[2])
             if any(key.name == other.name or key.digest == other.digest for other in keys):
-                raise UserError(f"{path}:{number}: the name or the key is there already; remove one of the lines")
+                raise UserError(f"{path}:{number}: the name or the key occurs twice; remove one of the lines")
             keys.append(key)
         if not keys:
             raise UserError(f"{path}: no key; make one with: jaxretr serve keys --add NAME --keys {path}")
         return cls(keys)
 
     def find(self, presented: str) -> Key | None:
-        """The key that was presented, if it is one of these; takes as long for any other."""
+        """The key that was presented, None if it is unknown; the time taken does not depend on it."""
         digest = hashlib.sha256(presented.encode("utf-8", "surrogateescape")).hexdigest()
         found = None
-        for key in self._keys:  # All of them: the time tells nothing of where one stands.
+        for key in self._keys:  # All of them, so that the time does not reveal the position of a match.
             if hmac.compare_digest(key.digest, digest):
                 found = key
         return found
 
     def check(self, headers: Mapping[str, str], scope: Scope) -> Key:
-        """The key of a request, which has the scope.
+        """The key of a request, once it is known to have the scope.
 
         Raises:
           Unauthenticated: no key, or a wrong one.
@@ -106,7 +106,7 @@ class Keys:
 
 
 def check_scopes(names: Iterable[str], where: str) -> list[str]:
-    """Returns scopes; raises UserError for one that there is not."""
+    """Returns the scopes, each once; raises UserError for an unknown one."""
     found = list(dict.fromkeys(names))
     for name in found:
         if name not in SCOPES:
@@ -116,13 +116,13 @@ def check_scopes(names: Iterable[str], where: str) -> list[str]:
 
 
 def add_key(path: Path, name: str, scopes: Sequence[str]) -> str:
-    """Makes a key and adds its digest to the file, which only its owner may read.
+    """Creates a key and adds its digest to the file, which only its owner may read.
 
     Returns:
-      The key, which is nowhere else.
+      The key, which is stored nowhere.
 
     Raises:
-      UserError: the name will not do or is there already, no such scope, or the file cannot be read or written.
+      UserError: the name is invalid or taken, there is no such scope, or the file cannot be read or written.
     """
     if not _NAME.fullmatch(name):
         raise UserError(f"--add {name!r}: give 1 to 64 letters, digits, '.', '_' and '-'")
@@ -145,7 +145,7 @@ _WRITE = re.compile(r"/v1/indexes/[^/]+|/v1/[^/]+/(upsert|delete|doc/.*)")
 
 
 def needed_scope(method: str, path: str) -> Scope | None:
-    """The scope that a request needs; None: no key at all. What is not known here needs "admin", unless it only reads."""
+    """The scope that a request needs; None: no key is needed. An unknown path needs "admin", except to read."""
     if path in _OPEN and method in ("GET", "HEAD"):
         return None
     if method in ("GET", "HEAD") or _READ.fullmatch(path):

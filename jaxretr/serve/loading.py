@@ -1,4 +1,4 @@
-"""What `jaxretr serve` is told, loaded: the model, the indexes, the re-ranker."""
+"""Loads what `jaxretr serve` is given: the model, the indexes, the re-ranker."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -26,8 +26,8 @@ class Parts:
       encoder: loads the model.
       indexes: as `--index` names them.
       corpora: as `--corpus` names them: NAME=FILE, or a file alone where there is one index.
-      data: the folder of indexes that requests make.
-      reranker: loads it, where there is one.
+      data: the folder of indexes that requests create.
+      reranker: loads the re-ranker; None: there is none.
       settings: the limits.
     """
 
@@ -39,7 +39,7 @@ class Parts:
     settings: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
-        """Raises UsageError for names that occur twice, or a corpus of no index."""
+        """Raises UsageError for names that occur twice, or a corpus without an index."""
         self._named()
 
     def _named(self) -> dict[str, tuple[str, str | None]]:
@@ -89,7 +89,7 @@ class Parts:
 
 
 def _made_before(data: Path | None) -> list[Path]:
-    """The live folders that requests have made."""
+    """The live folders that earlier requests created."""
     if data is None:
         return []
     try:

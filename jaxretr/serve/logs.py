@@ -1,4 +1,4 @@
-"""The log: a JSON object a line on stderr; without texts, vectors and keys."""
+"""The log: one JSON object per line on stderr, without texts, vectors and keys."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ class RequestLog:
 
     Args:
       texts: whether queries are quoted.
-      stream: None: stderr, whatever it is at that moment.
+      stream: where to; None: the current stderr.
     """
 
     def __init__(self, texts: bool = False, stream: IO[str] | None = None):
@@ -57,13 +57,13 @@ class JsonLines(logging.Handler):
         self._lines = lines
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Of logging."""
+        """Implements `logging.Handler`."""
         self._lines.event(" ".join(record.getMessage().split()), level=record.levelname.lower(), logger=record.name)
 
 
 @contextlib.contextmanager
 def log_as_json(lines: RequestLog) -> Iterator[None]:
-    """Inside, what is logged goes to these lines alone."""
+    """Within the block, all logging goes to these lines alone."""
     root = logging.getLogger()
     before = list(root.handlers)
     root.handlers[:] = [JsonLines(lines)]
@@ -75,7 +75,7 @@ def log_as_json(lines: RequestLog) -> Iterator[None]:
 
 
 def failure(error: BaseException, texts: bool) -> str:
-    """An unexpected error as one line: its kind and where it comes from; its message, which may quote texts, if `texts`."""
+    """An unexpected error as one line: its kind and origin; with `texts` also its message, which may quote texts."""
     places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-6:]]
     said = f": {error}" if texts else ""
     return f"{type(error).__name__}{said} at {' < '.join(reversed(places))}"

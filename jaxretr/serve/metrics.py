@@ -25,13 +25,17 @@ class Metrics:
             "jaxretr_request_seconds", "Time to answer.", ["route"], buckets=_SECONDS, registry=registry
         )
         self._queue_seconds = Histogram(
-            "jaxretr_queue_seconds", "Time that texts waited.", ["lane"], buckets=_SECONDS, registry=registry
+            "jaxretr_queue_seconds",
+            "Time that texts spent in the queue.",
+            ["lane"],
+            buckets=_SECONDS,
+            registry=registry,
         )
         self._batch_seconds = Histogram(
             "jaxretr_batch_seconds", "Time to compute a batch.", ["lane"], buckets=_SECONDS, registry=registry
         )
         self._batch_texts = Histogram(
-            "jaxretr_batch_texts", "Texts of a batch.", ["lane"], buckets=[2**n for n in range(11)], registry=registry
+            "jaxretr_batch_texts", "Texts per batch.", ["lane"], buckets=[2**n for n in range(11)], registry=registry
         )
         self._batch_tokens = Counter("jaxretr_batch_tokens", "Tokens computed.", ["lane"], registry=registry)
         self._search_seconds = Histogram(
@@ -41,7 +45,7 @@ class Metrics:
         Gauge("jaxretr_resident_bytes", "Memory of the process.", registry=registry).set_function(memory.resident)
 
     def watch(self, queues: Mapping[str, Batcher], indexes: Indexes) -> None:
-        """Shows queues and indexes as they are when they are asked for."""
+        """Adds gauges of queues and indexes, which are read when /metrics is."""
         self.registry.register(_State(queues, indexes))
 
     def waited(self, lane: str, seconds: float) -> None:
@@ -63,12 +67,12 @@ class Metrics:
         self._refused.labels(queue).inc()
 
     def text(self) -> bytes:
-        """All of it, in Prometheus' format."""
+        """All metrics in Prometheus' format."""
         return generate_latest(self.registry)
 
 
 class _State(Collector):
-    """Queues and indexes, looked at when they are asked for."""
+    """Gauges of queues and indexes, which are read when /metrics is."""
 
     def __init__(self, queues: Mapping[str, Batcher], indexes: Indexes):
         self._queues, self._indexes = queues, indexes
@@ -79,8 +83,10 @@ class _State(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """The gauges."""
-        waiting = GaugeMetricFamily("jaxretr_queue_tokens", "Tokens that wait.", labels=["queue"])
-        accepted = GaugeMetricFamily("jaxretr_queue_requests", "Requests accepted and not answered.", labels=["queue"])
+        waiting = GaugeMetricFamily("jaxretr_queue_tokens", "Tokens waiting.", labels=["queue"])
+        accepted = GaugeMetricFamily(
+            "jaxretr_queue_requests", "Requests accepted but not yet answered.", labels=["queue"]
+        )
         for name, batcher in self._queues.items():
             waiting.add_metric([name], batcher.tokens)
             accepted.add_metric([name], batcher.requests)

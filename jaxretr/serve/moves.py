@@ -1,4 +1,4 @@
-"""Live indexes on their way to another model, and back, while they are searched and written."""
+"""Moves live indexes to another model, and back, while they are searched and written."""
 
 import asyncio
 import logging
@@ -23,10 +23,10 @@ Load = Callable[[str], Any]
 
 
 class Moves:
-    """One move at a time of each index.
+    """Moves indexes, each at most once at a time.
 
     Args:
-      embedding: what encodes, between the requests.
+      embedding: encodes the documents, between requests.
       load: loads a model by its folder or name.
     """
 
@@ -37,7 +37,7 @@ class Moves:
         self._preparing: set[str] = set()
 
     async def begin(self, index: ServedIndex, to: str) -> dict[str, Any]:
-        """Begins to move an index to a model; returns how far it is.
+        """Begins to move an index to a model; returns its progress.
 
         Raises:
           Conflict: it is being moved.
@@ -65,7 +65,7 @@ class Moves:
         return self.state(live)
 
     def state(self, index: ServedIndex) -> dict[str, Any]:
-        """How far the last move of an index is; blocks.
+        """The progress of an index's last move; blocks.
 
         Raises:
           Invalid: it is no live index.
@@ -79,11 +79,11 @@ class Moves:
         return facts
 
     async def rollback(self, index: ServedIndex) -> dict[str, Any]:
-        """Lets an index be searched with the model that it had before.
+        """Returns an index to its previous model.
 
         Raises:
           Conflict: it is being moved.
-          Invalid: it is no live index, or there is nothing to go back to.
+          Invalid: it is no live index, or has no previous model.
         """
         live = _live(index)
         if live.name in self._preparing or self._runs(live.name):
@@ -94,7 +94,9 @@ class Moves:
             space = reindex.left_space(live)
             model = self._embedding.models.get(space.fingerprint) or self._loaded(space.model)
             if model.fingerprint != space.fingerprint:
-                raise UserError(f"{space.model}: is another model now than the one that the index was left with")
+                raise UserError(
+                    f"{space.model}: is no longer the model that the index had before; restore that model there"
+                )
             reindex.rollback(live, self._encode(model, loop))
 
         self._preparing.add(live.name)
@@ -108,7 +110,7 @@ class Moves:
         return self.state(live)
 
     def stop(self) -> None:
-        """Lets moves end after what they encode just now; the next one to the same model goes on. Blocks."""
+        """Ends moves after the batch that they are encoding; a later move to the same model resumes. Blocks."""
         for moving, _ in self._moves.values():
             moving.stop()
         for _, thread in self._moves.values():
@@ -128,7 +130,7 @@ class Moves:
             log.error("index %s: %s", name, self._errors[name])
 
     def _loaded(self, to: str) -> Model:
-        """A model, loaded and compiled; one that is there already is not loaded again."""
+        """A model, loaded and compiled; one that is loaded already is reused."""
         known = next((each for each in self._embedding.models.values() if each.name == to), None)
         if known is not None:
             return known
@@ -149,5 +151,5 @@ class Moves:
 
 def _live(index: ServedIndex) -> LiveIndex:
     if not isinstance(index, LiveIndex):
-        raise Invalid("only a live index is moved to another model; this one is none")
+        raise Invalid("only a live index can move to another model; this one is not live")
     return index

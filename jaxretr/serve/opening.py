@@ -1,4 +1,4 @@
-"""What `--index` names, opened: the one place that tells the kinds of indexes apart."""
+"""Opens what `--index` names: the one place that tells the kinds of indexes apart."""
 
 import importlib
 import re
@@ -26,10 +26,10 @@ _ENGINES = {"pgvector": "jaxretr.serve.engines.pgvector", "lance": "jaxretr.serv
 
 
 def named(text: str) -> tuple[str, str]:
-    """Name and place of what `--index` says: NAME=PLACE, or a place alone, which is named after its last part.
+    """Name and place of an `--index`: NAME=PLACE, or a place alone, which is named after its last part.
 
     Raises:
-      UserError: the name will not do.
+      UserError: an index cannot have the name.
     """
     name, equals, place = text.partition("=")
     if equals and "/" not in name and ":" not in name:
@@ -37,21 +37,21 @@ def named(text: str) -> tuple[str, str]:
     last = re.split(r"[/:]", text.rstrip("/"))[-1].lower()
     made = re.sub(r"[^a-z0-9_-]+", "-", last).strip("-_")[:64]
     if not made:
-        raise UserError(f"--index {text}: no name can be made of it; give NAME={text}")
+        raise UserError(f"--index {text}: no name can be derived from it; give NAME={text}")
     return check_name(made), text
 
 
 def open_index(
     text: str, encoder: Encoder, corpus: str | Path | None = None, *, name: str | None = None
 ) -> ServedIndex:
-    """Opens an index, whichever kind it is.
+    """Opens an index of any kind.
 
     Args:
       text: a live folder (one is made where there is nothing), an embedding store, an exact index, a ScaNN folder,
         `pgvector:DSN` or `lance:DIR`.
-      encoder: the model, which must have made it.
+      encoder: the model that made it.
       corpus: the file of its passages, for the kinds that hold no texts.
-      name: what requests call it; None: as `named` says.
+      name: what requests call it; None: see `named`.
 
     Raises:
       UserError: it is none of these, or is damaged, or another model made it.

@@ -1,4 +1,4 @@
-"""Static pages, one file each, with the headers that they are sent with."""
+"""Static pages, one file each, and the headers sent with them."""
 
 import base64
 import functools
@@ -16,12 +16,12 @@ _INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 @functools.cache
 def read_page(path: Path) -> tuple[bytes, dict[str, str]]:
-    """Reads a file of HTML once, whose scripts and styles are inline and not in attributes such as onclick and style.
+    """Reads an HTML file once; its scripts and styles are inline, and not in attributes such as onclick and style.
 
     Returns:
       The bytes to send, UTF-8, and the headers to send with them: the Content-Security-Policy allows the page's own
       scripts and styles by their hashes and no others, and requests to nothing but the service; the ETag changes with
-      the content, and browsers ask every time.
+      the content, and browsers revalidate every time.
     """
     content = path.read_bytes()
     hashes: dict[bytes, list[str]] = {b"script": [], b"style": []}

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, as exceptions that know their HTTP status and the JSON that tells it."""
+"""What can go wrong with a request: exceptions that know their HTTP status and JSON body."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -20,12 +20,12 @@ _LONGEST = 500
 
 
 class Problem(Exception):
-    """A request that is not answered; the message is one line: what, where, and what to do.
+    """A request that fails; the message is one line: what, where, and what to do.
 
     Attributes:
       status: of HTTP.
       type: what kind of problem it is, for programs.
-      param: the field or parameter that is wrong, where it is one.
+      param: the field or parameter that is wrong, if it is one.
       headers: of the response.
     """
 
@@ -49,7 +49,7 @@ def body_of(type: Type, message: str, param: str | None = None) -> dict[str, Any
 
 
 class Malformed(Problem):
-    """The body or a header is not what HTTP or JSON wants."""
+    """The body or a header is not valid HTTP or JSON."""
 
 
 class Invalid(Problem):
@@ -98,7 +98,7 @@ class Timeout(Problem):
 
 
 class Conflict(Problem):
-    """What is to be made is there already, or something else is in the way."""
+    """What is to be created exists already, or another operation is in the way."""
 
     status = 409
 
@@ -110,13 +110,13 @@ class TooLarge(Problem):
 
 
 class WrongMediaType(Problem):
-    """The body is of a kind that is not read."""
+    """The body has a media type that is not accepted."""
 
     status = 415
 
 
 class Overloaded(Problem):
-    """The queue is full, or a key asked too often.
+    """The queue is full, or a key has sent too many requests.
 
     Args:
       message: which of the two.

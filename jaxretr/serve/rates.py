@@ -1,4 +1,4 @@
-"""How often a key may ask: `--rate 100/minute`."""
+"""How many requests a key may send: `--rate 100/minute`."""
 
 import math
 import time
@@ -12,13 +12,13 @@ from jaxretr.serve.problems import Overloaded
 
 
 class Rates:
-    """Counts the requests of each key, or without keys of each address, in a window that moves.
+    """Counts the requests of each key, or without keys of each address, in a moving window.
 
     Args:
       rate: such as "100/minute" or "5 per second"; None: any number.
 
     Raises:
-      UsageError: it is none.
+      UsageError: it is not a rate.
     """
 
     def __init__(self, rate: str | None):

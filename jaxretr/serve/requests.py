@@ -35,13 +35,13 @@ FieldValues = FieldValue | Annotated[list[FieldValue], Field(max_length=1000)]
 
 
 class Strict(BaseModel):
-    """Of the service's own requests: no conversion, no unknown field."""
+    """The base of the service's own requests: no conversion, no unknown field."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
 class Lenient(BaseModel):
-    """Of other services' requests: no conversion, and fields that are not known here are ignored."""
+    """The base of requests that other services define: no conversion; unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -61,21 +61,21 @@ class EmbeddingsRequest(Lenient):
     input: Annotated[
         NonEmpty | Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_TEXTS)], BeforeValidator(_no_token_ids)
     ] = Field(description="a text or several")
-    model: str | None = Field(default=None, max_length=512, description="not looked at: there is one model")
+    model: str | None = Field(default=None, max_length=512, description="ignored: there is one model")
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(
         default=None,
         ge=1,
         le=MAX_DIM,
-        description="the first so many, scaled to length 1 where the model's vectors are",
+        description="keeps the first so many dimensions, rescaled to length 1 if the model's vectors have length 1",
     )
     input_type: Literal["query", "document", "search_query", "search_document", "passage"] = Field(
         default="document", description="which side of the model: a question or a passage"
     )
     prompt: str | None = Field(
-        default=None, max_length=512, description="the name of a prompt of the model, in place of its own"
+        default=None, max_length=512, description="the name of one of the model's prompts, in place of its default"
     )
-    user: str | None = Field(default=None, max_length=512, description="not looked at")
+    user: str | None = Field(default=None, max_length=512, description="ignored")
 
     @property
     def side(self) -> Literal["question", "passage"]:
@@ -86,7 +86,7 @@ class EmbeddingsRequest(Lenient):
 class Rerank(Strict):
     """How hits are re-ranked."""
 
-    depth: int = Field(default=100, ge=1, le=MAX_K, description="hits that are scored; those behind them are dropped")
+    depth: int = Field(default=100, ge=1, le=MAX_K, description="hits that are scored; later ones are dropped")
 
 
 class SearchRequest(Strict):
@@ -94,17 +94,17 @@ class SearchRequest(Strict):
 
     query: NonEmpty | Annotated[list[NonEmpty], Field(min_length=1, max_length=MAX_QUERIES)] | None = None
     vector: Vector | Annotated[list[Vector], Field(min_length=1, max_length=MAX_QUERIES)] | None = Field(
-        default=None, description="in place of a query: the question's vector, as the model or any other made it"
+        default=None, description="in place of a query: the question's vector, made with the model or otherwise"
     )
     k: int = Field(default=10, ge=1, le=MAX_K)
     where: dict[FieldName, FieldValues] = Field(
         default_factory=dict,
         max_length=MAX_FIELDS,
-        description="field: the value that a document must have, or several of which it must have one",
+        description="field: the value that a document must have, or several values, one of which it must have",
     )
     allow: list[Id] | None = Field(default=None, max_length=MAX_IDS, description="the only documents that may be found")
     deny: list[Id] = Field(default_factory=list, max_length=MAX_IDS, description="documents that may not be found")
-    exact: bool = Field(default=False, description="score every document instead of asking an approximate index")
+    exact: bool = Field(default=False, description="score every document instead of using an approximate index")
     target_recall: float | None = Field(
         default=None, gt=0, le=1, description="one of those that the index was built for"
     )
@@ -113,13 +113,13 @@ class SearchRequest(Strict):
         ge=0,
         le=1e6,
         allow_inf_nan=False,
-        description="of a combined model's second part; its own by default",
+        description="the weight of a combined model's second part; the model's own by default",
     )
     rerank: bool | Rerank = Field(default=False, description="order the first hits by the re-ranker's scores")
     fields: list[Literal["title", "text", "metadata"]] = Field(
         default_factory=lambda: ["title", "text", "metadata"],
         max_length=3,
-        description="what hits have besides id and score",
+        description="what hits contain besides id and score",
     )
     max_chars: int | None = Field(
         default=None, ge=1, le=MAX_CHARACTERS, description="characters after which texts are cut"
@@ -127,7 +127,7 @@ class SearchRequest(Strict):
 
 
 class DocumentIn(Strict):
-    """A document to be written."""
+    """A document to write."""
 
     id: Id
     title: Text = ""
@@ -136,24 +136,24 @@ class DocumentIn(Strict):
 
 
 class UpsertRequest(Strict):
-    """Documents to be added, or to take the place of those with their ids."""
+    """Documents to add, or to replace those with the same ids."""
 
     documents: list[DocumentIn] = Field(min_length=1, max_length=MAX_DOCUMENTS)
     vectors: list[Vector] | None = Field(
         default=None,
         max_length=MAX_DOCUMENTS,
-        description="of the documents, one each, of the served model; computed by default",
+        description="the documents' vectors, one each, made with the served model; computed by default",
     )
 
 
 class DeleteRequest(Strict):
-    """Documents to be removed."""
+    """Documents to remove."""
 
     ids: list[Id] = Field(min_length=1, max_length=MAX_IDS)
 
 
 class RerankDocument(Lenient):
-    """A document to be scored."""
+    """A document to score."""
 
     title: Text = ""
     text: Text = ""
@@ -166,7 +166,7 @@ class RerankRequest(Lenient):
     documents: list[NonEmpty | RerankDocument] = Field(min_length=1, max_length=MAX_DOCUMENTS)
     top_n: int | None = Field(default=None, ge=1, le=MAX_DOCUMENTS)
     return_documents: bool = False
-    model: str | None = Field(default=None, max_length=512, description="not looked at: there is one re-ranker")
+    model: str | None = Field(default=None, max_length=512, description="ignored: there is one re-ranker")
 
 
 class ReindexRequest(Strict):

@@ -47,10 +47,10 @@ class JsonRequest(Request):
 
 
 class ServedRoute(APIRoute):
-    """Reads a body as strict JSON, and gives up the work of a client that leaves."""
+    """Reads a body as strict JSON, and cancels the work when its client leaves."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Of FastAPI."""
+        """Overrides FastAPI's."""
         handler = super().get_route_handler()
         reads_json = self.body_field is not None
 
@@ -59,7 +59,7 @@ class ServedRoute(APIRoute):
             if await request.body() and reads_json:
                 kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
                 if kind != "application/json":
-                    raise WrongMediaType("the body is not said to be JSON; send Content-Type: application/json")
+                    raise WrongMediaType("the body's type is not JSON; send Content-Type: application/json")
             work = asyncio.ensure_future(handler(request))
             gone = asyncio.ensure_future(_gone(request.receive))
             try:
@@ -87,12 +87,12 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
         403: "The key lacks the scope, or the service does not allow it.",
         404: "There is no such index or document.",
         405: "The index cannot be written.",
-        408: "The body came too slowly.",
-        409: "It is there already.",
+        408: "The body arrived too slowly.",
+        409: "It exists already, or another operation is in the way.",
         413: "The body is too large.",
         415: "The body is not JSON, or is compressed.",
         422: "A value is wrong.",
-        429: "The queue is full, or the key asked too often; see Retry-After.",
+        429: "The queue is full, or the key has sent too many requests; see Retry-After.",
         503: "The service is starting or stopping.",
         507: "The disk is full; nothing was written.",
     }
@@ -104,7 +104,7 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def _told(request: Request, **facts: Any) -> None:
-    """Facts for the request's line in the log."""
+    """Adds facts to the request's line in the log."""
     request.state.facts.update(facts)
 
 
@@ -147,12 +147,12 @@ def make_routes(service: Service) -> APIRouter:
         tags=["Indexes"],
     )
     async def create(name: str) -> Any:
-        """Makes an empty index."""
+        """Creates an empty index."""
         return Answer(await service.create(name), 201)
 
     @routes.delete("/v1/indexes/{name}", response_model=answers.DroppedAnswer, responses=_errors(404), tags=["Indexes"])
     async def drop(name: str) -> Any:
-        """Removes an index that a request made, and all that it holds."""
+        """Removes an index that a request created, and all that it contains."""
         await service.drop(name)
         return Answer({"dropped": name})
 
@@ -204,7 +204,7 @@ def make_routes(service: Service) -> APIRouter:
         tags=["Documents"],
     )
     async def upsert(request: Request, index: str, body: UpsertRequest) -> Any:
-        """Adds documents, or replaces those with their ids; answers once that is on disk."""
+        """Adds documents, or replaces those with the same ids; answers once that is on disk."""
         _told(request, count=len(body.documents))
         return Answer(await service.upsert(index, body.documents, body.vectors))
 
@@ -232,7 +232,7 @@ def make_routes(service: Service) -> APIRouter:
 
     @routes.get("/v1/{index}/reindex", response_model=answers.MoveAnswer, responses=_errors(404), tags=["Indexes"])
     async def reindexing(index: str) -> Any:
-        """How far that is."""
+        """Reports the progress of an index's last move to another model."""
         return Answer(await service.reindexing(index))
 
     @routes.post(
@@ -242,12 +242,12 @@ def make_routes(service: Service) -> APIRouter:
         tags=["Indexes"],
     )
     async def rollback(index: str) -> Any:
-        """Lets a live index be searched with the model before."""
+        """Returns a live index to its previous model."""
         return Answer(await service.rollback(index))
 
     # ---- the state of the service ------------------------------------------------------------------------------------
 
-    not_ok: dict[int | str, dict[str, Any]] = {503: {"description": "Not now.", "model": answers.StatusAnswer}}
+    not_ok: dict[int | str, dict[str, Any]] = {503: {"description": "Not ready.", "model": answers.StatusAnswer}}
 
     @routes.get("/health", response_model=answers.StatusAnswer, responses=not_ok, tags=["Service"])
     async def health() -> Any:
@@ -290,13 +290,13 @@ def _embeddings(body: EmbeddingsRequest, found: Embedded, service: Service) -> d
 
 
 def _first(vectors: np.ndarray, dimensions: int, service: Service) -> np.ndarray:
-    """The first dimensions, of length 1 again where all of them have length 1, as OpenAI does it."""
+    """The first dimensions, rescaled to length 1 if the model's vectors have length 1, as OpenAI does."""
     if dimensions > vectors.shape[1]:
         raise Invalid(f"the model has {vectors.shape[1]} dimensions; ask for no more", "dimensions")
     if len(service.encoder.parts) > 1:
         if dimensions == vectors.shape[1]:
             return vectors
-        raise Invalid("a combined model's vectors are not cut; leave dimensions out", "dimensions")
+        raise Invalid("a combined model's vectors cannot be cut; leave dimensions out", "dimensions")
     cut = vectors[:, :dimensions]
     if not service.encoder.unit_length:
         return cut

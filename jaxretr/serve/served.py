@@ -1,4 +1,4 @@
-"""What every index that the service searches is: documents, hits, and the two protocols of reading and writing."""
+"""What the service needs of an index: documents, hits, and the protocols for reading and writing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,9 +44,9 @@ class SearchOptions:
     """How an index is searched, and which passages may be found.
 
     Attributes:
-      exact: score every passage instead of asking an approximate index.
+      exact: score every passage instead of using an approximate index.
       target_recall: one of those that the approximate index was built for; None: its first.
-      where: field -> the value that a passage must have there, or several of which it must have one.
+      where: field -> the value that a passage must have there, or several values, one of which it must have.
       allow: ids of the only passages that may be found; None: all. Unknown ids match nothing.
       deny: ids of passages that may not be found.
     """
@@ -77,7 +77,7 @@ class Written:
     """What a write changed.
 
     Attributes:
-      sequence: the number of the write. Whoever got it knows that the write survives a crash and a loss of power.
+      sequence: the number of the write. Once it is returned, the write survives a crash and a power failure.
       added, replaced, deleted: numbers of passages.
     """
 
@@ -141,8 +141,8 @@ class ServedIndex(Protocol):
 
     def facts(self) -> dict[str, Any]:
         """What /info says, as JSON: `engine`, `passages`, `dim`, `model`, `model_fingerprint` (both None where not known),
-        `writable`, `bytes` (of memory that it takes), `fields` (those that filters know) and, where there is an
-        approximate index, `targets` and `certificate`; what else the engine has to say."""
+        `writable`, `bytes` (the memory that it takes), `fields` (those that filters can use) and, if there is an
+        approximate index, `targets` and `certificate`; engines may add facts of their own."""
         ...
 
     def close(self) -> None:
@@ -152,17 +152,17 @@ class ServedIndex(Protocol):
 
 @runtime_checkable
 class WritableIndex(ServedIndex, Protocol):
-    """An index that takes passages while it is searched. A write is visible to every search after it returned."""
+    """An index that can be written while it is searched. Every search that starts after a write has returned sees it."""
 
     def upsert(self, documents: Sequence[Document], vectors: np.ndarray) -> Written:
-        """Adds passages; one whose id is there replaces the old one. All of them or none.
+        """Adds passages, or replaces those with the same ids; all of them or none.
 
         Args:
           documents: n, of different ids.
           vectors: float32 [n, D].
 
         Returns:
-          Once the write is durable.
+          What changed, once the write is durable.
 
         Raises:
           UserError: ids that repeat, NaN or infinity, a wrong shape.
@@ -176,4 +176,4 @@ class WritableIndex(ServedIndex, Protocol):
 
 
 class StorageFull(Exception):
-    """A write was refused since the disk is full; answered with 507."""
+    """A write was refused because the disk is full; answered with 507."""

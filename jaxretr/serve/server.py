@@ -1,4 +1,4 @@
-"""The process: it listens at once, says that it is starting until it is warm, and finishes what it accepted before it ends."""
+"""The process: it listens at once, answers that it is starting until it is ready, and ends with accepted requests done."""
 
 import asyncio
 import contextlib
@@ -26,16 +26,16 @@ from jaxretr.serve.problems import body_of
 from jaxretr.serve.service import Service
 from jaxretr.serve.settings import Settings
 
-# Until a request's headers must have arrived.
+# Within which a request's headers must arrive.
 _HEADER_SECONDS = 10.0
 
 # A connection without a request is closed after this.
 _IDLE_SECONDS = 30
 
-# After a signal the service still says that it is stopping, so that who asks just then is not cut off.
+# After a signal the service answers for so long that it is stopping, so that a client that asks just then is not cut off.
 _LAST_WORDS = 0.5
 
-# What is left of answers may be read by slow clients for so long, once everything is computed.
+# Once everything is computed, slow clients have so long to read the rest of their answers.
 _FLUSH_SECONDS = 5
 
 
@@ -50,16 +50,16 @@ def check_alone(workers: int | None) -> None:
     what = what or (f"WEB_CONCURRENCY={asked}" if asked not in ("", "1") else None)
     if what is not None:
         raise UsageError(
-            f"{what}: one process serves, since each would load the model and the indexes again, share no batches, and "
-            "could not write the same index; start several services with an index of their own behind a proxy"
+            f"{what}: only one process can serve, since each would load the model and the indexes again, share no batches, "
+            "and could not write the same index; start several services, each with its own index, behind a proxy"
         )
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens, before anything is loaded.
+    """Opens the socket to listen on, before anything is loaded.
 
     Raises:
-      UserError: the address cannot be had.
+      UserError: the address is not available.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -79,13 +79,13 @@ def run(
     keys: Keys | None = None,
     lines: RequestLog | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT; then finishes what was accepted, and closes the indexes.
+    """Serves until SIGTERM or SIGINT; then finishes accepted requests, and closes the indexes.
 
     Args:
-      load: makes the service; called in a thread, while /health says that it is starting.
+      load: makes the service; called in a thread, while /health answers that it is starting.
       settings: the limits.
       listener: where to listen.
-      keys: who may do what.
+      keys: API keys with their scopes; None: everything is open.
       lines: the log; by default on stderr.
 
     Raises:
@@ -110,7 +110,7 @@ def run(
     if door.error is not None:
         raise door.error
     if door.loads():
-        # A thread in the midst of compiling cannot be stopped, and Python's end under it would look like a crash.
+        # A thread that is compiling cannot be stopped, and ending Python under it would look like a crash.
         lines.event("stopped while starting")
         os._exit(0)
     lines.event("stopped")
@@ -122,7 +122,7 @@ def _url(listener: socket.socket) -> str:
 
 
 class _Door:
-    """The ASGI app that uvicorn sees: the service's, once that is warm, and before that the news that it is not."""
+    """The ASGI app that uvicorn sees: the service's once it is ready; until then it answers that it is starting."""
 
     def __init__(self, load: Callable[[], Service], settings: Settings, keys: Keys | None, lines: RequestLog, url: str):
         self._load, self._settings, self._keys, self._lines, self._url = load, settings, keys, lines, url
@@ -136,7 +136,7 @@ class _Door:
         """Requests that are not answered yet."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Of ASGI."""
+        """Implements ASGI."""
         if scope["type"] == "lifespan":
             return await self._live(receive, send)
         if self._app is None:
@@ -152,7 +152,7 @@ class _Door:
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
-        """Lets nothing in that is not in."""
+        """Admits no more requests."""
         if self.service is not None:
             self.service.stop()
 
@@ -229,7 +229,7 @@ class _Door:
 
 
 class _Server(uvicorn.Server):
-    """Ends once what was accepted is answered, or the time for that is over."""
+    """Exits once accepted requests are answered, or the time for that is over."""
 
     def __init__(self, config: uvicorn.Config, door: _Door):
         super().__init__(config)
@@ -237,7 +237,7 @@ class _Server(uvicorn.Server):
         self._asked_at: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Of uvicorn: a signal. The second SIGINT ends at once."""
+        """Overrides uvicorn's: handles a signal. A second SIGINT exits at once."""
         if self._asked_at is None:
             self._asked_at = time.monotonic()
             self._door.stop()
@@ -245,7 +245,7 @@ class _Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Of uvicorn, ten times a second: whether to end."""
+        """Overrides uvicorn's, which is called ten times a second: whether to exit."""
         if await super().on_tick(counter):
             return True
         if self._asked_at is None:
@@ -257,17 +257,17 @@ class _Server(uvicorn.Server):
 
 
 class _TimedProtocol(H11Protocol):
-    """HTTP/1.1 that closes a connection whose request does not get beyond its headers in time."""
+    """HTTP/1.1 that closes a connection whose request headers do not arrive in time."""
 
     _due: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Of asyncio."""
+        """Implements `asyncio.Protocol`."""
         super().connection_made(transport)
         self._expect()
 
     def data_received(self, data: bytes) -> None:
-        """Of asyncio."""
+        """Implements `asyncio.Protocol`."""
         super().data_received(data)
         if self._waits():
             self._expect()
@@ -276,7 +276,7 @@ class _TimedProtocol(H11Protocol):
             self._due = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Of asyncio."""
+        """Implements `asyncio.Protocol`."""
         super().connection_lost(exc)
         if self._due is not None:
             self._due.cancel()

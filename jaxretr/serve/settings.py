@@ -5,18 +5,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What `jaxretr serve` sets by its options.
+    """The limits that the options of `jaxretr serve` set.
 
     Attributes:
       max_body: bytes of a request's body.
-      body_seconds: until a request's body must have arrived.
-      max_queue: requests that are accepted at a time, of embeddings, searches and writes together, and of re-ranking.
-      max_queue_tokens: tokens that wait for the encoder.
+      body_seconds: within which a request's body must arrive.
+      max_queue: requests accepted at a time: embeddings, searches and writes together, and as many for re-ranking.
+      max_queue_tokens: tokens that may wait in a queue.
       max_batch_tokens: tokens of a batch; None: what suits the device.
-      rate: requests of a key, or without keys of an address, such as "100/minute"; None: any number.
-      allow_origins: of browsers' pages that may call the service (CORS); none by default, "*" for all.
+      rate: requests per key, or per address without keys, such as "100/minute"; None: any number.
+      allow_origins: origins whose pages may call the service (CORS); none by default, "*" for all.
       log_texts: whether logs quote queries.
-      grace: seconds in which accepted requests are finished after a signal to stop.
+      grace: seconds to finish accepted requests after a signal to stop.
     """
 
     max_body: int = 8 * 2**20

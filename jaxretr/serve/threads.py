@@ -1,4 +1,4 @@
-"""The threads of the service, apart from those that compute: what blocks is called there."""
+"""The service's threads for blocking calls; those that compute are elsewhere."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,14 +9,14 @@ from jaxretr.errors import UnavailableError, UserError
 from jaxretr.serve.live.writes import ModelChanged
 from jaxretr.serve.problems import Invalid, Unavailable
 
-# Those that write wait for the disk, where a group of writes shares a commit.
+# Writers wait for the disk, where a group of writes shares a commit.
 _SEARCHING, _WRITING, _TOKENISING = 4, 16, 2
 
 T = TypeVar("T")
 
 
 class Threads:
-    """Three pools, so that no kind of work waits for another kind's."""
+    """Three pools, so that no kind of work waits for another."""
 
     def __init__(self) -> None:
         self.tokenising = ThreadPoolExecutor(_TOKENISING, "tokenise")
@@ -24,21 +24,21 @@ class Threads:
         self.writing = ThreadPoolExecutor(_WRITING, "write")
 
     async def search(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Calls what reads an index."""
+        """Calls a function that reads an index."""
         return await _called(self.searching, function, *arguments)
 
     async def write(self, function: Callable[[], T]) -> T:
-        """Calls what writes, to its end even if its client leaves: nothing is half done."""
+        """Calls a function that writes, and lets it finish even if its client leaves: nothing is half done."""
         return await asyncio.shield(asyncio.ensure_future(_called(self.writing, function)))
 
     def close(self) -> None:
-        """Waits for what runs; what waits is not begun."""
+        """Waits for running calls; queued ones are cancelled."""
         for pool in (self.tokenising, self.searching, self.writing):
             pool.shutdown(cancel_futures=True)
 
 
 async def _called(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any) -> T:
-    """Calls in a thread; what an index says of a user's mistake, or of a database that is away, is the request's problem."""
+    """Calls a function in a thread; an error about the request or an unreachable database becomes a `Problem`."""
     try:
         return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
     except ModelChanged:

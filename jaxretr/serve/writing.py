@@ -19,7 +19,7 @@ class Writing:
 
     Args:
       embedding: makes vectors of documents.
-      indexes: what is written.
+      indexes: the indexes to write.
       threads: where indexes are called.
     """
 
@@ -63,13 +63,13 @@ class Writing:
 def _writable(name: str, index: ServedIndex) -> WritableIndex:
     if not isinstance(index, WritableIndex):
         raise ReadOnly(
-            f"the index {name!r} is read-only; make a live one of it with jaxretr export --to live, and serve that"
+            f"the index {name!r} is read-only; convert it with jaxretr export --to live, and serve the result"
         )
     return index
 
 
 def _check_documents(documents: Sequence[DocumentIn]) -> None:
-    """Refuses ids that repeat, and documents without a word."""
+    """Refuses ids that repeat, and documents without any text."""
     seen: set[str] = set()
     for number, document in enumerate(documents):
         if document.id in seen:

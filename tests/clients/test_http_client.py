@@ -158,7 +158,7 @@ def test_what_is_no_service_is_said_to_be_none(busy: Any) -> None:
     url, _, answers = busy
     answers += [(502, {}, b"<html>Bad gateway</html>"), (200, {}, b"<html>It works!</html>")]
     for status in (502, 200):
-        with pytest.raises(ServiceError, match=f"status {status}, and no JSON of jaxretr; check the URL"):
+        with pytest.raises(ServiceError, match=f"status {status} without JSON of jaxretr; check the URL"):
             Client(url).indexes()
     with pytest.raises(ServiceError, match=r"cannot be reached .*; is `jaxretr serve` running\?"):
         Client("http://127.0.0.1:1").indexes()
@@ -167,7 +167,7 @@ def test_what_is_no_service_is_said_to_be_none(busy: Any) -> None:
 def test_a_service_that_does_not_answer_is_given_up() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        pytest.raises(ServiceError, match=r"no answer within 0\.2 s; set timeout="),
+        pytest.raises(ServiceError, match=r"no answer within 0\.2 s; raise timeout="),
     ):
         Client(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.2).indexes()
 

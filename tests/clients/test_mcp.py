@@ -85,7 +85,7 @@ def test_what_is_refused_is_said_to_the_agent_in_a_line(service: Service, monkey
         )
         patch.setattr(service, "search", broken)
         (answer,) = called(make_server(service), ("search", {"query": QUESTION, "index": "wiki"}))
-    assert "an error of the service" in answer and "secret words" not in answer
+    assert "internal error of the service" in answer and "secret words" not in answer
     assert QUESTION not in caplog.text and "secret words" not in caplog.text
 
 

@@ -112,5 +112,5 @@ def test_reindex_to_another_model_and_back(
     np.testing.assert_allclose(index.vectors(["late"]), encoder.encode_passages(passages), atol=1e-6)
     index.close()
     assert run("reindex", folder, "--forget") == 0
-    assert f"those of {new} are gone" in capsys.readouterr().out
+    assert f"those of {new} were removed" in capsys.readouterr().out
     assert run("verify", folder) == 0

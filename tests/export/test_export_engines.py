@@ -169,7 +169,7 @@ def test_somebody_elses_table_is_left_alone(encoded: Encoded, table: str, capsys
             "postgresql://me@127.0.0.1:1/ table passages: cannot be reached",
         ),
         ("host=127.0.0.1 port=1 password=geheim nonsense=1", "the address of the PostgreSQL database cannot be read"),
-        ("postgresql://127.0.0.1:1/db?password=geheim&table=a%22b", "is not a table's name here"),
+        ("postgresql://127.0.0.1:1/db?password=geheim&table=a%22b", "is not a valid table name here"),
         ("geheim", "this is not the address of a PostgreSQL database"),
     ],
 )
@@ -186,7 +186,7 @@ def test_a_text_with_nul_is_refused(
 ) -> None:
     encoded = write_corpus(tmp_path, encoder, clustered(5, DIM), ["a", "b", "c", "d", "e\x00f"])
     assert cli.main(words(encoded, "pgvector", f"{postgres.uri}&table=nul")) == 1
-    assert "contains the character NUL, which PostgreSQL does not hold" in the_error(capsys)
+    assert "contains the character NUL, which PostgreSQL cannot store" in the_error(capsys)
     with psycopg.connect(postgres.uri) as connection:
         assert connection.execute("SELECT to_regclass('nul')").fetchone() == (None,)
 

@@ -117,8 +117,8 @@ def test_the_command_prints_a_key_once(tmp_path: Path, capsys: pytest.CaptureFix
         ("# nothing\n\n", "no key"),
         ("bob read\n", ":1: not NAME SCOPES SHA256HEX"),
         ("bob reads {0}\n", "no scope 'reads'; did you mean 'read'?"),
-        ("bob read {0}\nbob read {1}\n", ":2: the name or the key is there already"),
-        ("bob read {0}\namy read {0}\n", ":2: the name or the key is there already"),
+        ("bob read {0}\nbob read {1}\n", ":2: the name or the key occurs twice"),
+        ("bob read {0}\namy read {0}\n", ":2: the name or the key occurs twice"),
         ("bob read sk-secret\n", ":1: not NAME"),
     ],
 )

@@ -150,13 +150,13 @@ def test_a_signal_while_it_starts_ends_it(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (["--workers", "4"], "--workers 4: one process serves"),
+        (["--workers", "4"], "--workers 4: only one process can serve"),
         (["--host", "0.0.0.0"], "give --keys FILE, or --open"),
         (["--rate", "often"], "--rate 'often'"),
         (["--corpus", "c.jsonl"], "--corpus c.jsonl: give NAME=FILE"),
         (["--index", "a=x", "--index", "a=y"], "there are two indexes 'a'"),
         (["--index", "search me=x"], "index name 'search me'"),
-        (["--index", "rerank=x"], "is a part of the service's own paths"),
+        (["--index", "rerank=x"], "is taken by the service's own paths"),
         (["--keys", "nope"], "nope: No such file"),
         (["--reranker-kind", "t5"], "are for --reranker MODEL"),
         (["--port", "70000"], "is not a port"),
@@ -175,7 +175,7 @@ def test_several_workers_by_the_environment_or_by_an_import_are_refused(
 ) -> None:
     monkeypatch.setenv("WEB_CONCURRENCY", "2")
     assert main(["serve", model]) == 2
-    assert "WEB_CONCURRENCY=2: one process serves" in capsys.readouterr().err
+    assert "WEB_CONCURRENCY=2: only one process can serve" in capsys.readouterr().err
     from jaxretr.errors import UsageError
     from jaxretr.serve import app
 

@@ -1,4 +1,4 @@
-"""Which table of which database, and how it is shown: without its password."""
+"""A table of a database, and how messages show it: without its password."""
 
 import re
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ DEFAULT_TABLE = "passages"
 _URI = re.compile(r"(postgres(?:ql)?://[^?]*)(?:\?(.*))?", re.DOTALL)
 _LAST_WORD = re.compile(r"(?:^|\s)table\s*=\s*(\S+)\s*$")
 
-# Names of indexes end in some letters more, and PostgreSQL cuts names at 63 bytes.
+# Names of indexes are some letters longer, and PostgreSQL cuts names at 63 bytes.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 
 _FORM = "give postgresql://USER@HOST:PORT/DATABASE, or words such as 'host=... dbname=...'"
@@ -28,7 +28,7 @@ class Address:
     Attributes:
       conninfo: for libpq, with the password, if there is one.
       table: its name, in parts: (name) or (schema, name).
-      shown: for messages: no password.
+      shown: for messages, without a password.
       secrets: what must not be shown.
     """
 
@@ -39,14 +39,14 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, table: str | None = None) -> "Address":
-        """Reads an address: a URI or words of libpq, after "pgvector:" or not.
+        """Reads an address: a URI or libpq's keywords, with or without "pgvector:" before it.
 
         Args:
-          text: it may name the table: `?table=NAME` in a URI, `table=NAME` as the last word.
+          text: may name the table: `?table=NAME` in a URI, `table=NAME` as the last keyword.
           table: its name, where the text has none; "passages" by default.
 
         Raises:
-          UserError: it is none, or names of tables that are not letters, digits and underscores.
+          UserError: it is no address, or the table's name is not of letters, digits and underscores.
         """
         text = text.removeprefix(PREFIX)
         text, named = _split_table(text)
@@ -56,8 +56,8 @@ class Address:
         parts = tuple(name.split("."))
         if len(parts) > 2 or not all(_NAME.fullmatch(part) for part in parts):
             raise UserError(
-                f"{name[:80]!r} is not a table's name here; use up to 40 letters, digits and underscores, after the "
-                "schema and a dot if there is one"
+                f"{name[:80]!r} is not a valid table name here; use up to 40 letters, digits and underscores, after "
+                "the schema and a dot if there is one"
             )
         if not text.startswith(("postgres://", "postgresql://")) and "=" not in text:
             raise UserError(f"this is not the address of a PostgreSQL database; {_FORM}")
@@ -74,7 +74,7 @@ class Address:
         return cls(conninfo, parts, _shown(given, ".".join(parts)), secrets)
 
     def clean(self, error: object) -> str:
-        """An error's text in one line, without what must not be shown."""
+        """An error's text in one line, without secrets."""
         text = " ".join(str(error).split())
         for secret in self.secrets:
             text = text.replace(secret, "***")
@@ -82,7 +82,7 @@ class Address:
 
 
 def _split_table(text: str) -> tuple[str, str | None]:
-    """The address without the table's name, and that."""
+    """The address without the table's name, and that name."""
     if found := _URI.fullmatch(text):
         pairs = parse_qsl(found[2] or "", keep_blank_values=True)
         rest = [(key, value) for key, value in pairs if key != "table"]

@@ -1,7 +1,7 @@
 """A small pool of connections, one transaction each, and PostgreSQL's errors as ours.
 
-psycopg_pool would be a further package with threads of its own. Here a connection is made by the thread that needs it, so
-that its error reaches the request that it belongs to; a broken one is thrown away, and the next request makes another.
+psycopg_pool would be a further package with threads of its own. Here the thread that needs a connection opens it, so that
+an error reaches the request that it belongs to; a broken connection is discarded, and the next request opens another.
 """
 
 import queue
@@ -33,8 +33,8 @@ class Database:
     """Up to `size` connections to one database.
 
     Attributes:
-      address: whose.
-      timeout_s: of a statement, and of the wait for a free connection.
+      address: of the database.
+      timeout_s: the limit of a statement, and of the wait for a free connection.
     """
 
     def __init__(self, address: Address, size: int = 4, timeout_s: float = 30.0):
@@ -45,21 +45,21 @@ class Database:
         self._closed = threading.Event()
 
     def run(self, work: Callable[[Connection], T]) -> T:
-        """Does some work in one transaction, which is committed afterwards, or rolled back if the work raises.
+        """Runs work in one transaction, which is committed afterwards, or rolled back if the work raises.
 
-        A connection that turns out to be broken before the commit was sent, after the server started again for
-        instance, is replaced, and the work is done once more.
+        If the connection turns out to be broken before the commit is sent, for instance after a restart of the server, it
+        is replaced, and the work runs once more.
 
         Raises:
           UnavailableError: the database cannot be reached, or is too slow.
           DatabaseFullError: its disk is full.
-          UserError: it refuses what was asked.
+          UserError: it refuses the work.
         """
         try:
             connection = self._idle.get(timeout=self.timeout_s)
         except queue.Empty:
             raise UnavailableError(
-                f"{self.address.shown}: all connections are busy for {self.timeout_s:g} s; ask again later"
+                f"{self.address.shown}: all connections were busy for {self.timeout_s:g} s; try again later"
             ) from None
         kept: Connection | None = None
         try:
@@ -94,10 +94,10 @@ class Database:
             self._idle.put(kept)
 
     def connect(self, *, extension: bool = False) -> Connection:
-        """Makes a connection, which is the caller's.
+        """Opens a connection, which the caller closes.
 
         Args:
-          extension: whether pgvector is added to the database if it is not there.
+          extension: whether pgvector is added to the database if it is missing.
 
         Raises:
           UnavailableError: the database cannot be reached.
@@ -105,7 +105,7 @@ class Database:
         """
         address = self.address
         try:
-            # Statements are planned for their own values: filters differ. Nor do poolers know prepared ones.
+            # No prepared statements: filters differ, so each is planned for its own values, and poolers may lack them.
             connection = psycopg.connect(address.conninfo, autocommit=True, prepare_threshold=None)
         except psycopg.Error as error:
             raise UnavailableError(f"{address.shown}: cannot be reached ({address.clean(error)})") from None
@@ -131,7 +131,7 @@ class Database:
         return connection
 
     def close(self) -> None:
-        """Closes the connections that nobody uses now, and the others when they are given back."""
+        """Closes idle connections now, and the others when they are returned."""
         self._closed.set()
         for _ in range(self._idle.qsize()):
             connection = self._idle.get_nowait()
@@ -152,14 +152,14 @@ def as_user_error(address: Address, error: Exception, timeout_s: float, commit_l
     Args:
       address: whose database it is.
       error: what psycopg raised.
-      timeout_s: that statements have.
+      timeout_s: the limit of a statement.
       commit_lost: the connection broke while a commit was under way.
     """
     where, what = address.shown, address.clean(error)
     if commit_lost:
         return UnavailableError(f"{where}: the connection broke during a commit ({what}); repeat the write")
     if isinstance(error, errors.QueryCanceled):
-        return UnavailableError(f"{where}: took longer than {timeout_s:g} s; ask for less, or again later")
+        return UnavailableError(f"{where}: took longer than {timeout_s:g} s; ask for less, or try again later")
     if isinstance(error, errors.LockNotAvailable | errors.DeadlockDetected):
         return UnavailableError(f"{where}: another transaction holds the table ({what}); end it, or try again later")
     if isinstance(error, errors.DiskFull):
@@ -173,5 +173,5 @@ def as_user_error(address: Address, error: Exception, timeout_s: float, commit_l
     if isinstance(error, errors.ReadOnlySqlTransaction):
         return UserError(f"{where}: the database is read-only ({what}); write to its primary")
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
-        return UnavailableError(f"{where}: the connection was lost ({what}); ask again later")
+        return UnavailableError(f"{where}: the connection was lost ({what}); try again later")
     return UserError(f"{where}: PostgreSQL refused this ({what})")

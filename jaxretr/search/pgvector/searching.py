@@ -1,4 +1,4 @@
-"""Searching the table: exactly, or with its HNSW index; values go to PostgreSQL as parameters only."""
+"""Searches the table exactly or with its HNSW index; values go to PostgreSQL as parameters only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,16 +13,16 @@ from jaxretr.search.pgvector.table import Names, Sql, State, as_json, holds
 
 sql = import_extra("psycopg.sql", "pgvector")
 
-# Candidates of an index of rounded vectors that are scored exactly, for each result.
+# Candidates per result that are scored exactly, if the index holds rounded vectors.
 _OVERSAMPLING = 2
 
 # pgvector's limit of hnsw.ef_search.
 MOST_WIDTH = 1000
 
-# Candidates with a filter, for each result: what was certified was measured without one.
+# Candidates per result with a filter: the certificate was measured without one.
 _FILTERED = 10
 
-# With a filter, an iterative scan gives up after so many rows; what it lacks then is searched for exactly.
+# With a filter, an iterative scan gives up after so many rows; what is then missing is searched for exactly.
 _MOST_SCANNED = 20_000
 _SCAN_MEMORY = 4
 
@@ -63,7 +63,7 @@ class Only:
         """The condition, and its parameters.
 
         Raises:
-          UserError: a field that is not there, or no value of a field.
+          UserError: an unknown field, or what is no value of a field.
         """
         parts: list[Sql] = []
         values: dict[str, Any] = {}
@@ -106,15 +106,15 @@ def search(
       names: of the tables.
       state: what is known of them.
       vectors: float32 [B, D].
-      k: rows a question.
+      k: rows per question.
       width: candidates that the HNSW search holds; None: every row is scored.
       only: which rows may be found.
 
     Returns:
-      B results. Exact ones have equal scores in the order of rows.
+      B results. In exact ones, equal scores are in the order of rows.
 
     Raises:
-      UserError: a field that is not there.
+      UserError: an unknown field.
     """
     condition, values = only.condition(state.fields)
     indexed = state.facts.indexed
@@ -129,7 +129,7 @@ def search(
     for name, value in settings.items():
         connection.execute("SELECT set_config(%s, %s, true)", (name, str(value)))
     query = _by_vectors(names, condition) if indexed == "vector" else _by_halves(names, condition, state.facts.dim)
-    # Without a filter the index is what was certified; with one, PostgreSQL may know a better way.
+    # Without a filter it must be the index that was certified; with one, PostgreSQL may plan something better.
     values |= {"k": k, "candidates": k * _OVERSAMPLING}
     found = _ask(connection, query, vectors, values, seqscan=bool(only))
     # The index gave up before it had enough, or there is no more: only looking at every row can tell.

@@ -1,11 +1,11 @@
-"""The two tables of an index: its passages, and what is known of them.
+"""The two tables of an index: its passages, and facts about them.
 
   passages        row bigint, id text, title text, text text, metadata jsonb, embedding vector(D)
   passages_facts  one row: generation, sequence, next_row, rows, changed, fields, facts, and the evidence for `verify`
 
-Whoever reads or writes looks at the facts first, in the same transaction: that locks them, so that both tables are of one
-export, and the rows' columns are those that the facts state. Rows keep their numbers when they are replaced, and new ones
-get higher numbers: equal scores are ordered by them.
+Readers and writers look at the facts first, in the same transaction: that locks them, so that both tables are of one
+export, and the rows' columns are those that the facts state. Replaced rows keep their numbers, and new ones get higher
+numbers, which order equal scores.
 """
 
 import json
@@ -40,11 +40,11 @@ def indexed_as(dim: int) -> Indexed:
 
 @dataclass(frozen=True, kw_only=True)
 class TableFacts:
-    """What an export states of a table.
+    """What an export states about a table.
 
     Attributes:
       format: FORMAT.
-      model, model_fingerprint, texts_fingerprint, compute: as the embedding store's.
+      model, model_fingerprint, texts_fingerprint, compute: as in the embedding store.
       rows, dim: of the export, N and D.
       vectors_sha256: over the vectors as float32, little endian, in the order of rows.
       indexed: what the HNSW index holds.
@@ -76,7 +76,7 @@ class TableFacts:
 
 @dataclass(frozen=True)
 class State:
-    """What the facts' row says now.
+    """The current row of facts.
 
     Attributes:
       generation: of the export; another one means another table.
@@ -113,10 +113,10 @@ def read_state(connection: Connection, address: Address, known: State | None = N
     Args:
       connection: in a transaction.
       address: of the table.
-      known: what was read before: the facts are read again only where something was written since.
+      known: what was read before: the facts are read again only if something was written since.
 
     Raises:
-      UserError: the table is of another program, or of another version.
+      UserError: another program or another version wrote the table.
     """
     facts = Names.of(address.table).facts
     if known is not None:
@@ -137,17 +137,17 @@ def read_state(connection: Connection, address: Address, known: State | None = N
 
 
 def as_text(value: Any, what: str) -> str:
-    """A text that PostgreSQL holds.
+    """A text that PostgreSQL can store.
 
     Args:
       value: the text.
-      what: it is, for errors.
+      what: errors call it.
 
     Raises:
       UserError: it contains NUL, or half of a surrogate pair.
     """
     if "\x00" in value:
-        raise UserError(f"{what} contains the character NUL, which PostgreSQL does not hold; remove it")
+        raise UserError(f"{what} contains the character NUL, which PostgreSQL cannot store; remove it")
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -156,7 +156,7 @@ def as_text(value: Any, what: str) -> str:
 
 
 def holds(value: str) -> bool:
-    """Whether PostgreSQL can hold a text; what it cannot hold is in no row."""
+    """Whether PostgreSQL can store a text; one that it cannot store is in no row."""
     try:
         return "\x00" not in value and bool(value.encode() or True)
     except UnicodeEncodeError:
@@ -164,5 +164,5 @@ def holds(value: str) -> bool:
 
 
 def as_json(value: Any) -> str:
-    """JSON as it is sent; floats are finite, which callers check."""
+    """JSON to be sent; callers check that floats are finite."""
     return json.dumps(dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False)

@@ -1,6 +1,6 @@
-"""Filling a new table, exchanging it for the old one, and changing it: all of it or nothing.
+"""Fills a new table, exchanges it for the old one, and changes it: completely or not at all.
 
-All of an export happens in one transaction: a process that is killed leaves the old table, and nothing of the new one.
+An export is one transaction: a process that is killed leaves the old table, and nothing of the new one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ MOST_ID_BYTES = 2000
 # A page holds 8 KB: vectors up to this length stay in the row, where an exact search reads them in passing.
 _MOST_INLINE_DIM = 1800
 
-# Of the memory in which an HNSW index is built, unless the server grants more.
+# Bounds of the memory in which an HNSW index is built, unless the server grants more.
 _LEAST_BUILD_MB, _MOST_BUILD_MB = 64, 2048
 
 
@@ -40,7 +40,7 @@ def checked(row: Row) -> tuple[str, str, str, Any]:
     """The columns of a passage.
 
     Raises:
-      UserError: what PostgreSQL cannot hold.
+      UserError: PostgreSQL cannot store it.
     """
     name = as_text(row.id, f"the id {row.id[:80]!r}")
     if not name or len(name.encode()) > MOST_ID_BYTES:
@@ -61,7 +61,7 @@ def checked(row: Row) -> tuple[str, str, str, Any]:
 
 
 def create(connection: Connection, names: Names, dim: int) -> None:
-    """Makes the two tables, empty and without indexes."""
+    """Creates the two tables, empty and without indexes."""
     connection.execute(
         sql.SQL(
             "CREATE TABLE {} (row bigint NOT NULL, id text NOT NULL, title text NOT NULL, text text NOT NULL, "
@@ -117,7 +117,7 @@ def build_indexes(
     m: int,
     ef_construction: int,
 ) -> None:
-    """Makes the indexes: of ids, of rows, of metadata, and HNSW over inner products.
+    """Builds the indexes: of ids, of rows, of metadata, and HNSW over inner products.
 
     Args:
       connection: in the transaction that filled the table.
@@ -159,16 +159,16 @@ def build_indexes(
         except errors.DiskFull as error:
             if "shared memory" not in str(error):
                 raise
-            # Containers have 64 MB of it unless told otherwise; one process alone needs none.
+            # Containers have 64 MB of it by default; a single process needs none.
             connection.execute("SELECT set_config('max_parallel_maintenance_workers', '0', true)")
             connection.execute(statement)
     connection.execute(sql.SQL("ANALYZE {}").format(table))
 
 
 def exchange(connection: Connection, new: Names, address: Address) -> None:
-    """Puts the new tables in the place of the old ones, which readers have finished with; then only a commit is missing."""
+    """Exchanges the old tables for the new ones, once their readers have finished; only the commit remains."""
     old, table = Names.of(address.table), address.table[-1]
-    # Whoever reads locks the facts first, so this order cannot end in a deadlock.
+    # Readers lock the facts first, so this order cannot end in a deadlock.
     for there, fresh, name in ((old.facts, new.facts, f"{table}_facts"), (old.passages, new.passages, table)):
         connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(there))
         connection.execute(sql.SQL("ALTER TABLE {} RENAME TO {}").format(fresh, sql.Identifier(name)))
@@ -180,7 +180,7 @@ def exchange(connection: Connection, new: Names, address: Address) -> None:
 def upsert(
     connection: Connection, names: Names, generation: str, rows: Sequence[Row], vectors: np.ndarray
 ) -> tuple[int, int] | None:
-    """Adds passages; one whose id is there takes the old one's row.
+    """Adds passages; one with an existing id takes over that row.
 
     Args:
       connection: in a transaction.
@@ -190,10 +190,10 @@ def upsert(
       vectors: theirs, float32 [n, D].
 
     Returns:
-      The write's number, and how many passages were replaced; None if the table is of another export by now.
+      The write's number, and how many passages were replaced; None if another export has replaced the table.
 
     Raises:
-      UserError: what PostgreSQL cannot hold.
+      UserError: PostgreSQL cannot store it.
     """
     columns = [checked(row) for row in rows]
     if (begun := _begin_write(connection, names, generation, len(rows))) is None:
@@ -226,7 +226,7 @@ def upsert(
 
 
 def delete(connection: Connection, names: Names, generation: str, ids: Sequence[str]) -> tuple[int, int] | None:
-    """Removes passages; returns the write's number and how many there were, None as `upsert`."""
+    """Removes passages; returns the write's number and how many were removed, or None, as `upsert` does."""
     if (begun := _begin_write(connection, names, generation, 0)) is None:
         return None
     gone = connection.execute(
@@ -239,7 +239,7 @@ def delete(connection: Connection, names: Names, generation: str, ids: Sequence[
 
 
 def _begin_write(connection: Connection, names: Names, generation: str, rows: int) -> tuple[int, int] | None:
-    """Locks the facts, so that writes have an order; returns the write's number and the first row for new passages."""
+    """Locks the facts, so that writes are ordered; returns the write's number and the first row for new passages."""
     # A server that acknowledges before it has written would lose what we acknowledge.
     connection.execute(
         "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"

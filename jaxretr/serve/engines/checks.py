@@ -1,4 +1,4 @@
-"""What every database's index refuses: another model, and vectors that are none of its own."""
+"""What every database's index refuses: another model, and vectors that do not fit."""
 
 from collections.abc import Sequence
 

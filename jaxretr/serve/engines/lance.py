@@ -1,4 +1,4 @@
-"""A folder of `jaxretr export --to lance` that is searched: `lance:DIR`. It is read-only: export again to change it."""
+"""Searches a folder that `jaxretr export --to lance` wrote: `lance:DIR`. It is read-only: export again to change it."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def open(text: str, *, name: str, encoder: Encoder | None = None) -> "LanceIndex
     """Opens a folder.
 
     Args:
-      text: the folder, after "lance:" or not.
+      text: the folder, with or without "lance:" before it.
       name: what requests call the index.
       encoder: the model of the service; None: the folder's model is not compared with it.
 

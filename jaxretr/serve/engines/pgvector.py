@@ -1,4 +1,4 @@
-"""An index in PostgreSQL with pgvector that is searched and written to: `pgvector:ADDRESS`."""
+"""Searches and writes an index in PostgreSQL with pgvector: `pgvector:ADDRESS`."""
 
 import logging
 import threading
@@ -42,12 +42,12 @@ def open(
     """Opens a table that `jaxretr export --to pgvector` wrote.
 
     Args:
-      text: "pgvector:" and the address: postgresql://USER@HOST/DATABASE?table=NAME, or libpq's words. The password is
-        better in ~/.pgpass or PGPASSWORD.
+      text: "pgvector:" and the address: postgresql://USER@HOST/DATABASE?table=NAME, or libpq's keywords. Keep the
+        password in ~/.pgpass or PGPASSWORD.
       name: what requests call the index.
       encoder: the model of the service; None: the table's model is not compared with it.
-      connections: to the database, at most.
-      timeout_s: of a statement.
+      connections: to the database, at most so many.
+      timeout_s: seconds that a statement may take.
 
     Raises:
       UnavailableError: the database cannot be reached.
@@ -59,8 +59,8 @@ def open(
 class PgvectorIndex:
     """A `WritableIndex`; see `jaxretr.serve.served`.
 
-    A write is one transaction; writes have an order, since each begins by counting up the sequence number. An export that
-    takes the table's place meanwhile is noticed by the next request.
+    Each write is one transaction; writes are ordered, since each begins by incrementing the sequence number. If an export
+    replaces the table, the next request notices.
 
     Attributes:
       name: what requests call it.
@@ -81,7 +81,7 @@ class PgvectorIndex:
             self.close()
             raise
         if not self._durable:
-            log.warning("%s: fsync is off, so a loss of power loses writes that were acknowledged", address.shown)
+            log.warning("%s: fsync is off, so a power failure loses acknowledged writes", address.shown)
 
     def __len__(self) -> int:
         return self._run(lambda connection, state: state.rows)
@@ -108,7 +108,7 @@ class PgvectorIndex:
 
         def ask(connection: Connection, state: State) -> list[list[Hit]]:
             if vectors.shape[1] != state.facts.dim:
-                raise UserError(f"{self._address.shown}: the table has another number of dimensions now; ask again")
+                raise UserError(f"{self._address.shown}: the table now has another number of dimensions; try again")
             settings = state.facts.settings
             width = None
             if not options.exact and settings:
@@ -166,7 +166,7 @@ class PgvectorIndex:
         return Written(sequence, deleted=gone)
 
     def facts(self) -> dict[str, Any]:
-        """See `ServedIndex.facts`; `bytes` is 0, since the memory is PostgreSQL's, and `disk_bytes` what it takes there."""
+        """See `ServedIndex.facts`; `bytes` is 0, since the memory is PostgreSQL's, and `disk_bytes` is its size there."""
         table = self._names.passages.as_string(None)
         size = self._run(
             lambda connection, state: connection.execute("SELECT pg_total_relation_size(%s)", (table,)).fetchone()
@@ -204,7 +204,7 @@ class PgvectorIndex:
         return self._state
 
     def _run(self, work: Callable[[Connection, State], T]) -> T:
-        """Does some work in a transaction, after it has looked whether the table is still the same."""
+        """Runs work in a transaction, after checking whether the table is still the same."""
 
         def checked(connection: Connection) -> T:
             state = tables.read_state(connection, self._address, self._state)
@@ -214,13 +214,13 @@ class PgvectorIndex:
         return self._database.run(checked)
 
     def _write(self, work: Callable[[Connection, State], T | None]) -> T:
-        """Does a write; if an export took the table's place in between, the vectors may be of another model."""
+        """Runs a write; refuses it if an export has replaced the table, since the vectors may be another model's."""
         try:
             found = self._run(work)
         except DatabaseFullError as error:
             raise StorageFull(str(error)) from None
         if found is None:
-            raise UserError(f"{self._address.shown}: an export took the table's place during the write; write again")
+            raise UserError(f"{self._address.shown}: an export replaced the table during the write; write again")
         return found
 
     def _notice(self, state: State) -> None:
@@ -237,5 +237,5 @@ class PgvectorIndex:
 
 
 def _is_durable(connection: Connection) -> bool:
-    """Whether what PostgreSQL has committed survives a loss of power; `synchronous_commit` is turned on by each write."""
+    """Whether committed writes survive a power failure; each write turns `synchronous_commit` on."""
     return connection.execute("SELECT current_setting('fsync')").fetchone() == ("on",)

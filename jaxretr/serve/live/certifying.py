@@ -1,4 +1,4 @@
-"""The recall certificate of a live index: what it finds as it is now, of what exact search finds."""
+"""The recall certificate of a live index in its current state: how much it finds of what exact search finds."""
 
 import threading
 from dataclasses import asdict, dataclass
@@ -44,11 +44,11 @@ class Certified:
         return dataclass_from(cls, content, "the certificate in the database")
 
     def facts(self, changes: int, limit: float) -> dict[str, Any]:
-        """For /info.
+        """The certificate as /info shows it.
 
         Args:
-          changes: of the snapshot until now.
-          limit: more changes than these since then make it stale.
+          changes: of the snapshot's rows until now.
+          limit: with more changes than this since the measurement it is stale.
         """
         since = max(0, changes - self.changes)
         return {
@@ -75,7 +75,7 @@ def of_snapshot(snapshot: Snapshot) -> Certified | None:
 
 
 def measure(view: View, questions: NDArray[np.float32] | None, seed: int = 0) -> Certified:
-    """Measures the approximate search of a state that has one, its tail and what was removed included.
+    """Measures the approximate search of a state, including its tail and its removed rows.
 
     Args:
       view: the state.
@@ -144,10 +144,10 @@ def _stand_ins(view: View, seed: int) -> tuple[NDArray[np.float32], NDArray[np.i
 
 
 class RecentQuestions:
-    """A sample of the questions that were searched for, each of all of them with the same chance."""
+    """A uniform sample of the questions that were searched for."""
 
     def __init__(self, most: int, seed: int = 0):
-        """Keeps at most so many."""
+        """Keeps at most `most` questions."""
         self._most, self._draws, self._lock = most, np.random.default_rng(seed), threading.Lock()
         self._kept: list[NDArray[np.float32]] = []
         self._seen = 0

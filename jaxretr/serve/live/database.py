@@ -1,6 +1,6 @@
-"""The SQLite database of a live folder: all that was acknowledged.
+"""The SQLite database of a live folder: everything that was acknowledged.
 
-A document has a *row*, a number that is never used again: a document that is replaced gets a new one. So a row's id,
+Each document has a *row*, a number that is never reused: a replaced document gets a new one. So a row's id,
 text, metadata and vectors never change, and the order of rows is the order of writing. Vectors are kept by *space*, one
 table for each model that has encoded the documents.
 
@@ -49,7 +49,7 @@ CREATE TABLE certificates (space INTEGER PRIMARY KEY, content TEXT NOT NULL);
 # Values of one IN (...): SQLite takes 32,766, older ones 999.
 _AT_A_TIME = 900
 
-# With less space than this an error of writing is taken for a full disk.
+# With less free space than this, a write error is taken for a full disk.
 _LEAST_FREE = 1 << 20
 
 
@@ -62,7 +62,7 @@ class Space:
       model: its name or path, as the user gave it.
       fingerprint: of all that decides its vectors.
       dim: D.
-      was_active: it has been searched before, and a document can only lack a vector of a later write.
+      was_active: whether it has been searched before; then only later writes can lack vectors in it.
     """
 
     number: int
@@ -82,7 +82,7 @@ class State:
     """The database's own numbers.
 
     Attributes:
-      folder: what tells this folder's files from another's.
+      folder: an id that tells this folder's files from another's.
       sequence: of the last write.
       next_row: the row of the next document.
       active: the space that is searched.
@@ -98,10 +98,10 @@ class Database:
     """Connections to the database of a folder."""
 
     def __init__(self, folder: Path):
-        """Of a folder whose database is there; see `create`.
+        """Opens the database of a folder; see `create` for a new one.
 
         Raises:
-          UserError: it is missing, is not a live index, or of a newer version.
+          UserError: it is missing, is not a live index, or is of a newer version.
         """
         self.path = folder / DATABASE
         self._idle: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
@@ -115,7 +115,7 @@ class Database:
 
     @classmethod
     def create(cls, folder: Path, model: str, fingerprint: str, dim: int) -> "Database":
-        """Makes an empty database, all of it or none."""
+        """Creates an empty database, completely or not at all."""
         connection = _connect(folder / DATABASE)
         try:
             fault_points.reached("create.begun")
@@ -153,7 +153,7 @@ class Database:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Yields a connection that sees one state, that of now, whatever is written meanwhile."""
+        """Yields a connection that sees the current state, whatever is written meanwhile."""
         try:
             connection = self._idle.get_nowait()
         except queue.Empty:
@@ -193,19 +193,19 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         raise UserError(f"{path}: is a database of another program, not of a live index; give another folder")
     if version > _VERSION:
         raise UserError(
-            f"{path}: has version {version} of the tables, and this jaxretr knows {_VERSION}; install a newer jaxretr"
+            f"{path}: has tables of version {version}, but this jaxretr knows only {_VERSION}; install a newer jaxretr"
         )
 
 
 def problem(path: Path, error: sqlite3.Error) -> Exception:
-    """What to say of a database that SQLite cannot read."""
+    """The error for a database that SQLite cannot read."""
     if is_full(error, path.parent):
         return full(path.parent)
     return UserError(f"{path}: cannot be opened as a live index ({error}); give another folder, or restore a backup")
 
 
 def is_full(error: BaseException, folder: Path) -> bool:
-    """Whether SQLite failed since the disk is full."""
+    """Whether SQLite failed because the disk is full."""
     if not isinstance(error, sqlite3.Error):
         return False
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -260,7 +260,7 @@ def spaces(connection: sqlite3.Connection) -> list[Space]:
 
 
 def activate(connection: sqlite3.Connection, space: Space) -> None:
-    """Lets a space be the one that is searched."""
+    """Makes a space the one that is searched."""
     connection.execute("UPDATE spaces SET was_active = 1 WHERE space = (SELECT active FROM state)")
     connection.execute("UPDATE state SET active = ?", (space.number,))
 
@@ -330,7 +330,7 @@ def count(connection: sqlite3.Connection, table: str) -> int:
 
 
 def as_vector(content: bytes) -> np.ndarray:
-    """float32 [D], which nobody may change."""
+    """float32 [D], read-only."""
     return np.frombuffer(content, "<f4")
 
 
@@ -341,6 +341,6 @@ def size(folder: Path) -> int:
 
 
 def certificate(connection: sqlite3.Connection, space: Space) -> dict[str, Any] | None:
-    """What was measured last, as `certifying` noted it."""
+    """The last certificate, as `certifying` recorded it."""
     found = connection.execute("SELECT content FROM certificates WHERE space = ?", (space.number,)).fetchone()
     return None if found is None else json.loads(found[0])

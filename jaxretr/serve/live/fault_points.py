@@ -1,4 +1,4 @@
-"""Named places at which a crash would hurt the most. Tests end the process there; nothing else happens at them."""
+"""Named places at which a crash would hurt the most. Tests kill the process there; otherwise nothing happens."""
 
 from collections.abc import Callable
 
@@ -16,11 +16,11 @@ def _nothing(name: str) -> None:
     del name
 
 
-# Called with the name of the place; what tests replace.
+# Called with the name of the place; tests replace it.
 hook: Callable[[str], None] = _nothing
 
 
 def reached(name: str) -> None:
-    """Says that the process has come to a place of `POINTS`."""
+    """Notes that the process has reached one of `POINTS`."""
     assert name in POINTS, name
     hook(name)

@@ -1,4 +1,4 @@
-"""The lock of a live folder: one process writes it."""
+"""The lock of a live folder: only one process may use it."""
 
 import contextlib
 import fcntl
@@ -37,16 +37,16 @@ class FolderLock:
             holder = os.pread(file, 32, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(file)
             raise UserError(
-                f"{folder}: process {holder} is writing this live index; several workers cannot, since each would search "
-                "its own copy in memory without the others' writes: run one worker, or stop that process"
+                f"{folder}: process {holder} is writing this live index; only one can, since each searches its own copy "
+                "in memory without the others' writes: run a single worker, or stop that process"
             ) from None
-        with contextlib.suppress(OSError):  # On a full disk the lock holds as well; only the number is missing.
+        with contextlib.suppress(OSError):  # The lock holds on a full disk too; only the number is missing.
             os.ftruncate(file, 0)
             os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
         return cls(file)
 
     def release(self) -> None:
-        """Lets another process have the folder; nothing happens the second time."""
+        """Releases the folder for other processes; a second call does nothing."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

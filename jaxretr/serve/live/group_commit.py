@@ -1,7 +1,7 @@
-"""The one thread that writes: whatever writes wait are committed together, and each caller returns after the commit.
+"""The one thread that writes: waiting writes are committed together, and each caller returns after the commit.
 
-A commit waits for the disk, some milliseconds, however much it contains: so many callers at once take hardly longer than
-one. A write that fails takes nothing along: the others of its group are committed one by one.
+A commit waits some milliseconds for the disk, however much it contains, so many callers at once take hardly longer than
+one. A failing write does not affect the others: those of its group are then committed one by one.
 """
 
 import collections
@@ -21,7 +21,7 @@ from jaxretr.serve.live.database import Database
 
 T = TypeVar("T")
 
-# Rows of a group, about: so that the first caller does not wait for too many others.
+# Rows of a group, approximately, so that the first caller does not wait for too many others.
 _MOST_ROWS = 20_000
 
 # What a write does to the database; returns its caller's result and what it changed, for the index in memory.
@@ -49,17 +49,17 @@ class GroupCommit:
         self._database, self._published = base, published
         self._waiting: queue.SimpleQueue[_Task[Any] | None] = queue.SimpleQueue()
         self._closed = False
-        self._lock = threading.Lock()  # of closing: no write comes after the end
+        self._lock = threading.Lock()  # for closing: no write is queued after the end
         self._connection = base.connect()
         self._thread = threading.Thread(target=self._run, name="live-writer", daemon=True)
         self._thread.start()
 
     def write(self, write: Write[T], rows: int = 1) -> T:
-        """Lets the thread write, and waits for the commit.
+        """Writes on the thread, and waits for the commit.
 
         Args:
           write: called in a transaction; again if another write of the same transaction fails.
-          rows: how many it writes, about.
+          rows: how many it writes, approximately.
 
         Raises:
           StorageFull: the disk is full; nothing was written.
@@ -67,7 +67,7 @@ class GroupCommit:
         return self._result(_Task(rows, write=write))
 
     def alone(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Lets the thread do something between two commits, and waits for it.
+        """Runs work on the thread between two commits, and waits for it.
 
         Args:
           work: called with the connection, outside a transaction.
@@ -75,7 +75,7 @@ class GroupCommit:
         return self._result(_Task(0, alone=work))
 
     def close(self) -> None:
-        """Finishes the writes that wait, and stops the thread."""
+        """Finishes the waiting writes, and stops the thread."""
         with self._lock:
             if self._closed:
                 return

@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 # Documents -> float32 [n, D].
 Encode = Callable[[Sequence[Document]], np.ndarray]
 
-# How long closing waits for what the upkeep is doing.
+# How long `close` waits for the upkeep to finish what it is doing.
 _CLOSING_SECONDS = 10.0
 
 
 class LiveIndex:
-    """A `WritableIndex`. What `upsert` and `delete` acknowledged is on the disk, and every later search finds it.
+    """A `WritableIndex`. What `upsert` and `delete` have acknowledged is on disk, and every later search sees it.
 
     Exact searches give what an `ExactIndex` of the passages gives, in the order in which they were last written.
 
@@ -44,7 +44,7 @@ class LiveIndex:
       folder: where it is.
       database, settings, questions, writer, upkeep: its parts.
       certified: the last certificate.
-      also: the models that encode every write in addition, by their fingerprints; see `reindex`.
+      also: further models that encode every write, by their fingerprints; see `reindex`.
     """
 
     def __init__(self, folder: Path, name: str, lock: FolderLock, base: Database, settings: LiveSettings):
@@ -85,11 +85,11 @@ class LiveIndex:
           folder: of the index.
           name: what requests call it.
           model: the encoder's name, for messages and /info.
-          model_fingerprint: of its passages' vectors, see `stores.fingerprints.model_fingerprint`; by default, of a
-            folder that is there, whatever it has.
+          model_fingerprint: of its passages' vectors, see `stores.fingerprints.model_fingerprint`; by default that
+            of an existing folder.
           dim: D; by default the folder's.
           settings: of the upkeep.
-          background: whether snapshots and certificates are made by a thread; otherwise `upkeep` waits to be asked.
+          background: whether a thread makes snapshots and certificates; otherwise only calls of `upkeep` do.
 
         Raises:
           UserError: another process writes the folder; it is another model's, of a newer version, or no live index.
@@ -100,11 +100,11 @@ class LiveIndex:
             raise UserError(f"{folder}: is a file; give a folder")
         new = not folder.is_dir() or Database.is_missing(folder)
         if new and (model is None or model_fingerprint is None or dim is None):
-            raise UserError(f"{folder}: holds no live index; give one, or the model whose vectors a new one shall take")
+            raise UserError(f"{folder}: holds no live index; give one, or the model for a new one")
         folder.mkdir(parents=True, exist_ok=True)
         known = (database.DATABASE, "live.lock", f"{database.DATABASE}-wal", f"{database.DATABASE}-shm")
         if new and (others := sorted(path.name for path in folder.iterdir() if path.name not in known)):
-            raise UserError(f"{folder}: holds no live index but {others[0]}; give an empty or a new folder")
+            raise UserError(f"{folder}: holds {others[0]} but no live index; give an empty or a new folder")
         lock = FolderLock.acquire(folder)
         try:
             if new:
@@ -127,7 +127,7 @@ class LiveIndex:
 
     @property
     def view(self) -> View:
-        """The state of now."""
+        """The current state."""
         return self._view
 
     @property
@@ -153,11 +153,11 @@ class LiveIndex:
           vectors: float32 [B, D].
           k: hits per question.
           options: filters, and how to search.
-          model_fingerprint: of the model that encoded the questions; by default it is taken to be the right one.
+          model_fingerprint: of the model that encoded the questions; by default assumed to be the index's.
 
         Raises:
           UserError: see there.
-          ModelChanged: the index has left that model.
+          ModelChanged: the index has moved to another model.
         """
         view = self._view
         _check_space(view.space, model_fingerprint)
@@ -168,7 +168,7 @@ class LiveIndex:
         return view.search(vectors, k, options)
 
     def is_exact(self, options: SearchOptions) -> bool:
-        """Whether a search with these options is exact: it was asked for, has filters, or the passages are few."""
+        """Whether a search with these options is exact: as requested, because of filters, or with few passages."""
         return not self._view.is_approximate(options)
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
@@ -199,11 +199,11 @@ class LiveIndex:
         Args:
           documents: n, of different ids.
           vectors: float32 [n, D].
-          model_fingerprint: of the model that encoded them; by default it is taken to be the right one.
+          model_fingerprint: of the model that encoded them; by default assumed to be the index's.
 
         Raises:
           UserError, StorageFull: see there.
-          ModelChanged: the index has left that model.
+          ModelChanged: the index has moved to another model.
         """
         space, also = self._view.space, list(self.also.values())
         _check_space(space, model_fingerprint)
@@ -245,18 +245,18 @@ class LiveIndex:
         self.writer.alone(swap)
 
     def show(self, view: View, certified: Certified | None) -> None:
-        """Lets searches use another space; to be called on the thread that writes."""
+        """Lets searches use another space; call it on the thread that writes."""
         self._view, self.certified = view, certified
         self.questions = RecentQuestions(self.settings.certify_questions)
 
     def note(self, view: View, certified: Certified) -> None:
-        """Notes the certificate of a state, on disk as well; one of an older snapshot counts no more."""
+        """Records the certificate of a state, also on disk; one of an older snapshot is no longer shown."""
         self.writer.write(functools.partial(writes.note_certificate, space=view.space, content=certified.to_json()))
         if self._view.base is view.base:
             self.certified = certified
 
     def close(self) -> None:
-        """Finishes what was accepted, and lets another process have the folder."""
+        """Finishes accepted writes, and releases the folder for other processes."""
         self.upkeep.ask_to_stop()
         self.writer.close()
         if self.upkeep.wait(_CLOSING_SECONDS):
@@ -265,7 +265,7 @@ class LiveIndex:
 
 
 def _encoded(space: Space, encode: Encode, documents: Sequence[Document]) -> np.ndarray | None:
-    """A write's vectors of another model; None if it fails: reindexing finds the documents that lack them."""
+    """A write's vectors with another model; None on failure: reindexing later finds the documents that lack them."""
     try:
         return checked_matrix(encode(documents), space.dim, f"vectors of {space.model}")
     except Exception as error:
@@ -277,7 +277,7 @@ def _encoded(space: Space, encode: Encode, documents: Sequence[Document]) -> np.
 
 def _check_space(space: Space, fingerprint: str | None) -> None:
     if fingerprint is not None and fingerprint != space.fingerprint:
-        raise ModelChanged(f"the vectors are not those of {space.model}, which the index has; encode with that")
+        raise ModelChanged(f"the vectors are not those of {space.model}, the index's model; encode with that one")
 
 
 def _check_model(folder: Path, base: Database, model: str | None, fingerprint: str | None, dim: int | None) -> None:
@@ -285,8 +285,8 @@ def _check_model(folder: Path, base: Database, model: str | None, fingerprint: s
         active = database.state(connection).active
     if fingerprint is not None and fingerprint != active.fingerprint:
         raise UserError(
-            f"{folder}: has the vectors of {active.model}, and not of {model}; give that model, or change the folder to "
-            f"this one: jaxretr reindex {folder} --to {model}"
+            f"{folder}: has the vectors of {active.model}, not of {model}; give the model {active.model}, or move the folder "
+            f"to the other one: jaxretr reindex {folder} --to {model}"
         )
     if dim is not None and dim != active.dim:
-        raise UserError(f"{folder}: has vectors of {active.dim} numbers, and not of {dim}; give its model")
+        raise UserError(f"{folder}: has vectors of {active.dim} dimensions, not {dim}; give the model {active.model}")

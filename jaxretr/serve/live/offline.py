@@ -19,7 +19,7 @@ def model_of(encoder: Encoder, name: str | None = None, batch_size: int | None =
 
     Args:
       encoder: the encoder.
-      name: that it is loaded by; where it was loaded from by default.
+      name: to load it by; by default where it was loaded from.
       batch_size: passages a batch; None: what suits the device.
     """
     return Model(
@@ -31,7 +31,7 @@ def model_of(encoder: Encoder, name: str | None = None, batch_size: int | None =
 
 
 def reindex(folder: str | Path, to: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int | None = None) -> str:
-    """Moves a folder to another model; goes on where an earlier call was interrupted.
+    """Moves a folder to another model; resumes where an earlier call was interrupted.
 
     Args:
       folder: of a live index.
@@ -63,10 +63,10 @@ def reindex(folder: str | Path, to: str | Path, *, dtype: EncodeDtype = "auto", 
 
 
 def rollback(folder: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int | None = None) -> str:
-    """Switches a folder back to its model before; encodes what was written since.
+    """Switches a folder back to its previous model; encodes what was written since.
 
     Raises:
-      UserError: there is none; or it is needed, and what its name stands for now is another model.
+      UserError: there is none; or it is needed, and its name now stands for another model.
     """
     index = _opened(folder)
     try:
@@ -78,8 +78,8 @@ def rollback(folder: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int
             model = model_of(load_encoder(space.model, dtype=dtype), space.model, batch_size)
             if model.fingerprint != space.fingerprint:
                 raise UserError(
-                    f"{folder}: {lacking} passages were written since it left {space.model}, and that is another model now; "
-                    "restore that model there"
+                    f"{folder}: {lacking} passages were written since it left {space.model}, which is another model now; "
+                    "restore the earlier model there"
                 )
             encode = model.encode
         moving.rollback(index, encode)
@@ -92,13 +92,13 @@ def rollback(folder: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int
 
 
 def forget(folder: str | Path) -> str:
-    """Removes the vectors of the model that is not searched."""
+    """Removes the vectors of the model that is not searched with."""
     index = _opened(folder)
     try:
         space = moving.forget(index)
         kept = index.view.space.model
-        return f"{folder}: has the vectors of {kept} alone" + (
-            "" if space is None else f"; those of {space.model} are gone"
+        return f"{folder}: has only the vectors of {kept} now" + (
+            "" if space is None else f"; those of {space.model} were removed"
         )
     finally:
         index.close()

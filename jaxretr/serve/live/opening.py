@@ -1,4 +1,4 @@
-"""From the database and a snapshot to the state that searches read."""
+"""Builds the state that searches read, from the database and a snapshot."""
 
 import json
 import logging
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 
 
 def open_newest(connection: sqlite3.Connection, folder: Path, space: Space) -> tuple[View, Certified | None]:
-    """Reads the state of now and its last certificate, with the newest snapshot that is intact.
+    """Reads the current state and its last certificate, with the newest intact snapshot.
 
     Args:
       connection: in a transaction.
-      folder: with the snapshots; damaged ones are removed with a warning, and older ones without.
-      space: whose vectors; every document has one.
+      folder: of the snapshots; damaged ones are removed with a warning, older ones silently.
+      space: of the vectors; every document has one.
     """
     for path in snapshots.found(folder, space):
         try:
@@ -47,11 +47,11 @@ def open_newest(connection: sqlite3.Connection, folder: Path, space: Space) -> t
 
 
 def open_view(connection: sqlite3.Connection, space: Space, snapshot: Snapshot | None) -> View:
-    """Reads the state of now: what the snapshot holds, and from the database what came after it.
+    """Reads the current state: what the snapshot holds, and from the database what came after it.
 
     Args:
       connection: in a transaction.
-      space: whose vectors; every document has one.
+      space: of the vectors; every document has one.
       snapshot: of the space, or None.
 
     Raises:

@@ -2,8 +2,8 @@
 
 The new model's vectors are a space of their own. It is filled from the texts, batch by batch; what is written meanwhile
 goes to both spaces. When no document lacks a vector, its snapshot is made and its recall certified, and one transaction
-makes it the space that is searched. The old one stays until `forget`, for `rollback`. All of it is in the folder: who is
-killed goes on where he was, and no search ever sees vectors of two models.
+makes it the space that is searched. The old one stays until `forget`, for `rollback`. All of this is in the folder: a
+killed process resumes where it was, and no search ever sees vectors of two models.
 """
 
 import functools
@@ -37,7 +37,7 @@ BATCH = 256
 
 
 class Stopped(UserError):
-    """A reindexing was asked to stop; the next one goes on."""
+    """Reindexing was asked to stop; the next call resumes it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Model:
 
 
 class Reindexing:
-    """One move to another model: `run` does it, in whatever thread, and `state` tells how far it is."""
+    """One move to another model: `run` does it, in any thread, and `state` tells its progress."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Reindexing:
         Args:
           index: the live index.
           to: the new model.
-          old: the present model; if it is given, what is written after the switch goes to its space as well, so that
+          old: the present model; if given, what is written after the switch goes to its space as well, so that
             `rollback` needs no encoding.
           switched: called at the moment of the switch, when searches need vectors of the new model, on the thread that
             writes: it must not write itself.
@@ -91,14 +91,14 @@ class Reindexing:
             _check_free(index, database.spaces(connection), database.state(connection).active, to)
 
     def state(self) -> dict[str, Any]:
-        """How far it is, as JSON: `to`, `phase` (waiting, filling, snapshot, switched), `filled`, `lacking`."""
+        """Its progress, as JSON: `to`, `phase` (waiting, filling, snapshot, switched), `filled`, `lacking`."""
         with self._index.database.reading() as connection:
             found = [each for each in database.spaces(connection) if each.fingerprint == self._to.fingerprint]
             lacking = database.lacking(connection, found[0]) if found else len(self._index)
         return {"to": self._to.name, "phase": self._phase, "filled": self._filled, "lacking": lacking}
 
     def stop(self) -> None:
-        """Lets `run` end with `Stopped` after the batch that it is encoding."""
+        """Makes `run` raise `Stopped` after the batch that it is encoding."""
         self._stopping.set()
 
     def run(self) -> int:
@@ -109,7 +109,7 @@ class Reindexing:
 
         Raises:
           Stopped: see `stop`.
-          UserError, StorageFull: it cannot go on; what was filled stays, and running it again goes on.
+          UserError, StorageFull: it cannot continue; what was filled stays, and the next run resumes.
         """
         index, to = self._index, self._to
         fault_points.reached("reindex.begun")
@@ -149,7 +149,7 @@ class Reindexing:
             if not found:
                 break
             if self._stopping.is_set():
-                raise Stopped(f"{self._index.folder}: stopped; reindex to {self._to.name} again to go on")
+                raise Stopped(f"{self._index.folder}: stopped; reindex to {self._to.name} again to resume")
             documents = [document for _, document in found]
             vectors = checked_matrix(self._to.encode(documents), space.dim, f"vectors of {self._to.name}")
             fault_points.reached("reindex.encoded")
@@ -164,7 +164,7 @@ class Reindexing:
 
 
 def rollback(index: LiveIndex, encode: Encode | None = None, switched: Callable[[], None] = lambda: None) -> Space:
-    """Makes the space that was left last the one that is searched again.
+    """Makes the previous space the one that is searched again.
 
     Args:
       index: the live index.
@@ -215,7 +215,7 @@ def other_space(index: LiveIndex) -> Space | None:
 def forget(index: LiveIndex) -> Space | None:
     """Removes the vectors of the model that is not searched; returns its space, None if there is none.
 
-    The database file keeps its size, and uses the room for what is written next.
+    The database file keeps its size, and later writes reuse the space.
     """
     space = other_space(index)
     if space is None:
@@ -236,15 +236,15 @@ def forget(index: LiveIndex) -> Space | None:
 
 def _check_free(index: LiveIndex, there: Sequence[Space], active: Space, to: Model) -> None:
     if to.fingerprint == active.fingerprint:
-        raise UserError(f"{index.folder}: has the vectors of {to.name} already")
+        raise UserError(f"{index.folder}: already has the vectors of {to.name}")
     for space in there:
         if space != active and space.fingerprint != to.fingerprint:
-            what = "keeps the vectors of" if space.was_active else "was begun to be moved to"
+            what = "keeps the vectors of" if space.was_active else "has begun to move to"
             raise UserError(
-                f"{index.folder}: {what} {space.model}; remove them first: jaxretr reindex {index.folder} --forget"
+                f"{index.folder}: {what} {space.model}; forget that model first: jaxretr reindex {index.folder} --forget"
             )
         if space.fingerprint == to.fingerprint and space.dim != to.dim:
-            raise UserError(f"{index.folder}: has vectors of {space.dim} numbers of {to.name}, not of {to.dim}")
+            raise UserError(f"{index.folder}: has vectors of {to.name} of {space.dim} dimensions, not {to.dim}")
 
 
 def _begin(connection: sqlite3.Connection, to: Model) -> tuple[Space, Change]:

@@ -1,6 +1,6 @@
 """The rows of a live index in memory: a base, which a snapshot holds, and a tail of what was written since.
 
-Rows are never changed. Which of them are still there stands in masks outside, of which each `View` has its own.
+Rows never change. Which of them are still there is recorded in masks, and each `View` has its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ T = TypeVar("T")
 # A Python string of a typical id and its places in a list and in a dictionary; a value's places in a field's column.
 _ID_BYTES, _VALUE_BYTES = 60 + 8 + 100, 2 * 8 + 4
 
-# Of ScaNN in memory: bytes a dimension of the codes, its program (measured, 30,000 and 120,000 rows), and a row's number,
+# Of ScaNN in memory: bytes per dimension of the codes, its program (measured, 30,000 and 120,000 rows), and a row's number,
 # leaf and norm.
 _CODE_BYTES, _SCANN_BYTES, _ENTRY_BYTES = 0.25, 80 << 20, 12
 
 
 def estimate(rows: int, dim: int, columns: int = 0, *, scann: bool) -> int:
-    """Bytes of memory of so many rows, about; all of the vectors, also where they are a memory map.
+    """Approximate bytes of memory of some rows; all of the vectors, even if they are a memory map.
 
     Args:
       rows, dim: N and D.
@@ -43,7 +43,7 @@ class Segment:
 
     Attributes:
       rows: their numbers in the database, ascending, int64 [n].
-      ids: n; the empty one of a row that was not there any more when the segment was read.
+      ids: n; empty for a row that was already gone when the segment was read.
       vectors: float32 [n, D]; a plain array, which may be a view of a memory map.
       columns: field -> the value of each row, None where it has none; at least n.
     """
@@ -62,7 +62,7 @@ class Segment:
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        """The last place of each id; at earlier ones of a tail are rows that were replaced."""
+        """The last place of each id; earlier places in a tail hold rows that were replaced."""
         return {self.ids[place]: place for place in range(len(self))}
 
     def places(self, ids: Sequence[str]) -> NDArray[np.int64]:
@@ -103,7 +103,7 @@ class Base(Segment):
     Attributes:
       space: whose vectors these are.
       sequence: of the last write that the snapshot knows.
-      scann: an approximate index over the rows; None where there are few.
+      scann: an approximate index over the rows; None if they are few.
     """
 
     space: Space
@@ -112,15 +112,15 @@ class Base(Segment):
 
     @property
     def bytes(self) -> int:
-        """With ScaNN's."""
+        """Of memory, including ScaNN's; see `estimate`."""
         return estimate(len(self), self.vectors.shape[1], len(self.columns), scann=self.scann is not None)
 
 
 class TailRows:
-    """Room for a tail, which only grows: segments of its beginning stay as they are."""
+    """Storage for a tail, which only grows: segments of its beginning stay valid."""
 
     def __init__(self, dim: int):
-        """An empty one, for vectors of `dim` numbers."""
+        """Empty, for vectors of `dim` dimensions."""
         self._count = 0
         self._ids: list[str] = []
         self._columns: dict[str, list[Value]] = {}
@@ -158,7 +158,7 @@ class TailRows:
 def columns_of(metadata: Sequence[Mapping[str, Value]]) -> dict[str, list[Value]]:
     """The fields of n documents as columns: field -> n values."""
     columns: dict[str, list[Value]] = {}
-    known: dict[str, str] = {}  # Equal texts are one in memory.
+    known: dict[str, str] = {}  # Equal texts share one object.
     for place, values in enumerate(metadata):
         for name, value in values.items():
             column = columns.get(name)

@@ -1,20 +1,20 @@
-"""When a live index renews its snapshot and its certificate."""
+"""When a live index renews its snapshot and its certificate, and how."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class LiveSettings:
-    """What the upkeep of a live index goes by.
+    """The settings of a live index's upkeep.
 
     Attributes:
-      compact_share: of the snapshot's rows; a new snapshot is written once more rows than this were added or removed.
-      compact_rows: and at least so many.
-      certify_share: of the snapshot's rows; the certificate is measured again after so many more changes.
-      scann_from: rows from which on a snapshot has a ScaNN index.
-      target_recall: that it is tuned for, one or several.
-      certify_questions: recent questions that are kept for tuning and certificate, at most.
-      least_questions: with fewer of them passages stand in for questions.
+      compact_share: of the snapshot's rows; once more than this share were added or removed, a new snapshot is written.
+      compact_rows: but not before so many rows were added or removed.
+      certify_share: of the snapshot's rows; after so many more changes the certificate is measured again.
+      scann_from: a snapshot of so many rows or more has a ScaNN index.
+      target_recall: one or several that the ScaNN index is tuned for.
+      certify_questions: the most questions that are kept for tuning and for the certificate.
+      least_questions: with fewer of them, passages stand in for questions.
     """
 
     compact_share: float = 0.1

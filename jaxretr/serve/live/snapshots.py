@@ -3,10 +3,10 @@
   snapshots/001-000000004711/    space 1 as write 4711 left it
     manifest.json                whose it is, and the sha256 of every file
     rows.npy                     int64 [N], ascending: the database's rows
-    vectors.npy                  float32 [N, D], where there is no ScaNN index
-    scann/                       a `ScannIndex` of the same rows, its vectors.npy included, where they are many
+    vectors.npy                  float32 [N, D], if there is no ScaNN index
+    scann/                       a `ScannIndex` of the same rows, including its vectors.npy, if they are many
 
-A snapshot can always be made again from the database: a damaged one is removed.
+A snapshot can always be made again from the database, so a damaged one is removed.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _BLOCK_ROWS = 4096
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot that was opened.
+    """An open snapshot.
 
     Attributes:
       path: its folder.
@@ -64,7 +64,7 @@ class Snapshot:
 
 
 class Incomplete(Exception):
-    """Documents lack vectors of the space: there can be no snapshot of it yet."""
+    """Documents lack vectors of the space, so there can be no snapshot of it yet."""
 
 
 def write(
@@ -75,11 +75,11 @@ def write(
     Args:
       base: the database.
       space: whose vectors.
-      settings: from how many rows on there is a ScaNN index, and for what recall.
-      questions: float32 [Q, D] to tune and certify that with; passages stand in for them by default.
+      settings: how many rows need a ScaNN index, and for what recall it is tuned.
+      questions: float32 [Q, D] to tune and certify the ScaNN index with; by default passages stand in for them.
 
     Returns:
-      Its folder; None where there are no documents.
+      Its folder; None if there are no documents.
 
     Raises:
       Incomplete: a document lacks a vector.
@@ -140,7 +140,7 @@ def _write_rows(connection: sqlite3.Connection, space: Space, folder: Path, n: i
 def _index(
     folder: Path, ids: list[str], space: Space, settings: LiveSettings, questions: NDArray[np.float32] | None
 ) -> bool:
-    """Adds a ScaNN index if that works here; its copy of the vectors then is the only one."""
+    """Adds a ScaNN index if ScaNN works here; its copy of the vectors is then the only one."""
     if (problem := scann_problem()) is not None:
         log.warning("searched exactly, since ScaNN cannot be used here: %s", problem)
         return False
@@ -167,7 +167,7 @@ def load(path: Path, space: Space, state: State, *, compare: bool = True) -> Sna
     Args:
       path: its folder.
       space, state: of the database that it must be of.
-      compare: every file with its hash.
+      compare: whether every file is compared with its hash.
 
     Raises:
       UserError: it is damaged, or not of this database.
@@ -185,7 +185,9 @@ def load(path: Path, space: Space, state: State, *, compare: bool = True) -> Sna
     mapped = np.load(path / VECTORS, mmap_mode="r") if scann is None else scann.rows.base.vectors
     rows = np.load(path / ROWS)
     if scann is not None:
-        scann.search_rows(np.zeros((1, space.dim), np.float32), 1)  # ScaNN reads its files now, and not in a search.
+        scann.search_rows(
+            np.zeros((1, space.dim), np.float32), 1
+        )  # ScaNN reads its files now, not in the first search.
     return Snapshot(path, facts["sequence"], facts["made"], rows, np.asarray(mapped), scann)
 
 
@@ -206,7 +208,7 @@ def remove_older(kept: Path, space: Space) -> None:
 
 
 def remove_remains(folder: Path, spaces: list[Space]) -> None:
-    """Removes what killed processes left, and snapshots of spaces that are gone."""
+    """Removes what killed processes left behind, and snapshots of removed spaces."""
     place, numbers = folder / FOLDER, {space.number for space in spaces}
     for path in place.iterdir() if place.is_dir() else ():
         name = _NAME.fullmatch(path.name)

@@ -1,4 +1,4 @@
-"""What a live index does in the background: new snapshots, and certificates measured again."""
+"""Background work of a live index: new snapshots, and certificates measured again."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ from jaxretr.serve.live.view import View
 
 log = logging.getLogger(__name__)
 
-# After a failure it is tried again after so many seconds.
+# Seconds between a failure and the next attempt.
 _PAUSE = 60.0
 
 
@@ -39,10 +39,10 @@ class Kept(Protocol):
 
 
 class Upkeep:
-    """Compaction and certificates, by a thread of their own or when they are asked for."""
+    """Compaction and certificates, in a thread of their own or on request."""
 
     def __init__(self, index: Kept):
-        """Of an index; `start` starts the thread."""
+        """For an index; `start` starts the thread."""
         self._index = index
         self._busy = threading.Lock()
         self._wanted, self._stopping = threading.Event(), threading.Event()
@@ -54,12 +54,12 @@ class Upkeep:
         self.look()
 
     def ask_to_stop(self) -> None:
-        """Lets the thread end after what it is doing."""
+        """Asks the thread to end after what it is doing."""
         self._stopping.set()
         self._wanted.set()
 
     def wait(self, seconds: float) -> bool:
-        """Waits for the end of the thread; returns whether it has ended."""
+        """Waits for the thread to end; returns whether it has."""
         if self._thread.is_alive():
             self._thread.join(seconds)
         return not self._thread.is_alive()
@@ -70,7 +70,7 @@ class Upkeep:
             self._wanted.set()
 
     def compact(self) -> bool:
-        """Writes a snapshot of now and lets searches use it; returns whether there is one.
+        """Writes a snapshot of the current state and lets searches use it; returns whether there is one.
 
         Raises:
           UserError: it cannot be written.
@@ -94,7 +94,7 @@ class Upkeep:
             return True
 
     def certify(self) -> None:
-        """Measures the certificate of the state of now, if it is searched approximately."""
+        """Measures the certificate of the current state, if it is searched approximately."""
         with self._busy:
             index, view = self._index, self._index.view
             if view.base.scann is None or view.count < 4:
@@ -127,7 +127,7 @@ class Upkeep:
                         self.certify()
                     else:
                         break
-            except Exception as error:  # Whatever it is, searches and writes go on as before.
+            except Exception as error:  # Whatever it is, searches and writes continue.
                 self._later(f"{type(error).__name__}: {error}")
 
     def _later(self, reason: str) -> None:

@@ -27,7 +27,7 @@ def verify(folder: str | Path) -> str:
       What agrees, in one line.
 
     Raises:
-      UserError: something does not; one line that names all of it.
+      UserError: something does not agree; one line names all of it.
     """
     folder = Path(folder).expanduser()
     base = Database(folder)

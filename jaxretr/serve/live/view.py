@@ -1,4 +1,4 @@
-"""One state of a live index in memory: searches read it, writes make the next one of it."""
+"""One state of a live index in memory: searches read it, and writes make the next one from it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,15 +27,15 @@ Found = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class View:
-    """A state. Nothing of it changes, so that a search sees one state, however long it takes.
+    """A state. It never changes, so that a search sees one state, however long it takes.
 
     Attributes:
       space: whose vectors these are.
-      sequence: of the last write that it knows.
+      sequence: of the last write that it includes.
       base, tail: the rows.
-      base_there, tail_there: which of them are there, bool [n].
-      room: where the tail's rows are, for the next state.
-      count: rows that are there.
+      base_there, tail_there: which of them still exist, bool [n].
+      room: the storage of the tail's rows, for the next state.
+      count: rows that still exist.
     """
 
     space: Space
@@ -50,7 +50,7 @@ class View:
     # ---- the next state ----------------------------------------------------------------------------------------------
 
     def after(self, changes: Sequence[Change]) -> "View":
-        """The state after some writes; to be called by one thread, and of the newest state."""
+        """The state after some writes; only for the newest state, and from one thread."""
         base_there, tail_there = self.base_there, self.tail_there
         removed = [row for change in changes for row in change.removed]
         added = [change for change in changes if len(change.rows)]
@@ -76,7 +76,7 @@ class View:
         )
 
     def on(self, base: Base) -> "View":
-        """The same state on a newer snapshot, which holds all rows up to its last and none that is not known here."""
+        """The same state on a newer snapshot, which holds all rows up to its last and none that is unknown here."""
         there = np.concatenate([self.base.rows[self.base_there], self.tail.rows[self.tail_there]])
         room = TailRows(self.space.dim)
         kept = np.flatnonzero(self.tail_there & (self.tail.rows > (base.rows[-1] if len(base) else 0)))
@@ -116,14 +116,14 @@ class View:
         return self.base.ids[position] if position < n else self.tail.ids[position - n]
 
     def is_approximate(self, options: SearchOptions) -> bool:
-        """Whether a search with these options asks ScaNN."""
+        """Whether a search with these options uses ScaNN."""
         filters = options.where or options.allow is not None or options.deny
         return self.base.scann is not None and not options.exact and not filters
 
     def exact(
         self, vectors: NDArray[np.float32], k: int, allowed: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None = None
     ) -> Found:
-        """The best rows, with the scores of an `ExactIndex` of all rows that are there, and in its order."""
+        """The best rows, with the scores and in the order of an `ExactIndex` of all existing rows."""
         masks = (self.base_there, self.tail_there) if allowed is None else allowed
         k = min(k, self.count if allowed is None else sum(int(np.count_nonzero(mask)) for mask in masks))
         if not k or not len(vectors):
@@ -147,7 +147,7 @@ class View:
     def approximate(
         self, vectors: NDArray[np.float32], k: int, target: float | None = None, threads: int | None = None
     ) -> Found:
-        """The best of what ScaNN proposes of the base, and all of the tail; with exact scores."""
+        """The best of ScaNN's proposals from the base and of the whole tail, with exact scores."""
         in_base = int(np.count_nonzero(self.base_there))
         if not in_base or not len(vectors):
             return self.exact(vectors, k)
@@ -170,16 +170,16 @@ class View:
     def _proposed(
         self, vectors: NDArray[np.float32], k: int, target: float | None, threads: int | None
     ) -> NDArray[np.int64] | None:
-        """The first k rows of ScaNN's that are there, int64 [B, k]; more are asked for until there are k.
+        """The first k existing rows that ScaNN finds, int64 [B, k]; it is asked for more until there are k.
 
         Returns:
-          None where ScaNN does not give so many.
+          None if ScaNN does not find so many.
         """
         assert self.base.scann is not None
         found = np.empty((len(vectors), k), np.int64)
         left = np.arange(len(vectors))
         n = len(self.base)
-        # As many more as are removed on average, and some.
+        # As many more as are removed on average, and a few.
         asked = k if self.base_there.all() else k + 8 + k * (n - int(np.count_nonzero(self.base_there))) // n
         while True:
             asked = min(asked, n)
@@ -210,7 +210,7 @@ class View:
         return list(dict.fromkeys((*self.base.columns, *self.tail.columns)))
 
     def _allowed(self, options: SearchOptions) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | None:
-        """Which rows of base and tail may be found; None: all that are there."""
+        """Which rows of base and tail may be found; None: all that exist."""
         if not options.where and options.allow is None and not options.deny:
             return None
         for name in options.where:
@@ -245,7 +245,7 @@ class View:
         return found
 
     def facts(self) -> dict[str, Any]:
-        """What /info says of it."""
+        """What /info shows."""
         base, scann = self.base, self.base.scann
         return {
             "engine": "live",

@@ -1,4 +1,4 @@
-"""What a write does to the database, and what it says of that to the index in memory."""
+"""What a write does to the database, and what it reports to the index in memory."""
 
 import json
 import math
@@ -45,13 +45,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Upsert:
-    """Documents that were checked.
+    """Checked documents, to be written.
 
     Attributes:
       documents: n.
       metadata: of each, as JSON.
       vectors: by the fingerprint of their model, float32 [n, D].
-      model: who made the vectors that the caller gave, for messages.
+      model: the model of the caller's vectors, for messages.
     """
 
     documents: Sequence[Document]
@@ -68,7 +68,7 @@ class Upsert:
         state = database.state(connection)
         if state.active.fingerprint not in self.vectors:
             raise ModelChanged(
-                f"the vectors are {self.model}'s, and the index has changed to {state.active.model}; encode with that"
+                f"the vectors are {self.model}'s, but the index has moved to {state.active.model}; encode with that"
             )
         documents = self.documents
         removed = _remove(connection, [document.id for document in documents])
@@ -139,7 +139,7 @@ def fill(connection: sqlite3.Connection, space: Space, rows: Sequence[int], vect
 
 
 def note_certificate(connection: sqlite3.Connection, space: Space, content: dict[str, Any]) -> tuple[None, Change]:
-    """Notes the certificate of a space."""
+    """Records the certificate of a space."""
     connection.execute("INSERT OR REPLACE INTO certificates VALUES (?, ?)", (space.number, json.dumps(content)))
     return None, Change(database.state(connection).sequence)
 
@@ -182,7 +182,7 @@ def checked(documents: Sequence[Document]) -> list[str]:
         if not document.id:
             raise UserError(f"{where}: the id is empty; give each document an id")
         if (first := seen.setdefault(document.id, number)) != number:
-            raise UserError(f"{where}: the id {document.id!r} is that of documents[{first}] as well; give each once")
+            raise UserError(f"{where}: the id {document.id!r} is also that of documents[{first}]; give each once")
         if not document.title and not document.text:
             raise UserError(f"{where}: {document.id!r} has neither title nor text; give one of them")
         for name, value in document.metadata.items():
@@ -199,6 +199,8 @@ def checked(documents: Sequence[Document]) -> list[str]:
             for text in (document.id, document.title, document.text, found):
                 check_utf8(text)
         except RowError:
-            raise UserError(f"{where}: contains half a surrogate pair, which is no Unicode text; correct it") from None
+            raise UserError(
+                f"{where}: contains half a surrogate pair, which is not valid Unicode; correct it"
+            ) from None
         content.append(found)
     return content

@@ -421,7 +421,7 @@ def test_a_statement_that_takes_too_long(address: str) -> None:
     busy = threading.Thread(target=lambda: index._database.run(hold))
     busy.start()
     held.wait()
-    with pytest.raises(UnavailableError, match="all connections are busy"):
+    with pytest.raises(UnavailableError, match="all connections were busy"):
         len(index)
     busy.join()
     index.close()

@@ -98,7 +98,7 @@ BAD = {
     "an id twice": ([document("a"), document("b"), document("a")], r"documents\[2\].*'a'.*documents\[0\]"),
     "no id": ([Document("", "t", "x")], r"documents\[0\].*id is empty"),
     "no text": ([Document("a", "", "")], "neither title nor text"),
-    "half a pair": ([Document("a", "", "x\ud800")], "no Unicode"),
+    "half a pair": ([Document("a", "", "x\ud800")], "not valid Unicode"),
     "a list in a field": ([Document("a", "", "x", {"f": [1]})], "field 'f' is a list"),  # pyright: ignore
     "NaN in a field": ([Document("a", "", "x", {"f": float("nan")})], "field 'f' is nan"),
 }
@@ -137,12 +137,12 @@ def test_bad_vectors_and_questions_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_of_another_model_is_refused_with_both_names_and_the_remedy(tmp_path: Path) -> None:
     open_live(tmp_path).close()
-    with pytest.raises(UserError, match=r"vectors of small, and not of large.*jaxretr reindex .* --to large"):
+    with pytest.raises(UserError, match=r"vectors of small, not of large.*jaxretr reindex .* --to large"):
         open_live(tmp_path, "large")
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"no live index but notes\.txt"):
+    with pytest.raises(UserError, match=r"holds notes\.txt but no live index"):
         open_live(other)
     with pytest.raises(UserError, match="holds no live index"):
         open_live(tmp_path / "missing", None)

@@ -250,7 +250,7 @@ def test_a_second_process_is_refused_and_may_read_and_verify(tmp_path: Path) -> 
     found = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, env=environment, check=True
     ).stdout
-    assert f"process {os.getpid()} is writing" in found and "several workers cannot" in found and found.count("\n") == 1
+    assert f"process {os.getpid()} is writing" in found and "only one can" in found and found.count("\n") == 1
     with pytest.raises(UserError, match="is writing this live index"):
         open_live(tmp_path)
     assert "1 passages" in verify(tmp_path)
