@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -22,13 +22,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxretr.config import Dtype
 from jaxretr.errors import UserError
 from jaxretr.models.backbone_config import BACKBONE
+from jaxretr.models.batches import Batch, Shapes, make_batches
 from jaxretr.models.layers import Params, unstack
 from jaxretr.parallel.compilation_cache import keep_programs, keep_short_programs
 from jaxretr.parallel.machine import multiplies_bfloat16
 from jaxretr.parallel.mesh import DATA, make_mesh, replicate
-
-# Padding to the next multiple of 16 instead of 64 saves a seventh of the time of passages of 20 to 250 tokens.
-_BUCKET = 16
 
 # Of one batch on one device: on CPUs what stays in the cache (8 rows of 128), on accelerators what keeps them busy.
 _BATCH_TOKENS = {"cpu": 1024}
@@ -41,9 +39,6 @@ _BATCH_TOKENS_BLAS = 2048
 # takes half a second to compile; elsewhere it takes seconds.
 _IN_ADVANCE = {"cpu": (4, 4)}
 _IN_ADVANCE_ELSEWHERE = (1, 2)
-
-# A batch is filled up to at most so many times its rows, where it can be cut instead.
-_MOST_FILLING = 1.5
 
 # A job of fewer batches than this compiles for longer than it runs, and saves more by few shapes than by little padding.
 _MANY_BATCHES = 16
@@ -60,83 +55,6 @@ def fastest_dtype() -> Dtype:
     bfloat16 on accelerators and on processors that multiply it; elsewhere float32, which is also the more exact.
     """
     return "bfloat16" if jax.default_backend() != "cpu" or multiplies_bfloat16() else "float32"
-
-
-class Batch(NamedTuple):
-    """Rows of one program call.
-
-    Attributes:
-      positions: where the real rows' results belong, int [b].
-      tokens: int32 [B, L], B >= b; padded with zeros.
-      lengths: int32 [B]; 0 in the rows that fill the batch up.
-    """
-
-    positions: np.ndarray
-    tokens: np.ndarray
-    lengths: np.ndarray
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """Which (rows, length) the batches of a job have.
-
-    Attributes:
-      max_length: the longest row.
-      devices: the number of rows is a multiple of it.
-      batch_tokens: about as many tokens a batch, on each device.
-      batch_rows: rows a batch, instead of `batch_tokens`.
-      steps: few shapes rather than little padding: so many lengths between a power of two and the next, and few numbers
-        of rows; None: every multiple of 16, and full batches.
-      ratio: with `steps`, the numbers of rows are the powers of this, and that of a full batch.
-    """
-
-    max_length: int
-    devices: int
-    batch_tokens: int
-    batch_rows: int | None = None
-    steps: int | None = None
-    ratio: int = 2
-
-    def length(self, tokens: int) -> int:
-        """The padded length of a batch whose longest row has so many tokens."""
-        bucket = _BUCKET
-        if self.steps is not None:
-            bucket = max(bucket, _power_of_two(max(tokens, 1)) // (2 * self.steps))
-        return min(bucket * -(-max(tokens, 1) // bucket), self.max_length)
-
-    def rows(self, length: int) -> int:
-        """The rows of a full batch of that padded length."""
-        rows = self.devices * max(1, self.batch_tokens // length) if self.batch_rows is None else self.batch_rows
-        return -(-rows // self.devices) * self.devices
-
-    def taken(self, left: int, length: int) -> tuple[int, int]:
-        """How many of the rows that are left the next batch takes, and the rows to which it is filled up."""
-        full = self.rows(length)
-        if self.steps is None or left >= full:
-            return min(left, full), full
-        sizes = self._sizes(full)
-        above = next(size for size in sizes if size >= left)
-        # With large steps two small batches are faster than one that is padded much.
-        if self.ratio > 2 and above > _MOST_FILLING * left and left > sizes[0]:
-            below = max(size for size in sizes if size <= left)
-            return below, below
-        return left, above
-
-    def every(self) -> list[tuple[int, int]]:
-        """All (rows, length) that batches can have; not many only with `steps`."""
-        lengths = sorted({self.length(tokens) for tokens in range(1, self.max_length + 1)})
-        return [(rows, length) for length in lengths for rows in self._sizes(self.rows(length))]
-
-    def _sizes(self, full: int) -> list[int]:
-        """The numbers of rows that batches can have, ascending."""
-        sizes = []
-        while self.steps is not None and self.devices * self.ratio ** len(sizes) < full:
-            sizes.append(self.devices * self.ratio ** len(sizes))
-        return [*sizes, full]
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
 
 
 class Job(NamedTuple):
@@ -159,30 +77,6 @@ class _Result:
         self.left = n
         self.cut = 0
         self.shapes: Shapes | None = None
-
-
-def make_batches(ids: Sequence[Sequence[int]], start: int, shapes: Shapes) -> list[Batch]:
-    """Cuts rows of token ids into batches, the longest first.
-
-    Args:
-      ids: one list of token ids a row.
-      start: the position of the first of them among all rows of the job.
-      shapes: the batches' shapes.
-    """
-    order = np.argsort([-len(row) for row in ids], kind="stable")
-    batches = []
-    done = 0
-    while done < len(order):
-        length = shapes.length(len(ids[order[done]]))
-        count, rows = shapes.taken(len(order) - done, length)
-        chosen = order[done : done + count]
-        tokens, lengths = np.zeros((rows, length), np.int32), np.zeros(rows, np.int32)
-        for row, position in enumerate(chosen):
-            lengths[row] = len(ids[position])
-            tokens[row, : lengths[row]] = ids[position]
-        batches.append(Batch(start + chosen, tokens, lengths))
-        done += len(chosen)
-    return batches
 
 
 class Engine:

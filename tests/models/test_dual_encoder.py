@@ -21,9 +21,9 @@ from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import load_tokenizer, passage_pair, question_rows
 from jaxretr.errors import UserError
+from jaxretr.models.batches import Shapes, make_batches
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, init_params, tower
-from jaxretr.models.encode import Shapes, make_batches
 from jaxretr.models.formats.bert_params import export_bert
 from jaxretr.models.formats.hf_files import write_safetensors
 from jaxretr.parallel import machine
