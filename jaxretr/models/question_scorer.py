@@ -23,7 +23,7 @@ from jaxretr.models.scorers.t5_scorer import Prompt, encoder_input, graph, mean_
 from jaxretr.models.scorers.t5_shapes import T5Shapes
 from jaxretr.models.scorers.teachers import T5Teacher
 from jaxretr.models.t5 import T5Config
-from jaxretr.parallel.compilation_cache import keep_programs
+from jaxretr.parallel.compilation_cache import keep_programs, keep_short_programs
 
 
 class QuestionScorer:
@@ -192,9 +192,10 @@ class QuestionScorer:
         """Compiles the programs of all shapes, or reads them from the cache; from then on the device holds the parameters."""
         keep_programs()
         self.params = jax.device_put(self.params)
-        for size, passage, question in shapes.every():
-            pairs = [[0] * passage] * size, [[0] * question] * size
-            self._score_batch(self.params, *pairs, size, shapes)
+        with keep_short_programs():
+            for size, passage, question in shapes.every():
+                pairs = [[0] * passage] * size, [[0] * question] * size
+                self._score_batch(self.params, *pairs, size, shapes)
 
 
 def passage_length(prompt: Prompt, max_length: int) -> int:
