@@ -40,6 +40,7 @@ from machine import describe
 
 EMBEDDINGS, SEARCHES = (1, 8, 32, 256), (1, 8)
 WINDOW = 20.0
+MOST_TEXTS = 512
 
 
 @dataclass
@@ -161,6 +162,7 @@ class Server:
     async def loaded(self, kind: "Kind", seconds: float, clients: int) -> Load:
         """Asks for some seconds."""
         name, path, count, body = kind
+        clients = min(clients, max(2, MOST_TEXTS // count))
         before = self.memory[-1][0] if self.memory else 0.0
         began = time.monotonic()
         sending = asyncio.ensure_future(send(self.url, name, path, body, count, seconds, clients))
@@ -246,7 +248,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=None, help="a sentence-transformers folder")
     parser.add_argument("--rows", type=int, default=30_000)
     parser.add_argument("--seconds", type=float, default=120.0, help="of load, all kinds together")
-    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--clients", type=int, default=16, help="fewer where these would have over 512 texts under way")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--work", type=Path, default=Path("runs/serve_benchmark"))
     parser.add_argument("--compute", default="auto", choices=("auto", "float32", "bfloat16"))
