@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxretr.errors import UserError, import_extra
+from jaxretr.errors import UserError
 from jaxretr.parallel.machine import cpu_name, cpu_threads
 from jaxretr.search.scann import worker
+from jaxretr.search.scann.instructions import can_use_avx2, load_scann
 from jaxretr.storage.files import atomic_write
 from jaxretr.storage.paths import cache_root
 
@@ -73,7 +74,8 @@ def _verdict(origin: Path) -> Path:
         version = importlib.metadata.version("scann")
     except importlib.metadata.PackageNotFoundError:
         version = ""
-    facts = (version, str(origin), origin.stat().st_mtime_ns, sys.version, platform.machine(), cpu_name())
+    processor = platform.machine(), cpu_name(), can_use_avx2()
+    facts = (version, str(origin), origin.stat().st_mtime_ns, sys.version, *processor)
     return cache_root() / f"scann-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
 
 
@@ -117,7 +119,7 @@ def encode(
 
 def open_searcher(folder: Path, tree: bool) -> Any:
     """ScaNN's searcher over a folder; not through ScaNN's own loader, which would unpickle what lies there."""
-    module = import_extra(worker.MODULE, "scann")
+    module = load_scann()
     try:
         return module.scann_pybind.ScannNumpy(str(folder), worker.assets(worker.index_files(tree)))
     except (RuntimeError, ValueError) as error:

@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.errors import import_extra
-
-MODULE = "scann.scann_ops.py.scann_ops_pybind"
+from jaxretr.search.scann.instructions import load_scann
 
 CONFIG = "scann_config.pb"
 CODEBOOK = "ah_codebook.pb"
@@ -65,7 +63,7 @@ def index_files(tree: bool) -> list[str]:
 
 def train(vectors: str, out: str, leaves: int, sample: int, seed: int, threads: int) -> dict[str, Any]:
     """Learns a tree of `leaves` leaves (1: none) and the codebook from `sample` rows, into the folder `out`."""
-    scann_ops_pybind = import_extra(MODULE, "scann")
+    scann_ops_pybind = load_scann()
 
     n = len(np.load(vectors, mmap_mode="r"))
     drawn = np.sort(np.random.default_rng(seed).choice(n, sample, replace=False)) if sample < n else np.arange(n)
@@ -94,7 +92,7 @@ def train(vectors: str, out: str, leaves: int, sample: int, seed: int, threads: 
 
 def encode(vectors: str, model: str, out: str, tree: bool, block: int, codes: str, tokens: str) -> dict[str, Any]:
     """Makes the codes and the leaves' numbers of all rows, a block at a time, with the files of the folder `model`."""
-    scann_ops_pybind = import_extra(MODULE, "scann")
+    scann_ops_pybind = load_scann()
 
     n = len(np.load(vectors, mmap_mode="r"))
     with open(Path(out) / codes, "wb") as codes_file, open(Path(out) / tokens, "wb") as tokens_file:
@@ -129,7 +127,7 @@ def _append(file: Any, values: np.ndarray, start: int, n: int) -> None:
 
 def self_test() -> dict[str, Any]:
     """Trains, hashes, loads and searches a tiny index; what it must find is known."""
-    scann_ops_pybind = import_extra(MODULE, "scann")
+    scann_ops_pybind = load_scann()
 
     vectors = np.random.default_rng(0).standard_normal((256, 8), dtype=np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
