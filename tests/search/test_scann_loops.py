@@ -1,4 +1,4 @@
-"""The loops that an approximate search spends its time in."""
+"""The loops that an approximate search spends its time in: ScaNN's with AVX2, and the exact scores of candidates."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import pytest
 from jaxretr.search.scann import process as scann_process
 from jaxretr.search.scann import worker
 from jaxretr.search.scann.instructions import avx2_flag, can_use_avx2, load_scann
+from jaxretr.search.scann.searcher import _rescored
 
 PROBLEM = scann_process.scann_problem()
 needs_scann = pytest.mark.skipif(PROBLEM is not None, reason=f"ScaNN: {PROBLEM}")
@@ -33,3 +34,28 @@ def test_scann_computes_with_avx2_and_proposes_the_same(tmp_path) -> None:
     shared = [len(set(one) & set(other)) for one, other in zip(*(rows.tolist() for rows in found), strict=True)]
     # The sums of 8-bit numbers are the same; the scores of the leaves differ in their last bits.
     assert np.mean(shared) > 0.99 * 30
+
+
+@pytest.mark.parametrize("k", [1, 4, 30])
+def test_candidates_are_ordered_by_their_exact_scores_and_equal_ones_by_row(k: int) -> None:
+    """In whatever order they come; with rows of both arrays, rows that are equal, and places without a candidate."""
+    rng = np.random.default_rng(5)
+    base, added = (rng.integers(-3, 4, (n, 20)).astype(np.float32) for n in (50, 9))
+    base[10:20] = base[0]  # numbers so small that float32 sums are exact
+    for array in (base, added):
+        array.flags.writeable = False
+    slots = rng.permutation(59)[:40]
+    queries = rng.integers(-3, 4, (6, 20)).astype(np.float32)
+    found = np.stack([rng.permutation(40)[:30] for _ in range(6)]).astype(np.uint32)
+    approximate = np.where(rng.random((6, 30)) < 0.2, np.nan, 0).astype(np.float32)
+    approximate[0] = np.nan
+    scores, rows, counts = _rescored(queries, found, approximate, base, added, slots, k, threads=2)
+    vectors = np.concatenate([base, added])[slots]
+    for question in range(6):
+        there = [int(row) for row, score in zip(found[question], approximate[question], strict=True) if score == score]
+        exact = {row: float(vectors[row] @ queries[question]) for row in there}
+        expected = sorted(there, key=lambda row: (-exact[row], row))[:k]
+        assert counts[question] == len(expected)
+        assert rows[question, : len(expected)].tolist() == expected
+        assert scores[question, : len(expected)].tolist() == [exact[row] for row in expected]
+        assert (rows[question, len(expected) :] == -1).all() and (scores[question, len(expected) :] == -np.inf).all()
