@@ -43,7 +43,13 @@ class Searcher:
         self._searched: object = None  # the slots of the rows that it was made of
 
     def search(
-        self, queries: NDArray[np.float32], k: int, leaves: int, candidates: int, threads: int
+        self,
+        queries: NDArray[np.float32],
+        k: int,
+        leaves: int,
+        candidates: int,
+        threads: int,
+        slots: NDArray[np.int64] | None = None,
     ) -> tuple[np.ndarray, NDArray[np.int64]]:
         """Finds about the k best rows of each question.
 
@@ -53,26 +59,32 @@ class Searcher:
           leaves: of the tree that are searched, 0 where there is none.
           candidates: that are scored exactly; three for each result where k is more than the index was tuned for.
           threads: to divide the questions among.
+          slots: where the vectors of the rows are, if it shall be elsewhere than `Rows.slots` says.
 
         Returns:
           scores float32 [B, k], descending, and rows int64 [B, k].
         """
-        if k > self._facts.k:
-            candidates = max(candidates, _CANDIDATES_A_RESULT * k)
-        candidates = min(max(candidates, k), len(self._rows))
+        candidates = self.wanted(k, candidates)
         size = _QUESTIONS * threads
         parts = [
-            self._search_part(queries[start : start + size], k, leaves, candidates, threads)
+            self._search_part(queries[start : start + size], k, leaves, candidates, threads, slots)
             for start in range(0, max(len(queries), 1), size)
         ]
         if len(parts) == 1:
             return parts[0]
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
-    def _search_part(self, queries: np.ndarray, k: int, leaves: int, candidates: int, threads: int):
+    def wanted(self, k: int, candidates: int) -> int:
+        """How many candidates a search for k results scores, where so many are for the k of the index."""
+        if k > self._facts.k:
+            candidates = max(candidates, _CANDIDATES_A_RESULT * k)
+        return min(max(candidates, k), len(self._rows))
+
+    def _search_part(self, queries: np.ndarray, k: int, leaves: int, candidates: int, threads: int, slots):
         found, approximate = self.candidates(queries, leaves, candidates, threads)
         # A plain array: Numba does not know memory maps.
-        columns = (np.asarray(self._rows.base.vectors), self._rows.added.vectors, self._rows.slots)
+        columns = (np.asarray(self._rows.base.vectors), self._rows.added.vectors)
+        columns = (*columns, self._rows.slots if slots is None else slots)
         scores, rows, counts = _rescored(queries, found, approximate, *columns, k, threads)
         # The leaves that were searched may hold fewer than k passages: then all leaves are.
         short = np.flatnonzero(counts < k)
@@ -214,6 +226,15 @@ def _fetch(typingctx, address):
 
 # Sums in any order and with fused additions, as a matrix product has them; NaN stays NaN.
 @compiled(fastmath={"reassoc", "contract", "nsz"})
+def fast_product(query, row):
+    """The inner product of float32 numbers."""
+    total = np.float32(0)
+    for d in range(len(query)):
+        total += query[d] * row[d]
+    return total
+
+
+@compiled(fastmath={"reassoc", "contract", "nsz"})
 def _rescore_rows(queries, found, approximate, base, added, slots, scores, rows, counts):
     dim = queries.shape[1]
     k = scores.shape[1]
@@ -237,9 +258,7 @@ def _rescore_rows(queries, found, approximate, base, added, slots, scores, rows,
                     _fetch(start + np.uintp(line * _CACHE_LINE))  # pyright: ignore[reportCallIssue]
             slot = places[j]
             row = base[slot] if slot < len(base) else added[slot - len(base)]
-            total = np.float32(0)
-            for d in range(dim):
-                total += query[d] * row[d]
+            total = fast_product(query, row)
             # Candidates come in about the order of their scores: the place is near the end of the list.
             place = kept
             while place > 0 and _before(total, names[j], scores[b, place - 1], rows[b, place - 1]):
