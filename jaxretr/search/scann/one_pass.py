@@ -3,9 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.parallel.numba_loops import compiled
 from jaxretr.search.scann.rows import Rows
-from jaxretr.search.scann.searcher import Searcher, fast_product
+from jaxretr.search.scann.searcher import Searcher, score_candidates
 
 
 def search_in_one_pass(
@@ -36,7 +35,7 @@ def search_in_one_pass(
     for block in rows.vector_blocks():
         values = np.asarray(block).view()
         values.flags.writeable = False  # one type for the compiled loop
-        _score(queries, found, approximate, values, first, exact)
+        score_candidates(queries, found, approximate, values, first, exact)
         first += len(values)
     best = np.lexsort((found, -exact), axis=-1)[:, :k]
     scores = np.full((len(queries), k), -np.inf, np.float32)
@@ -48,14 +47,3 @@ def search_in_one_pass(
     if len(short):
         scores[short], names[short] = searcher.search(queries[short], k, leaves, candidates, threads)
     return scores, names
-
-
-@compiled(fastmath={"reassoc", "contract", "nsz"})
-def _score(queries, found, approximate, block, first, exact):
-    """Scores the candidates that are among rows first, first + 1, ... exactly."""
-    last = first + len(block)
-    for b in range(len(queries)):
-        for j in range(found.shape[1]):
-            row = found[b, j]
-            if first <= row < last and approximate[b, j] == approximate[b, j]:
-                exact[b, j] = fast_product(queries[b], block[row - first])

@@ -226,7 +226,7 @@ def _fetch(typingctx, address):
 
 # Sums in any order and with fused additions, as a matrix product has them; NaN stays NaN.
 @compiled(fastmath={"reassoc", "contract", "nsz"})
-def fast_product(query, row):
+def _product(query, row):
     """The inner product of float32 numbers."""
     total = np.float32(0)
     for d in range(len(query)):
@@ -258,7 +258,7 @@ def _rescore_rows(queries, found, approximate, base, added, slots, scores, rows,
                     _fetch(start + np.uintp(line * _CACHE_LINE))  # pyright: ignore[reportCallIssue]
             slot = places[j]
             row = base[slot] if slot < len(base) else added[slot - len(base)]
-            total = fast_product(query, row)
+            total = _product(query, row)
             # Candidates come in about the order of their scores: the place is near the end of the list.
             place = kept
             while place > 0 and _before(total, names[j], scores[b, place - 1], rows[b, place - 1]):
@@ -277,3 +277,14 @@ def _rescore_rows(queries, found, approximate, base, added, slots, scores, rows,
 def _before(score, row, other, other_row):
     """Whether a row comes before another one: the higher score, of equal ones the lower row, NaN last."""
     return score > other or (score == other and row < other_row) or (score == score and other != other)
+
+
+@compiled(fastmath={"reassoc", "contract", "nsz"})
+def score_candidates(queries, found, approximate, block, first, exact):
+    """Scores the candidates among the rows first, first + 1, ... of a block exactly, into `exact` [B, R]."""
+    last = first + len(block)
+    for b in range(len(queries)):
+        for j in range(found.shape[1]):
+            row = found[b, j]
+            if first <= row < last and approximate[b, j] == approximate[b, j]:
+                exact[b, j] = _product(queries[b], block[row - first])
