@@ -1,6 +1,7 @@
 """What a job needs of memory and disk: said before it starts, and measured."""
 
 import contextlib
+import ctypes
 import logging
 import os
 import shutil
@@ -43,6 +44,12 @@ def reset_peak() -> bool:
     except OSError:
         return False
     return True
+
+
+def give_back() -> None:
+    """Returns what was freed to the system, where the C library would keep it for later; for after a large step."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def available() -> int | None:

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from jaxretr.search.certificate import recall_bounds, table
 from jaxretr.search.scann import process as scann_process
 from jaxretr.search.scann import worker as scann_worker
 from jaxretr.search.scann.build import plan_of
+from jaxretr.search.scann.one_pass import search_in_one_pass
 from jaxretr.search.scann.tuning import tune
 from jaxretr.search.scann.upkeep import verify
 
@@ -111,6 +113,19 @@ def test_more_results_than_the_leaves_hold(folder: Path) -> None:
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
     assert all(len(set(found)) == 1000 for found in rows.tolist())
     assert index.search(QUESTIONS[:2], N + 5)[0].shape == (2, N)
+
+
+@needs_scann
+@pytest.mark.parametrize(("k", "leaves"), [(10, 6), (100, 6), (300, 1)], ids=["k", "more", "short"])
+def test_measuring_finds_what_a_search_finds(folder: Path, k: int, leaves: int) -> None:
+    """It reads the vectors in their order, a block at a time; with rows that changed, and where leaves hold too few."""
+    index = ScannIndex.load(folder)
+    index.delete(IDS[5:8])
+    index.add(vectors(40, 12), [f"new{row}" for row in range(40)])
+    expected = index.searcher.search(QUESTIONS[:30], k, leaves, 50, 1)
+    found = search_in_one_pass(index.searcher, index.rows, QUESTIONS[:30], k, leaves, 50, 1)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+    np.testing.assert_array_equal(found[1], expected[1])
 
 
 @needs_scann
@@ -356,6 +371,20 @@ def test_the_fastest_sufficient_setting_is_chosen() -> None:
     assert high.candidates < 30 * 1.4  # the next rung of the ladder
 
 
+def test_leaves_are_tuned_more_finely_than_the_rungs() -> None:
+    """A neighbour is in the 62nd leaf: the next rung of the ladder is 73, and 66 is between."""
+    exact = np.full((2000, 1), 7)
+
+    def candidates(leaves: int, count: int) -> np.ndarray:
+        return np.tile(np.where(np.arange(count) == 0, 7 if leaves >= 62 else 6, 6), (2000, 1))
+
+    def search(leaves: int, count: int, some: int) -> None:
+        time.sleep(leaves * 1e-4)
+
+    [setting] = tune(candidates, search, exact, np.full(2000, -1), targets=(0.9,), leaves=200, rows=5000)
+    assert setting.reached and setting.leaves == 66
+
+
 def test_bounds_of_recall() -> None:
     # Wilson's interval of 95 of 100, from its formula.
     shares = np.array([1.0] * 95 + [0.0] * 5)
@@ -471,11 +500,16 @@ def test_the_self_test_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @needs_scann
 @pytest.mark.parametrize(
-    ("rows", "dim", "leaves", "sample"), [(30_000, 64, 150, 6000), (20_000, 128, 20, 20_000)], ids=["leaves", "sample"]
+    ("rows", "dim", "leaves", "sample"),
+    [(30_000, 64, 150, 6000), (80_000, 96, 280, 80_000), (20_000, 700, 20, 20_000)],
+    ids=["codes", "tree", "codebook"],
 )
 def test_memory_of_training_is_as_predicted(rows: int, dim: int, leaves: int, sample: int, tmp_path: Path) -> None:
-    np.save(tmp_path / "vectors.npy", np.random.default_rng(0).standard_normal((rows, dim), dtype=np.float32))
-    peak = scann_process.train(tmp_path / "vectors.npy", tmp_path, leaves=leaves, sample=sample, seed=0)
+    """Each case is one of the steps that takes the most."""
+    vectors = tmp_path / "vectors.npy"
+    np.save(vectors, np.random.default_rng(0).standard_normal((rows, dim), dtype=np.float32))
+    peak = scann_process.train(vectors, tmp_path, leaves=leaves, sample=sample, seed=0)
+    peak = max(peak, scann_process.encode(vectors, tmp_path, tmp_path, tree=True))
     assert peak == pytest.approx(scann_process.worker_bytes(sample, dim, leaves), rel=0.2)
 
 

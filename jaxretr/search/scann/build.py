@@ -11,7 +11,7 @@ import numpy as np
 from jaxretr.errors import UserError
 from jaxretr.search.exact import unique_ids
 from jaxretr.search.exact.host_rows import read_rows
-from jaxretr.search.scann import process
+from jaxretr.search.scann import measure, process, worker
 
 # Fewer passages than these are scored all (a search of 1,000 takes no longer than ScaNN's own steps), or have no tree.
 _NO_CODES_BELOW = 1_000
@@ -20,17 +20,19 @@ _NO_TREE_BELOW = 20_000
 # ScaNN makes codes of pairs of dimensions.
 _LEAST_DIMENSIONS = 4
 
-# The sample is a share of the passages: what training holds, five times the sample, is then no more than the vectors.
-_TRAIN_SHARE = 5
+# The sample is a share of the passages: what training holds, three times the sample, is then no more than the vectors.
+_TRAIN_SHARE = 3
 _LEAST_TRAIN_ROWS = 20_000
 _MOST_TRAIN_ROWS = 250_000
 
-# Bytes a dimension of a code, in ScaNN's memory (measured: .24) and on disk (a byte for two dimensions).
-_CODE_IN_MEMORY = 0.25
-_CODE_ON_DISK = 0.5
+# Bytes of a code in ScaNN's memory and on disk.
+_CODE_IN_MEMORY = 0.5
+_CODE_ON_DISK = 1
 
-# What exact search of the questions, one block of vectors after the other, and the candidates of tuning hold.
-_MEASURING_BYTES = 320 << 20
+# What measuring holds besides vectors and codes: loops that Numba reads, ScaNN, the questions' exact neighbours and their
+# candidates; and for each row its id and where it is.
+_MEASURING_BYTES = 104 << 20
+_ROW_BYTES = 150
 
 _CHECK_ROWS = 16_384
 
@@ -55,18 +57,22 @@ class Plan:
     def memory(self) -> int:
         """The most memory that making it takes, in bytes: this process's, and the worker's while there is one.
 
-        The vectors stay on disk, but the pages of them that a process has read count as its memory.
+        The vectors stay on disk, but the pages of them that a process has read count as its memory; see `measure.held`.
         """
-        vectors = 4 * self.rows * self.dim
+        fixed = _MEASURING_BYTES + _ROW_BYTES * self.rows
         if self.kind == "exact":
-            return vectors + _MEASURING_BYTES
+            return 4 * self.rows * self.dim + fixed
         training = process.worker_bytes(self.train_rows, self.dim, self.leaves)
-        measuring = vectors + int(_CODE_IN_MEMORY * self.rows * self.dim) + _MEASURING_BYTES
-        return max(training, measuring)
+        vectors = 4 * self.dim * measure.held(self.rows, self.dim)
+        return max(training, vectors + int(_CODE_IN_MEMORY * self.rows * self._codes()) + fixed)
 
     def disk(self) -> int:
         """What its files take, in bytes."""
-        return int(self.rows * (self.dim * (4 + _CODE_ON_DISK) + 4 + 16))
+        return self.rows * (4 * self.dim + _CODE_ON_DISK * self._codes() + 4 + 16)
+
+    def _codes(self) -> int:
+        """Of a row."""
+        return -(-self.dim // worker.dimensions_a_code(self.dim))
 
 
 def plan_of(rows: int, dim: int, leaves: int | None, train_rows: int | None) -> Plan:

@@ -111,7 +111,7 @@ class ScannIndex:
             2000 each). Without them passages of the index replace them, whose neighbours are easier to find:
             the certificate states it.
           num_leaves: of the tree; by default the square root of N, and none below 20,000 passages. 1 for no tree.
-          train_size: passages that tree and codes are learnt from; by default a fifth of them, at least 20,000.
+          train_size: passages that tree and codes are learnt from; by default a third of them, at least 20,000.
           seed: of that sample and of the split.
           workdir: where the files are made; by default the system's folder for temporary files.
           advance: told how many more passages are done.

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxretr.parallel import memory
 from jaxretr.parallel.machine import cpu_threads
 from jaxretr.search import certificate as certificates
 from jaxretr.search import question_sets
@@ -14,11 +15,15 @@ from jaxretr.search.certificate import Recall
 from jaxretr.search.question_sets import Questions
 from jaxretr.search.scann.certificate import Certificate, Line
 from jaxretr.search.scann.layout import Facts
+from jaxretr.search.scann.one_pass import search_in_one_pass
 from jaxretr.search.scann.rows import Rows
 from jaxretr.search.scann.searcher import Searcher
 from jaxretr.search.scann.tuning import Setting, tune
 
 log = logging.getLogger(__name__)
+
+# Bytes of vectors up to which all of them may be held.
+_LEAST_HELD = 64 << 20
 
 
 class Measurable(Protocol):
@@ -39,16 +44,18 @@ def tuned(index: Measurable, questions: Questions | None, targets: Sequence[floa
         return tuple(Setting(target=target, **everything) for target in targets)
     vectors = questions.vectors[questions.tune]
     own = questions.own_rows(index.rows.row_of(), questions.tune)
-    exact = question_sets.exact_rows(vectors, own, index.rows.vector_blocks(), k, n)
+    exact = _exact_rows(index, vectors, own, k)
+    slots = _slots_of_timing(index.rows)
 
     def candidates(leaves: int, count: int) -> NDArray[np.int64]:
         found, approximate = index.searcher.candidates(vectors, leaves, count, cpu_threads())
         return np.where(np.isnan(approximate), -1, found.astype(np.int64))
 
     def search(leaves: int, count: int, some: int) -> object:
-        return index.searcher.search(vectors[:some], k, leaves, count, 1)
+        return index.searcher.search(vectors[:some], k, leaves, count, 1, slots)
 
     settings = tune(candidates, search, exact, own, targets=targets, leaves=index.facts.leaves, rows=n)
+    index.rows.release()
     for setting in settings:
         if not setting.reached:
             log.warning(
@@ -65,9 +72,8 @@ def certify(index: Measurable, questions: Questions) -> tuple[Questions, Certifi
     part, n, facts = questions.certify, len(index), index.facts
     vectors = questions.vectors[part]
     own = questions.own_rows(index.rows.row_of(), part)
-    index.rows.release()
-    depth = min(max(question_sets.DEPTH, facts.k), n)
-    exact = question_sets.exact_rows(vectors, own, index.rows.vector_blocks(), depth, n)
+    exact = _exact_rows(index, vectors, own, min(max(question_sets.DEPTH, facts.k), n))
+    slots = _slots_of_timing(index.rows)
     lines = [
         Line(
             target=setting.target,
@@ -76,10 +82,11 @@ def certify(index: Measurable, questions: Questions) -> tuple[Questions, Certifi
             leaves=setting.leaves,
             candidates=setting.candidates,
             recalls=recalls,
-            **certificates.measure_speed(_searcher(index, setting), vectors, facts.k),
+            **certificates.measure_speed(_timed(index, setting, slots), vectors, facts.k),
         )
         for setting, recalls in zip(facts.settings, _recalls(index, vectors, exact, own), strict=True)
     ]
+    index.rows.release()
     certificate = Certificate(
         questions=len(vectors),
         of="passages" if questions.stand_ins else "questions",
@@ -104,12 +111,43 @@ def _recalls(
 ) -> list[tuple[Recall, ...]]:
     depths = (index.facts.k, *certificates.DEPTHS)
     return [
-        certificates.measure_recalls(_searcher(index, setting), vectors, exact, own, depths)
+        certificates.measure_recalls(_one_pass(index, setting), vectors, exact, own, depths)
         for setting in index.facts.settings
     ]
 
 
-def _searcher(index: Measurable, setting: Setting) -> certificates.Search:
+def _timed(index: Measurable, setting: Setting, slots: NDArray[np.int64] | None) -> certificates.Search:
     return lambda queries, k, threads: index.searcher.search(
-        queries, min(k, len(index)), setting.leaves, setting.candidates, threads
+        queries, min(k, len(index)), setting.leaves, setting.candidates, threads, slots
     )
+
+
+def _one_pass(index: Measurable, setting: Setting) -> certificates.Search:
+    return lambda queries, k, threads: search_in_one_pass(
+        index.searcher, index.rows, queries, min(k, len(index)), setting.leaves, setting.candidates, threads
+    )
+
+
+# ---- within the memory of a part of the vectors ----------------------------------------------------------------------
+
+
+def _exact_rows(index: Measurable, vectors: NDArray[np.float32], own: NDArray[np.int64], k: int) -> NDArray[np.int64]:
+    index.rows.release()
+    exact = question_sets.exact_rows(vectors, own, index.rows.vector_blocks(), k, len(index))
+    memory.give_back()
+    return exact
+
+
+def held(rows: int, dim: int) -> int:
+    """How many vectors measuring holds at most, whose pages count as this process's memory: a half, if they are many."""
+    return max(-(-rows // 2), min(rows, _LEAST_HELD // (4 * dim)))
+
+
+def _slots_of_timing(rows: Rows) -> NDArray[np.int64] | None:
+    """Where searches that are timed read the vectors: as many different ones, of a part of the file.
+
+    The scores are wrong then, and the time is right: neighbours are no closer to each other in the file than before, and
+    the part is larger than a processor's caches.
+    """
+    some = held(*rows.base.vectors.shape)
+    return None if some == len(rows.base.vectors) else rows.slots % some

@@ -14,22 +14,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxretr.errors import UserError, import_extra
+from jaxretr.errors import UserError
 from jaxretr.parallel.machine import cpu_name, cpu_threads
 from jaxretr.search.scann import worker
+from jaxretr.search.scann.instructions import can_use_avx2, load_scann
 from jaxretr.storage.files import atomic_write
 from jaxretr.storage.paths import cache_root
 
 log = logging.getLogger(__name__)
 
 # Rows that are hashed at a time.
-BLOCK_ROWS = 16_384
+BLOCK_ROWS = 4_096
 
-# What the worker holds besides arrays: Python, NumPy and ScaNN.
-_WORKER_BYTES = 42 << 20
-
-# Of every centre of the codebook (16 for two dimensions), which ScaNN writes out once for each leaf before it saves one.
-_CENTRE_BYTES = 310
+# What the worker holds besides arrays while it trains (Python, NumPy, ScaNN), and while it makes codes (Numba, too).
+_TRAINING_BYTES, _CODING_BYTES = 48 << 20, 168 << 20
 
 
 class ScannFailed(Exception):
@@ -73,19 +71,21 @@ def _verdict(origin: Path) -> Path:
         version = importlib.metadata.version("scann")
     except importlib.metadata.PackageNotFoundError:
         version = ""
-    facts = (version, str(origin), origin.stat().st_mtime_ns, sys.version, platform.machine(), cpu_name())
+    processor = platform.machine(), cpu_name(), can_use_avx2()
+    facts = (version, str(origin), origin.stat().st_mtime_ns, sys.version, *processor)
     return cache_root() / f"scann-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
 
 
 def worker_bytes(train_rows: int, dim: int, leaves: int) -> int:
     """The most memory that the worker holds while it trains on and then hashes rows of D dimensions.
 
-    Measured with ScaNN 1.4.2: while it learns, five times the sample (the sample, ScaNN's copy, what it clusters, the
-    residuals and their hashes); when it saves, the codebook once for each leaf.
+    Measured with ScaNN 1.4.2: while it learns the tree, three times the sample (the sample, ScaNN's copy, and that of its
+    leaves), and while it learns the codebook, four times what it learns that from.
     """
-    sample, block = 4 * dim * train_rows, 4 * dim * BLOCK_ROWS
-    saving = leaves * dim * 8 * _CENTRE_BYTES
-    return _WORKER_BYTES + max(5 * sample, 2 * sample + saving, 3 * block // 2 + saving)
+    row = 4 * dim
+    training = max(int(3.2 * row * train_rows), int(4.3 * row * min(train_rows, worker.CODEBOOK_ROWS)))
+    coding = 4 * row * BLOCK_ROWS + 24 * leaves * dim
+    return max(_TRAINING_BYTES + training, _CODING_BYTES + coding)
 
 
 def train(vectors: Path, out: Path, *, leaves: int, sample: int, seed: int) -> int:
@@ -117,7 +117,7 @@ def encode(
 
 def open_searcher(folder: Path, tree: bool) -> Any:
     """ScaNN's searcher over a folder; not through ScaNN's own loader, which would unpickle what lies there."""
-    module = import_extra(worker.MODULE, "scann")
+    module = load_scann()
     try:
         return module.scann_pybind.ScannNumpy(str(folder), worker.assets(worker.index_files(tree)))
     except (RuntimeError, ValueError) as error:

@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from jaxretr.errors import UserError
@@ -39,7 +43,13 @@ class Searcher:
         self._searched: object = None  # the slots of the rows that it was made of
 
     def search(
-        self, queries: NDArray[np.float32], k: int, leaves: int, candidates: int, threads: int
+        self,
+        queries: NDArray[np.float32],
+        k: int,
+        leaves: int,
+        candidates: int,
+        threads: int,
+        slots: NDArray[np.int64] | None = None,
     ) -> tuple[np.ndarray, NDArray[np.int64]]:
         """Finds about the k best rows of each question.
 
@@ -49,26 +59,32 @@ class Searcher:
           leaves: of the tree that are searched, 0 where there is none.
           candidates: that are scored exactly; three for each result where k is more than the index was tuned for.
           threads: to divide the questions among.
+          slots: where the vectors of the rows are, if it shall be elsewhere than `Rows.slots` says.
 
         Returns:
           scores float32 [B, k], descending, and rows int64 [B, k].
         """
-        if k > self._facts.k:
-            candidates = max(candidates, _CANDIDATES_A_RESULT * k)
-        candidates = min(max(candidates, k), len(self._rows))
+        candidates = self.wanted(k, candidates)
         size = _QUESTIONS * threads
         parts = [
-            self._search_part(queries[start : start + size], k, leaves, candidates, threads)
+            self._search_part(queries[start : start + size], k, leaves, candidates, threads, slots)
             for start in range(0, max(len(queries), 1), size)
         ]
         if len(parts) == 1:
             return parts[0]
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
-    def _search_part(self, queries: np.ndarray, k: int, leaves: int, candidates: int, threads: int):
+    def wanted(self, k: int, candidates: int) -> int:
+        """How many candidates a search for k results scores, where so many are for the k of the index."""
+        if k > self._facts.k:
+            candidates = max(candidates, _CANDIDATES_A_RESULT * k)
+        return min(max(candidates, k), len(self._rows))
+
+    def _search_part(self, queries: np.ndarray, k: int, leaves: int, candidates: int, threads: int, slots):
         found, approximate = self.candidates(queries, leaves, candidates, threads)
         # A plain array: Numba does not know memory maps.
-        columns = (np.asarray(self._rows.base.vectors), self._rows.added.vectors, self._rows.slots)
+        columns = (np.asarray(self._rows.base.vectors), self._rows.added.vectors)
+        columns = (*columns, self._rows.slots if slots is None else slots)
         scores, rows, counts = _rescored(queries, found, approximate, *columns, k, threads)
         # The leaves that were searched may hold fewer than k passages: then all leaves are.
         short = np.flatnonzero(counts < k)
@@ -187,35 +203,88 @@ def _rescored(
     return scores, rows, counts
 
 
+# Rows that are asked of the memory ahead of the one that is scored: it takes some 30 times as long to come as to be scored.
+_AHEAD = 4
+
+_CACHE_LINE = 64
+
+
+@intrinsic
+def _fetch(typingctx, address):
+    """Asks the memory for the cache line of an address, without waiting for it."""
+
+    def code(context, builder, signature, arguments):
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        read, near, data = (ir.Constant(number, value) for value in (0, 3, 1))
+        builder.call(function, [builder.inttoptr(arguments[0], byte), read, near, data])
+        return context.get_dummy_value()
+
+    return types.void(types.uintp), code
+
+
 # Sums in any order and with fused additions, as a matrix product has them; NaN stays NaN.
+@compiled(fastmath={"reassoc", "contract", "nsz"})
+def _product(query, row):
+    """The inner product of float32 numbers."""
+    total = np.float32(0)
+    for d in range(len(query)):
+        total += query[d] * row[d]
+    return total
+
+
 @compiled(fastmath={"reassoc", "contract", "nsz"})
 def _rescore_rows(queries, found, approximate, base, added, slots, scores, rows, counts):
     dim = queries.shape[1]
     k = scores.shape[1]
     names = np.empty(found.shape[1], np.int64)
-    values = np.empty(found.shape[1], np.float32)
+    places = np.empty(found.shape[1], np.int64)
+    first, size = np.uintp(base.ctypes.data), np.uintp(base.itemsize * dim)
+    lines = -(-base.itemsize * dim // _CACHE_LINE)
     for b in range(len(queries)):
         n = 0
         for j in range(found.shape[1]):
             if approximate[b, j] == approximate[b, j]:
                 names[n] = found[b, j]
+                places[n] = slots[names[n]]
                 n += 1
-        # In the order of rows, so that a stable sort leaves equal scores by row.
-        ordered = np.sort(names[:n])
         query = queries[b]
+        kept = 0
         for j in range(n):
-            slot = slots[ordered[j]]
-            total = np.float32(0)
-            if slot < len(base):
-                for d in range(dim):
-                    total += query[d] * base[slot, d]
-            else:
-                for d in range(dim):
-                    total += query[d] * added[slot - len(base), d]
-            values[j] = -total
-        order = np.argsort(values[:n], kind="mergesort")
-        kept = min(k, n)
-        for j in range(kept):
-            scores[b, j] = -values[order[j]]
-            rows[b, j] = ordered[order[j]]
+            if j + _AHEAD < n and places[j + _AHEAD] < len(base):
+                start = first + np.uintp(places[j + _AHEAD]) * size
+                for line in range(lines):
+                    _fetch(start + np.uintp(line * _CACHE_LINE))  # pyright: ignore[reportCallIssue]
+            slot = places[j]
+            row = base[slot] if slot < len(base) else added[slot - len(base)]
+            total = _product(query, row)
+            # Candidates come in about the order of their scores: the place is near the end of the list.
+            place = kept
+            while place > 0 and _before(total, names[j], scores[b, place - 1], rows[b, place - 1]):
+                place -= 1
+            if place < k:
+                kept = min(kept + 1, k)
+                for later in range(kept - 1, place, -1):
+                    scores[b, later] = scores[b, later - 1]
+                    rows[b, later] = rows[b, later - 1]
+                scores[b, place] = total
+                rows[b, place] = names[j]
         counts[b] = kept
+
+
+@compiled()
+def _before(score, row, other, other_row):
+    """Whether a row comes before another one: the higher score, of equal ones the lower row, NaN last."""
+    return score > other or (score == other and row < other_row) or (score == score and other != other)
+
+
+@compiled(fastmath={"reassoc", "contract", "nsz"})
+def score_candidates(queries, found, approximate, block, first, exact):
+    """Scores the candidates among the rows first, first + 1, ... of a block exactly, into `exact` [B, R]."""
+    last = first + len(block)
+    for b in range(len(queries)):
+        for j in range(found.shape[1]):
+            row = found[b, j]
+            if first <= row < last and approximate[b, j] == approximate[b, j]:
+                exact[b, j] = _product(queries[b], block[row - first])

@@ -12,6 +12,9 @@ from jaxretr.search.certificate import certain_recall
 # Rungs of the ladders of leaves and of candidates, each this many times the one before.
 _STEP = 1.35
 
+# Parts into which the steps below and above the fastest rung of leaves are then divided.
+_PARTS = 3
+
 # How far the candidates go: this many, or this many times k.
 _MOST_CANDIDATES = 500
 _MOST_PER_K = 10
@@ -77,17 +80,32 @@ def tune(
     counts = ladder(min(k + int((own >= 0).any()), rows), most)
     # (leaves, candidates) -> recall and its bound.
     measured: dict[tuple[int, int], tuple[float, float]] = {}
-    beyond = 0
-    for some in ladder(1, leaves) if leaves > 1 else [0]:
+
+    def measure(some: int) -> None:
         places = _places(candidates(some, most), exact, own)
         for count in counts:
             recalls = (places < count).mean(axis=1)
             measured[some, count] = float(recalls.mean()), certain_recall(recalls, k)
+
+    rungs: list[int] = []
+    beyond = 0
+    for some in ladder(1, leaves) if leaves > 1 else [0]:
+        measure(some)
+        rungs.append(some)
         # With more leaves fewer candidates may do, and that may be faster: go on a little.
         beyond += measured[some, counts[-1]][1] >= max(targets)
         if beyond > 3:
             break
-    return [_fastest(measured, search, target, len(exact)) for target in targets]
+    settings = []
+    for target in targets:
+        setting = _fastest(measured, search, target, len(exact))
+        at = rungs.index(setting.leaves)
+        steps = zip(rungs[max(at - 1, 0) : at + 1], rungs[max(at, 1) : at + 2], strict=False)
+        between = {first + (last - first) * part // _PARTS for first, last in steps for part in range(1, _PARTS)}
+        for some in between - {leaves for leaves, _ in measured}:
+            measure(some)
+        settings.append(_fastest(measured, search, target, len(exact)) if between else setting)
+    return settings
 
 
 def ladder(first: int, last: int) -> list[int]:

@@ -3,8 +3,8 @@
 A broken installation ends this process alone, what ScaNN prints stays here, and the memory that training takes is
 given back to the last byte. Nothing here imports JAX, so that it starts in a second and holds little.
 
-The whole corpus is never in memory: ScaNN learns the tree and the codebook from a sample, and then makes the codes of
-one block of rows after the other, each as a small index of its own that is handed the finished tree and codebook.
+The whole corpus is never in memory: ScaNN learns the tree and then the codebook from a sample, and codes.py makes the codes
+of one block of rows after the other.
 """
 
 import json
@@ -17,29 +17,35 @@ from typing import Any
 import numpy as np
 
 from jaxretr.errors import import_extra
+from jaxretr.search.scann.instructions import load_scann
+from jaxretr.search.scann.learnt import CODEBOOK, CONFIG, TREE, Learnt, leaf_centres, nearest
 
-MODULE = "scann.scann_ops.py.scann_ops_pybind"
-
-CONFIG = "scann_config.pb"
-CODEBOOK = "ah_codebook.pb"
-TREE = "serialized_partitioner.pb"
 CODES = "hashed_dataset.npy"
 TOKENS = "datapoint_to_token.npy"
 ASSETS = "scann_assets.pbtxt"
-VECTORS = "dataset.npy"
 
 _KINDS = {
     CODEBOOK: "AH_CENTERS",
     TREE: "PARTITIONER",
     TOKENS: "TOKENIZATION_NPY",
     CODES: "AH_DATASET_NPY",
-    VECTORS: "DATASET_NPY",
 }
 
-# ScaNN's own examples: pairs of dimensions share a codebook, and errors along a vector of length 1 count for more than
-# those across it where the inner product is above .2 (of vectors of another length, in proportion).
-_DIMENSIONS_A_CODE = 2
-_ANISOTROPY = 0.2
+# Pairs of dimensions share a codebook, as in ScaNN's own examples; above 512 dimensions more do, because ScaNN has its
+# fastest loop for up to 256 codes a row.
+_DIMENSIONS_A_CODE, _MOST_CODES = 2, 256
+
+# Errors along a vector of length 1 count for more than those across it where the inner product is above .2 (of vectors of
+# another length, in proportion), as in ScaNN's examples of 100 dimensions. With more dimensions the same number would
+# weigh them more and more, until the codes find nothing.
+_ANISOTROPY, _ANISOTROPY_DIMENSIONS = 0.2, 128
+
+# How much more an error along a vector counts in the centre of its leaf: searching with it takes .8 times as long as with
+# means (195,388 x 384, recall .90 and .95), and as long at .99.
+_LEAF_ANISOTROPY = 2.5
+
+# At most so many rows of the sample teach the codebook.
+CODEBOOK_ROWS = 20_000
 
 # Of the sample, at a time.
 _ROWS_READ = 2048
@@ -63,56 +69,92 @@ def index_files(tree: bool) -> list[str]:
     return [*model_files(tree), *([TOKENS] if tree else []), CODES]
 
 
-def train(vectors: str, out: str, leaves: int, sample: int, seed: int, threads: int) -> dict[str, Any]:
-    """Learns a tree of `leaves` leaves (1: none) and the codebook from `sample` rows, into the folder `out`."""
-    scann_ops_pybind = import_extra(MODULE, "scann")
+def dimensions_a_code(dim: int) -> int:
+    """How many of D dimensions share a code, of half a byte in ScaNN's memory."""
+    return max(_DIMENSIONS_A_CODE, -(-dim // _MOST_CODES))
 
-    n = len(np.load(vectors, mmap_mode="r"))
-    drawn = np.sort(np.random.default_rng(seed).choice(n, sample, replace=False)) if sample < n else np.arange(n)
-    # Opened again for each part: the pages that were read count as this process's memory until the file is closed.
-    parts = np.array_split(drawn, -(-sample // _ROWS_READ))
-    rows = np.concatenate([np.load(vectors, mmap_mode="r")[part] for part in parts])
+
+def train(vectors: str, out: str, leaves: int, sample: int, seed: int, threads: int) -> dict[str, Any]:
+    """Learns a tree of `leaves` leaves (1: none) and the codebook from `sample` rows, into the folder `out`.
+
+    ScaNN would learn both at once; but when it saves that, it writes the codebook out once for each leaf.
+    """
+    rows = _drawn(vectors, sample, seed)
+    dim = rows.shape[1]
     length = float(np.sqrt(np.mean(np.einsum("nd,nd->n", rows, rows, dtype=np.float64))))
-    builder: Any = scann_ops_pybind.builder(rows, 10, "dot_product")
+    tree = {
+        "num_leaves": leaves,
+        "num_leaves_to_search": leaves,
+        "training_sample_size": sample,
+        "min_partition_size": max(1, min(_SMALLEST_LEAF * sample // _rows_of(vectors), sample // leaves // 4)),
+        "avq": _LEAF_ANISOTROPY,
+    }
+    codes = {
+        "dimensions_per_block": dimensions_a_code(dim),
+        "anisotropic_quantization_threshold": length * _ANISOTROPY * min(1, _ANISOTROPY_DIMENSIONS / dim) ** 0.75,
+        "training_sample_size": sample,
+    }
+    wanted = _builder(rows[:1]).score_ah(**codes) if leaves < 2 else _builder(rows[:1]).tree(**tree).score_ah(**codes)
+    (Path(out) / CONFIG).write_bytes(_config(wanted.create_config()))
     if leaves > 1:
-        builder = builder.tree(
-            num_leaves=leaves,
-            num_leaves_to_search=leaves,
-            training_sample_size=sample,
-            min_partition_size=max(1, min(_SMALLEST_LEAF * sample // n, sample // leaves // 4)),
-        )
-    builder = builder.score_ah(
-        _DIMENSIONS_A_CODE, anisotropic_quantization_threshold=_ANISOTROPY * length, training_sample_size=sample
-    )
+        _build(_builder(rows).tree(**tree).score_brute_force(), threads, TREE, out)
+        centres = leaf_centres(Path(out))
+        for start in range(0, sample, _ROWS_READ):
+            some = rows[start : start + _ROWS_READ]
+            some -= centres[nearest(some, centres)]
+    # 16 centres of a few dimensions need fewer rows than the leaves do.
+    _build(_builder(rows[:: -(-sample // CODEBOOK_ROWS)]).score_ah(**codes), threads, CODEBOOK, out)
+    return {}
+
+
+def _rows_of(vectors: str) -> int:
+    return len(np.load(vectors, mmap_mode="r"))
+
+
+def _drawn(vectors: str, sample: int, seed: int) -> np.ndarray:
+    """Rows of a file of vectors, float32 [sample, D]."""
+    n = _rows_of(vectors)
+    drawn = np.sort(np.random.default_rng(seed).choice(n, sample, replace=False)) if sample < n else np.arange(n)
+    rows = np.empty((sample, np.load(vectors, mmap_mode="r").shape[1]), np.float32)
+    for start in range(0, sample, _ROWS_READ):
+        # Opened again for each part: the pages that were read count as this process's memory until the file is closed.
+        rows[start : start + _ROWS_READ] = np.load(vectors, mmap_mode="r")[drawn[start : start + _ROWS_READ]]
+    return rows
+
+
+def _builder(rows: np.ndarray) -> Any:
+    return load_scann().builder(rows, 10, "dot_product")
+
+
+def _build(builder: Any, threads: int, name: str, out: str) -> None:
+    """Builds what a builder describes, and keeps one of its files."""
     searcher = builder.set_n_training_threads(threads).build()
     with tempfile.TemporaryDirectory(dir=out) as made:
         searcher.serialize(made, relative_path=True)
-        for name in (CONFIG, *model_files(leaves > 1)):
-            os.replace(Path(made) / name, Path(out) / name)
-    return {}
+        os.replace(Path(made) / name, Path(out) / name)
+
+
+def _config(text: str) -> bytes:
+    """ScaNN's configuration as it writes it."""
+    from google.protobuf import text_format
+
+    config = import_extra("scann.proto.scann_pb2", "scann").ScannConfig()
+    return text_format.Parse(text, config).SerializeToString()
 
 
 def encode(vectors: str, model: str, out: str, tree: bool, block: int, codes: str, tokens: str) -> dict[str, Any]:
     """Makes the codes and the leaves' numbers of all rows, a block at a time, with the files of the folder `model`."""
-    scann_ops_pybind = import_extra(MODULE, "scann")
+    from jaxretr.search.scann.codes import codes_of  # Numba takes more memory than training a small index
 
-    n = len(np.load(vectors, mmap_mode="r"))
+    n = _rows_of(vectors)
+    learnt = Learnt.read(Path(model), tree)
     with open(Path(out) / codes, "wb") as codes_file, open(Path(out) / tokens, "wb") as tokens_file:
         for start in range(0, n, block):
-            with tempfile.TemporaryDirectory(dir=out) as folder:
-                for name in (CONFIG, *model_files(tree)):
-                    os.symlink(os.path.abspath(Path(model) / name), Path(folder) / name)
-                # Opened again for each block: closing the file gives its pages back.
-                np.save(Path(folder) / VECTORS, np.load(vectors, mmap_mode="r")[start : start + block])
-                given = assets([*model_files(tree), VECTORS])
-                searcher = scann_ops_pybind.scann_pybind.ScannNumpy(folder, given)
-                made = Path(folder) / "made"
-                made.mkdir()
-                searcher.serialize(str(made), True)
-                del searcher
-                _append(codes_file, np.load(made / CODES), start, n)
-                if tree:
-                    _append(tokens_file, np.load(made / TOKENS), start, n)
+            # Opened again for each block: closing the file gives its pages back.
+            rows = np.array(np.load(vectors, mmap_mode="r")[start : start + block])
+            made, leaf = codes_of(rows, learnt)
+            _append(codes_file, made, start, n)
+            _append(tokens_file, leaf, start, n)
             print(json.dumps({"done": min(start + block, n)}), flush=True)
     if not tree:
         os.unlink(Path(out) / tokens)
@@ -129,8 +171,6 @@ def _append(file: Any, values: np.ndarray, start: int, n: int) -> None:
 
 def self_test() -> dict[str, Any]:
     """Trains, hashes, loads and searches a tiny index; what it must find is known."""
-    scann_ops_pybind = import_extra(MODULE, "scann")
-
     vectors = np.random.default_rng(0).standard_normal((256, 8), dtype=np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     with tempfile.TemporaryDirectory() as out:
@@ -138,7 +178,7 @@ def self_test() -> dict[str, Any]:
         np.save(path, vectors)
         train(path, out, 4, 256, 0, 1)
         encode(path, out, out, True, 100, CODES, TOKENS)
-        searcher = scann_ops_pybind.scann_pybind.ScannNumpy(out, assets(index_files(True)))
+        searcher = load_scann().scann_pybind.ScannNumpy(out, assets(index_files(True)))
         found, _ = searcher.search_batched(vectors[:8], 20, -1, 4, False, 0)
     if not all(row in candidates for row, candidates in enumerate(found.tolist())):
         raise RuntimeError("a tiny index does not find its own vectors")
