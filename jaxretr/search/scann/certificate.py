@@ -1,8 +1,10 @@
-"""What the certificate of a ScaNN index says beyond the recall and the speed."""
+"""What the certificate of a `ScannIndex` says beyond the recall and the speed."""
 
 from dataclasses import dataclass
 
 from jaxretr.search import certificate
+from jaxretr.search.scann.engine import EngineName
+from jaxretr.search.scann.engines import engine_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +31,16 @@ class Certificate(certificate.Certificate):
       leaves: of the tree; 1 where there is none.
       train_rows: that the tree and the codes were learnt from.
       lines: one for each target.
+      engine: that proposes the candidates.
     """
 
     leaves: int
     train_rows: int
     lines: tuple[Line, ...]
+    engine: EngineName = "scann"
 
     def made(self) -> str:
+        if not self.train_rows:
+            return "every passage is scored"
         tree = f"a tree of {self.leaves:,} leaves" if self.leaves > 1 else "no tree"
-        return f"ScaNN with {tree}, learnt from {self.train_rows:,} passages"
+        return f"{engine_of(self.engine).label} with {tree}, learnt from {self.train_rows:,} passages"

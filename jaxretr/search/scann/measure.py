@@ -1,4 +1,4 @@
-"""Tuning and certifying a ScaNN index with its questions."""
+"""Tuning and certifying a `ScannIndex` with its questions."""
 
 import logging
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from jaxretr.search import question_sets
 from jaxretr.search.certificate import Recall
 from jaxretr.search.question_sets import Questions
 from jaxretr.search.scann.certificate import Certificate, Line
+from jaxretr.search.scann.engines import engine_of
 from jaxretr.search.scann.layout import Facts
 from jaxretr.search.scann.rows import Rows
 from jaxretr.search.scann.searcher import Searcher
@@ -85,8 +86,8 @@ def certify(index: Measurable, questions: Questions) -> tuple[Questions, Certifi
         of="passages" if questions.stand_ins else "questions",
         rows=n,
         lines=tuple(lines),
-        **{name: getattr(facts, name) for name in ("dim", "leaves", "train_rows", "seed", "model")},
-        **certificates.machine_facts("scann"),
+        **{name: getattr(facts, name) for name in ("dim", "leaves", "train_rows", "seed", "model", "engine")},
+        **certificates.machine_facts(*([] if facts.kind == "exact" else [engine_of(facts.engine).package])),
     )
     return question_sets.with_neighbours(questions, exact, index.rows.ids), certificate
 

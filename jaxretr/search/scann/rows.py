@@ -1,4 +1,4 @@
-"""The rows of a ScaNN index: vectors, ScaNN's codes and leaves, ids; read through memory maps, changed in memory."""
+"""The rows of a `ScannIndex`: vectors, codes and leaves, ids; read through memory maps, changed in memory."""
 
 import json
 import mmap
@@ -24,7 +24,7 @@ class Columns:
 
     Attributes:
       vectors: float32 [M, D].
-      codes: uint8 [M, C], or None where ScaNN is not used (few rows).
+      codes: uint8 [M, C], or None where there is no engine (few rows).
       tokens: the leaf of each row, int32 [M], or None where there is no tree.
     """
 

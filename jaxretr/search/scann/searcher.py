@@ -1,29 +1,29 @@
-"""ScaNN over the rows of an index as they are now: candidates, their exact scores, codes of new rows."""
+"""An engine over the rows of an index as they are now: candidates, their exact scores, codes of new rows."""
 
 import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.errors import UserError
 from jaxretr.parallel.numba_loops import compiled
-from jaxretr.search.scann import process, worker
+from jaxretr.search.scann import worker
+from jaxretr.search.scann.engine import Engine, Proposer
 from jaxretr.search.scann.layout import MANIFEST, Facts
 from jaxretr.search.scann.rows import VECTORS, Columns, Rows
 
 # Candidates for each result, where more results are asked for than the settings were tuned for.
 _CANDIDATES_A_RESULT = 3
 
-# Questions that a thread hands to ScaNN at a time: with more or fewer it is slower.
+# Questions that a thread takes at a time.
 _QUESTIONS = 256
 
 
 class Searcher:
-    """Searches rows that may change; ScaNN reads its files when it is first asked, and again after a change.
+    """Searches rows that may change; the engine reads its files when it is first asked, and again after a change.
 
     Attributes:
       folder: where the files are.
@@ -35,7 +35,8 @@ class Searcher:
         self._facts, self._rows = facts, rows
         self._stamp = _stamp(folder)
         self._scratch: tempfile.TemporaryDirectory | None = None
-        self._scann: Any = None
+        self._engine = facts.used_engine()
+        self._proposer: Proposer | None = None
         self._searched: object = None  # the slots of the rows that it was made of
 
     def search(
@@ -74,49 +75,55 @@ class Searcher:
         short = np.flatnonzero(counts < k)
         if len(short):
             found, approximate = self.candidates(queries[short], self._facts.leaves, candidates, threads)
-            scores[short], rows[short], _ = _rescored(queries[short], found, approximate, *columns, k, threads)
+            scores[short], rows[short], counts[short] = _rescored(
+                queries[short], found, approximate, *columns, k, threads
+            )
+        # An engine may give up on a question, such as one of zeros: then every passage is scored.
+        for question in np.flatnonzero(counts < k):
+            one, everything = slice(question, question + 1), np.arange(len(self._rows), dtype=np.uint32)[None]
+            none = np.zeros(everything.shape, np.float32)
+            scores[one], rows[one], _ = _rescored(queries[one], everything, none, *columns, k)
         return scores, rows
 
+    def prepare(self) -> None:
+        """Lets the engine read its files now, and not in the first search."""
+        if self._engine is not None:
+            self._current(self._engine)
+
     def candidates(self, queries: np.ndarray, leaves: int, count: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
-        """What ScaNN proposes: rows uint32 [B, at most count] and its scores float32, NaN where there is none."""
-        if self._facts.kind == "exact" or not len(queries):
+        """What the engine proposes: rows uint32 [B, at most count] and its scores float32, NaN where there is none."""
+        if self._engine is None or not len(queries):
             shape = len(queries), len(self._rows)
             return np.broadcast_to(np.arange(shape[1], dtype=np.uint32), shape).copy(), np.zeros(shape, np.float32)
-        scann = self._current()
-        leaves = leaves or -1
-        if len(queries) == 1:
-            found, approximate = scann.search(queries[0], count, -1, leaves)
-            return found[None], approximate[None]
-        size = max(1, -(-len(queries) // threads))
-        return scann.search_batched(queries, count, -1, leaves, threads > 1, min(size, _QUESTIONS))
+        return self._current(self._engine).propose(queries, count, leaves, threads)
 
-    def _current(self) -> Any:
-        """ScaNN over the rows as they are now."""
+    def _current(self, engine: Engine) -> Proposer:
+        """The engine over the rows as they are now."""
         if self._searched is not self._rows.slots:
             self.check_not_replaced()
-            self._scann = None  # before the next one: not two in memory
+            self._proposer = None  # before the next one: not two in memory
             folder = self.folder
             if self._rows.changed:
                 self._scratch = tempfile.TemporaryDirectory(prefix="jaxretr-scann-")
                 folder = Path(self._scratch.name)
-                for name in self._facts.scann_files():
+                for name in self._facts.model_files():
                     os.symlink((self.folder / name).absolute(), folder / name)
                 self._rows.write(folder, [worker.CODES, worker.TOKENS])
-            self._scann = process.open_searcher(folder, self._facts.kind == "tree")
+            self._proposer = engine.open(folder, self._facts.tree)
             self._searched = self._rows.slots
-        return self._scann
+        assert self._proposer is not None
+        return self._proposer
 
     def encoded(self, passages: NDArray[np.float32]) -> Columns:
-        """New rows [M, D] with ScaNN's codes and leaves, by the tree and the codebook that there are."""
-        if self._facts.kind == "exact":
+        """New rows [M, D] with codes and leaves, by the tree and the codebook that there are."""
+        if self._engine is None:
             return Columns(passages, None, None)
         self.check_not_replaced()
-        tree = self._facts.kind == "tree"
         with tempfile.TemporaryDirectory(prefix="jaxretr-scann-") as made:
             folder = Path(made)
             np.save(folder / VECTORS, passages)
-            process.encode(folder / VECTORS, self.folder, folder, tree=tree)
-            tokens = np.load(folder / worker.TOKENS) if tree else None
+            self._engine.encode(folder / VECTORS, self.folder, folder, tree=self._facts.tree)
+            tokens = np.load(folder / worker.TOKENS) if self._facts.tree else None
             return Columns(passages, np.load(folder / worker.CODES), tokens)
 
     def was_replaced(self) -> bool:
@@ -124,7 +131,7 @@ class Searcher:
         return _stamp(self.folder) != self._stamp
 
     def check_not_replaced(self) -> None:
-        """Raises UserError if so: ScaNN's files, opened when they are needed, would not be those of the rows."""
+        """Raises UserError if so: the engine's files, opened when they are needed, would not be those of the rows."""
         if self.was_replaced():
             raise UserError(f"{self.folder}: was replaced since it was loaded; load it again")
 
@@ -156,7 +163,7 @@ def _rescored(
     Args:
       queries: [B, D].
       found: candidate rows [B, R], no row twice.
-      approximate: ScaNN's scores of them [B, R]; NaN where there is no candidate.
+      approximate: the engine's scores of them [B, R]; NaN where there is no candidate.
       base, added: vectors [M, D] and [A, D].
       slots: where the vector of each row is, [N]: in `base`, or from M on in `added`.
       k: at most R.

@@ -185,7 +185,7 @@ def load(path: Path, space: Space, state: State, *, compare: bool = True) -> Sna
     mapped = np.load(path / VECTORS, mmap_mode="r") if scann is None else scann.rows.base.vectors
     rows = np.load(path / ROWS)
     if scann is not None:
-        scann.search_rows(np.zeros((1, space.dim), np.float32), 1)  # ScaNN reads its files now, and not in a search.
+        scann.prepare()
     return Snapshot(path, facts["sequence"], facts["made"], rows, np.asarray(mapped), scann)
 
 

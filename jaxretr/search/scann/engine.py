@@ -1,0 +1,86 @@
+"""What an engine of the certified index does: it learns, makes codes of rows, and proposes candidates by them.
+
+Whatever it proposes is scored with the vectors themselves, tuned and certified in the same way: engines differ in the
+candidates that they find in some time. `engines` chooses among them.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+EngineName = Literal["scann", "faiss"]
+
+
+class Proposer(Protocol):
+    """An engine over the codes of N rows, in memory. May be asked from several threads at once."""
+
+    def propose(
+        self, queries: NDArray[np.float32], count: int, leaves: int, threads: int
+    ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+        """Finds candidates.
+
+        Args:
+          queries: [B, D], finite, at least one.
+          count: candidates of each question.
+          leaves: of the tree that are searched; 0 where there is none.
+          threads: to divide the questions among.
+
+        Returns:
+          rows [B, at most count], no row twice, and their approximate scores, NaN where there is no candidate.
+        """
+        ...
+
+
+class Engine(Protocol):
+    """One engine.
+
+    Attributes:
+      name: as facts and options state it.
+      label: what people call it.
+      package: whose version the certificate states.
+    """
+
+    name: EngineName
+    label: str
+    package: str
+
+    def problem(self) -> str | None:
+        """Says why the engine cannot be used here, or None where it can."""
+        ...
+
+    def require(self) -> None:
+        """Raises UserError, naming what to install, where it cannot be used here."""
+        ...
+
+    def model_files(self, tree: bool) -> list[str]:
+        """The files that training writes: all that an index needs beside the files of its rows."""
+        ...
+
+    def training_bytes(self, train_rows: int, dim: int, leaves: int) -> int:
+        """The most memory that training on a sample, and then making codes, takes."""
+        ...
+
+    def train(self, vectors: Path, out: Path, *, leaves: int, sample: int, seed: int) -> object:
+        """Learns a tree of leaves (1: none) and a codebook from a sample of vectors.npy, into the folder `out`."""
+        ...
+
+    def encode(
+        self, vectors: Path, model: Path, out: Path, *, tree: bool, advance: Callable[[int], None] = ...
+    ) -> object:
+        """Writes the codes and leaves of vectors.npy's rows, by the model files of a folder, into the folder `out`."""
+        ...
+
+    def finish(self, folder: Path, tree: bool) -> None:
+        """Adds what the engine's own programs need to read a saved folder."""
+        ...
+
+    def open(self, folder: Path, tree: bool) -> Proposer:
+        """Reads the codes and leaves of a folder's rows.
+
+        Raises:
+          UserError: they cannot be read.
+        """
+        ...
