@@ -18,6 +18,8 @@ from jaxretr.json_dataclass import dataclass_from
 
 Dtype = Literal["float32", "bfloat16"]
 EncodeDtype = Literal["auto", "float32", "bfloat16"]
+# Whose codes propose the candidates of a certified index.
+EngineName = Literal["scann", "faiss"]
 ScorerKind = Literal["auto", "t5", "cross_encoder", "causal_lm"]
 TrackerName = Literal["wandb", "mlflow"]
 # sentence-transformers' names.

@@ -8,10 +8,10 @@ from typing import Literal
 
 import numpy as np
 
+from jaxretr.config import EngineName
 from jaxretr.errors import UserError
 from jaxretr.search.exact import unique_ids
 from jaxretr.search.exact.host_rows import read_rows
-from jaxretr.search.scann.engine import EngineName
 from jaxretr.search.scann.engines import engine_of
 
 # Fewer passages than these are scored all (a search of 1,000 takes no longer than ScaNN's own steps), or have no tree.

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from jaxretr.config import EngineName
 from jaxretr.search import certificate
-from jaxretr.search.scann.engine import EngineName
 from jaxretr.search.scann.engines import engine_of
 
 

@@ -6,12 +6,12 @@ candidates that they find in some time. `engines` chooses among them.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-EngineName = Literal["scann", "faiss"]
+from jaxretr.config import EngineName
 
 
 class Proposer(Protocol):

@@ -2,8 +2,9 @@
 
 from typing import get_args
 
+from jaxretr.config import EngineName
 from jaxretr.errors import UsageError
-from jaxretr.search.scann.engine import Engine, EngineName
+from jaxretr.search.scann.engine import Engine
 from jaxretr.search.scann.faiss_engine import FaissEngine
 from jaxretr.search.scann.scann_engine import ScannEngine
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxretr.config import EngineName
 from jaxretr.errors import UserError, import_extra
 from jaxretr.parallel.machine import cpu_threads
-from jaxretr.search.scann.engine import EngineName
 from jaxretr.search.scann.worker import CODES, TOKENS
 
 CENTRES, CODEBOOK = "faiss_centres.npy", "faiss_codebook.npy"

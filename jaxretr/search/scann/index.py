@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxretr.config import EngineName
 from jaxretr.errors import UserError
 from jaxretr.parallel import memory
 from jaxretr.parallel.machine import cpu_threads
@@ -20,7 +21,6 @@ from jaxretr.search.question_sets import Questions
 from jaxretr.search.scann import layout, measure, worker
 from jaxretr.search.scann.build import Plan, check_ids, plan_of, write_vectors
 from jaxretr.search.scann.certificate import Certificate
-from jaxretr.search.scann.engine import EngineName
 from jaxretr.search.scann.engines import engine_of
 from jaxretr.search.scann.layout import Facts
 from jaxretr.search.scann.rows import VECTORS, Rows

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from jaxretr.config import EngineName
 from jaxretr.errors import UsageError, UserError
 from jaxretr.json_dataclass import dataclass_from
 from jaxretr.search import certificate as certificates
@@ -25,7 +26,7 @@ from jaxretr.search import question_sets
 from jaxretr.search.question_sets import Questions
 from jaxretr.search.scann import worker
 from jaxretr.search.scann.certificate import Certificate
-from jaxretr.search.scann.engine import Engine, EngineName
+from jaxretr.search.scann.engine import Engine
 from jaxretr.search.scann.engines import engine_of
 from jaxretr.search.scann.rows import IDS, VECTORS, Rows
 from jaxretr.search.scann.tuning import Setting

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxretr.config import EngineName
 from jaxretr.search.scann import process, worker
-from jaxretr.search.scann.engine import EngineName
 
 # Questions that a thread hands to ScaNN at a time: with more or fewer it is slower.
 _QUESTIONS = 256
