@@ -203,7 +203,7 @@ def open_scann(name: str, folder: Path, encoder: Encoder, corpus: Corpus | None,
     index = ScannIndex.load(folder)
     check_scann(folder, index.facts, encoder, name_of(encoder))
     size = len(index) * index.facts.code_size
-    memory.announce(f"{folder}: a ScaNN index of {len(index)} passages of {index.facts.dim} dimensions", size)
+    memory.announce(f"{folder}: an approximate index of {len(index)} passages of {index.facts.dim} dimensions", size)
 
     ids = Filters(len(index), index.rows.ids)
 
@@ -221,7 +221,7 @@ def open_scann(name: str, folder: Path, encoder: Encoder, corpus: Corpus | None,
         index.facts.dim,
         search=search,
         rows=lambda rows: np.array([index.rows.vector(row) for row in rows], np.float32).reshape(-1, index.facts.dim),
-        facts={"engine": "scann", "bytes": size, **_scann_facts(index)},
+        facts={"engine": index.facts.engine, "bytes": size, **_scann_facts(index)},
         corpus=corpus,
         where=where,
     )

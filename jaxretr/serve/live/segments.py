@@ -20,8 +20,8 @@ T = TypeVar("T")
 # A Python string of a typical id and its places in a list and in a dictionary; a value's places in a field's column.
 _ID_BYTES, _VALUE_BYTES = 60 + 8 + 100, 2 * 8 + 4
 
-# Of ScaNN in memory: bytes a dimension of the codes, its program, and a row's number, leaf and norm.
-_CODE_BYTES, _SCANN_BYTES, _ENTRY_BYTES = 0.25, 32 << 20, 12
+# Of an engine in memory: bytes a dimension of the codes, its program, and a row's number, leaf and norm.
+_CODE_BYTES, _ENGINE_BYTES, _ENTRY_BYTES = 0.25, 32 << 20, 12
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,10 @@ class Base(Segment):
 
     @property
     def bytes(self) -> int:
-        """With ScaNN's."""
+        """With the approximate index's."""
         if self.scann is None:
             return super().bytes
-        return super().bytes + _SCANN_BYTES + int(len(self) * (_CODE_BYTES * self.vectors.shape[1] + _ENTRY_BYTES))
+        return super().bytes + _ENGINE_BYTES + int(len(self) * (_CODE_BYTES * self.vectors.shape[1] + _ENTRY_BYTES))
 
 
 class TailRows:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from jaxretr.config import EngineName
+
 
 @dataclass(frozen=True)
 class LiveSettings:
@@ -11,7 +13,8 @@ class LiveSettings:
       compact_share: of the snapshot's rows; a new snapshot is written once more rows than this were added or removed.
       compact_rows: and at least so many.
       certify_share: of the snapshot's rows; the certificate is measured again after so many more changes.
-      scann_from: rows from which on a snapshot has a ScaNN index.
+      scann_from: rows from which on a snapshot has an approximate index.
+      engine: of that index; None: ScaNN where it works, otherwise FAISS where it is installed.
       target_recall: that it is tuned for, one or several.
       certify_questions: recent questions that are kept for tuning and certificate, at most.
       least_questions: with fewer of them passages stand in for questions.
@@ -21,6 +24,7 @@ class LiveSettings:
     compact_rows: int = 1_000
     certify_share: float = 0.05
     scann_from: int = 20_000
+    engine: EngineName | None = None
     target_recall: tuple[float, ...] = (0.95,)
     certify_questions: int = 1_000
     least_questions: int = 200

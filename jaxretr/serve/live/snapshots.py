@@ -3,7 +3,7 @@
   snapshots/001-000000004711/    space 1 as write 4711 left it
     manifest.json                whose it is, and the sha256 of every file
     rows.npy                     int64 [N], ascending: the database's rows
-    vectors.npy                  float32 [N, D], where there is no ScaNN index
+    vectors.npy                  float32 [N, D], where there is no approximate index
     scann/                       a `ScannIndex` of the same rows, its vectors.npy included, where they are many
 
 A snapshot can always be made again from the database: a damaged one is removed.
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from jaxretr.errors import UserError
 from jaxretr.search.scann import ScannIndex
 from jaxretr.search.scann.build import write_vectors
-from jaxretr.search.scann.process import scann_problem
+from jaxretr.search.scann.engines import engine_problems, working_engine
 from jaxretr.serve.live import database, fault_points
 from jaxretr.serve.live.database import Database, Space, State
 from jaxretr.serve.live.settings import LiveSettings
@@ -75,7 +75,7 @@ def write(
     Args:
       base: the database.
       space: whose vectors.
-      settings: from how many rows on there is a ScaNN index, and for what recall.
+      settings: from how many rows on there is an approximate index, of which engine, and for what recall.
       questions: float32 [Q, D] to tune and certify that with; passages stand in for them by default.
 
     Returns:
@@ -140,9 +140,10 @@ def _write_rows(connection: sqlite3.Connection, space: Space, folder: Path, n: i
 def _index(
     folder: Path, ids: list[str], space: Space, settings: LiveSettings, questions: NDArray[np.float32] | None
 ) -> bool:
-    """Adds a ScaNN index if that works here; its copy of the vectors then is the only one."""
-    if (problem := scann_problem()) is not None:
-        log.warning("searched exactly, since ScaNN cannot be used here: %s", problem)
+    """Adds an approximate index if an engine works here; its copy of the vectors then is the only one."""
+    engine = working_engine(settings.engine)
+    if engine is None:
+        log.warning("searched exactly, since no engine can be used here: %s", engine_problems())
         return False
     try:
         built = ScannIndex.build(
@@ -150,11 +151,12 @@ def _index(
             ids,
             target_recall=settings.target_recall,
             questions=questions,
+            engine=engine.name,
             workdir=folder.parent,
         )
         built.save(folder / SCANN)
     except UserError as error:
-        log.warning("searched exactly, since the ScaNN index was not built: %s", error)
+        log.warning("searched exactly, since the approximate index was not built: %s", error)
         shutil.rmtree(folder / SCANN, ignore_errors=True)
         return False
     (folder / VECTORS).unlink()

@@ -116,7 +116,7 @@ class View:
         return self.base.ids[position] if position < n else self.tail.ids[position - n]
 
     def is_approximate(self, options: SearchOptions) -> bool:
-        """Whether a search with these options asks ScaNN."""
+        """Whether a search with these options asks the approximate index."""
         filters = options.where or options.allow is not None or options.deny
         return self.base.scann is not None and not options.exact and not filters
 
@@ -147,7 +147,7 @@ class View:
     def approximate(
         self, vectors: NDArray[np.float32], k: int, target: float | None = None, threads: int | None = None
     ) -> Found:
-        """The best of what ScaNN proposes of the base, and all of the tail; with exact scores."""
+        """The best of what the approximate index finds in the base, and all of the tail; with exact scores."""
         in_base = int(np.count_nonzero(self.base_there))
         if not in_base or not len(vectors):
             return self.exact(vectors, k)
@@ -170,10 +170,10 @@ class View:
     def _proposed(
         self, vectors: NDArray[np.float32], k: int, target: float | None, threads: int | None
     ) -> NDArray[np.int64] | None:
-        """The first k rows of ScaNN's that are there, int64 [B, k]; more are asked for until there are k.
+        """The first k rows of the approximate index that are there, int64 [B, k]; more are asked for until there are k.
 
         Returns:
-          None where ScaNN does not give so many.
+          None where it does not give so many.
         """
         assert self.base.scann is not None
         found = np.empty((len(vectors), k), np.int64)
@@ -262,4 +262,5 @@ class View:
             "snapshot_removed": len(base) - int(np.count_nonzero(self.base_there)),
             "tail_rows": len(self.tail),
             "approximate": scann is not None,
+            "snapshot_engine": "exact" if scann is None else scann.facts.engine,
         } | ({} if scann is None else {"targets": [setting.target for setting in scann.facts.settings]})

@@ -1,5 +1,9 @@
 """The approximate index of a live folder: what was removed is not found, what was added is, and the certificate says when."""
 
+import sys
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,7 +13,7 @@ from jaxretr.serve.live.index import LiveIndex
 from jaxretr.serve.live.settings import LiveSettings
 from jaxretr.serve.served import Document, SearchOptions
 
-pytestmark = pytest.mark.skipif(scann_problem() is not None, reason="ScaNN does not work here")
+needs_scann = pytest.mark.skipif(scann_problem() is not None, reason="ScaNN does not work here")
 
 N, DIM = 2500, 16
 
@@ -23,9 +27,9 @@ def documents(names: str, count: int) -> list[Document]:
     return [Document(f"{names}{n}", "", f"passage {n}", {"even": n % 2 == 0}) for n in range(count)]
 
 
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory):
-    settings = LiveSettings(scann_from=N, certify_share=0.01, least_questions=64)
+@pytest.fixture(scope="module", params=[pytest.param("scann", marks=needs_scann), "faiss"])
+def index(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest):
+    settings = LiveSettings(scann_from=N, certify_share=0.01, least_questions=64, engine=request.param)
     folder = tmp_path_factory.mktemp("live")
     made = LiveIndex.open(
         folder, model="m", model_fingerprint="f", dim=DIM, settings=settings, background=False, name="index"
@@ -43,8 +47,9 @@ def ids(index: LiveIndex, questions: np.ndarray, k: int, **options) -> list[list
 
 def test_the_snapshot_is_tuned_on_questions_that_were_asked(index: LiveIndex) -> None:
     facts = index.facts()
-    assert facts["approximate"] and facts["targets"] == [0.95]
+    assert facts["approximate"] and facts["targets"] == [0.95] and facts["snapshot_engine"] == index.settings.engine
     certificate = facts["certificate"]
+    assert certificate["engine"] == index.settings.engine
     assert certificate["of"] == "questions" and certificate["questions"] == 40, "half of the 80 tune it"
     assert not certificate["stale"] and certificate["changes_since"] == 0
     with pytest.raises(UserError, match=r"target_recall=0\.5.*0\.95"):
@@ -91,3 +96,34 @@ def test_the_certificate_is_measured_again_after_so_many_changes(index: LiveInde
     noted = again.facts()["certificate"]
     assert (noted["measured"], noted["sequence"]) == (certificate["measured"], certificate["sequence"])
     again.close()
+
+
+@needs_scann
+def test_another_engine_is_used_from_the_next_start_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(**settings) -> LiveIndex:
+        given = LiveSettings(scann_from=1000, **settings)
+        return LiveIndex.open(
+            tmp_path / "live", model="m", model_fingerprint="f", dim=DIM, settings=given, background=bool(settings)
+        )
+
+    def waited(index: LiveIndex) -> str:
+        until = time.monotonic() + 60
+        while index.facts()["snapshot_engine"] != "faiss" and time.monotonic() < until:
+            time.sleep(0.02)
+        return index.facts()["snapshot_engine"]
+
+    index = opened()
+    index.upsert(documents("d", 1200), vectors(1200, 0))
+    index.upkeep.compact()
+    assert index.facts()["snapshot_engine"] == "scann", "which is the first to be tried"
+    index.close()
+    index = opened(engine="faiss")
+    assert waited(index) == "faiss"
+    index.close()
+    # And where no engine works, all is found as well.
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.setattr("jaxretr.search.scann.process.scann_problem", lambda: "it is not installed")
+    index = opened()
+    questions = vectors(20, 3)
+    assert ids(index, questions, 50) == ids(index, questions, 50, exact=True)
+    index.close()
