@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from jaxretr.config import EngineName
 from jaxretr.search import certificate
+from jaxretr.search.certificate import Recall
 from jaxretr.search.scann.engines import engine_of
 
 
@@ -24,6 +25,27 @@ class Line(certificate.Line):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilterLine:
+    """What a target's setting does where a filter allows a share of the rows; see filtering.py.
+
+    Attributes:
+      target: see `Line`.
+      share: of the rows that are allowed.
+      leaves: that are searched.
+      random, related: the recall with each kind of filter.
+      ms, exact_ms: of a question by itself, one thread, and if every allowed row were scored.
+    """
+
+    target: float
+    share: float
+    leaves: int
+    random: Recall
+    related: Recall
+    ms: float
+    exact_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Certificate(certificate.Certificate):
     """The contents of certificate.json.
 
@@ -32,15 +54,38 @@ class Certificate(certificate.Certificate):
       train_rows: that the tree and the codes were learnt from.
       lines: one for each target.
       engine: that proposes the candidates.
+      filters: for each target the shares of allowed rows with which the engine is asked; with smaller ones every allowed
+        row is scored.
     """
 
     leaves: int
     train_rows: int
     lines: tuple[Line, ...]
     engine: EngineName = "scann"
+    filters: tuple[FilterLine, ...] = ()
 
     def made(self) -> str:
         if not self.train_rows:
             return "every passage is scored"
         tree = f"a tree of {self.leaves:,} leaves" if self.leaves > 1 else "no tree"
         return f"{engine_of(self.engine).label} with {tree}, learnt from {self.train_rows:,} passages"
+
+    def more(self) -> list[str]:
+        if not self.filters:
+            return ["With a filter every allowed passage is scored."] if self.train_rows else []
+        names = [f"{name} (95% interval)" for name in ("random rows", "rows near a passage")]
+        rows = [
+            [
+                f"{line.target:g} @{line.random.k}",
+                f"{line.share:.1%}",
+                *(f"{found.recall:.4f} ({found.low:.4f} to {found.high:.4f})" for found in (line.random, line.related)),
+                f"{line.leaves or '-'}",
+                *(f"{value:.2f}" for value in (line.ms, line.exact_ms)),
+            ]
+            for line in self.filters
+        ]
+        return [
+            "With a filter, recall of what it allows; where it allows less than is listed, every allowed passage is scored.",
+            "",
+            *certificate.markdown(["target", "allowed", *names, "leaves", "ms", "ms if all are scored"], rows),
+        ]

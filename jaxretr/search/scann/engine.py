@@ -18,7 +18,12 @@ class Proposer(Protocol):
     """An engine over the codes of N rows, in memory. May be asked from several threads at once."""
 
     def propose(
-        self, queries: NDArray[np.float32], count: int, leaves: int, threads: int
+        self,
+        queries: NDArray[np.float32],
+        count: int,
+        leaves: int,
+        threads: int,
+        allowed: NDArray[np.bool_] | None = None,
     ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
         """Finds candidates.
 
@@ -27,6 +32,8 @@ class Proposer(Protocol):
           count: candidates of each question.
           leaves: of the tree that are searched; 0 where there is none.
           threads: to divide the questions among.
+          allowed: bool [N], the rows that may be proposed; other rows are proposed as well by an engine that does not
+            know filters.
 
         Returns:
           rows [B, at most count], no row twice, and their approximate scores, NaN where there is no candidate.
@@ -41,11 +48,13 @@ class Engine(Protocol):
       name: as facts and options state it.
       label: what people call it.
       package: whose version the certificate states.
+      knows_filters: whether only allowed rows are proposed; if not, as many more candidates are asked for.
     """
 
     name: EngineName
     label: str
     package: str
+    knows_filters: bool
 
     def problem(self) -> str | None:
         """Says why the engine cannot be used here, or None where it can."""

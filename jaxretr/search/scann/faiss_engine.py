@@ -48,6 +48,7 @@ class FaissEngine:
     name: EngineName = "faiss"
     label = "FAISS"
     package = "faiss-cpu"
+    knows_filters = True
 
     def problem(self) -> str | None:
         try:
@@ -119,10 +120,18 @@ class _Proposer:
         self._index, self._centres = index  # FAISS does not keep the index of the centres alive.
 
     def propose(
-        self, queries: NDArray[np.float32], count: int, leaves: int, threads: int
+        self,
+        queries: NDArray[np.float32],
+        count: int,
+        leaves: int,
+        threads: int,
+        allowed: NDArray[np.bool_] | None = None,
     ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
         faiss = self._faiss
-        settings = faiss.SearchParametersIVF(nprobe=max(leaves, 1))
+        # FAISS keeps neither the bits nor the selector alive: both are this function's until it returns.
+        bits = None if allowed is None else np.packbits(allowed, bitorder="little")
+        selector = None if bits is None else faiss.IDSelectorBitmap(len(bits), faiss.swig_ptr(bits))
+        settings = faiss.SearchParametersIVF(nprobe=max(leaves, 1), sel=selector)
         with _threads(faiss, threads):
             approximate, rows = self._index.search(_padded(queries), count, params=settings)
         approximate[rows < 0] = np.nan

@@ -3,7 +3,7 @@
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from jaxretr.parallel import memory
 from jaxretr.parallel.machine import cpu_threads
 from jaxretr.search import question_sets
 from jaxretr.search.exact.host_rows import checked_matrix, embedding_matrix
+from jaxretr.search.filters import Filters
 from jaxretr.search.question_sets import Questions
 from jaxretr.search.scann import layout, measure, worker
 from jaxretr.search.scann.build import Plan, check_ids, plan_of, write_vectors
@@ -201,37 +202,69 @@ class ScannIndex:
     # ---- searching ---------------------------------------------------------------------------------------------------
 
     def search(
-        self, queries: np.ndarray, k: int = 10, *, target_recall: float | None = None, threads: int | None = None
+        self,
+        queries: np.ndarray,
+        k: int = 10,
+        *,
+        target_recall: float | None = None,
+        threads: int | None = None,
+        allow: Iterable[str] | None = None,
+        deny: Iterable[str] | None = None,
     ) -> tuple[np.ndarray, list[list[str]]]:
         """Finds about the k passages with the highest inner product for each question.
 
         Args:
           queries: question embeddings [B, D], cast to float32.
-          k: results per question; at most N are returned.
+          k: results per question; as many are returned as there are passages that may be found, if that is less.
           target_recall: one of the targets of the build; the first one by default.
           threads: to divide the questions among; all of the machine by default.
+          allow: ids of the only passages that may be found; all by default.
+          deny: ids of passages that may not be found.
 
         Returns:
           scores float32 [B, min(k, N)], descending and exact, and for each question the ids in the same order.
 
         Raises:
-          UserError: wrong shape, NaN or infinity in the questions, k < 1, or a target that was not built for.
+          UserError: wrong shape, NaN or infinity in the questions, k < 1, or a target that was not built for, or an
+            unknown id.
         """
-        scores, rows = self.search_rows(queries, k, target_recall=target_recall, threads=threads)
+        allowed = Filters(len(self), self.rows.ids).mask(allow, deny)
+        scores, rows = self.search_rows(queries, k, target_recall=target_recall, threads=threads, allowed=allowed)
         return scores, [[self.rows.ids[row] for row in found] for found in rows.tolist()]
 
     def search_rows(
-        self, queries: np.ndarray, k: int = 10, *, target_recall: float | None = None, threads: int | None = None
+        self,
+        queries: np.ndarray,
+        k: int = 10,
+        *,
+        target_recall: float | None = None,
+        threads: int | None = None,
+        allowed: NDArray[np.bool_] | None = None,
     ) -> tuple[np.ndarray, NDArray[np.int64]]:
-        """Like `search`, but returns row numbers, int64 [B, min(k, N)], in place of ids."""
+        """Like `search`, but returns row numbers, int64 [B, min(k, N)], in place of ids.
+
+        Args:
+          queries, k, target_recall, threads: see `search`.
+          allowed: bool [N], the rows that may be found; all by default. Where they are few all of them are scored, and
+            where they are many, the engine is asked: which it is was measured for the target, see filtering.py.
+        """
         queries = checked_matrix(queries, self.facts.dim)
         if k < 1:
             raise UserError(f"k={k} must be at least 1")
-        if self._exact is not None:
-            return self._exact.search_rows(queries, k)
-        setting = self._setting(target_recall)
-        k = min(k, len(self))
-        return self.searcher.search(queries, k, setting.leaves, setting.candidates, threads or cpu_threads())
+        there = len(self) if allowed is None else int(np.count_nonzero(allowed))
+        if not there:
+            return np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
+        threads, k = threads or cpu_threads(), min(k, there)
+        if allowed is None or there == len(self):
+            if self._exact is not None:
+                return self._exact.search_rows(queries, k)
+            setting = self._setting(target_recall)
+            return self.searcher.search(queries, k, setting.leaves, setting.candidates, threads)
+        # Shares are of whole rows: one row less than a half of an odd number is a half.
+        chosen = None if self._exact is not None else self._setting(target_recall).with_share((there + 1) / len(self))
+        if chosen is None:
+            return self.searcher.exact(queries, k, allowed)
+        return self.searcher.search_allowed(queries, k, allowed, chosen.leaves, chosen.candidates, threads)
 
     def prepare(self) -> None:
         """Reads the codes now, and not in the first search."""

@@ -12,6 +12,7 @@ from jaxretr.search import certificate as certificates
 from jaxretr.search import question_sets
 from jaxretr.search.certificate import Recall
 from jaxretr.search.question_sets import Questions
+from jaxretr.search.scann import filtering
 from jaxretr.search.scann.certificate import Certificate, Line
 from jaxretr.search.scann.engines import engine_of
 from jaxretr.search.scann.layout import Facts
@@ -58,7 +59,7 @@ def tuned(index: Measurable, questions: Questions | None, targets: Sequence[floa
                 *(k, setting.target, setting.leaves or "no", setting.candidates, setting.tuning_recall),
                 *(len(vectors), setting.certain),
             )
-    return tuple(settings)
+    return filtering.tuned(index, questions, settings)
 
 
 def certify(index: Measurable, questions: Questions) -> tuple[Questions, Certificate]:
@@ -86,6 +87,7 @@ def certify(index: Measurable, questions: Questions) -> tuple[Questions, Certifi
         of="passages" if questions.stand_ins else "questions",
         rows=n,
         lines=tuple(lines),
+        filters=filtering.certified(index, questions),
         **{name: getattr(facts, name) for name in ("dim", "leaves", "train_rows", "seed", "model", "engine")},
         **certificates.machine_facts(*([] if facts.kind == "exact" else [engine_of(facts.engine).package])),
     )

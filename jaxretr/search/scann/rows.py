@@ -118,9 +118,18 @@ class Rows:
         """The vector of a row, a copy."""
         return self._taken(self.base.vectors, self.added.vectors, self.slots[row : row + 1])[0]
 
-    def vector_blocks(self) -> Iterator[np.ndarray]:
-        """Yields all vectors in the order of rows, [n, D] at a time, each block a copy or a piece of the map."""
-        return self._blocks(self.base.vectors, self.added.vectors)
+    def vector_blocks(self, rows: NDArray[np.int64] | None = None) -> Iterator[np.ndarray]:
+        """Yields all vectors in the order of rows, [n, D] at a time, each block a copy or a piece of the map.
+
+        Args:
+          rows: those that are wanted, ascending; all by default.
+        """
+        if rows is None:
+            yield from self._blocks(self.base.vectors, self.added.vectors)
+            return
+        size = max(1, _PIECE_BYTES // max(1, self.base.vectors[:1].nbytes))
+        for start in range(0, len(rows), size):
+            yield self._taken(self.base.vectors, self.added.vectors, self.slots[rows[start : start + size]])
 
     def release(self) -> None:
         """Gives back the pages of the vectors' file that were read; they count as this process's memory."""

@@ -20,6 +20,7 @@ class ScannEngine:
     name: EngineName = "scann"
     label = "ScaNN"
     package = "scann"
+    knows_filters = False
 
     def problem(self) -> str | None:
         return process.scann_problem()
@@ -55,8 +56,14 @@ class _Proposer:
         self._scann = scann
 
     def propose(
-        self, queries: NDArray[np.float32], count: int, leaves: int, threads: int
+        self,
+        queries: NDArray[np.float32],
+        count: int,
+        leaves: int,
+        threads: int,
+        allowed: NDArray[np.bool_] | None = None,
     ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+        del allowed  # ScaNN's restricts work without a tree alone.
         leaves = leaves or -1
         if len(queries) == 1:
             found, approximate = self._scann.search(queries[0], count, -1, leaves)

@@ -18,8 +18,9 @@ from jaxretr.search.scann.rows import VECTORS, Columns, Rows
 # Candidates for each result, where more results are asked for than the settings were tuned for.
 _CANDIDATES_A_RESULT = 3
 
-# Questions that a thread takes at a time.
+# Questions that a thread takes at a time, and candidates of all of them.
 _QUESTIONS = 256
+_PROPOSED = 4 << 20
 
 
 class Searcher:
@@ -84,6 +85,61 @@ class Searcher:
             none = np.zeros(everything.shape, np.float32)
             scores[one], rows[one], _ = _rescored(queries[one], everything, none, *columns, k)
         return scores, rows
+
+    def search_allowed(
+        self,
+        queries: NDArray[np.float32],
+        k: int,
+        allowed: NDArray[np.bool_],
+        leaves: int,
+        candidates: int,
+        threads: int,
+    ) -> tuple[np.ndarray, NDArray[np.int64]]:
+        """Finds about the k best of the allowed rows of each question.
+
+        Args:
+          queries: [B, D], finite.
+          k: at most the number of allowed rows.
+          allowed: bool [N].
+          leaves, threads: see `search`.
+          candidates: allowed ones that are scored exactly; see `search`.
+
+        Returns:
+          scores float32 [B, k], descending, and rows int64 [B, k].
+        """
+        if self._engine is None:
+            return self.exact(queries, k, allowed)
+        n, there = len(self._rows), int(np.count_nonzero(allowed))
+        if k > self._facts.k:
+            candidates = max(candidates, _CANDIDATES_A_RESULT * k)
+        candidates = min(max(candidates, k), there)
+        count = candidates if self._engine.knows_filters else min(n, -(-candidates * n // there))
+        scores, rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        size = max(1, min(_QUESTIONS * threads, _PROPOSED // count))
+        columns = (np.asarray(self._rows.base.vectors), self._rows.added.vectors, self._rows.slots)
+        for start in range(0, len(queries), size):
+            some, asked = slice(start, start + size), queries[start : start + size]
+            found, approximate = self._current(self._engine).propose(asked, count, leaves, threads, allowed)
+            passing = ~np.isnan(approximate)
+            passing[passing] = allowed[found[passing]]
+            scores[some], rows[some], _ = _rescored(
+                *(asked, found, np.where(passing, approximate, np.float32(np.nan)), *columns, k, threads)
+            )
+            # The leaves that were searched may hold few allowed rows, and better ones be elsewhere.
+            few = start + np.flatnonzero(np.count_nonzero(passing, axis=1) < max(k, candidates // 2))
+            if len(few):
+                scores[few], rows[few] = self.exact(queries[few], k, allowed)
+        return scores, rows
+
+    def exact(
+        self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
+    ) -> tuple[np.ndarray, NDArray[np.int64]]:
+        """Scores all allowed rows; see `search_allowed`."""
+        from jaxretr.search.exact import search_blocks  # It imports JAX.
+
+        rows = np.flatnonzero(allowed)
+        scores, places = search_blocks(self._rows.vector_blocks(rows), queries, k)
+        return scores, rows[places]
 
     def prepare(self) -> None:
         """Lets the engine read its files now, and not in the first search."""

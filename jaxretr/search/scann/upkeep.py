@@ -11,7 +11,7 @@ from jaxretr.errors import UserError
 from jaxretr.search.certificate import DEPTHS
 from jaxretr.search.certificate import table as certificate_table
 from jaxretr.search.question_sets import Questions, exact_rows
-from jaxretr.search.scann import layout, measure
+from jaxretr.search.scann import filtering, layout, measure
 from jaxretr.search.scann.certificate import Certificate
 from jaxretr.search.scann.index import ScannIndex
 from jaxretr.stores import manifest
@@ -97,6 +97,13 @@ def update(
         found = line.recalls[0]
         if found.recall < line.target:
             log.warning("recall@%d is %.4f, below %g: rebalance the index", found.k, found.recall, line.target)
+    for line in () if index.certificate is None else index.certificate.filters:
+        least = min(line.random.recall, line.related.recall)
+        if least < line.target:
+            log.warning(
+                "recall@%d with %.1f%% of the passages allowed is %.4f, below %g: rebalance the index",
+                *(line.random.k, 100 * line.share, least, line.target),
+            )
     return Updated(folder, added, replaced, len(ids), len(index), index.certificate)
 
 
@@ -148,6 +155,13 @@ def verify(folder: str | Path) -> str:
             if not abs(old.recall - new.recall) <= _RECALL_TOLERANCE:
                 problems.append(
                     f"target {line.target:g}: recall@{old.k} is {new.recall:.4f} instead of {old.recall:.4f}"
+                )
+    for old, new in zip(certificate.filters, filtering.certified(index, questions), strict=True):
+        for kind, before, now in (("random", old.random, new.random), ("related", old.related, new.related)):
+            if not abs(before.recall - now.recall) <= _RECALL_TOLERANCE:
+                problems.append(
+                    f"target {old.target:g}, {old.share:.1%} allowed ({kind}): recall@{now.k} is {now.recall:.4f} instead of "
+                    f"{before.recall:.4f}"
                 )
     if problems:
         raise UserError(f"{folder}: not what was certified: {'; '.join(problems)}; build the index again")

@@ -1,0 +1,255 @@
+"""Filtered searches of a `ScannIndex`: how they are answered where a share of the rows is allowed, and with what recall.
+
+The engine proposes candidates from more leaves than without a filter, and those that are not allowed are dropped. Where
+the allowed rows are so few that scoring all of them is faster, that is done; which it is was timed when the index was
+tuned. A filter seldom has to do with chance, so that the recall must be certain with two kinds of filters:
+
+  random       rows drawn at random, the same for all questions
+  related      the rows nearest to a passage; for half of the questions to the one nearest to them of a few, which have
+               many allowed neighbours, and for the others to any of these, which may have them in leaves far away
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxretr.parallel.machine import cpu_threads
+from jaxretr.search import certificate as certificates
+from jaxretr.search import question_sets
+from jaxretr.search.certificate import Recall, certain_recall, recall_bounds
+from jaxretr.search.question_sets import Questions
+from jaxretr.search.scann.certificate import FilterLine
+from jaxretr.search.scann.layout import Facts
+from jaxretr.search.scann.rows import Rows
+from jaxretr.search.scann.searcher import Searcher
+from jaxretr.search.scann.tuning import FilterSetting, Setting
+
+# Shares of the rows that are tuned and certified. A search with a share between two takes the setting of the lower one.
+SHARES = (1 / 2, 1 / 10, 1 / 30, 1 / 100)
+
+# With fewer rows, and fewer allowed ones for each result, all that are allowed are scored, and nothing is measured.
+LEAST_ROWS = 20_000
+_LEAST_PER_RESULT = 4
+
+_CENTRES = 8
+_QUESTIONS = 600
+
+# A filter lets a share of the candidates pass on average: half as many again are asked for.
+_CANDIDATES = 1.5
+
+# Leaves of the next attempt.
+_STEP = 1.6
+
+# Questions and rounds of a timing, which ends after so long if a few were timed.
+_TIMED, _LEAST_TIMED, _ROUNDS, _TIMING_SECONDS = 24, 4, 3, 0.5
+
+Kind = Literal["random", "related"]
+
+
+class Filterable(Protocol):
+    """What is needed of an index, as `ScannIndex` has it."""
+
+    facts: Facts
+    rows: Rows
+    searcher: Searcher
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Case:
+    """Questions with the same filter.
+
+    Attributes:
+      kind: of filter.
+      questions: float32 [B, D].
+      own: the row that each is itself, or -1, [B].
+      allowed: bool [N].
+      exact: the exact allowed neighbours, int64 [B, k].
+    """
+
+    kind: Kind
+    questions: NDArray[np.float32]
+    own: NDArray[np.int64]
+    allowed: NDArray[np.bool_]
+    exact: NDArray[np.int64]
+
+
+def tuned(index: Filterable, questions: Questions, settings: Sequence[Setting]) -> tuple[Setting, ...]:
+    """The settings with how they answer filtered searches; a target that is not reached without filters has none."""
+    filters: dict[float, list[FilterSetting]] = {setting.target: [] for setting in settings}
+    left = [setting for setting in settings if setting.reached]
+    for share in SHARES:
+        if not left or not _enough(index, share):
+            break
+        cases = _cases(index, questions, questions.tune, share)
+        exact_seconds = _exact_seconds(index, cases)
+        for setting in left:
+            before = filters[setting.target]
+            leaves = before[-1].leaves if before else setting.leaves
+            filters[setting.target].append(_fastest(index, setting, share, cases, leaves, exact_seconds))
+        left = [setting for setting in left if filters[setting.target][-1].approximate]
+    return tuple(replace(setting, filters=tuple(filters[setting.target])) for setting in settings)
+
+
+def certified(index: Filterable, questions: Questions) -> tuple[FilterLine, ...]:
+    """What the settings find with filters, of questions that nothing was tuned on; for shares that are not exact."""
+    lines: list[FilterLine] = []
+    k = index.facts.k
+    for share in SHARES:
+        some = [(setting, setting.with_share(share)) for setting in index.facts.settings]
+        if not _enough(index, share) or not any(setting for _, setting in some):
+            break
+        cases = _cases(index, questions, questions.certify, share)
+        exact_seconds = _exact_seconds(index, cases)
+        for setting, chosen in some:
+            if chosen is None:
+                continue
+            found = {kind: _recall(values, k) for kind, values in _recalls(index, cases, chosen).items()}
+            seconds = _seconds(cases, _search(index, chosen))
+            lines.append(
+                FilterLine(
+                    target=setting.target,
+                    share=share,
+                    leaves=chosen.leaves,
+                    ms=1000 * seconds,
+                    exact_ms=1000 * exact_seconds,
+                    **found,
+                )
+            )
+    return tuple(line for setting in index.facts.settings for line in lines if line.target == setting.target)
+
+
+def _recall(values: NDArray[np.float64], k: int) -> Recall:
+    low, high = recall_bounds(values)
+    return Recall(k=k, recall=float(values.mean()), low=low, high=high)
+
+
+def _enough(index: Filterable, share: float) -> bool:
+    n, facts = len(index), index.facts
+    return facts.kind != "exact" and n >= LEAST_ROWS and int(share * n) >= _LEAST_PER_RESULT * facts.k
+
+
+def _fastest(
+    index: Filterable, setting: Setting, share: float, cases: Sequence[Case], leaves: int, exact_seconds: float
+) -> FilterSetting:
+    """The fewest leaves that reach the target for certain with both kinds of filters, or exact search if that is faster."""
+    chosen = FilterSetting(
+        share=share,
+        approximate=False,
+        leaves=leaves,
+        candidates=round(_CANDIDATES * setting.candidates),
+        certain=0.0,
+        seconds=exact_seconds,
+        exact_seconds=exact_seconds,
+    )
+    while True:
+        tried = replace(
+            chosen,
+            approximate=True,
+            leaves=leaves,
+            seconds=_seconds(cases, _search(index, replace(chosen, leaves=leaves))),
+        )
+        if tried.seconds >= exact_seconds:
+            return chosen
+        recalls = _recalls(index, cases, tried)
+        certain = min(certain_recall(values, index.facts.k) for values in recalls.values())
+        if certain >= setting.target:
+            return replace(tried, certain=certain)
+        if leaves >= index.facts.leaves or not leaves:
+            return chosen
+        leaves = min(index.facts.leaves, max(leaves + 1, round(_STEP * leaves)))
+
+
+# ---- searches with filters -------------------------------------------------------------------------------------------
+
+Search = Callable[[Case, NDArray[np.float32]], object]
+
+
+def _search(index: Filterable, setting: FilterSetting) -> Search:
+    def search(case: Case, questions: NDArray[np.float32]) -> object:
+        return index.searcher.search_allowed(
+            questions, index.facts.k, case.allowed, setting.leaves, setting.candidates, 1
+        )
+
+    return search
+
+
+def _recalls(index: Filterable, cases: Sequence[Case], setting: FilterSetting) -> dict[Kind, NDArray[np.float64]]:
+    """The recall of each question, by the kind of filter."""
+    k = index.facts.k
+    shares: dict[Kind, list[NDArray[np.float64]]] = {}
+    for case in cases:
+        depth = min(k + int((case.own >= 0).any()), int(np.count_nonzero(case.allowed)))
+        _, found = index.searcher.search_allowed(
+            case.questions, depth, case.allowed, setting.leaves, setting.candidates, cpu_threads()
+        )
+        shares.setdefault(case.kind, []).append(certificates.recall(found, case.exact, case.own, k))
+    return {kind: np.concatenate(values) for kind, values in shares.items()}
+
+
+def _exact_seconds(index: Filterable, cases: Sequence[Case]) -> float:
+    """As `_seconds`, if every allowed row is scored."""
+    return _seconds(cases, lambda case, some: index.searcher.exact(some, index.facts.k, case.allowed))
+
+
+def _seconds(cases: Sequence[Case], search: Search) -> float:
+    """Of a question by itself, with one thread, on average over the kinds: the shortest of some rounds."""
+    kinds = [case.kind for case in cases]
+    timed = [
+        (case, row)
+        for case in cases
+        for row in range(min(max(1, _TIMED // kinds.count(case.kind)), len(case.questions)))
+    ]
+    best = np.full(len(timed), np.inf)
+    end = time.perf_counter() + _TIMING_SECONDS
+    for _ in range(_ROUNDS):
+        for number in np.random.default_rng(0).permutation(len(timed)).tolist():
+            case, row = timed[number]
+            began = time.perf_counter()
+            if began > end and np.isfinite(best).sum() >= _LEAST_TIMED:
+                break
+            search(case, case.questions[row : row + 1])
+            best[number] = min(best[number], time.perf_counter() - began)
+    return float(best[np.isfinite(best)].mean())
+
+
+# ---- filters to measure with -----------------------------------------------------------------------------------------
+
+
+def _cases(index: Filterable, questions: Questions, part: slice, share: float) -> list[Case]:
+    """Questions with filters that let a share of the rows pass, and their exact neighbours."""
+    vectors = questions.vectors[part][:_QUESTIONS]
+    own = questions.own_rows(index.rows.row_of(), part)[:_QUESTIONS]
+    n = len(index)
+    count = int(share * n)
+    rng = np.random.default_rng([index.facts.seed, count])
+    allowed = np.zeros(n, bool)
+    allowed[rng.choice(n, count, replace=False)] = True
+    cases = [_case(index, "random", vectors, own, allowed)]
+    centres = np.stack([index.rows.vector(int(row)) for row in rng.choice(n, min(_CENTRES, n), replace=False)])
+    nearest = (vectors @ centres.T).argmax(axis=1)
+    chosen = np.where(np.arange(len(vectors)) % 2, nearest, rng.integers(len(centres), size=len(vectors)))
+    scores = np.concatenate([block @ centres.T for block in index.rows.vector_blocks()])
+    for number in range(len(centres)):
+        of_centre = np.flatnonzero(chosen == number)
+        if len(of_centre):
+            allowed = np.zeros(n, bool)
+            allowed[np.argpartition(-scores[:, number], count - 1)[:count]] = True
+            cases.append(_case(index, "related", vectors[of_centre], own[of_centre], allowed))
+    return cases
+
+
+def _case(
+    index: Filterable, kind: Kind, questions: NDArray[np.float32], own: NDArray[np.int64], allowed: NDArray[np.bool_]
+) -> Case:
+    rows = np.flatnonzero(allowed)
+    place = np.full(len(allowed) + 1, -1)  # the last one: of no row
+    place[rows] = np.arange(len(rows))
+    blocks = index.rows.vector_blocks(rows)
+    exact = question_sets.exact_rows(questions, place[own], blocks, index.facts.k, len(rows))
+    return Case(kind, questions, own, allowed, rows[exact])
