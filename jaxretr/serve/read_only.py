@@ -193,7 +193,7 @@ def _announce(folder: str, rows: int, dim: int, dtype: str) -> int:
 
 
 def open_scann(name: str, folder: Path, encoder: Encoder, corpus: Corpus | None, where: str) -> ReadOnlyIndex:
-    """Opens a folder of `jaxretr export --to scann`; filtered searches and exact ones score rows themselves.
+    """Opens a folder of `jaxretr export --to scann`.
 
     Raises:
       UserError: it is damaged, or another model made it.
@@ -209,11 +209,9 @@ def open_scann(name: str, folder: Path, encoder: Encoder, corpus: Corpus | None,
 
     def search(vectors: np.ndarray, k: int, options: SearchOptions, filters: FilterOptions) -> Found:
         mask = ids.mask(**filters)
-        if mask is not None and not mask.any():
-            return np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64)
-        if options.exact or mask is not None:
+        if options.exact and (mask is None or mask.any()):
             return search_blocks(index.rows.vector_blocks(), vectors, k, allowed=mask, source=str(folder))
-        return index.search_rows(vectors, k, target_recall=options.target_recall)
+        return index.search_rows(vectors, k, target_recall=options.target_recall, allowed=mask)
 
     return ReadOnlyIndex(
         name,

@@ -122,6 +122,8 @@ def measure(view: View, questions: NDArray[np.float32] | None, seed: int = 0) ->
         model=view.space.model,
         lines=tuple(lines),
         engine=scann.facts.engine,
+        # Of the snapshot: what was removed since is a filter as any other, and the tail is searched exactly.
+        filters=() if scann.certificate is None else scann.certificate.filters,
         **certificates.machine_facts(engine_of(scann.facts.engine).package),
     )
     return Certified(

@@ -156,7 +156,7 @@ class LiveIndex:
         return view.search(vectors, k, options)
 
     def is_exact(self, options: SearchOptions) -> bool:
-        """Whether a search with these options is exact: it was asked for, has filters, or the passages are few."""
+        """Whether a search with these options is exact: it was asked for, or the passages are few."""
         return not self._view.is_approximate(options)
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from jaxretr.errors import UserError
+from jaxretr.search.scann import filtering
 from jaxretr.search.scann.process import scann_problem
+from jaxretr.search.scann.searcher import Searcher
 from jaxretr.serve.live.index import LiveIndex
 from jaxretr.serve.live.settings import LiveSettings
 from jaxretr.serve.served import Document, SearchOptions
@@ -36,7 +38,11 @@ def index(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     )
     made.upsert(documents("d", N), vectors(N, 0))
     made.search(vectors(80, 1), 10, SearchOptions())
-    made.upkeep.compact()
+    with pytest.MonkeyPatch.context() as patch:
+        # Of so few passages all would be scored for any filter.
+        patch.setattr(filtering, "LEAST_ROWS", N)
+        patch.setattr(filtering, "_exact_seconds", lambda index, cases: 1e9)
+        made.upkeep.compact()
     yield made
     made.close()
 
@@ -72,10 +78,34 @@ def test_removed_passages_are_never_found_and_new_ones_always(index: LiveIndex) 
     # Scores are those of exact search, to the bit.
     exact = {(hit.id, hit.score) for hits in index.search(questions, N, SearchOptions(exact=True)) for hit in hits}
     assert {(hit.id, hit.score) for hits in index.search(questions, 50, SearchOptions()) for hit in hits} <= exact
-    # More than there are, and filters: all of them.
-    assert len(ids(index, questions[:1], N)[0]) == len(index)
-    even = ids(index, questions[:1], 5, where={"even": True})
-    assert even == ids(index, questions[:1], 5, where={"even": True}, exact=True)
+    assert len(ids(index, questions[:1], N)[0]) == len(index), "more than there are: all of them"
+
+
+def test_filters_ask_the_snapshot_and_obey(index: LiveIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    search = Searcher.search_allowed
+    monkeypatch.setattr(Searcher, "search_allowed", lambda *given: (asked.append(1), search(*given))[1])
+    questions = vectors(40, 8)
+    index.upsert(documents("late", 4), questions[:4] * 3)
+    index.delete(["late1", *(f"d{n}" for n in range(100, 120))])
+    options = {"where": {"even": True}, "deny": ["d6"]}
+    assert not index.is_exact(SearchOptions(**options))
+    found = ids(index, questions, 50, **options)
+    assert asked, "the approximate index"
+    exact = ids(index, questions, 50, **options, exact=True)
+    gone = {"d6", *(f"d{n}" for n in range(100, 120))}
+    assert all(len(names) == len({*names}) == 50 and not gone & {*names} for names in found)
+    assert all(int(name.strip("dlatenwmor")) % 2 == 0 for names in found for name in names)
+    assert (found[0][0], found[2][0]) == ("late0", "late2"), "the tail as well"
+    assert np.mean([len({*a} & {*b}) / 50 for a, b in zip(found, exact, strict=True)]) > 0.85
+    hits = {(hit.id, hit.score) for each in index.search(questions, 50, SearchOptions(**options)) for hit in each}
+    assert hits <= {
+        (hit.id, hit.score) for each in index.search(questions, N, SearchOptions(**options, exact=True)) for hit in each
+    }
+    # Few that are allowed: all of them are scored.
+    asked.clear()
+    few = {"allow": ["d1", "d2", "late0", "nobody"]}
+    assert ids(index, questions, 5, **few) == ids(index, questions, 5, **few, exact=True) and not asked
 
 
 def test_the_certificate_is_measured_again_after_so_many_changes(index: LiveIndex) -> None:
