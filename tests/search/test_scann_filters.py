@@ -79,14 +79,25 @@ def test_only_allowed_passages_are_found_and_as_many_as_there_are(index: ScannIn
             np.testing.assert_allclose(scores if len(some) else best, best, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["half", "third", "tenth", "near", "far"])
-def test_the_target_is_reached_with_filters_that_nothing_was_tuned_on(index: ScannIndex, name: str) -> None:
-    allowed, questions = filters()[name], vectors(400, 77)
+def found_share(index: ScannIndex, allowed: np.ndarray, questions: np.ndarray) -> float:
+    """The recall by score, since half of a pair is as good as the other."""
     scores, _ = index.search_rows(questions, 5, allowed=allowed)
-    best, _ = exact(allowed, questions, 5)
-    # By score, since half of a pair is as good as the other. Of 400 questions a mean has a standard error of about .01.
-    found = scores >= best[:, -1:] - 1e-5
-    assert found.mean() >= TARGET - 0.02
+    return float((scores >= exact(allowed, questions, 5)[0][:, -1:] - 1e-5).mean())
+
+
+@pytest.mark.parametrize("name", ["half", "third", "tenth"])
+def test_the_target_is_reached_with_filters_that_nothing_was_tuned_on(index: ScannIndex, name: str) -> None:
+    # Of 400 questions a mean has a standard error of about .01.
+    assert found_share(index, filters()[name], vectors(400, 77)) >= TARGET - 0.02
+
+
+@pytest.mark.parametrize("share", [0.5, 0.2])
+def test_the_target_is_reached_where_the_filter_allows_what_is_near_a_passage(index: ScannIndex, share: float) -> None:
+    rows = np.random.default_rng(12).integers(N, size=12)
+    scores = TWICE @ TWICE[rows].T
+    shares = [found_share(index, near > np.quantile(near, 1 - share), vectors(60, 78)) for near in scores.T]
+    # Of 12 filters, whose recalls differ, the mean has a standard error of about .01.
+    assert np.mean(shares) >= TARGET - 0.02
 
 
 def test_the_engine_is_asked_where_its_recall_is_certain(index: ScannIndex, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +125,7 @@ def test_the_certificate_states_the_recall_with_filters(index: ScannIndex, tmp_p
     ]
     for line in lines:
         # 400 questions that were not tuned on: as above.
-        assert min(line.random.recall, line.related.recall) >= TARGET - 0.02
+        assert min(found.recall for found in line.recalls) >= TARGET - 0.02
     assert "| 50.0% |" in table(index.certificate)
     index.save(tmp_path / "index")
     assert "as certified" in verify(tmp_path / "index")

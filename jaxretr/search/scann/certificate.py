@@ -32,7 +32,7 @@ class FilterLine:
       target: see `Line`.
       share: of the rows that are allowed.
       leaves: that are searched.
-      random, related: the recall with each kind of filter.
+      random, related, unrelated: the recall with each kind of filter.
       ms, exact_ms: of a question by itself, one thread, and if every allowed row were scored.
     """
 
@@ -41,8 +41,14 @@ class FilterLine:
     leaves: int
     random: Recall
     related: Recall
+    unrelated: Recall
     ms: float
     exact_ms: float
+
+    @property
+    def recalls(self) -> tuple[Recall, ...]:
+        """With each kind of filter."""
+        return self.random, self.related, self.unrelated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +79,12 @@ class Certificate(certificate.Certificate):
     def more(self) -> list[str]:
         if not self.filters:
             return ["With a filter every allowed passage is scored."] if self.train_rows else []
-        names = [f"{name} (95% interval)" for name in ("random rows", "rows near a passage")]
+        names = [f"{kind} (95% interval)" for kind in ("random", "related", "unrelated")]
         rows = [
             [
                 f"{line.target:g} @{line.random.k}",
                 f"{line.share:.1%}",
-                *(f"{found.recall:.4f} ({found.low:.4f} to {found.high:.4f})" for found in (line.random, line.related)),
+                *(f"{found.recall:.4f} ({found.low:.4f} to {found.high:.4f})" for found in line.recalls),
                 f"{line.leaves or '-'}",
                 *(f"{value:.2f}" for value in (line.ms, line.exact_ms)),
             ]
@@ -86,6 +92,8 @@ class Certificate(certificate.Certificate):
         ]
         return [
             "With a filter, recall of what it allows; where it allows less than is listed, every allowed passage is scored.",
+            "The filters allow random passages, or those nearest to a passage: for questions near it (related) and for any",
+            "(unrelated).",
             "",
             *certificate.markdown(["target", "allowed", *names, "leaves", "ms", "ms if all are scored"], rows),
         ]

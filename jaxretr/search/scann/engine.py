@@ -48,12 +48,14 @@ class Engine(Protocol):
       name: as facts and options state it.
       label: what people call it.
       package: whose version the certificate states.
+      batch: questions of a thread that are proposed for at a time.
       knows_filters: whether only allowed rows are proposed; if not, as many more candidates are asked for.
     """
 
     name: EngineName
     label: str
     package: str
+    batch: int
     knows_filters: bool
 
     def problem(self) -> str | None:

@@ -48,6 +48,7 @@ class FaissEngine:
     name: EngineName = "faiss"
     label = "FAISS"
     package = "faiss-cpu"
+    batch = 2048  # Those that search the same leaf share the reading of it.
     knows_filters = True
 
     def problem(self) -> str | None:

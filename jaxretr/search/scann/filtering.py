@@ -2,11 +2,12 @@
 
 The engine proposes candidates from more leaves than without a filter, and those that are not allowed are dropped. Where
 the allowed rows are so few that scoring all of them is faster, that is done; which it is was timed when the index was
-tuned. A filter seldom has to do with chance, so that the recall must be certain with two kinds of filters:
+tuned. A filter seldom has to do with chance, so that the recall must be certain with each of three kinds of filters:
 
   random       rows drawn at random, the same for all questions
-  related      the rows nearest to a passage; for half of the questions to the one nearest to them of a few, which have
-               many allowed neighbours, and for the others to any of these, which may have them in leaves far away
+  related      the rows nearest to a passage, which of a few is the one nearest to the question: many of its neighbours
+               are allowed
+  unrelated    the same rows, for any question: its allowed neighbours may be in leaves far away
 """
 
 import time
@@ -36,10 +37,7 @@ LEAST_ROWS = 20_000
 _LEAST_PER_RESULT = 4
 
 _CENTRES = 8
-_QUESTIONS = 600
-
-# A filter lets a share of the candidates pass on average: half as many again are asked for.
-_CANDIDATES = 1.5
+_QUESTIONS = 500
 
 # Leaves of the next attempt.
 _STEP = 1.6
@@ -47,7 +45,7 @@ _STEP = 1.6
 # Questions and rounds of a timing, which ends after so long if a few were timed.
 _TIMED, _LEAST_TIMED, _ROUNDS, _TIMING_SECONDS = 24, 4, 3, 0.5
 
-Kind = Literal["random", "related"]
+Kind = Literal["random", "related", "unrelated"]
 
 
 class Filterable(Protocol):
@@ -137,12 +135,12 @@ def _enough(index: Filterable, share: float) -> bool:
 def _fastest(
     index: Filterable, setting: Setting, share: float, cases: Sequence[Case], leaves: int, exact_seconds: float
 ) -> FilterSetting:
-    """The fewest leaves that reach the target for certain with both kinds of filters, or exact search if that is faster."""
+    """The fewest leaves that reach the target for certain with every kind of filter, or exact search if that is faster."""
     chosen = FilterSetting(
         share=share,
         approximate=False,
         leaves=leaves,
-        candidates=round(_CANDIDATES * setting.candidates),
+        candidates=setting.candidates,
         certain=0.0,
         seconds=exact_seconds,
         exact_seconds=exact_seconds,
@@ -206,6 +204,7 @@ def _seconds(cases: Sequence[Case], search: Search) -> float:
         for row in range(min(max(1, _TIMED // kinds.count(case.kind)), len(case.questions)))
     ]
     best = np.full(len(timed), np.inf)
+    search(cases[0], cases[0].questions[:1])  # Loops may have to be compiled.
     end = time.perf_counter() + _TIMING_SECONDS
     for _ in range(_ROUNDS):
         for number in np.random.default_rng(0).permutation(len(timed)).tolist():
@@ -232,15 +231,17 @@ def _cases(index: Filterable, questions: Questions, part: slice, share: float) -
     allowed[rng.choice(n, count, replace=False)] = True
     cases = [_case(index, "random", vectors, own, allowed)]
     centres = np.stack([index.rows.vector(int(row)) for row in rng.choice(n, min(_CENTRES, n), replace=False)])
-    nearest = (vectors @ centres.T).argmax(axis=1)
-    chosen = np.where(np.arange(len(vectors)) % 2, nearest, rng.integers(len(centres), size=len(vectors)))
     scores = np.concatenate([block @ centres.T for block in index.rows.vector_blocks()])
+    nearest = (vectors @ centres.T).argmax(axis=1)
+    drawn = rng.integers(len(centres), size=len(vectors))
+    kinds: tuple[tuple[Kind, NDArray[np.int64]], ...] = (("related", nearest), ("unrelated", drawn))
     for number in range(len(centres)):
-        of_centre = np.flatnonzero(chosen == number)
-        if len(of_centre):
-            allowed = np.zeros(n, bool)
-            allowed[np.argpartition(-scores[:, number], count - 1)[:count]] = True
-            cases.append(_case(index, "related", vectors[of_centre], own[of_centre], allowed))
+        allowed = np.zeros(n, bool)
+        allowed[np.argpartition(-scores[:, number], count - 1)[:count]] = True
+        for kind, chosen in kinds:
+            some = np.flatnonzero(chosen == number)
+            if len(some):
+                cases.append(_case(index, kind, vectors[some], own[some], allowed))
     return cases
 
 

@@ -10,9 +10,6 @@ from numpy.typing import NDArray
 from jaxretr.config import EngineName
 from jaxretr.search.scann import process, worker
 
-# Questions that a thread hands to ScaNN at a time: with more or fewer it is slower.
-_QUESTIONS = 256
-
 
 class ScannEngine:
     """See `Engine`."""
@@ -20,6 +17,7 @@ class ScannEngine:
     name: EngineName = "scann"
     label = "ScaNN"
     package = "scann"
+    batch = 256  # With more or fewer ScaNN is slower.
     knows_filters = False
 
     def problem(self) -> str | None:
@@ -69,4 +67,4 @@ class _Proposer:
             found, approximate = self._scann.search(queries[0], count, -1, leaves)
             return found[None], approximate[None]
         size = max(1, -(-len(queries) // threads))
-        return self._scann.search_batched(queries, count, -1, leaves, threads > 1, min(size, _QUESTIONS))
+        return self._scann.search_batched(queries, count, -1, leaves, threads > 1, min(size, ScannEngine.batch))

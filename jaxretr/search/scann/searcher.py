@@ -18,7 +18,13 @@ from jaxretr.search.scann.rows import VECTORS, Columns, Rows
 # Candidates for each result, where more results are asked for than the settings were tuned for.
 _CANDIDATES_A_RESULT = 3
 
-# Questions that a thread takes at a time, and candidates of all of them.
+# With a filter so many times the candidates are asked for: how many of them are allowed varies.
+_SPARE = 1.5
+
+# Where few candidates are allowed, so many times as many leaves and candidates are tried before every allowed row is scored.
+_MORE_LEAVES, _MORE_CANDIDATES = 4, 8
+
+# Questions that a thread takes at a time where there is no engine, and candidates of all questions in any case.
 _QUESTIONS = 256
 _PROPOSED = 4 << 20
 
@@ -58,7 +64,7 @@ class Searcher:
         if k > self._facts.k:
             candidates = max(candidates, _CANDIDATES_A_RESULT * k)
         candidates = min(max(candidates, k), len(self._rows))
-        size = _QUESTIONS * threads
+        size = self._batch(candidates, threads)
         parts = [
             self._search_part(queries[start : start + size], k, leaves, candidates, threads)
             for start in range(0, max(len(queries), 1), size)
@@ -66,6 +72,11 @@ class Searcher:
         if len(parts) == 1:
             return parts[0]
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+    def _batch(self, count: int, threads: int) -> int:
+        """How many questions are proposed for at a time, with so many candidates each."""
+        batch = _QUESTIONS if self._engine is None else self._engine.batch
+        return max(1, min(batch * threads, _PROPOSED // count))
 
     def _search_part(self, queries: np.ndarray, k: int, leaves: int, candidates: int, threads: int):
         found, approximate = self.candidates(queries, leaves, candidates, threads)
@@ -102,7 +113,7 @@ class Searcher:
           k: at most the number of allowed rows.
           allowed: bool [N].
           leaves, threads: see `search`.
-          candidates: allowed ones that are scored exactly; see `search`.
+          candidates: allowed ones that are scored exactly, at least; see `search`.
 
         Returns:
           scores float32 [B, k], descending, and rows int64 [B, k].
@@ -113,22 +124,29 @@ class Searcher:
         if k > self._facts.k:
             candidates = max(candidates, _CANDIDATES_A_RESULT * k)
         candidates = min(max(candidates, k), there)
-        count = candidates if self._engine.knows_filters else min(n, -(-candidates * n // there))
-        scores, rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
-        size = max(1, min(_QUESTIONS * threads, _PROPOSED // count))
+        asked_for = min(round(_SPARE * candidates), there)
+        count = asked_for if self._engine.knows_filters else min(n, -(-asked_for * n // there))
         columns = (np.asarray(self._rows.base.vectors), self._rows.added.vectors, self._rows.slots)
-        for start in range(0, len(queries), size):
-            some, asked = slice(start, start + size), queries[start : start + size]
-            found, approximate = self._current(self._engine).propose(asked, count, leaves, threads, allowed)
-            passing = ~np.isnan(approximate)
-            passing[passing] = allowed[found[passing]]
-            scores[some], rows[some], _ = _rescored(
-                *(asked, found, np.where(passing, approximate, np.float32(np.nan)), *columns, k, threads)
-            )
-            # The leaves that were searched may hold few allowed rows, and better ones be elsewhere.
-            few = start + np.flatnonzero(np.count_nonzero(passing, axis=1) < max(k, candidates // 2))
-            if len(few):
-                scores[few], rows[few] = self.exact(queries[few], k, allowed)
+        scores, rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        left = np.arange(len(queries))
+        wider = min(_MORE_LEAVES * leaves, self._facts.leaves), min(_MORE_CANDIDATES * count, n)
+        for some_leaves, some_count in ((leaves, count), wider):
+            # The best rows, or the leaves that were searched, may hold few that are allowed, and better ones be elsewhere.
+            few = []
+            size = self._batch(some_count, threads)
+            for some in (left[start : start + size] for start in range(0, len(left), size)):
+                asked = queries[some]
+                proposer = self._current(self._engine)
+                found, approximate = proposer.propose(asked, some_count, some_leaves, threads, allowed)
+                passing = ~np.isnan(approximate)
+                passing[passing] = allowed[found[passing]]
+                scores[some], rows[some], _ = _rescored(
+                    *(asked, found, np.where(passing, approximate, np.float32(np.nan)), *columns, k, threads)
+                )
+                few.append(some[np.count_nonzero(passing, axis=1) < candidates])
+            left = np.concatenate([left[:0], *few])
+        if len(left):
+            scores[left], rows[left] = self.exact(queries[left], k, allowed)
         return scores, rows
 
     def exact(

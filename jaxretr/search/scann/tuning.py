@@ -29,8 +29,8 @@ class FilterSetting:
       share: of the rows that are allowed, at least.
       approximate: whether the engine is asked; otherwise every allowed row is scored.
       leaves: of the tree that are searched; 0 where there is none.
-      candidates: allowed ones, about, that are scored exactly.
-      certain: recall that is certain with either kind of filter; 0 where it was not found, or not in time.
+      candidates: allowed ones that are scored exactly, at least; as many as without a filter.
+      certain: recall that is certain with every kind of filter; 0 where it was not found, or not in time.
       seconds, exact_seconds: of a question, by this setting and with every allowed row scored.
     """
 

@@ -98,7 +98,7 @@ def update(
         if found.recall < line.target:
             log.warning("recall@%d is %.4f, below %g: rebalance the index", found.k, found.recall, line.target)
     for line in () if index.certificate is None else index.certificate.filters:
-        least = min(line.random.recall, line.related.recall)
+        least = min(found.recall for found in line.recalls)
         if least < line.target:
             log.warning(
                 "recall@%d with %.1f%% of the passages allowed is %.4f, below %g: rebalance the index",
@@ -157,10 +157,10 @@ def verify(folder: str | Path) -> str:
                     f"target {line.target:g}: recall@{old.k} is {new.recall:.4f} instead of {old.recall:.4f}"
                 )
     for old, new in zip(certificate.filters, filtering.certified(index, questions), strict=True):
-        for kind, before, now in (("random", old.random, new.random), ("related", old.related, new.related)):
+        for before, now in zip(old.recalls, new.recalls, strict=True):
             if not abs(before.recall - now.recall) <= _RECALL_TOLERANCE:
                 problems.append(
-                    f"target {old.target:g}, {old.share:.1%} allowed ({kind}): recall@{now.k} is {now.recall:.4f} instead of "
+                    f"target {old.target:g}, {old.share:.1%} allowed: recall@{now.k} is {now.recall:.4f} instead of "
                     f"{before.recall:.4f}"
                 )
     if problems:
