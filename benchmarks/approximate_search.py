@@ -1,11 +1,13 @@
-"""ScaNN against FAISS: recall that was promised, questions a second at equal recall, memory, and a tenth replaced.
+"""The certified index, with ScaNN and with FAISS, against FAISS's own: recall that was promised, questions a second at
+equal recall, memory, filters, and a tenth replaced.
 
     python benchmarks/approximate_search.py runs/passages runs/questions               # stores that `jaxretr encode` wrote
+    python benchmarks/approximate_search.py runs/passages runs/questions --filters     # and with filters, against exact search
     python benchmarks/approximate_search.py runs/passages runs/questions --update      # and delete and add a tenth of the passages
 
 Half of the questions tunes, the other half is what everything here is measured on. Every peer gets the cheapest of its
-settings that reaches at least ScaNN's recall on those questions; all run one thread, interleaved, in one batch and one by
-one.
+settings that reaches at least our recall (the higher one of our engines') on those questions; all run one thread,
+interleaved, in one batch and one by one. Filtered questions come one by one.
 """
 
 import argparse
@@ -14,23 +16,28 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from machine import describe
 
 from jaxretr import ScannIndex
+from jaxretr.config import EngineName
 from jaxretr.parallel import memory
 from jaxretr.parallel.machine import cpu_threads
 from jaxretr.search.certificate import table
 from jaxretr.search.scann import process
 from jaxretr.search.scann.build import plan_of
+from jaxretr.search.scann.engines import engine_of
 from jaxretr.stores.embedding_store import EmbeddingStore
 
 K = 10
 
-# Questions of a round of timing, in one batch and one by one.
-_TIMED, _SINGLES = 1000, 200
+# Questions of a round of timing: in a batch, one by one, and one by one with filters.
+_TIMED, _SINGLES, _TIMED_SINGLY = 1000, 200, 20
+
+# Of the passages, that filters allow.
+_SHARES = (0.9, 0.5, 0.2, 0.1, 0.03, 0.01, 0.003)
 
 # Searches so many questions to the end; the rows found.
 Search = Callable[[np.ndarray], np.ndarray]
@@ -47,6 +54,8 @@ def main() -> None:
     parser.add_argument("--hnsw-m", type=int, default=32)
     peers = ("HNSW", "IVF-Flat", "IVF-PQ refined", "IVF-PQ/3 refined")
     parser.add_argument("--peers", nargs="*", choices=peers, default=peers, help="none: FAISS is left out")
+    parser.add_argument("--engines", nargs="+", choices=get_args(EngineName), default=get_args(EngineName))
+    parser.add_argument("--filters", action="store_true")
     parser.add_argument("--update", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -56,20 +65,26 @@ def main() -> None:
     asked = asked[rng.choice(len(asked), min(args.count, len(asked)), replace=False)]
     print(f"{describe()}; {store.meta.rows:,} x {store.meta.dim}, {len(asked)} questions")
 
-    index = build(store, asked, args)
-    assert index.certificate is not None and index.questions is not None
-    print(table(index.certificate))
-    if args.peers:
-        with tempfile.TemporaryDirectory() as folder:
-            index.save(Path(folder) / "index")
-            compare(ScannIndex.load(Path(folder) / "index"), store, args)
+    with tempfile.TemporaryDirectory() as folder:
+        indexes = {}
+        for engine in args.engines:
+            index = build(store, asked, args, engine)
+            assert index.certificate is not None and index.questions is not None
+            print(table(index.certificate))
+            index.save(Path(folder) / engine)
+            indexes[f"ours, {engine_of(engine).label}"] = ScannIndex.load(Path(folder) / engine)
+        if args.peers:
+            compare(indexes, store, args)
+        if args.filters:
+            compare_filtered(indexes, args)
     if args.update:
-        replace_a_tenth(store, asked, args)
+        for engine in args.engines:
+            replace_a_tenth(store, asked, args, engine)
 
 
-def build(store: EmbeddingStore, asked: np.ndarray, args: argparse.Namespace) -> ScannIndex:
+def build(store: EmbeddingStore, asked: np.ndarray, args: argparse.Namespace, engine: EngineName) -> ScannIndex:
     """The index, and what building it took against what was predicted."""
-    plan = plan_of(store.meta.rows, store.meta.dim, None, None)
+    plan = plan_of(store.meta.rows, store.meta.dim, None, None, engine)
     peaks = [0]
     run = process.run_worker
 
@@ -82,13 +97,13 @@ def build(store: EmbeddingStore, asked: np.ndarray, args: argparse.Namespace) ->
     before = memory.resident()
     memory.reset_peak()
     began = time.perf_counter()
-    index = ScannIndex.build(store, questions=asked, target_recall=args.targets, k=K, seed=args.seed)
+    index = ScannIndex.build(store, questions=asked, target_recall=args.targets, k=K, seed=args.seed, engine=engine)
     seconds = time.perf_counter() - began
     process.run_worker = run
     own, worker = memory.peak() - before, max(peaks)
     held = 4.25 * store.meta.rows * store.meta.dim
     print(
-        f"built in {seconds:.0f} s; peak {memory.size(own)} beside the {memory.size(before)} before, the worker's "
+        f"{engine_of(engine).label}: built in {seconds:.0f} s; peak {memory.size(own)} beside the {memory.size(before)} before, the worker's "
         f"{memory.size(worker)}, predicted {memory.size(plan.memory())}; vectors and codes take {memory.size(held)}: "
         f"{max(own, worker) / held:.2f} times these, {max(own, worker) / plan.memory():.2f} of the prediction"
     )
@@ -98,10 +113,11 @@ def build(store: EmbeddingStore, asked: np.ndarray, args: argparse.Namespace) ->
 # ---- against FAISS ---------------------------------------------------------------------------------------------------
 
 
-def compare(index: ScannIndex, store: EmbeddingStore, args: argparse.Namespace) -> None:
-    """For every target: each peer's cheapest setting with ScaNN's recall, timed in turns."""
+def compare(indexes: dict[str, ScannIndex], store: EmbeddingStore, args: argparse.Namespace) -> None:
+    """For every target: each peer's cheapest setting with our recall, timed in turns."""
     import faiss
 
+    index = next(iter(indexes.values()))
     assert index.questions is not None
     questions = index.questions.vectors[index.questions.certify]
     row_of = index.rows.row_of()
@@ -110,35 +126,76 @@ def compare(index: ScannIndex, store: EmbeddingStore, args: argparse.Namespace) 
     peers = dict(faiss_indexes(faiss, store, args))
     faiss.omp_set_num_threads(1)
     tried: dict[tuple, tuple[float, float]] = {}
-    for setting in index.facts.settings:
-        target = setting.target
+    for target in args.targets:
+        chosen: dict[str, tuple[str, Search, float]] = {}
+        told = []
+        for name, ours in indexes.items():
+            setting = next(each for each in ours.facts.settings if each.target == target)
 
-        def ours(some: np.ndarray, target: float = target) -> np.ndarray:
-            return index.search_rows(some, K, target_recall=target, threads=1)[1]
+            def search(some: np.ndarray, ours: ScannIndex = ours, target: float = target) -> np.ndarray:
+                return ours.search_rows(some, K, target_recall=target, threads=1)[1]
 
-        reached = recall(ours(questions), exact)
-        chosen: dict[str, tuple[str, Search, float]] = {
-            "ScaNN": (f"{setting.leaves} leaves, {setting.candidates} candidates", ours, reached)
-        }
+            what = f"{setting.leaves} leaves, {setting.candidates} candidates"
+            chosen[name] = (what, search, recall(search(questions), exact))
+            told.append(f"{name}: {shares(ours, setting.leaves, setting.candidates, questions[:_TIMED])}")
+        reached = max(found for _, _, found in chosen.values())
         for name, (peer, settings) in peers.items():
             if found := cheapest(name, peer, settings, questions, exact, reached, tried):
                 chosen[name] = found
             else:
                 print(f"  {name}: no setting reaches {reached:.4f}")
         print(f"\ntarget {target}: recall@{K} {reached:.4f} on {len(questions)} questions that were not tuned on")
-        print(f"  {shares(index, setting.leaves, setting.candidates, questions[:_TIMED])}")
+        print(*(f"  {line}" for line in told), sep="\n")
         batches = [questions[:_TIMED]], [questions[row : row + 1] for row in range(_SINGLES)]
         taken = [in_turns({name: search for name, (_, search, _) in chosen.items()}, some, args) for some in batches]
         for name, (what, _, found) in chosen.items():
-            rates, ratios = [], []
-            for batch, seconds in zip(batches, taken, strict=True):
-                rates.append(sum(map(len, batch)) / statistics.median(seconds[name]))
-                times = sorted(peer / mine for peer, mine in zip(seconds[name], seconds["ScaNN"], strict=True))
-                ratios.append(f"{statistics.median(times):.2f} ({times[0]:.2f} to {times[-1]:.2f})")
-            print(
-                f"  {name:16s} {rates[0]:7,.0f} questions/s, {rates[1]:6,.0f} one by one, at {found:.4f} ({what}); ScaNN "
-                f"is {ratios[0]} times as fast, {ratios[1]} one by one"
+            rates = [
+                sum(map(len, some)) / statistics.median(times[name]) for some, times in zip(batches, taken, strict=True)
+            ]
+            faster = ", ".join(
+                f"{ours} {ratio(taken[0][name], taken[0][ours])}, one by one {ratio(taken[1][name], taken[1][ours])}"
+                for ours in indexes
+                if ours != name
             )
+            print(
+                f"  {name:16s} {rates[0]:7,.0f} questions/s, {rates[1]:6,.0f} one by one, at {found:.4f} ({what}); times as "
+                f"fast: {faster or '-'}"
+            )
+
+
+def ratio(theirs: list[float], ours: list[float]) -> str:
+    """How many times as fast ours are: the median, and the lowest and the highest."""
+    ratios = sorted(peer / mine for peer, mine in zip(theirs, ours, strict=True))
+    return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+
+
+def compare_filtered(indexes: dict[str, ScannIndex], args: argparse.Namespace) -> None:
+    """Random filters that nothing was tuned on: the index's choice against scoring every allowed passage."""
+    for name, index in indexes.items():
+        assert index.questions is not None
+        questions = index.questions.vectors[index.questions.certify]
+        for share in _SHARES:
+            allowed = np.random.default_rng(args.seed + 1).random(len(index)) < share
+            timed = questions[:_TIMED_SINGLY]
+            exact = index.searcher.exact(questions, K, allowed)[1]
+            for target in args.targets:
+                found = index.search_rows(questions, K, target_recall=target, allowed=allowed)[1]
+                seconds: dict[str, list[float]] = {"chosen": [], "scored": []}
+                for _ in range(args.rounds):
+                    for question in np.split(timed, len(timed)):
+                        began = time.perf_counter()
+                        index.search_rows(question, K, target_recall=target, threads=1, allowed=allowed)
+                        chosen = time.perf_counter()
+                        index.searcher.exact(question, K, allowed)
+                        seconds["chosen"].append(chosen - began)
+                        seconds["scored"].append(time.perf_counter() - chosen)
+                print(
+                    f"  {name}, target {target}, {share:.1%} allowed: recall@{K} {recall(found, exact):.4f}, "
+                    f"{1000 * statistics.median(seconds['chosen']):.2f} ms, "
+                    f"{1000 * statistics.median(seconds['scored']):.2f} ms if all are scored: "
+                    f"{statistics.median(seconds['scored']) / statistics.median(seconds['chosen']):.1f} times as fast",
+                    flush=True,
+                )
 
 
 def in_turns(
@@ -156,7 +213,7 @@ def in_turns(
 
 
 def shares(index: ScannIndex, leaves: int, candidates: int, questions: np.ndarray) -> str:
-    """What of a search is ScaNN's tree and codes, and what is the exact scores."""
+    """What of a search is the engine's tree and codes, and what is the exact scores."""
     proposing, whole = [], []
     for _ in range(5):
         began = time.perf_counter()
@@ -167,7 +224,9 @@ def shares(index: ScannIndex, leaves: int, candidates: int, questions: np.ndarra
         proposing.append(between - began)
         whole.append(time.perf_counter() - between)
     each = 1e6 / len(questions)
-    return f"of {each * min(whole):.0f} us a question ScaNN takes {each * min(proposing):.0f}, exact scores the rest"
+    return (
+        f"of {each * min(whole):.0f} us a question the engine takes {each * min(proposing):.0f}, exact scores the rest"
+    )
 
 
 def faiss_indexes(
@@ -240,13 +299,13 @@ def cheapest(
 def recall(found: np.ndarray, exact: np.ndarray) -> float:
     """Recall@K."""
     pairs = zip(found.tolist(), exact.tolist(), strict=True)
-    return float(np.mean([len(set(rows) & set(wanted)) / K for rows, wanted in pairs]))
+    return float(np.mean([len(set(rows) & set(wanted)) / len(wanted) for rows, wanted in pairs]))
 
 
 # ---- changes ---------------------------------------------------------------------------------------------------------
 
 
-def replace_a_tenth(store: EmbeddingStore, asked: np.ndarray, args: argparse.Namespace) -> None:
+def replace_a_tenth(store: EmbeddingStore, asked: np.ndarray, args: argparse.Namespace, engine: EngineName) -> None:
     """An index of nine tenths of the passages; of these a ninth goes, and the tenth that it has never seen comes."""
     rows = np.concatenate([np.asarray(block, np.float32) for block in store.blocks()])
     ids = store.read_ids()
@@ -254,7 +313,8 @@ def replace_a_tenth(store: EmbeddingStore, asked: np.ndarray, args: argparse.Nam
     tenth = len(rows) // 10
     new, gone, there = order[:tenth], order[tenth : 2 * tenth], np.sort(order[tenth:])
     index = ScannIndex.build(
-        *(rows[there], [ids[row] for row in there]), questions=asked, target_recall=args.targets, k=K, seed=args.seed
+        *(rows[there], [ids[row] for row in there]),
+        **{"questions": asked, "target_recall": args.targets, "k": K, "seed": args.seed, "engine": engine},
     )
     assert index.certificate is not None
     before = index.certificate
@@ -263,7 +323,7 @@ def replace_a_tenth(store: EmbeddingStore, asked: np.ndarray, args: argparse.Nam
     index.add(rows[new], [ids[row] for row in new])
     changing = time.perf_counter() - began
     index.certify()
-    print(f"\n{tenth:,} passages deleted and {tenth:,} added in {changing:.1f} s")
+    print(f"\n{engine_of(engine).label}: {tenth:,} passages deleted and {tenth:,} added in {changing:.1f} s")
     for old, line in zip(before.lines, index.certificate.lines, strict=True):
         for one, other in zip(old.recalls, line.recalls, strict=True):
             difference = other.recall - one.recall

@@ -315,9 +315,11 @@ def test_approximate_search(main: Main, tmp_path: Path) -> None:
     for name, rows in (("passages", vectors(3000, 1)), ("questions", vectors(400, 2))):
         write_store(tmp_path / name, rows)
     module = importlib.import_module("approximate_search")
-    words = ["--targets", 0.9, "--rounds", 1, "--update"]
+    words = ["--targets", 0.9, "--rounds", 1, "--filters", "--update"]
     printed = main(module, tmp_path / "passages", tmp_path / "questions", *words)
-    assert "IVF-PQ refined" in printed and "rebalanced: target 0.9" in printed
+    assert "IVF-PQ refined" in printed and printed.count("rebalanced: target 0.9") == 2
+    assert "ours, FAISS 1." in printed or "ours, FAISS 0." in printed, "a ratio"
+    assert "ours, ScaNN, target 0.9, 10.0% allowed: recall@10" in printed
 
 
 def write_store(folder: Path, rows: np.ndarray) -> None:

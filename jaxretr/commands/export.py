@@ -2,11 +2,11 @@
 
 import argparse
 
-from jaxretr.commands.parsing import Commands, add_model, at_least_one, from_zero
+from jaxretr.commands.parsing import Commands, add_engine, add_model, at_least_one, from_zero
 
 _OPTIONS = (
     *("layout", "license", "side", "index", "corpus", "restricts", "crowding", "since"),
-    *("faiss_kind", "queries", "k", "seed", "target_recall", "train_size"),
+    *("faiss_kind", "queries", "k", "seed", "target_recall", "train_size", "engine"),
     *("table", "hnsw_m", "ef_construction"),
 )
 
@@ -92,7 +92,10 @@ def add_commands(commands: Commands) -> None:
         metavar="R,...",
         help="scann, pgvector, lance: recalls to tune settings for (default: 0.95)",
     )
-    add("--train-size", type=at_least_one, metavar="N", help="scann: passages to train on (default: chosen by ScaNN)")
+    add("--train-size", type=at_least_one, metavar="N", help="scann: passages to train on (default: a fifth)")
+    add_engine(
+        add, "scann, live: whose codes propose the candidates (default: scann; live: faiss where ScaNN does not work)"
+    )
     add("--table", metavar="NAME", help="pgvector: the table, an older export's is replaced (default: passages)")
     add("--hnsw-m", type=at_least_one, metavar="M", help="pgvector, lance: edges of a passage in the HNSW graph")
     add("--ef-construction", type=at_least_one, metavar="N", help="pgvector, lance: candidates while it is built")

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, get_args
 
-from jaxretr.config import EncodeDtype, Pooling, ScorerKind
+from jaxretr.config import EncodeDtype, EngineName, Pooling, ScorerKind
 from jaxretr.errors import UsageError
 
 MODEL = "a run directory, an exported folder, a Hugging Face, sentence-transformers or DPR folder, or a hub name"
@@ -158,6 +158,11 @@ def add_precision(add: Callable[..., Any], default: EncodeDtype | None = "auto")
         default=default,
         help=f"precision of the matmuls; auto: bfloat16 where this machine runs it faster (default: {default or 'auto'})",
     )
+
+
+def add_engine(add: Callable[..., Any], help: str) -> None:
+    """Adds --engine, of a certified index."""
+    add("--engine", choices=get_args(EngineName), help=help)
 
 
 def add_scorer(add: Callable[..., Any], prefix: str = "") -> None:

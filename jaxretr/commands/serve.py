@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from jaxretr.commands.parsing import Commands, add_model, add_precision, add_scorer, at_least_one
+from jaxretr.commands.parsing import Commands, add_engine, add_model, add_precision, add_scorer, at_least_one
 from jaxretr.errors import UsageError
 
 
@@ -35,6 +35,9 @@ def add_commands(commands: Commands) -> None:
         help="titles and texts of a store's, exact or ScaNN index's passages",
     )
     add("--data", metavar="DIR", help="where indexes are made that requests ask for")
+    add_engine(
+        add, "whose codes propose candidates in large live indexes (default: scann; faiss where ScaNN does not work)"
+    )
     add("--reranker", metavar="MODEL", help="a cross-encoder, causal language model or T5, for re-ranking")
     add_scorer(add, "reranker-")
     add_precision(add)
@@ -102,6 +105,7 @@ def run(args: argparse.Namespace) -> None:
     from jaxretr.commands.model import load_model
     from jaxretr.models.any_scorer import load_scorer
     from jaxretr.models.formats.dual_encoder_folder import check_finished
+    from jaxretr.search.scann.engines import engine_of
     from jaxretr.serve import server
     from jaxretr.serve.keys import Keys
     from jaxretr.serve.loading import Parts
@@ -129,6 +133,8 @@ def run(args: argparse.Namespace) -> None:
         log_texts=args.log_texts,
         grace=args.grace,
     )
+    if args.engine is not None:
+        engine_of(args.engine).require()
     Rates(settings.rate)  # A wrong one is found before the model is loaded.
     keys = Keys.read(Path(args.keys)) if args.keys else None
 
@@ -143,6 +149,7 @@ def run(args: argparse.Namespace) -> None:
         data=Path(args.data).expanduser() if args.data else None,
         reranker=load_reranker if args.reranker else None,
         settings=settings,
+        engine=args.engine,
     )
     check_finished(args.model)
     listener = server.listen(args.host, args.port)

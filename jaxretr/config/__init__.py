@@ -6,7 +6,7 @@ each checkpoint go through this package; both refuse a name that does not exist.
 
 from jaxretr.config.art import INDEX_IN_ART, Art, ArtConfig, ArtData
 from jaxretr.config.as_json import from_json, to_json
-from jaxretr.config.choices import LOWER_IS_BETTER, Dtype, EncodeDtype, Pooling, ScorerKind, TrackerName
+from jaxretr.config.choices import LOWER_IS_BETTER, Dtype, EncodeDtype, EngineName, Pooling, ScorerKind, TrackerName
 from jaxretr.config.contrastive import (
     Contrastive,
     ContrastiveConfig,
@@ -45,6 +45,7 @@ __all__ = [
     "EmbeddingDistillationConfig",
     "EncodeDtype",
     "Encoder",
+    "EngineName",
     "ExampleData",
     "Joint",
     "LiveIndex",

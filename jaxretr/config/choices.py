@@ -4,6 +4,8 @@ from typing import Literal
 
 Dtype = Literal["float32", "bfloat16"]
 EncodeDtype = Literal["auto", "float32", "bfloat16"]
+# Whose codes propose the candidates of a certified index.
+EngineName = Literal["scann", "faiss"]
 ScorerKind = Literal["auto", "t5", "cross_encoder", "causal_lm"]
 TrackerName = Literal["wandb", "mlflow"]
 # sentence-transformers' names.

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from jaxretr.config import EngineName
 from jaxretr.data.readers import read_questions
 from jaxretr.errors import UsageError, UserError, did_you_mean
 from jaxretr.export import folder as model_folder
@@ -17,7 +18,9 @@ from jaxretr.export.verify_model import verify as verify_model
 from jaxretr.progress import Progress
 from jaxretr.search.certificate import Certificate
 from jaxretr.search.certificate import table as certificate_table
+from jaxretr.search.scann.engines import engine_of
 from jaxretr.search.searching import check_store
+from jaxretr.serve.live.settings import LiveSettings
 from jaxretr.serve.live.verifying import is_live
 from jaxretr.serve.live.verifying import verify as verify_live
 from jaxretr.storage.copies import local_copy
@@ -55,6 +58,7 @@ _TARGETS: dict[str, tuple[str, ...]] = {
     "hnsw_m": ENGINES,
     "ef_construction": ENGINES,
     "train_size": ("scann",),
+    "engine": ("scann", "live"),
     "side": ENCODERS,
 }
 
@@ -115,6 +119,7 @@ def export(
     seed: int | None = None,
     target_recall: float | Sequence[float] | None = None,
     train_size: int | None = None,
+    engine: EngineName | None = None,
     table: str | None = None,
     hnsw_m: int | None = None,
     ef_construction: int | None = None,
@@ -143,6 +148,8 @@ def export(
       seed: for the same: of the samples; 0 by default.
       target_recall: for "scann" and databases: one or several; 0.95 by default.
       train_size: for "scann": passages to train on; chosen by default.
+      engine: for "scann" and "live": whose codes propose the candidates, "scann" or "faiss"; by default ScaNN's, for "live"
+        FAISS's where ScaNN does not work.
       table: for "pgvector": its name, after the schema and a dot if it has one; "passages" by default.
       hnsw_m, ef_construction: for databases: of the HNSW graph; the target's defaults.
 
@@ -160,6 +167,8 @@ def export(
             raise UsageError(f"{option} belongs to --to {' or '.join(targets)}, not to --to {to}; leave it out")
     if to in INDEXES and index is None:
         raise UsageError(f"--to {to} writes the vectors of a corpus: give --index STORE, made by `jaxretr encode`")
+    if engine is not None:
+        engine_of(engine).require()
     if to == "live" and corpus is None:
         raise UsageError("--to live holds the passages as well: give --corpus FILE, from which the store was encoded")
     if to == "vertex" and (corpus is None) != (restricts is None and crowding is None):
@@ -184,7 +193,9 @@ def export(
         return Exported(written, to, summary, certificate)
     out = Path(out).expanduser()
     if to == "scann":
-        return _scann(model, out, index, queries, k or 10, seed or 0, target_recall or 0.95, train_size)
+        return _scann(
+            model, out, index, queries, k or 10, seed or 0, target_recall or 0.95, train_size, engine or "scann"
+        )
     model_folder.check_free(out)
     if to in MODELS:
         model_folder.check_arguments(out, to, layout)  # pyright: ignore[reportArgumentType]
@@ -221,7 +232,14 @@ def export(
             from jaxretr.export import live
 
             assert corpus is not None
-            written = live.export(source, out, corpus=corpus, questions=asked, advance=progress.advance)
+            written = live.export(
+                source,
+                out,
+                corpus=corpus,
+                questions=asked,
+                settings=LiveSettings(engine=engine),
+                advance=progress.advance,
+            )
         else:
             from jaxretr.export import faiss_index
 
@@ -253,13 +271,13 @@ def _scann(
     seed: int,
     target_recall: float | Sequence[float],
     train_size: int | None,
+    engine: EngineName,
 ) -> Exported:
     from jaxretr.search.scann.index import ScannIndex
     from jaxretr.search.scann.layout import check_target
-    from jaxretr.search.scann.process import require_scann
 
     out = check_target(out)
-    require_scann()
+    engine_of(engine).require()
     store = open_store(index) if isinstance(index, str | Path) else index
     assert store is not None
     questions = None if queries is None else read_questions(queries)
@@ -275,6 +293,7 @@ def _scann(
             k=k,
             questions=embeddings,
             train_size=train_size,
+            engine=engine,
             seed=seed,
             workdir=workdir,
             advance=progress.advance,

@@ -111,6 +111,10 @@ class Certificate(ABC):
     def made(self) -> str:
         """What the index is, for people."""
 
+    def more(self) -> list[str]:
+        """Lines that the table for people ends with."""
+        return []
+
 
 C = TypeVar("C", bound=Certificate)
 
@@ -255,5 +259,12 @@ def table(certificate: Certificate) -> str:
         text.append("Real questions are farther from the passages, and recall may be lower: give some.")
     if c.stale:
         text.append("STALE: passages were added or deleted since this was measured.")
-    lines = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]]
-    return "# Recall certificate\n\n" + "\n".join(text) + "\n\n" + "\n".join(lines) + "\n"
+    more = c.more()
+    return (
+        "\n".join(["# Recall certificate", "", *text, "", *markdown(head, rows), *([""] if more else []), *more]) + "\n"
+    )
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    return ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]]

@@ -91,7 +91,7 @@ def search(
     Raises:
       UserError: another model made the index, it is damaged, the questions cannot be read, a filter names an unknown
         id, field or value, or no passage passes the filters.
-      UsageError: filters, or several processes, with a ScaNN index; or re-ranking without a corpus.
+      UsageError: several processes with a ScaNN index; or re-ranking without a corpus.
     """
     if rerank is not None and corpus is None and passages is None:
         raise UsageError("rerank reads the passages' texts: give the corpus as well")
@@ -186,16 +186,16 @@ def _exact(index: ExactIndex, name: str, row_filter: RowFilter, k: int) -> _Open
 
 def _scann(load: "Callable[[], ScannIndex]", name: str, row_filter: RowFilter, k: int) -> _Opened:
     if jax.process_count() > 1:
-        raise UsageError(f"{name}: ScaNN searches in one process; start only one")
-    if row_filter:
-        raise UsageError(f"{name}: ScaNN has no filters; search the embedding store, which is exact")
+        raise UsageError(f"{name}: an approximate index is searched in one process; start only one")
     index = load()
+    allowed = row_filter.mask(index.rows.ids, {}, name) if row_filter else None
+    allow = None if allowed is None else [index.rows.ids[row] for row in np.flatnonzero(allowed)]
     return _Opened(
         name=name,
         contents=json.dumps(dataclasses.asdict(index.facts)),
         ids=(),
         check=lambda encoder: check_scann(name, index.facts, encoder, name_of(encoder)),
-        search=lambda queries: index.search(queries, k),
+        search=lambda queries: index.search(queries, k, allow=allow),
     )
 
 

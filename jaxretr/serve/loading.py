@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jaxretr.config import EngineName
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models.any_scorer import Scorer
 from jaxretr.serve.indexes import check_name
@@ -29,6 +30,7 @@ class Parts:
       data: the folder of indexes that requests create.
       reranker: loads the re-ranker; None: there is none.
       settings: the limits.
+      engine: of the live indexes' snapshots; None: as `LiveSettings` says.
     """
 
     encoder: Callable[[], Encoder]
@@ -37,6 +39,7 @@ class Parts:
     data: Path | None = None
     reranker: Callable[[], Scorer] | None = None
     settings: Settings = field(default_factory=Settings)
+    engine: EngineName | None = None
 
     def __post_init__(self) -> None:
         """Raises UsageError for names that occur twice, or a corpus without an index."""
@@ -68,11 +71,11 @@ class Parts:
         indexes: dict[str, ServedIndex] = {}
         try:
             for name, (place, corpus) in self._named().items():
-                indexes[name] = open_index(place, encoder, corpus, name=name)
+                indexes[name] = open_index(place, encoder, corpus, name=name, engine=self.engine)
             for folder in _made_before(self.data):
                 if folder.name in indexes:
                     raise UserError(f"{folder}: there is an --index {folder.name} as well; give that another name")
-                indexes[folder.name] = open_live(folder, folder.name, encoder)
+                indexes[folder.name] = open_live(folder, folder.name, encoder, self.engine)
             reranker = None if self.reranker is None else self.reranker()
             return Service(
                 encoder,
@@ -80,7 +83,7 @@ class Parts:
                 reranker=reranker,
                 settings=self.settings,
                 data=self.data,
-                make=lambda folder, name: open_live(folder, name, encoder),
+                make=lambda folder, name: open_live(folder, name, encoder, self.engine),
             )
         except BaseException:
             for index in indexes.values():

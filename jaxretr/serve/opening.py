@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from jaxretr.config import EngineName
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.mapped_corpus import mapped_corpus
 from jaxretr.errors import UserError
@@ -13,6 +14,7 @@ from jaxretr.serve import read_only
 from jaxretr.serve.indexes import check_name
 from jaxretr.serve.live.database import DATABASE
 from jaxretr.serve.live.index import LiveIndex
+from jaxretr.serve.live.settings import LiveSettings
 from jaxretr.serve.served import ServedIndex
 from jaxretr.storage.copies import local_copy
 from jaxretr.storage.paths import cache_root
@@ -42,7 +44,12 @@ def named(text: str) -> tuple[str, str]:
 
 
 def open_index(
-    text: str, encoder: Encoder, corpus: str | Path | None = None, *, name: str | None = None
+    text: str,
+    encoder: Encoder,
+    corpus: str | Path | None = None,
+    *,
+    name: str | None = None,
+    engine: EngineName | None = None,
 ) -> ServedIndex:
     """Opens an index of any kind.
 
@@ -52,6 +59,7 @@ def open_index(
       encoder: the model that made it.
       corpus: the file of its passages, for the kinds that hold no texts.
       name: what requests call it; None: see `named`.
+      engine: of a live index's snapshots; None: see `LiveSettings`.
 
     Raises:
       UserError: it is none of these, or is damaged, or another model made it.
@@ -68,7 +76,7 @@ def open_index(
     folder = Path(local_copy(text)).expanduser()
     if (folder / DATABASE).exists() or not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         _refuse(corpus, text, "has the texts itself")
-        return open_live(folder, name, encoder)
+        return open_live(folder, name, encoder, engine)
     if is_scann(folder):
         return read_only.open_scann(name, folder, encoder, *_texts(corpus))
     if (folder / index_folder.META).exists():
@@ -79,7 +87,7 @@ def open_index(
     )
 
 
-def open_live(folder: Path, name: str, encoder: Encoder) -> ServedIndex:
+def open_live(folder: Path, name: str, encoder: Encoder, engine: EngineName | None = None) -> ServedIndex:
     """Opens a live folder, or makes an empty one."""
     return LiveIndex.open(
         folder,
@@ -87,6 +95,7 @@ def open_live(folder: Path, name: str, encoder: Encoder) -> ServedIndex:
         model=name_of(encoder),
         model_fingerprint=model_fingerprint(encoder, "passage"),
         dim=encoder.config.embedding_size,
+        settings=LiveSettings(engine=engine),
     )
 
 

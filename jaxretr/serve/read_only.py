@@ -202,7 +202,7 @@ def _announce(folder: str, rows: int, dim: int, dtype: str) -> int:
 
 
 def open_scann(name: str, folder: Path, encoder: Encoder, corpus: Corpus | None, where: str) -> ReadOnlyIndex:
-    """Opens a folder of `jaxretr export --to scann`; filtered searches and exact ones score rows themselves.
+    """Opens a folder of `jaxretr export --to scann`.
 
     Raises:
       UserError: it is damaged, or another model made it.
@@ -212,17 +212,15 @@ def open_scann(name: str, folder: Path, encoder: Encoder, corpus: Corpus | None,
     index = ScannIndex.load(folder)
     check_scann(folder, index.facts, encoder, name_of(encoder))
     size = len(index) * index.facts.code_size
-    memory.announce(f"{folder}: a ScaNN index of {len(index)} passages of {index.facts.dim} dimensions", size)
+    memory.announce(f"{folder}: an approximate index of {len(index)} passages of {index.facts.dim} dimensions", size)
 
     ids = Filters(len(index), index.rows.ids)
 
     def search(vectors: np.ndarray, k: int, options: SearchOptions, filters: FilterOptions) -> Found:
         mask = ids.mask(**filters)
-        if mask is not None and not mask.any():
-            return np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64)
-        if options.exact or mask is not None:
+        if options.exact and (mask is None or mask.any()):
             return search_blocks(index.rows.vector_blocks(), vectors, k, allowed=mask, source=str(folder))
-        return index.search_rows(vectors, k, target_recall=options.target_recall)
+        return index.search_rows(vectors, k, target_recall=options.target_recall, allowed=mask)
 
     return ReadOnlyIndex(
         name,
@@ -230,7 +228,7 @@ def open_scann(name: str, folder: Path, encoder: Encoder, corpus: Corpus | None,
         index.facts.dim,
         search=search,
         rows=lambda rows: np.array([index.rows.vector(row) for row in rows], np.float32).reshape(-1, index.facts.dim),
-        facts={"engine": "scann", "bytes": size, **_scann_facts(index)},
+        facts={"engine": index.facts.engine, "bytes": size, **_scann_facts(index)},
         corpus=corpus,
         where=where,
     )

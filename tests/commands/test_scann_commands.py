@@ -1,4 +1,4 @@
-"""export --to scann, search, verify and update, as a user types them."""
+"""export --to scann with either engine, search, verify and update, as a user types them."""
 
 import json
 import logging
@@ -15,7 +15,10 @@ from jaxretr.search.scann import upkeep
 from jaxretr.search.scann.process import scann_problem
 from jaxretr.stores.embedding_store import EmbeddingStore
 
-needs_scann = pytest.mark.skipif(scann_problem() is not None, reason=f"ScaNN: {scann_problem()}")
+ENGINES = [
+    pytest.param("scann", marks=pytest.mark.skipif(scann_problem() is not None, reason=f"ScaNN: {scann_problem()}")),
+    "faiss",
+]
 
 QUERIES = DATA / "queries.jsonl"
 
@@ -30,8 +33,8 @@ def write(path: Path, rows: list[tuple[str, list[str]]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """store (the corpus), new (three other passages, one with a known id), and an index, made of the store."""
+def encoded(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """store (the corpus) and new (three other passages, one with a known id)."""
     folder = tmp_path_factory.mktemp("made")
     model = tiny_models / "encoder"
     texts = [f"{passage.title} {passage.text}".split() for passage in read_corpus(DATA)]
@@ -42,12 +45,19 @@ def made(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert run("encode", model, "--corpus", folder / "corpus.jsonl", "--out", folder / "store") == 0
     write(folder / "new.jsonl", [(name, ["quite", "another", name]) for name in ("n1", "n2", "p0")])
     assert run("encode", model, "--corpus", folder / "new.jsonl", "--out", folder / "new") == 0
-    words = ["--index", folder / "store", "--queries", QUERIES, "--target-recall", "0.5,0.8", "--out", folder / "index"]
-    assert run("export", model, "--to", "scann", *words) == 0
     return folder
 
 
-@needs_scann
+@pytest.fixture(scope="module", params=ENGINES)
+def made(encoded: Path, tiny_models: Path, request: pytest.FixtureRequest) -> Path:
+    """These, and an index, made of the store with one of the engines."""
+    words = ["--index", encoded / "store", "--queries", QUERIES, "--target-recall", "0.5,0.8"]
+    words += ["--engine", request.param, "--out", encoded / "index"]
+    assert run("export", tiny_models / "encoder", "--to", "scann", *words) == 0
+    assert ScannIndex.load(encoded / "index").facts.engine == request.param
+    return encoded
+
+
 def test_export_writes_an_index_that_verifies(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = EmbeddingStore.open(made / "store")
     index = ScannIndex.load(made / "index")
@@ -61,7 +71,6 @@ def test_export_writes_an_index_that_verifies(made: Path, capsys: pytest.Capture
     assert "questions as certified" in capsys.readouterr().out
 
 
-@needs_scann
 def test_update_adds_replaces_and_deletes(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = EmbeddingStore.open(made / "store").read_ids()
     gone = made / "gone.txt"
@@ -80,7 +89,6 @@ def test_update_adds_replaces_and_deletes(made: Path, capsys: pytest.CaptureFixt
     assert ScannIndex.load(made / "index").rows.ids == index.rows.ids
 
 
-@needs_scann
 def test_update_rebalances_after_many_changes(
     made: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -96,12 +104,12 @@ def test_update_rebalances_after_many_changes(
     assert run("verify", made / "index") == 0
 
 
-@needs_scann
 def test_wrong_use_is_said_in_a_line(made: Path, tiny_models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, index = tiny_models / "encoder", made / "index"
     (made / "twice.txt").write_text("a\na\n")
     (made / "latin.txt").write_bytes("Käse\n".encode("latin-1"))
-    assert run("encode", model, "--corpus", QUERIES, "--side", "question", "--out", made / "asked") == 0
+    if not (made / "asked").exists():
+        assert run("encode", model, "--corpus", QUERIES, "--side", "question", "--out", made / "asked") == 0
     export = ["export", model, "--to", "scann", "--out"]
     for words, message in [
         (["update", index, "--delete", made / "twice.txt"], "'a' is on line 1 as well"),
@@ -120,13 +128,12 @@ def test_wrong_use_is_said_in_a_line(made: Path, tiny_models: Path, capsys: pyte
     assert not (made / "out").exists()
 
 
-@needs_scann
-def test_another_models_passages_are_refused(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_models_passages_are_refused(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     meta = EmbeddingStore.open(made / "new").meta
     other = EmbeddingStore.begin(
-        made / "other", replace(meta, model="bert", model_fingerprint="0" * 64), ["n1"] * meta.rows
+        tmp_path / "other", replace(meta, model="bert", model_fingerprint="0" * 64), ["n1"] * meta.rows
     )
     other.write(0, np.ones((meta.rows, meta.dim), np.float32), 0)
     capsys.readouterr()
-    assert run("update", made / "index", "--add", made / "other") == 1
+    assert run("update", made / "index", "--add", tmp_path / "other") == 1
     assert "was encoded with another model (bert)" in capsys.readouterr().err

@@ -228,7 +228,7 @@ def scann_folder(folder: Path, **facts: object) -> Path:
 def test_a_scann_folder_is_searched_by_scann(trained, store, tmp_path, capsys, monkeypatch):
     """With a stand-in for the class, whose own tests are elsewhere: the folder's kind decides, and the model must fit."""
     meta = EmbeddingStore.open(store).meta
-    asked: list[tuple[str, tuple[int, ...], int]] = []
+    asked: list[tuple[tuple[int, ...], int, list[str] | None]] = []
 
     @dataclasses.dataclass
     class Facts:
@@ -238,10 +238,10 @@ def test_a_scann_folder_is_searched_by_scann(trained, store, tmp_path, capsys, m
 
     class Index:
         def __init__(self, facts: Facts):
-            self.facts = facts
+            self.facts, self.rows = facts, SimpleNamespace(ids=["p", "q"])
 
-        def search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
-            asked.append(("search", queries.shape, k))
+        def search(self, queries: np.ndarray, k: int, allow: list[str] | None) -> tuple[np.ndarray, list[list[str]]]:
+            asked.append((queries.shape, k, allow))
             return np.zeros((len(queries), 1), np.float32), [["p"]] * len(queries)
 
         @classmethod
@@ -253,10 +253,14 @@ def test_a_scann_folder_is_searched_by_scann(trained, store, tmp_path, capsys, m
     good = scann_folder(tmp_path / "good", dim=meta.dim, model="m", model_fingerprint=meta.model_fingerprint)
     assert run(*words, good) == 0
     count = len(read_questions(QUERIES))
-    assert asked == [("search", (count, meta.dim), 3)]
+    assert asked == [((count, meta.dim), 3, None)]
     assert {tuple(hits) for hits in read_trec(tmp_path / "r").values()} == {("p",)}
-    assert run(*words, good, "--deny", tmp_path / "r") == 2
-    assert "ScaNN has no filters" in the_error(capsys)
+    (tmp_path / "denied").write_text("q\n")
+    assert run(*words, good, "--deny", tmp_path / "denied") == 0
+    assert asked[1] == ((count, meta.dim), 3, ["p"])
+    (tmp_path / "denied").write_text("nobody\n")
+    assert run(*words, good, "--deny", tmp_path / "denied") == 1
+    assert "'nobody'" in the_error(capsys)
     other = scann_folder(tmp_path / "other", dim=meta.dim, model="another", model_fingerprint="0")
     assert run(*words, other) == 1
     assert "was encoded with another model (another)" in the_error(capsys)

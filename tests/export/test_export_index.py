@@ -517,6 +517,10 @@ def test_corpora_that_are_not_the_stores(encoded: Path, tmp_path: Path, capsys: 
         (["--to", "vertex", "--index", "s", "--corpus", "x"], "name fields of --corpus FILE; give both, or neither"),
         (["--to", "vertex", "--index", "s", "--license", "mit"], "--license belongs to --to huggingface or sentence"),
         (["--to", "scann", "--index", "s", "--target-recall", "x"], "'x' is not a list of recalls; give for instance"),
+        (
+            ["--to", "faiss", "--index", "s", "--engine", "faiss"],
+            "--engine belongs to --to scann or live, not to --to faiss",
+        ),
         (["--to", "verteks"], "invalid choice"),
     ],
 )
@@ -534,9 +538,11 @@ def test_scann_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(
         ["export", "m", "--out", "o", "--to", "scann", "--index", "s", "--target-recall", "0.9,.95", "-k", "100"]
     ) == 0  # fmt: skip
+    assert cli.main(["export", "m", "--out", "o", "--to", "scann", "--index", "s", "--engine", "faiss"]) == 0
     assert seen == [
-        (Path("out"), "store", None, 10, 0, 0.95, None),
-        (Path("o"), "s", None, 100, 0, (0.9, 0.95), None),
+        (Path("out"), "store", None, 10, 0, 0.95, None, "scann"),
+        (Path("o"), "s", None, 100, 0, (0.9, 0.95), None, "scann"),
+        (Path("o"), "s", None, 10, 0, 0.95, None, "faiss"),
     ]
 
 

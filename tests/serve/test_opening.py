@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from tiny import DATA
 
+from jaxretr.config import EngineName
 from jaxretr.data.readers import read_corpus
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.search.exact import ExactIndex
 from jaxretr.search.scann.index import ScannIndex
-from jaxretr.search.scann.process import scann_problem
 from jaxretr.serve.live.index import LiveIndex
 from jaxretr.serve.loading import Parts
 from jaxretr.serve.opening import named, open_index
@@ -92,12 +92,12 @@ def test_an_exact_index_with_its_fields(encoder: DualEncoder, rows: np.ndarray, 
     assert index.facts()["fields"] == ["even", "year"]
 
 
-@pytest.mark.skipif(scann_problem() is not None, reason="ScaNN does not work here")
-def test_a_scann_folder(encoder: DualEncoder, rows: np.ndarray, tmp_path: Path) -> None:
-    ScannIndex.build(rows, list(read_corpus(DATA).ids), workdir=tmp_path).save(tmp_path / "scann")
+@pytest.mark.parametrize("engine", ["scann", "faiss"])
+def test_a_scann_folder(encoder: DualEncoder, rows: np.ndarray, tmp_path: Path, engine: EngineName) -> None:
+    ScannIndex.build(rows, list(read_corpus(DATA).ids), workdir=tmp_path, engine=engine).save(tmp_path / "scann")
     index = open_index(f"s={tmp_path / 'scann'}", encoder, DATA)
     check(index, encoder, rows, texts=True)
-    assert index.facts()["targets"] == [0.95]
+    assert index.facts()["targets"] == [0.95] and index.facts()["engine"] == engine
     assert index.facts()["certificate"]["questions"] > 0
 
 

@@ -1,4 +1,4 @@
-"""What a ScaNN index of a corpus shall be, what making it takes, and the file of its vectors."""
+"""What a certified index of a corpus shall be, what making it takes, and the file of its vectors."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,10 +8,12 @@ from typing import Literal
 
 import numpy as np
 
+from jaxretr.config import EngineName
 from jaxretr.errors import UserError
 from jaxretr.search.exact import unique_ids
 from jaxretr.search.exact.host_rows import read_rows
-from jaxretr.search.scann import measure, process, worker
+from jaxretr.search.scann.engines import engine_of
+from jaxretr.search.scann.rows import held
 
 # Fewer passages than these are scored all (a search of 1,000 takes no longer than ScaNN's own steps), or have no tree.
 _NO_CODES_BELOW = 1_000
@@ -25,7 +27,7 @@ _TRAIN_SHARE = 3
 _LEAST_TRAIN_ROWS = 20_000
 _MOST_TRAIN_ROWS = 250_000
 
-# Bytes of a code in ScaNN's memory and on disk.
+# Bytes of a code in an engine's memory and, at most, on disk.
 _CODE_IN_MEMORY = 0.5
 _CODE_ON_DISK = 1
 
@@ -46,6 +48,7 @@ class Plan:
       kind: see `layout.Facts`.
       leaves: of the tree; 1 without one.
       train_rows: passages that are learnt from.
+      engine: that learns.
     """
 
     rows: int
@@ -53,17 +56,18 @@ class Plan:
     kind: Literal["tree", "flat", "exact"]
     leaves: int
     train_rows: int
+    engine: EngineName = "scann"
 
     def memory(self) -> int:
-        """The most memory that making it takes, in bytes: this process's, and the worker's while there is one.
+        """The most memory that making it takes, in bytes: this process's, or that of ScaNN's worker while there is one.
 
-        The vectors stay on disk, but the pages of them that a process has read count as its memory; see `measure.held`.
+        The vectors stay on disk, but the pages of them that a process has read count as its memory; see `held`.
         """
         fixed = _MEASURING_BYTES + _ROW_BYTES * self.rows
         if self.kind == "exact":
             return 4 * self.rows * self.dim + fixed
-        training = process.worker_bytes(self.train_rows, self.dim, self.leaves)
-        vectors = 4 * self.dim * measure.held(self.rows, self.dim)
+        training = engine_of(self.engine).training_bytes(self.train_rows, self.dim, self.leaves)
+        vectors = 4 * self.dim * held(self.rows, self.dim)
         return max(training, vectors + int(_CODE_IN_MEMORY * self.rows * self._codes()) + fixed)
 
     def disk(self) -> int:
@@ -72,16 +76,17 @@ class Plan:
 
     def _codes(self) -> int:
         """Of a row."""
-        return -(-self.dim // worker.dimensions_a_code(self.dim))
+        return engine_of(self.engine).codes_a_row(self.dim)
 
 
-def plan_of(rows: int, dim: int, leaves: int | None, train_rows: int | None) -> Plan:
+def plan_of(rows: int, dim: int, leaves: int | None, train_rows: int | None, engine: EngineName = "scann") -> Plan:
     """Decides what an index shall be.
 
     Args:
       rows, dim: N and D.
       leaves: of the tree, if it is decided; 1 for none.
       train_rows: that are learnt from, if it is decided.
+      engine: that learns.
 
     Raises:
       UserError: a number that does not fit.
@@ -92,7 +97,7 @@ def plan_of(rows: int, dim: int, leaves: int | None, train_rows: int | None) -> 
         if value is not None and not 1 <= value <= rows:
             raise UserError(f"{name}={value} must be from 1 to the {rows} passages")
     if rows < _NO_CODES_BELOW or dim < _LEAST_DIMENSIONS:
-        return Plan(rows, dim, "exact", 1, 0)
+        return Plan(rows, dim, "exact", 1, 0, engine)
     share = min(max(rows // _TRAIN_SHARE, _LEAST_TRAIN_ROWS), _MOST_TRAIN_ROWS, rows)
     sample = share if train_rows is None else train_rows
     if leaves is None:
@@ -101,7 +106,7 @@ def plan_of(rows: int, dim: int, leaves: int | None, train_rows: int | None) -> 
         raise UserError(
             f"train_size={sample} is too few to learn {leaves} leaves from; give {max(256, 4 * leaves)} or more"
         )
-    return Plan(rows, dim, "tree" if leaves > 1 else "flat", leaves, sample)
+    return Plan(rows, dim, "tree" if leaves > 1 else "flat", leaves, sample, engine)
 
 
 def check_ids(ids: Sequence[str] | None, n: int) -> list[str]:

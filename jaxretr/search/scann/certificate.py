@@ -1,8 +1,11 @@
-"""What the certificate of a ScaNN index says beyond the recall and the speed."""
+"""What the certificate of a `ScannIndex` says beyond the recall and the speed."""
 
 from dataclasses import dataclass
 
+from jaxretr.config import EngineName
 from jaxretr.search import certificate
+from jaxretr.search.certificate import Recall
+from jaxretr.search.scann.engines import engine_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +25,33 @@ class Line(certificate.Line):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilterLine:
+    """What a target's setting does where a filter allows a share of the rows; see filtering.py.
+
+    Attributes:
+      target: see `Line`.
+      share: of the rows that are allowed.
+      leaves: that are searched.
+      random, related, unrelated: the recall with each kind of filter.
+      ms, exact_ms: of a question by itself, one thread, and if every allowed row were scored.
+    """
+
+    target: float
+    share: float
+    leaves: int
+    random: Recall
+    related: Recall
+    unrelated: Recall
+    ms: float
+    exact_ms: float
+
+    @property
+    def recalls(self) -> tuple[Recall, ...]:
+        """With each kind of filter."""
+        return self.random, self.related, self.unrelated
+
+
+@dataclass(frozen=True, kw_only=True)
 class Certificate(certificate.Certificate):
     """The contents of certificate.json.
 
@@ -29,12 +59,41 @@ class Certificate(certificate.Certificate):
       leaves: of the tree; 1 where there is none.
       train_rows: that the tree and the codes were learnt from.
       lines: one for each target.
+      engine: that proposes the candidates.
+      filters: for each target the shares of allowed rows with which the engine is asked; with smaller ones every allowed
+        row is scored.
     """
 
     leaves: int
     train_rows: int
     lines: tuple[Line, ...]
+    engine: EngineName = "scann"
+    filters: tuple[FilterLine, ...] = ()
 
     def made(self) -> str:
+        if not self.train_rows:
+            return "every passage is scored"
         tree = f"a tree of {self.leaves:,} leaves" if self.leaves > 1 else "no tree"
-        return f"ScaNN with {tree}, learnt from {self.train_rows:,} passages"
+        return f"{engine_of(self.engine).label} with {tree}, learnt from {self.train_rows:,} passages"
+
+    def more(self) -> list[str]:
+        if not self.filters:
+            return ["With a filter every allowed passage is scored."] if self.train_rows else []
+        names = [f"{kind} (95% interval)" for kind in ("random", "related", "unrelated")]
+        rows = [
+            [
+                f"{line.target:g} @{line.random.k}",
+                f"{line.share:.1%}",
+                *(f"{found.recall:.4f} ({found.low:.4f} to {found.high:.4f})" for found in line.recalls),
+                f"{line.leaves or '-'}",
+                *(f"{value:.2f}" for value in (line.ms, line.exact_ms)),
+            ]
+            for line in self.filters
+        ]
+        return [
+            "With a filter, recall of what it allows; where it allows less than is listed, every allowed passage is scored.",
+            "The filters allow random passages, or those nearest to a passage: for questions near it (related) and for any",
+            "(unrelated).",
+            "",
+            *certificate.markdown(["target", "allowed", *names, "leaves", "ms", "ms if all are scored"], rows),
+        ]

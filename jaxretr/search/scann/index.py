@@ -1,9 +1,9 @@
-"""Approximate search for serving: ScaNN proposes candidates, their exact scores choose among them."""
+"""Approximate search for serving: an engine proposes candidates, their exact scores choose among them."""
 
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxretr.config import EngineName
 from jaxretr.errors import UserError
 from jaxretr.parallel import memory
 from jaxretr.parallel.machine import cpu_threads
 from jaxretr.search import question_sets
 from jaxretr.search.exact.host_rows import checked_matrix, embedding_matrix
+from jaxretr.search.filters import Filters
 from jaxretr.search.question_sets import Questions
-from jaxretr.search.scann import layout, measure, process, worker
+from jaxretr.search.scann import layout, measure, worker
 from jaxretr.search.scann.build import Plan, check_ids, plan_of, write_vectors
 from jaxretr.search.scann.certificate import Certificate
+from jaxretr.search.scann.engines import engine_of
 from jaxretr.search.scann.layout import Facts
 from jaxretr.search.scann.rows import VECTORS, Rows
 from jaxretr.search.scann.searcher import Searcher
@@ -34,15 +37,16 @@ Advance = Callable[[int], None]
 class ScannIndex:
     """Approximate maximum inner product search, with recall that was measured.
 
-    ScaNN (a tree over the corpus, and codes of half a byte a dimension pair) proposes candidates; they are scored with
-    the vectors themselves, which stay on disk behind a memory map. Scores are exact fp32 inner products.
+    An engine (ScaNN or FAISS: a tree over the corpus, and codes of half a byte for two or more dimensions) proposes candidates;
+    they are scored with the vectors themselves, which stay on disk behind a memory map. Scores are exact fp32 inner
+    products.
 
     Attributes:
       facts: of the index, as it was built or loaded.
       rows: vectors and ids.
       questions: those of tuning and certificate, if there are any.
       certificate: what was measured, if it was.
-      searcher: ScaNN over the rows, to be asked with numbers in place of a target.
+      searcher: the engine over the rows, to be asked with numbers in place of a target.
     """
 
     def __init__(
@@ -64,23 +68,25 @@ class ScannIndex:
         self.facts, self.rows, self.questions, self.certificate = facts, rows, questions, certificate
         self.searcher = Searcher(folder, facts, rows)
         self._keeper = keeper
-        self._exact: Any = None  # an ExactIndex, where ScaNN does not work
-        if facts.kind != "exact" and (problem := process.scann_problem()):
+        self._exact: Any = None  # an ExactIndex, where the engine does not work
+        engine = facts.used_engine()
+        if engine is not None and (problem := engine.problem()):
             from jaxretr.search.exact import ExactIndex
 
-            log.warning("%s: searched exactly, since ScaNN cannot be used here: %s", folder, problem)
+            log.warning("%s: searched exactly, since %s cannot be used here: %s", folder, engine.label, problem)
             self._exact = ExactIndex(rows.base.vectors, rows.ids)
 
     def __repr__(self) -> str:
         facts = self.facts
         kind = {"tree": f"{facts.leaves} leaves", "flat": "no tree", "exact": "exact"}[facts.kind]
+        engine = "FAISS, " if facts.kind != "exact" and facts.engine == "faiss" else ""
         targets = ", ".join(f"{setting.target:g}" for setting in facts.settings)
         recall = f", recall {targets} at {facts.k}" if targets else ""
-        return f"ScannIndex({len(self)} passages, {facts.dim} dimensions, {kind}{recall})"
+        return f"ScannIndex({len(self)} passages, {facts.dim} dimensions, {engine}{kind}{recall})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
-            "a ScannIndex cannot be pickled or copied: it lives in ScaNN's memory and in files; write it with "
+            "a ScannIndex cannot be pickled or copied: it lives in its engine's memory and in files; write it with "
             "index.save(folder), and read it with ScannIndex.load(folder)"
         )
 
@@ -95,11 +101,12 @@ class ScannIndex:
         questions: np.ndarray | None = None,
         num_leaves: int | None = None,
         train_size: int | None = None,
+        engine: EngineName = "scann",
         seed: int = 0,
         workdir: str | os.PathLike | None = None,
         advance: Advance = lambda rows: None,
     ) -> "ScannIndex":
-        """Trains ScaNN in another process, finds settings for the targets, and certifies them.
+        """Trains an engine, finds settings for the targets, and certifies them.
 
         Args:
           passages: embeddings [N, D] or a store of them. They are copied into a file of float32, block by block, and
@@ -112,12 +119,13 @@ class ScannIndex:
             the certificate states it.
           num_leaves: of the tree; by default the square root of N, and none below 20,000 passages. 1 for no tree.
           train_size: passages that tree and codes are learnt from; by default a third of them, at least 20,000.
+          engine: whose codes propose the candidates, "scann" (trained in another process) or "faiss".
           seed: of that sample and of the split.
           workdir: where the files are made; by default the system's folder for temporary files.
           advance: told how many more passages are done.
 
         Raises:
-          UserError: ScaNN does not work here; wrong shapes, NaN or infinity, ids that repeat or do not match; a target
+          UserError: the engine does not work here; wrong shapes, NaN or infinity, ids that repeat or do not match; a target
             outside (0, 1].
         """
         targets = (target_recall,) if isinstance(target_recall, int | float) else tuple(target_recall)
@@ -130,16 +138,16 @@ class ScannIndex:
         else:
             source, blocks = "passages", iter([passages])
             n, dim = embedding_matrix(passages, source).shape
-        plan = plan_of(n, dim, num_leaves, train_size)
+        plan = plan_of(n, dim, num_leaves, train_size, engine_of(engine).name)
         if k < 1:
             raise UserError(f"k={k} must be at least 1")
         if plan.kind != "exact":
-            process.require_scann()
+            engine_of(engine).require()
         names = check_ids(store.read_ids() if ids is None and store is not None else ids, n)
         asked = None if questions is None else question_sets.split(checked_matrix(questions, dim, "questions"), seed)
         keeper = tempfile.TemporaryDirectory(prefix="jaxretr-scann-", dir=workdir)
         folder = Path(keeper.name)
-        what = f"{source}: a ScaNN index of {n:,} x {dim}"
+        what = f"{source}: {_article(plan)} index of {n:,} x {dim}"
         memory.announce(what, plan.memory(), disk=plan.disk(), folder=folder)
         write_vectors(folder / VECTORS, blocks, (n, dim), source)
         _train(folder, plan, seed, advance)
@@ -156,6 +164,7 @@ class ScannIndex:
             settings=(),
             model=None if store is None else store.meta.model,
             model_fingerprint=None if store is None else store.meta.model_fingerprint,
+            engine=plan.engine,
         )
         rows = Rows.read(folder, n, dim, facts.code_size or None, facts.kind == "tree", names)
         if asked is None and n > 1:
@@ -167,7 +176,7 @@ class ScannIndex:
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> "ScannIndex":
-        """Reads an index that `save` wrote; vectors stay on disk. Where ScaNN does not work it is searched exactly.
+        """Reads an index that `save` wrote; vectors stay on disk. Where its engine does not work it is searched exactly.
 
         Raises:
           UserError: the folder is missing, incomplete, damaged or of another kind.
@@ -175,7 +184,7 @@ class ScannIndex:
         return cls(*layout.read(directory), Path(directory).expanduser())
 
     def save(self, directory: str | os.PathLike) -> None:
-        """Writes the index to a folder, which appears complete or not at all and replaces an older ScaNN index.
+        """Writes the index to a folder, which appears complete or not at all and replaces an older index.
 
         Raises:
           UserError: the folder contains something else, or cannot be written.
@@ -193,37 +202,74 @@ class ScannIndex:
     # ---- searching ---------------------------------------------------------------------------------------------------
 
     def search(
-        self, queries: np.ndarray, k: int = 10, *, target_recall: float | None = None, threads: int | None = None
+        self,
+        queries: np.ndarray,
+        k: int = 10,
+        *,
+        target_recall: float | None = None,
+        threads: int | None = None,
+        allow: Iterable[str] | None = None,
+        deny: Iterable[str] | None = None,
     ) -> tuple[np.ndarray, list[list[str]]]:
         """Finds about the k passages with the highest inner product for each question.
 
         Args:
           queries: question embeddings [B, D], cast to float32.
-          k: results per question; at most N are returned.
+          k: results per question; as many are returned as there are passages that may be found, if that is less.
           target_recall: one of the targets of the build; the first one by default.
           threads: to divide the questions among; all of the machine by default.
+          allow: ids of the only passages that may be found; all by default.
+          deny: ids of passages that may not be found.
 
         Returns:
           scores float32 [B, min(k, N)], descending and exact, and for each question the ids in the same order.
 
         Raises:
-          UserError: wrong shape, NaN or infinity in the questions, k < 1, or a target that was not built for.
+          UserError: wrong shape, NaN or infinity in the questions, k < 1, or a target that was not built for, or an
+            unknown id.
         """
-        scores, rows = self.search_rows(queries, k, target_recall=target_recall, threads=threads)
+        allowed = Filters(len(self), self.rows.ids).mask(allow, deny)
+        scores, rows = self.search_rows(queries, k, target_recall=target_recall, threads=threads, allowed=allowed)
         return scores, [[self.rows.ids[row] for row in found] for found in rows.tolist()]
 
     def search_rows(
-        self, queries: np.ndarray, k: int = 10, *, target_recall: float | None = None, threads: int | None = None
+        self,
+        queries: np.ndarray,
+        k: int = 10,
+        *,
+        target_recall: float | None = None,
+        threads: int | None = None,
+        allowed: NDArray[np.bool_] | None = None,
     ) -> tuple[np.ndarray, NDArray[np.int64]]:
-        """Like `search`, but returns row numbers, int64 [B, min(k, N)], in place of ids."""
+        """Like `search`, but returns row numbers, int64 [B, min(k, N)], in place of ids.
+
+        Args:
+          queries, k, target_recall, threads: see `search`.
+          allowed: bool [N], the rows that may be found; all by default. Where they are few all of them are scored, and
+            where they are many, the engine is asked: which it is was measured for the target, see filtering.py.
+        """
         queries = checked_matrix(queries, self.facts.dim)
         if k < 1:
             raise UserError(f"k={k} must be at least 1")
-        if self._exact is not None:
-            return self._exact.search_rows(queries, k)
-        setting = self._setting(target_recall)
-        k = min(k, len(self))
-        return self.searcher.search(queries, k, setting.leaves, setting.candidates, threads or cpu_threads())
+        there = len(self) if allowed is None else int(np.count_nonzero(allowed))
+        if not there:
+            return np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
+        threads, k = threads or cpu_threads(), min(k, there)
+        if allowed is None or there == len(self):
+            if self._exact is not None:
+                return self._exact.search_rows(queries, k)
+            setting = self._setting(target_recall)
+            return self.searcher.search(queries, k, setting.leaves, setting.candidates, threads)
+        # Shares are of whole rows: one row less than a half of an odd number is a half.
+        chosen = None if self._exact is not None else self._setting(target_recall).with_share((there + 1) / len(self))
+        if chosen is None:
+            return self.searcher.exact(queries, k, allowed)
+        return self.searcher.search_allowed(queries, k, allowed, chosen.leaves, chosen.candidates, threads)
+
+    def prepare(self) -> None:
+        """Reads the codes now, and not in the first search."""
+        if self._exact is None:
+            self.searcher.prepare()
 
     def _setting(self, target: float | None) -> Setting:
         settings = self.facts.settings
@@ -298,10 +344,10 @@ class ScannIndex:
         """
         self._can_change()
         facts, n = self.facts, len(self)
-        plan = plan_of(n, facts.dim, num_leaves, None)
+        plan = plan_of(n, facts.dim, num_leaves, None, facts.engine)
         keeper = tempfile.TemporaryDirectory(prefix="jaxretr-scann-", dir=workdir)
         folder = Path(keeper.name)
-        what = f"a ScaNN index of {n:,} x {facts.dim}"
+        what = f"{_article(plan)} index of {n:,} x {facts.dim}"
         memory.announce(what, plan.memory(), disk=plan.disk(), folder=folder)
         self.rows.write(folder, [VECTORS])
         _train(folder, plan, facts.seed, lambda rows: None)
@@ -321,8 +367,7 @@ class ScannIndex:
 
     def _can_change(self) -> None:
         self.searcher.check_not_replaced()
-        if self.facts.kind != "exact":
-            process.require_scann()
+        self.facts.require_engine()
 
     def _now_changed(self, count: int) -> None:
         self.facts = replace(self.facts, rows=len(self), changed=self.facts.changed + count)
@@ -352,7 +397,7 @@ class ScannIndex:
         """Finds the exact neighbours of the certification questions, and measures the certificate again.
 
         Raises:
-          UserError: ScaNN does not work here.
+          UserError: the engine does not work here.
         """
         self._can_change()
         if self.questions is not None:
@@ -362,5 +407,12 @@ class ScannIndex:
 def _train(folder: Path, plan: Plan, seed: int, advance: Advance) -> None:
     if plan.kind == "exact":
         return
-    process.train(folder / VECTORS, folder, leaves=plan.leaves, sample=plan.train_rows, seed=seed)
-    process.encode(folder / VECTORS, folder, folder, tree=plan.kind == "tree", advance=advance)
+    engine = engine_of(plan.engine)
+    engine.require()
+    engine.train(folder / VECTORS, folder, leaves=plan.leaves, sample=plan.train_rows, seed=seed)
+    engine.encode(folder / VECTORS, folder, folder, tree=plan.kind == "tree", advance=advance)
+
+
+def _article(plan: Plan) -> str:
+    """How messages call an index of this plan."""
+    return "an exact" if plan.kind == "exact" else f"a {engine_of(plan.engine).label}"

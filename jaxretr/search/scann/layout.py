@@ -1,9 +1,10 @@
-"""The folder of a ScaNN index.
+"""The folder of a `ScannIndex`.
 
   manifest.json                what it is (`Facts`), and the sha256 of every file
   vectors.npy                  float32 [N, D]: candidates are scored with them, exactly
   ids.jsonl                    one JSON string a row
-  hashed_dataset.npy, ...      ScaNN's own files, with relative paths: the folder can be moved
+  hashed_dataset.npy           uint8 [N, C]: the codes; with a tree also datapoint_to_token.npy, the leaves int32 [N]
+  scann_config.pb, ...         the engine's own files, with relative paths: the folder can be moved
   questions.npy, .jsonl        the questions of tuning and of the certificate, and their exact neighbours' ids
   certificate.json, .md        the recall certificate
 
@@ -12,10 +13,12 @@ There is no pickle in it, and none is read.
 
 import os
 import shutil
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from jaxretr.config import EngineName
 from jaxretr.errors import UsageError, UserError
 from jaxretr.json_dataclass import dataclass_from
 from jaxretr.search import certificate as certificates
@@ -23,6 +26,8 @@ from jaxretr.search import question_sets
 from jaxretr.search.question_sets import Questions
 from jaxretr.search.scann import worker
 from jaxretr.search.scann.certificate import Certificate
+from jaxretr.search.scann.engine import Engine
+from jaxretr.search.scann.engines import engine_of
 from jaxretr.search.scann.rows import IDS, VECTORS, Rows
 from jaxretr.search.scann.tuning import Setting
 from jaxretr.storage.files import atomic_folder
@@ -39,6 +44,7 @@ class Facts:
     Attributes:
       rows, dim: N and D.
       kind: "tree" (leaves and codes), "flat" (codes alone) or "exact" (too few rows for either).
+      engine: that proposes the candidates, where kind is not "exact".
       leaves: of the tree; 1 without one.
       train_rows: that the tree and the codes were learnt from; 0 for "exact".
       code_size: bytes a row in hashed_dataset.npy; 0 for "exact".
@@ -60,11 +66,26 @@ class Facts:
     settings: tuple[Setting, ...]
     model: str | None = None
     model_fingerprint: str | None = None
+    engine: EngineName = "scann"
 
-    def scann_files(self) -> list[str]:
-        """ScaNN's files, without those that hold rows."""
-        tree = self.kind == "tree"
-        return [] if self.kind == "exact" else [worker.CONFIG, *worker.model_files(tree)]
+    @property
+    def tree(self) -> bool:
+        """Whether there is one."""
+        return self.kind == "tree"
+
+    def used_engine(self) -> Engine | None:
+        """The engine; None where every row is scored."""
+        return None if self.kind == "exact" else engine_of(self.engine)
+
+    def require_engine(self) -> None:
+        """Raises UserError where the engine is needed and does not work."""
+        if engine := self.used_engine():
+            engine.require()
+
+    def model_files(self) -> list[str]:
+        """The engine's files, without those that hold rows."""
+        engine = self.used_engine()
+        return [] if engine is None else engine.model_files(self.tree)
 
     def row_files(self) -> list[str]:
         """The files of rows, without their ids."""
@@ -101,23 +122,38 @@ def write(
     Args:
       directory: the folder.
       facts: of the index as it is now.
-      source: where ScaNN's files are, and those of the rows if they have not changed.
+      source: where the engine's files are, and those of the rows if they have not changed.
       rows: the rows as they are now.
       questions, certificate: where there are any.
     """
     with atomic_folder(check_target(directory)) as folder:
-        linked = facts.scann_files() + ([] if rows.changed else facts.row_files())
+        linked = facts.model_files() + ([] if rows.changed else facts.row_files())
         for name in linked:
             _link(source / name, folder / name)
         rows.write(folder, [IDS, *(facts.row_files() if rows.changed else [])])
-        if facts.kind != "exact":
-            text = worker.assets(worker.index_files(facts.kind == "tree"))
-            (folder / worker.ASSETS).write_text(text, encoding="utf-8")
+        if engine := facts.used_engine():
+            engine.finish(folder, facts.tree)
         if questions is not None:
             question_sets.write(folder, questions)
         if certificate is not None:
             certificates.write(folder, certificate)
         manifest.write(folder, KIND, asdict(facts))
+
+
+def read_facts(folder: Path) -> tuple[Facts, Collection[str]]:
+    """What a folder's manifest says the index is, and which files it has.
+
+    Raises:
+      UserError: it is missing, damaged or of another kind.
+    """
+    content = manifest.read(folder)
+    if content.kind != KIND:
+        raise UserError(f"{folder}: contains a {content.kind} export, not a ScaNN index; give another folder")
+    try:
+        facts: Facts = dataclass_from(Facts, content.facts, str(folder / manifest.MANIFEST))
+    except UsageError as error:
+        raise UserError(f"{error}; build the index again") from error
+    return facts, content.files.keys()
 
 
 def read(directory: str | os.PathLike) -> tuple[Facts, Rows, Questions | None, Certificate | None]:
@@ -127,18 +163,11 @@ def read(directory: str | os.PathLike) -> tuple[Facts, Rows, Questions | None, C
       UserError: it is missing, incomplete, damaged or of another kind.
     """
     folder = Path(directory).expanduser()
-    content = manifest.read(folder)
-    if content.kind != KIND:
-        raise UserError(f"{folder}: contains a {content.kind} export, not a ScaNN index; give another folder")
-    try:
-        facts: Facts = dataclass_from(Facts, content.facts, str(folder / manifest.MANIFEST))
-    except UsageError as error:
-        raise UserError(f"{error}; build the index again") from error
-    for name in facts.scann_files():
+    facts, there = read_facts(folder)
+    for name in facts.model_files():
         if not (folder / name).is_file():
             raise UserError(f"{folder / name}: is missing; build the index again")
-    rows = Rows.read(folder, facts.rows, facts.dim, facts.code_size or None, facts.kind == "tree")
-    there = content.files.keys()
+    rows = Rows.read(folder, facts.rows, facts.dim, facts.code_size or None, facts.tree)
     questions = question_sets.read(folder, facts.dim) if question_sets.VECTORS in there else None
     certificate = certificates.read(folder, Certificate) if certificates.CERTIFICATE in there else None
     return facts, rows, questions, certificate

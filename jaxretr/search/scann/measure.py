@@ -1,4 +1,4 @@
-"""Tuning and certifying a ScaNN index with its questions."""
+"""Tuning and certifying a `ScannIndex` with its questions."""
 
 import logging
 from collections.abc import Sequence
@@ -13,7 +13,9 @@ from jaxretr.search import certificate as certificates
 from jaxretr.search import question_sets
 from jaxretr.search.certificate import Recall
 from jaxretr.search.question_sets import Questions
+from jaxretr.search.scann import filtering
 from jaxretr.search.scann.certificate import Certificate, Line
+from jaxretr.search.scann.engines import engine_of
 from jaxretr.search.scann.layout import Facts
 from jaxretr.search.scann.one_pass import search_in_one_pass
 from jaxretr.search.scann.rows import Rows
@@ -21,9 +23,6 @@ from jaxretr.search.scann.searcher import Searcher
 from jaxretr.search.scann.tuning import Setting, tune
 
 log = logging.getLogger(__name__)
-
-# Bytes of vectors up to which all of them may be held.
-_LEAST_HELD = 64 << 20
 
 
 class Measurable(Protocol):
@@ -45,7 +44,7 @@ def tuned(index: Measurable, questions: Questions | None, targets: Sequence[floa
     vectors = questions.vectors[questions.tune]
     own = questions.own_rows(index.rows.row_of(), questions.tune)
     exact = _exact_rows(index, vectors, own, k)
-    slots = _slots_of_timing(index.rows)
+    slots = index.rows.slots_of_timing()
 
     def candidates(leaves: int, count: int) -> NDArray[np.int64]:
         found, approximate = index.searcher.candidates(vectors, leaves, count, cpu_threads())
@@ -64,7 +63,7 @@ def tuned(index: Measurable, questions: Questions | None, targets: Sequence[floa
                 *(k, setting.target, setting.leaves or "no", setting.candidates, setting.tuning_recall),
                 *(len(vectors), setting.certain),
             )
-    return tuple(settings)
+    return filtering.tuned(index, questions, settings)
 
 
 def certify(index: Measurable, questions: Questions) -> tuple[Questions, Certificate]:
@@ -73,7 +72,7 @@ def certify(index: Measurable, questions: Questions) -> tuple[Questions, Certifi
     vectors = questions.vectors[part]
     own = questions.own_rows(index.rows.row_of(), part)
     exact = _exact_rows(index, vectors, own, min(max(question_sets.DEPTH, facts.k), n))
-    slots = _slots_of_timing(index.rows)
+    slots = index.rows.slots_of_timing()
     lines = [
         Line(
             target=setting.target,
@@ -92,8 +91,9 @@ def certify(index: Measurable, questions: Questions) -> tuple[Questions, Certifi
         of="passages" if questions.stand_ins else "questions",
         rows=n,
         lines=tuple(lines),
-        **{name: getattr(facts, name) for name in ("dim", "leaves", "train_rows", "seed", "model")},
-        **certificates.machine_facts("scann"),
+        filters=filtering.certified(index, questions),
+        **{name: getattr(facts, name) for name in ("dim", "leaves", "train_rows", "seed", "model", "engine")},
+        **certificates.machine_facts(*([] if facts.kind == "exact" else [engine_of(facts.engine).package])),
     )
     return question_sets.with_neighbours(questions, exact, index.rows.ids), certificate
 
@@ -136,18 +136,3 @@ def _exact_rows(index: Measurable, vectors: NDArray[np.float32], own: NDArray[np
     exact = question_sets.exact_rows(vectors, own, index.rows.vector_blocks(), k, len(index))
     memory.give_back()
     return exact
-
-
-def held(rows: int, dim: int) -> int:
-    """How many vectors measuring holds at most, whose pages count as this process's memory: a half, if they are many."""
-    return max(-(-rows // 2), min(rows, _LEAST_HELD // (4 * dim)))
-
-
-def _slots_of_timing(rows: Rows) -> NDArray[np.int64] | None:
-    """Where searches that are timed read the vectors: as many different ones, of a part of the file.
-
-    The scores are wrong then, and the time is right: neighbours are no closer to each other in the file than before, and
-    the part is larger than a processor's caches.
-    """
-    some = held(*rows.base.vectors.shape)
-    return None if some == len(rows.base.vectors) else rows.slots % some

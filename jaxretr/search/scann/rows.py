@@ -1,4 +1,4 @@
-"""The rows of a ScaNN index: vectors, ScaNN's codes and leaves, ids; read through memory maps, changed in memory."""
+"""The rows of a `ScannIndex`: vectors, codes and leaves, ids; read through memory maps, changed in memory."""
 
 import json
 import mmap
@@ -18,13 +18,16 @@ IDS = "ids.jsonl"
 # Of the pieces in which arrays are read and written.
 _PIECE_BYTES = 8 << 20
 
+# Bytes of vectors up to which all of them may be held while recall is measured.
+_LEAST_HELD = 64 << 20
+
 
 class Columns:
     """The arrays of some rows.
 
     Attributes:
       vectors: float32 [M, D].
-      codes: uint8 [M, C], or None where ScaNN is not used (few rows).
+      codes: uint8 [M, C], or None where there is no engine (few rows).
       tokens: the leaf of each row, int32 [M], or None where there is no tree.
     """
 
@@ -118,9 +121,34 @@ class Rows:
         """The vector of a row, a copy."""
         return self._taken(self.base.vectors, self.added.vectors, self.slots[row : row + 1])[0]
 
-    def vector_blocks(self) -> Iterator[np.ndarray]:
-        """Yields all vectors in the order of rows, [n, D] at a time, each block a copy or a piece of the map."""
-        return self._blocks(self.base.vectors, self.added.vectors)
+    def vector_blocks(
+        self, rows: NDArray[np.int64] | None = None, slots: NDArray[np.int64] | None = None
+    ) -> Iterator[np.ndarray]:
+        """Yields all vectors in the order of rows, [n, D] at a time, each block a copy or a piece of the map.
+
+        Args:
+          rows: those that are wanted, ascending; all by default.
+          slots: with `rows`, where the vectors are, if not where `slots` says.
+        """
+        if rows is None:
+            yield from self._blocks(self.base.vectors, self.added.vectors)
+            return
+        slots = self.slots if slots is None else slots
+        size = max(1, _PIECE_BYTES // max(1, self.base.vectors[:1].nbytes))
+        for start in range(0, len(rows), size):
+            yield self._taken(self.base.vectors, self.added.vectors, slots[rows[start : start + size]])
+
+    def slots_of_timing(self) -> NDArray[np.int64] | None:
+        """Where searches that are timed read the vectors: as many different ones, of a part of the file.
+
+        The scores are wrong then, and the time is right: neighbours are no closer to each other in the file than before,
+        and the part is larger than a processor's caches.
+
+        Returns:
+          int64 [N]; None where all may be held.
+        """
+        some = held(*self.base.vectors.shape)
+        return None if some == len(self.base.vectors) else self.slots % some
 
     def release(self) -> None:
         """Gives back the pages of the vectors' file that were read; they count as this process's memory."""
@@ -160,6 +188,11 @@ class Rows:
         out[old] = base[slots[old]]
         out[~old] = added[slots[~old] - len(base)]
         return out
+
+
+def held(rows: int, dim: int) -> int:
+    """How many vectors measuring holds at most, whose pages count as this process's memory: a half, if they are many."""
+    return max(-(-rows // 2), min(rows, _LEAST_HELD // (4 * dim)))
 
 
 def _all(columns: Columns) -> tuple[np.ndarray | None, ...]:

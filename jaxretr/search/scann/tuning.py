@@ -25,6 +25,28 @@ _ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilterSetting:
+    """How questions are answered where a filter allows a share of the rows; see filtering.py.
+
+    Attributes:
+      share: of the rows that are allowed, at least.
+      approximate: whether the engine is asked; otherwise every allowed row is scored.
+      leaves: of the tree that are searched; 0 where there is none.
+      candidates: allowed ones that are scored exactly, at least; as many as without a filter.
+      certain: recall that is certain with every kind of filter; 0 where it was not found, or not in time.
+      seconds, exact_seconds: of a question, by this setting and with every allowed row scored.
+    """
+
+    share: float
+    approximate: bool
+    leaves: int
+    candidates: int
+    certain: float
+    seconds: float
+    exact_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Setting:
     """What reaches a target.
 
@@ -35,6 +57,7 @@ class Setting:
       tuning_recall: the recall on the tuning questions.
       certain: what it is on as many other questions, with 99% certainty.
       reached: whether that is the target or more; if not, this is the setting of which most is certain.
+      filters: for filtered searches, of shares that become smaller; all but the last are approximate.
     """
 
     target: float
@@ -43,6 +66,12 @@ class Setting:
     tuning_recall: float
     certain: float
     reached: bool
+    filters: tuple[FilterSetting, ...] = ()
+
+    def with_share(self, share: float) -> FilterSetting | None:
+        """How to search where a share of the rows is allowed; None: every allowed row is scored."""
+        found = next((each for each in self.filters if each.share <= share), None)
+        return found if found is not None and found.approximate else None
 
 
 # (leaves, candidates) -> candidate rows of the tuning questions, best first, -1 for none, [T, candidates].

@@ -1,4 +1,4 @@
-"""Upkeep of a saved ScaNN index: adding and deleting passages, and verifying that it still gives what was certified."""
+"""Upkeep of a saved `ScannIndex`: adding and deleting passages, and verifying that it still gives what was certified."""
 
 import logging
 from collections.abc import Sequence
@@ -11,10 +11,9 @@ from jaxretr.errors import UserError
 from jaxretr.search.certificate import DEPTHS
 from jaxretr.search.certificate import table as certificate_table
 from jaxretr.search.question_sets import Questions, exact_rows
-from jaxretr.search.scann import measure
+from jaxretr.search.scann import filtering, layout, measure
 from jaxretr.search.scann.certificate import Certificate
 from jaxretr.search.scann.index import ScannIndex
-from jaxretr.search.scann.process import require_scann
 from jaxretr.stores import manifest
 from jaxretr.stores.embedding_store import EmbeddingStore
 from jaxretr.stores.opening import open_store
@@ -24,7 +23,7 @@ log = logging.getLogger(__name__)
 # Share of changed passages beyond which the tree no longer fits them.
 _REBALANCE_FROM = 0.3
 
-# Processors differ in the last bits of ScaNN's approximate scores, so a candidate at the edge may change.
+# Processors differ in the last bits of approximate scores, so a candidate at the edge may change.
 _RECALL_TOLERANCE = 0.002
 
 # Certification questions whose neighbours `verify` computes again, and the tolerance of their scores: some roundings.
@@ -74,12 +73,12 @@ def update(
       rebalance: retrain tree and codes and tune again; automatic once 30 percent of the passages have changed.
 
     Raises:
-      UserError: ScaNN does not work here, an id is not in the index, or another model encoded `add`.
+      UserError: the index's engine does not work here, an id is not in the index, or another model encoded `add`.
     """
-    require_scann()
+    folder = Path(folder).expanduser()
+    layout.read_facts(folder)[0].require_engine()
     ids = read_ids(delete) if isinstance(delete, Path) else list(delete or ())
     store = open_store(add) if isinstance(add, str | Path) else add
-    folder = Path(folder)
     index = ScannIndex.load(folder)
     if ids:
         index.delete(ids)
@@ -90,7 +89,7 @@ def update(
     if rebalance or index.changed_share >= _REBALANCE_FROM:
         if not rebalance:
             log.info("%.0f%% of the passages changed since the tree was learnt: rebalancing", 100 * index.changed_share)
-        index.rebalance(workdir=folder.expanduser().absolute().parent)
+        index.rebalance(workdir=folder.absolute().parent)
     else:
         index.certify()
     index.save(folder)
@@ -98,6 +97,13 @@ def update(
         found = line.recalls[0]
         if found.recall < line.target:
             log.warning("recall@%d is %.4f, below %g: rebalance the index", found.k, found.recall, line.target)
+    for line in () if index.certificate is None else index.certificate.filters:
+        least = min(found.recall for found in line.recalls)
+        if least < line.target:
+            log.warning(
+                "recall@%d with %.1f%% of the passages allowed is %.4f, below %g: rebalance the index",
+                *(line.random.k, 100 * line.share, least, line.target),
+            )
     return Updated(folder, added, replaced, len(ids), len(index), index.certificate)
 
 
@@ -128,15 +134,14 @@ def verify(folder: str | Path) -> str:
       What agrees, in one line.
 
     Raises:
-      UserError: something differs, or ScaNN does not work here, so that the recall cannot be measured.
+      UserError: something differs, or its engine does not work here, so that the recall cannot be measured.
     """
     folder = Path(folder).expanduser()
     content = manifest.read(folder)
     if problems := manifest.changed_files(folder, content):
         raise UserError(f"{folder}: not what was built: {'; '.join(problems)}; build the index again")
     intact = f"{content.facts.get('rows')} passages, {len(content.files)} files unchanged"
-    if content.facts.get("kind") != "exact":
-        require_scann()
+    layout.read_facts(folder)[0].require_engine()
     index = ScannIndex.load(folder)
     certificate, questions = index.certificate, index.questions
     if certificate is None or questions is None:
@@ -150,6 +155,13 @@ def verify(folder: str | Path) -> str:
             if not abs(old.recall - new.recall) <= _RECALL_TOLERANCE:
                 problems.append(
                     f"target {line.target:g}: recall@{old.k} is {new.recall:.4f} instead of {old.recall:.4f}"
+                )
+    for old, new in zip(certificate.filters, filtering.certified(index, questions), strict=True):
+        for before, now in zip(old.recalls, new.recalls, strict=True):
+            if not abs(before.recall - now.recall) <= _RECALL_TOLERANCE:
+                problems.append(
+                    f"target {old.target:g}, {old.share:.1%} allowed: recall@{now.k} is {now.recall:.4f} instead of "
+                    f"{before.recall:.4f}"
                 )
     if problems:
         raise UserError(f"{folder}: not what was certified: {'; '.join(problems)}; build the index again")

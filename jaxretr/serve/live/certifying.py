@@ -12,6 +12,7 @@ from jaxretr.json_dataclass import dataclass_from
 from jaxretr.search import certificate as certificates
 from jaxretr.search import question_sets
 from jaxretr.search.scann.certificate import Certificate, Line
+from jaxretr.search.scann.engines import engine_of
 from jaxretr.serve.live.snapshots import Snapshot
 from jaxretr.serve.live.view import View
 
@@ -22,7 +23,7 @@ class Certified:
 
     Attributes:
       measured: ISO 8601.
-      snapshot: the sequence of the snapshot whose ScaNN index was measured.
+      snapshot: the sequence of the snapshot whose approximate index was measured.
       sequence: of the last write before.
       changes: rows added to or removed from the snapshot until then.
       certificate: what was measured.
@@ -120,7 +121,10 @@ def measure(view: View, questions: NDArray[np.float32] | None, seed: int = 0) ->
         seed=seed,
         model=view.space.model,
         lines=tuple(lines),
-        **certificates.machine_facts("scann"),
+        engine=scann.facts.engine,
+        # Of the snapshot: what was removed since is a filter as any other, and the tail is searched exactly.
+        filters=() if scann.certificate is None else scann.certificate.filters,
+        **certificates.machine_facts(engine_of(scann.facts.engine).package),
     )
     return Certified(
         measured=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -58,7 +58,7 @@ class LiveIndex:
             space, rows = database.state(connection).active, database.count(connection, "documents")
             memory.announce(
                 f"{folder}: a live index of {rows} passages of {space.dim} dimensions",
-                estimate(rows, space.dim, scann=rows >= settings.scann_from),
+                estimate(rows, space.dim, approximate=rows >= settings.scann_from),
             )
             self._view, self.certified = open_newest(connection, folder, space)
         scann = self._view.base.scann
@@ -168,7 +168,7 @@ class LiveIndex:
         return view.search(vectors, k, options)
 
     def is_exact(self, options: SearchOptions) -> bool:
-        """Whether a search with these options is exact: as requested, because of filters, or with few passages."""
+        """Whether a search with these options is exact: as requested, or with few passages."""
         return not self._view.is_approximate(options)
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:

@@ -20,21 +20,21 @@ T = TypeVar("T")
 # A Python string of a typical id and its places in a list and in a dictionary; a value's places in a field's column.
 _ID_BYTES, _VALUE_BYTES = 60 + 8 + 100, 2 * 8 + 4
 
-# Of ScaNN in memory: bytes per dimension of the codes, its program (measured, 30,000 and 120,000 rows), and a row's number,
-# leaf and norm.
-_CODE_BYTES, _SCANN_BYTES, _ENTRY_BYTES = 0.25, 80 << 20, 12
+# Of an engine in memory: bytes per dimension of the codes, its program (measured with ScaNN, 30,000 and 120,000 rows), and a
+# row's number, leaf and norm.
+_CODE_BYTES, _ENGINE_BYTES, _ENTRY_BYTES = 0.25, 80 << 20, 12
 
 
-def estimate(rows: int, dim: int, columns: int = 0, *, scann: bool) -> int:
+def estimate(rows: int, dim: int, columns: int = 0, *, approximate: bool) -> int:
     """Approximate bytes of memory of some rows; all of the vectors, even if they are a memory map.
 
     Args:
       rows, dim: N and D.
       columns: fields of the metadata.
-      scann: whether there is a ScaNN index over them.
+      approximate: whether there is an approximate index over them.
     """
     plain = rows * (4 * dim + 8 + _ID_BYTES + columns * _VALUE_BYTES)
-    return plain + (_SCANN_BYTES + int(rows * (_CODE_BYTES * dim + _ENTRY_BYTES)) if scann else 0)
+    return plain + (_ENGINE_BYTES + int(rows * (_CODE_BYTES * dim + _ENTRY_BYTES)) if approximate else 0)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Segment:
     @property
     def bytes(self) -> int:
         """Of memory; see `estimate`."""
-        return estimate(len(self), self.vectors.shape[1], len(self.columns), scann=False)
+        return estimate(len(self), self.vectors.shape[1], len(self.columns), approximate=False)
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class Base(Segment):
 
     @property
     def bytes(self) -> int:
-        """Of memory, including ScaNN's; see `estimate`."""
-        return estimate(len(self), self.vectors.shape[1], len(self.columns), scann=self.scann is not None)
+        """Of memory, including the approximate index's; see `estimate`."""
+        return estimate(len(self), self.vectors.shape[1], len(self.columns), approximate=self.scann is not None)
 
 
 class TailRows:

@@ -3,7 +3,7 @@
   snapshots/001-000000004711/    space 1 as write 4711 left it
     manifest.json                whose it is, and the sha256 of every file
     rows.npy                     int64 [N], ascending: the database's rows
-    vectors.npy                  float32 [N, D], if there is no ScaNN index
+    vectors.npy                  float32 [N, D], if there is no approximate index
     scann/                       a `ScannIndex` of the same rows, including its vectors.npy, if they are many
 
 A snapshot can always be made again from the database, so a damaged one is removed.
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from jaxretr.errors import UserError
 from jaxretr.search.scann import ScannIndex
 from jaxretr.search.scann.build import write_vectors
-from jaxretr.search.scann.process import scann_problem
+from jaxretr.search.scann.engines import engine_problems, working_engine
 from jaxretr.serve.live import database, fault_points
 from jaxretr.serve.live.database import Database, Space, State
 from jaxretr.serve.live.settings import LiveSettings
@@ -75,8 +75,8 @@ def write(
     Args:
       base: the database.
       space: whose vectors.
-      settings: how many rows need a ScaNN index, and for what recall it is tuned.
-      questions: float32 [Q, D] to tune and certify the ScaNN index with; by default passages stand in for them.
+      settings: how many rows need an approximate index, of which engine, and for what recall it is tuned.
+      questions: float32 [Q, D] to tune and certify the index with; by default passages stand in for them.
 
     Returns:
       Its folder; None if there are no documents.
@@ -140,9 +140,10 @@ def _write_rows(connection: sqlite3.Connection, space: Space, folder: Path, n: i
 def _index(
     folder: Path, ids: list[str], space: Space, settings: LiveSettings, questions: NDArray[np.float32] | None
 ) -> bool:
-    """Adds a ScaNN index if ScaNN works here; its copy of the vectors is then the only one."""
-    if (problem := scann_problem()) is not None:
-        log.warning("searched exactly, since ScaNN cannot be used here: %s", problem)
+    """Adds an approximate index if an engine works here; its copy of the vectors is then the only one."""
+    engine = working_engine(settings.engine)
+    if engine is None:
+        log.warning("searched exactly, since no engine can be used here: %s", engine_problems())
         return False
     try:
         built = ScannIndex.build(
@@ -150,11 +151,12 @@ def _index(
             ids,
             target_recall=settings.target_recall,
             questions=questions,
+            engine=engine.name,
             workdir=folder.parent,
         )
         built.save(folder / SCANN)
     except UserError as error:
-        log.warning("searched exactly, since the ScaNN index was not built: %s", error)
+        log.warning("searched exactly, since the approximate index was not built: %s", error)
         shutil.rmtree(folder / SCANN, ignore_errors=True)
         return False
     (folder / VECTORS).unlink()
@@ -185,9 +187,7 @@ def load(path: Path, space: Space, state: State, *, compare: bool = True) -> Sna
     mapped = np.load(path / VECTORS, mmap_mode="r") if scann is None else scann.rows.base.vectors
     rows = np.load(path / ROWS)
     if scann is not None:
-        scann.search_rows(
-            np.zeros((1, space.dim), np.float32), 1
-        )  # ScaNN reads its files now, not in the first search.
+        scann.prepare()
     return Snapshot(path, facts["sequence"], facts["made"], rows, np.asarray(mapped), scann)
 
 

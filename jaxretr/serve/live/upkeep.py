@@ -4,6 +4,7 @@ import logging
 import threading
 from typing import Protocol
 
+from jaxretr.search.scann.engines import working_engine
 from jaxretr.serve.live import certifying, database, fault_points, snapshots
 from jaxretr.serve.live.certifying import Certified, RecentQuestions
 from jaxretr.serve.live.database import Database
@@ -106,7 +107,16 @@ class Upkeep:
 
     def _compaction_is_due(self) -> bool:
         view, settings = self._index.view, self._index.settings
-        return view.changes > max(settings.compact_rows, settings.compact_share * len(view.base)) and view.count > 0
+        many = view.changes > max(settings.compact_rows, settings.compact_share * len(view.base))
+        return view.count > 0 and (many or self._another_engine_is_due())
+
+    def _another_engine_is_due(self) -> bool:
+        """Whether the snapshot's engine is not the one that was asked for, or does not work here while another does."""
+        scann, wanted = self._index.view.base.scann, self._index.settings.engine
+        used = None if scann is None else scann.facts.used_engine()
+        if used is None or used.name == wanted or (wanted is None and used.problem() is None):
+            return False
+        return working_engine(wanted) is not None
 
     def _certificate_is_due(self) -> bool:
         view, certified = self._index.view, self._index.certified

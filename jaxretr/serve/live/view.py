@@ -102,8 +102,8 @@ class View:
         if options.target_recall is not None and self.base.scann is not None:
             self._check_target(options.target_recall)
         allowed = self._allowed(options)
-        if allowed is None and self.is_approximate(options):
-            scores, positions = self.approximate(vectors, k, options.target_recall)
+        if self.is_approximate(options):
+            scores, positions = self.approximate(vectors, k, options.target_recall, allowed=allowed)
         else:
             scores, positions = self.exact(vectors, k, allowed)
         return [
@@ -116,9 +116,8 @@ class View:
         return self.base.ids[position] if position < n else self.tail.ids[position - n]
 
     def is_approximate(self, options: SearchOptions) -> bool:
-        """Whether a search with these options uses ScaNN."""
-        filters = options.where or options.allow is not None or options.deny
-        return self.base.scann is not None and not options.exact and not filters
+        """Whether a search with these options uses the approximate index."""
+        return self.base.scann is not None and not options.exact
 
     def exact(
         self, vectors: NDArray[np.float32], k: int, allowed: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None = None
@@ -145,13 +144,24 @@ class View:
         return scores, positions.astype(np.int64)
 
     def approximate(
-        self, vectors: NDArray[np.float32], k: int, target: float | None = None, threads: int | None = None
+        self,
+        vectors: NDArray[np.float32],
+        k: int,
+        target: float | None = None,
+        threads: int | None = None,
+        allowed: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None = None,
     ) -> Found:
-        """The best of ScaNN's proposals from the base and of the whole tail, with exact scores."""
-        in_base = int(np.count_nonzero(self.base_there))
+        """The best of what the approximate index finds in the base and of the whole tail, with exact scores."""
+        of_base, of_tail = (self.base_there, self.tail_there) if allowed is None else allowed
+        in_base = int(np.count_nonzero(of_base))
         if not in_base or not len(vectors):
-            return self.exact(vectors, k)
-        found = self._proposed(vectors, min(k, in_base), target, threads)
+            return self.exact(vectors, k, allowed)
+        if allowed is None:
+            found = self._proposed(vectors, min(k, in_base), target, threads)
+        else:
+            assert self.base.scann is not None
+            options = {"target_recall": target, "threads": threads}
+            _, found = self.base.scann.search_rows(vectors, min(k, in_base), allowed=of_base, **options)
         if found is None:
             return self.exact(vectors, k)
         queries, exponents = scaled_questions(vectors)
@@ -159,7 +169,7 @@ class View:
         scores = unscaled(scaled, exponents)
         if len(self.tail):
             none = np.zeros(len(self.base), bool)
-            new, new_places = self.exact(vectors, k, (none, self.tail_there))
+            new, new_places = self.exact(vectors, k, (none, of_tail))
             scores = np.concatenate([scores, new], axis=1)
             places = np.concatenate([places, new_places], axis=1)
             best = np.lexsort((places, -scores), axis=-1)[:, :k]
@@ -170,10 +180,10 @@ class View:
     def _proposed(
         self, vectors: NDArray[np.float32], k: int, target: float | None, threads: int | None
     ) -> NDArray[np.int64] | None:
-        """The first k existing rows that ScaNN finds, int64 [B, k]; it is asked for more until there are k.
+        """The first k existing rows that the approximate index finds, int64 [B, k]; it is asked for more until there are k.
 
         Returns:
-          None if ScaNN does not find so many.
+          None if it does not find so many.
         """
         assert self.base.scann is not None
         found = np.empty((len(vectors), k), np.int64)
@@ -262,4 +272,5 @@ class View:
             "snapshot_removed": len(base) - int(np.count_nonzero(self.base_there)),
             "tail_rows": len(self.tail),
             "approximate": scann is not None,
+            "snapshot_engine": "exact" if scann is None else scann.facts.engine,
         } | ({} if scann is None else {"targets": [setting.target for setting in scann.facts.settings]})

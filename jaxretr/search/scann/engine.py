@@ -1,0 +1,101 @@
+"""What an engine of the certified index does: it learns, makes codes of rows, and proposes candidates by them.
+
+Whatever it proposes is scored with the vectors themselves, tuned and certified in the same way: engines differ in the
+candidates that they find in some time. `engines` chooses among them.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxretr.config import EngineName
+
+
+class Proposer(Protocol):
+    """An engine over the codes of N rows, in memory. May be asked from several threads at once."""
+
+    def propose(
+        self,
+        queries: NDArray[np.float32],
+        count: int,
+        leaves: int,
+        threads: int,
+        allowed: NDArray[np.bool_] | None = None,
+    ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+        """Finds candidates.
+
+        Args:
+          queries: [B, D], finite, at least one.
+          count: candidates of each question.
+          leaves: of the tree that are searched; 0 where there is none.
+          threads: to divide the questions among.
+          allowed: bool [N], the rows that may be proposed; other rows are proposed as well by an engine that does not
+            know filters.
+
+        Returns:
+          rows [B, at most count], no row twice, and their approximate scores, NaN where there is no candidate.
+        """
+        ...
+
+
+class Engine(Protocol):
+    """One engine.
+
+    Attributes:
+      name: as facts and options state it.
+      label: what people call it.
+      package: whose version the certificate states.
+      batch: questions of a thread that are proposed for at a time.
+      knows_filters: whether only allowed rows are proposed; if not, as many more candidates are asked for.
+    """
+
+    name: EngineName
+    label: str
+    package: str
+    batch: int
+    knows_filters: bool
+
+    def problem(self) -> str | None:
+        """Says why the engine cannot be used here, or None where it can."""
+        ...
+
+    def require(self) -> None:
+        """Raises UserError, naming what to install, where it cannot be used here."""
+        ...
+
+    def model_files(self, tree: bool) -> list[str]:
+        """The files that training writes: all that an index needs beside the files of its rows."""
+        ...
+
+    def codes_a_row(self, dim: int) -> int:
+        """How many codes of 4 bits a row of D dimensions has."""
+        ...
+
+    def training_bytes(self, train_rows: int, dim: int, leaves: int) -> int:
+        """The most memory that training on a sample, and then making codes, takes."""
+        ...
+
+    def train(self, vectors: Path, out: Path, *, leaves: int, sample: int, seed: int) -> object:
+        """Learns a tree of leaves (1: none) and a codebook from a sample of vectors.npy, into the folder `out`."""
+        ...
+
+    def encode(
+        self, vectors: Path, model: Path, out: Path, *, tree: bool, advance: Callable[[int], None] = ...
+    ) -> object:
+        """Writes the codes and leaves of vectors.npy's rows, by the model files of a folder, into the folder `out`."""
+        ...
+
+    def finish(self, folder: Path, tree: bool) -> None:
+        """Adds what the engine's own programs need to read a saved folder."""
+        ...
+
+    def open(self, folder: Path, tree: bool) -> Proposer:
+        """Reads the codes and leaves of a folder's rows.
+
+        Raises:
+          UserError: they cannot be read.
+        """
+        ...
