@@ -1,4 +1,4 @@
-"""`jaxretr search`: exact search over an embedding store or a saved exact index, or ScaNN's over its folder."""
+"""`jaxretr search`: exact search over an embedding store or a saved exact index, or approximate search."""
 
 import argparse
 from pathlib import Path
@@ -11,7 +11,7 @@ def add_commands(commands: Commands) -> None:
     """Adds the command."""
     parser = commands.command(
         "search",
-        "Exact search of an embedding store or a saved exact index; approximate search of a ScaNN folder. With\n"
+        "Exact search of an embedding store or a saved exact index; approximate search of a certified one. With\n"
         "several processes, each searches its share of the store.",
         "jaxretr search runs/art --index runs/art/embeddings --queries queries.jsonl -k 100 --out run.trec\n"
         "  jaxretr search runs/art --index emb --queries q.jsonl --out run.trec --corpus c.jsonl --where language=en\n"
@@ -23,14 +23,14 @@ def add_commands(commands: Commands) -> None:
         "--index",
         metavar="DIR",
         required=True,
-        help="an embedding store (encode), an exact index (ExactIndex.save), or a ScaNN index (export --to scann)",
+        help="an embedding store (encode), an exact index (ExactIndex.save), or a certified one (export --to scann)",
     )
     add(
         "--corpus",
         metavar="FILE",
         help="passages: titles and texts for --format dpr and jsonl, for --rerank; JSON lines with the fields for --where",
     )
-    add = parser.add_argument_group("filters", "for exact search; a passage must pass every filter").add_argument
+    add = parser.add_argument_group("filters", "a passage must pass every filter").add_argument
     add("--allow", metavar="FILE", help="ids of the only passages to search, one per line")
     add("--deny", metavar="FILE", help="ids of passages to exclude, one per line")
     add(

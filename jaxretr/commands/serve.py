@@ -24,7 +24,7 @@ def add_commands(commands: Commands) -> None:
         metavar="[NAME=]DIR",
         action="append",
         default=[],
-        help="a live index (made if there is none), an embedding store, an exact or ScaNN index, pgvector:DSN or "
+        help="a live index (made if there is none), an embedding store, an exact or certified index, pgvector:DSN or "
         "lance:DIR; repeat for several",
     )
     add(
@@ -32,7 +32,7 @@ def add_commands(commands: Commands) -> None:
         metavar="[NAME=]FILE",
         action="append",
         default=[],
-        help="titles and texts of a store's, exact or ScaNN index's passages",
+        help="titles and texts of a store's, exact or certified index's passages",
     )
     add("--data", metavar="DIR", help="where indexes are made that requests ask for")
     add_engine(

@@ -1,4 +1,4 @@
-"""`jaxretr update`: adds and deletes passages of a ScaNN index."""
+"""`jaxretr update`: adds and deletes passages of a certified index."""
 
 import argparse
 from pathlib import Path
@@ -10,12 +10,12 @@ def add_commands(commands: Commands) -> None:
     """Adds the command."""
     add = commands.command(
         "update",
-        "Add and delete passages of a ScaNN index by id, and measure its recall certificate again; without options,\n"
+        "Add and delete passages of a certified index by id, and measure its recall certificate again; without options,\n"
         "only measure. The folder is replaced once the new one is complete.",
         "jaxretr update indexes/wiki --add runs/new_passages --delete gone.txt\n"
         "  jaxretr update indexes/wiki --rebalance",
     ).add_argument
-    add("folder", metavar="DIR", help="a ScaNN index, made by jaxretr export --to scann")
+    add("folder", metavar="DIR", help="a certified index, made by jaxretr export --to scann")
     add(
         "--add",
         metavar="STORE",

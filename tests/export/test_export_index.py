@@ -546,6 +546,17 @@ def test_scann_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_a_live_index_gets_its_engine(encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(
+        "jaxretr.export.live.export", lambda *given, settings, **more: seen.append(settings.engine) or ""
+    )
+    for engine in ([], ["--engine", "faiss"]):
+        more = ["--corpus", encoded / "corpus.jsonl", *engine]
+        assert cli.main(words(encoded, "live", tmp_path / "out", *more)) == 0
+    assert seen == [None, "faiss"]
+
+
 def test_a_missing_faiss_names_the_extra(
     encoded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,8 @@
 """FAISS as the engine of the certified index: what holds with ScaNN holds with it, and it trusts no file."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -147,7 +149,7 @@ def test_a_damaged_folder_is_refused_before_faiss_sees_it(
 def test_without_faiss_a_folder_is_searched_exactly(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    monkeypatch.setitem(sys.modules, "faiss", None)
     index = ScannIndex.load(folder)
     assert "searched exactly, since FAISS cannot be used here" in caplog.text
     scores, ids = index.search(QUESTIONS[:9], 6)
@@ -173,3 +175,31 @@ def test_the_engine_that_works_is_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
     assert working_engine() is None
     with pytest.raises(UsageError, match="there are scann and faiss"):
         engine_of("annoy")  # pyright: ignore[reportArgumentType]
+
+
+_MEASURED = """
+import sys
+from pathlib import Path
+import faiss
+from jaxretr.search.scann.faiss_engine import FaissEngine
+
+
+def peak():
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+
+folder, before = Path(sys.argv[1]), peak()
+FaissEngine().train(folder / "vectors.npy", folder, leaves=150, sample=30_000, seed=0)
+FaissEngine().encode(folder / "vectors.npy", folder, folder, tree=True)
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
+def test_memory_of_training_is_no_more_than_predicted(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).standard_normal((40_000, 128), dtype=np.float32)
+    np.save(tmp_path / "vectors.npy", rows)
+    done = subprocess.run([sys.executable, "-c", _MEASURED, tmp_path], capture_output=True, text=True, check=True)
+    predicted = FaissEngine().training_bytes(30_000, 128, 150)
+    # Of 136 MB, 64 are for FAISS itself, which was loaded before.
+    assert 0.3 * predicted < int(done.stdout) <= predicted

@@ -117,6 +117,17 @@ def test_the_engine_is_asked_where_its_recall_is_certain(index: ScannIndex, monk
         assert asked[0] == first, share
 
 
+def test_where_the_leaves_hold_too_few_that_are_allowed_all_of_them_are_scored(index: ScannIndex) -> None:
+    """One leaf of forty, and candidates that are mostly forbidden."""
+    questions = vectors(60, 41)
+    for name in ("far", "tenth"):
+        allowed = filters()[name]
+        scores, rows = index.searcher.search_allowed(questions, 5, allowed, leaves=1, candidates=150, threads=2)
+        assert allowed[rows].all() and (rows >= 0).all()
+        # As many as 150 of these 300 to 450 rows are in no leaf, and hardly in four.
+        assert (scores >= exact(allowed, questions, 5)[0][:, -1:] - 1e-5).mean() > 0.99
+
+
 def test_the_certificate_states_the_recall_with_filters(index: ScannIndex, tmp_path: Path) -> None:
     assert index.certificate is not None
     lines = index.certificate.filters

@@ -1,12 +1,14 @@
 """What --index names: every kind is recognised, searched alike, and refused with a remedy where it does not fit."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tiny import DATA
 
+from jaxretr import cli
 from jaxretr.config import EngineName
 from jaxretr.data.readers import read_corpus
 from jaxretr.errors import UsageError, UserError
@@ -158,6 +160,22 @@ def test_corpora_belong_to_indexes() -> None:
     for indexes, corpora in ((["a=x", "b=y"], ["f"]), (["a=x"], ["c=f"]), (["a=x"], ["f", "g"]), ([], ["f"])):
         with pytest.raises(UsageError):
             parts(indexes, corpora)
+
+
+def test_live_indexes_are_told_their_engine(encoder: DualEncoder, tmp_path: Path) -> None:
+    open_index(f"one={tmp_path / 'data/one'}", encoder).close()
+    service = Parts(lambda: encoder, [f"two={tmp_path / 'two'}"], data=tmp_path / "data", engine="faiss").load()
+    opened = [service.indexes.get(name) for name in ("one", "two")]
+    assert all(isinstance(index, LiveIndex) and index.settings.engine == "faiss" for index in opened)
+    service.close()
+
+
+def test_serve_refuses_an_engine_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    assert cli.main(["serve", "no/model", "--engine", "faiss"]) == 1
+    assert "pip install 'jaxretr[export]'" in (said := capsys.readouterr().err) and said.count("\n") == 1
 
 
 def test_a_folder_of_live_indexes_is_opened_again(encoder: DualEncoder, tmp_path: Path) -> None:
