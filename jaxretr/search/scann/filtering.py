@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxretr.parallel import memory
 from jaxretr.parallel.machine import cpu_threads
 from jaxretr.search import certificate as certificates
 from jaxretr.search import question_sets
@@ -25,8 +26,9 @@ from jaxretr.search.certificate import Recall, certain_recall, recall_bounds
 from jaxretr.search.question_sets import Questions
 from jaxretr.search.scann.certificate import FilterLine
 from jaxretr.search.scann.layout import Facts
-from jaxretr.search.scann.rows import Rows, held
-from jaxretr.search.scann.searcher import Searcher
+from jaxretr.search.scann.one_pass import OnePass
+from jaxretr.search.scann.rows import Rows
+from jaxretr.search.scann.searcher import Anywhere, Searcher
 from jaxretr.search.scann.tuning import FilterSetting, Setting
 
 # Shares of the rows that are tuned and certified. A search with a share between two takes the setting of the lower one.
@@ -169,11 +171,11 @@ Search = Callable[[Case, NDArray[np.float32]], object]
 
 
 def _search(index: Filterable, setting: FilterSetting) -> Search:
-    slots = index.rows.slots_of_timing()
+    reading = Anywhere(index.rows, index.rows.slots_of_timing())
 
     def search(case: Case, questions: NDArray[np.float32]) -> object:
         return index.searcher.search_allowed(
-            questions, index.facts.k, case.allowed, setting.leaves, setting.candidates, 1, slots
+            questions, index.facts.k, case.allowed, setting.leaves, setting.candidates, 1, reading
         )
 
     return search
@@ -185,32 +187,19 @@ def _recalls(index: Filterable, cases: Sequence[Case], setting: FilterSetting) -
     shares: dict[Kind, list[NDArray[np.float64]]] = {}
     for case in cases:
         depth = min(k + int((case.own >= 0).any()), int(np.count_nonzero(case.allowed)))
-        found = np.concatenate(
-            [_released(index, part, case.allowed, depth, setting) for part in _parts(index, case.questions, setting)]
+        _, found = index.searcher.search_allowed(
+            case.questions, depth, case.allowed, setting.leaves, setting.candidates, cpu_threads(), OnePass(index.rows)
         )
         shares.setdefault(case.kind, []).append(certificates.recall(found, case.exact, case.own, k))
+        memory.give_back()
     return {kind: np.concatenate(values) for kind, values in shares.items()}
-
-
-def _parts(index: Filterable, questions: NDArray[np.float32], setting: FilterSetting) -> list[NDArray[np.float32]]:
-    """Questions whose candidates' vectors may be held at a time; see `held`."""
-    size = max(1, held(*index.rows.base.vectors.shape) // (2 * setting.candidates))
-    return [questions[start : start + size] for start in range(0, len(questions), size)]
-
-
-def _released(
-    index: Filterable, questions: NDArray[np.float32], allowed: NDArray[np.bool_], k: int, setting: FilterSetting
-) -> NDArray[np.int64]:
-    """The rows that are found; the pages of the vectors that were read are given back."""
-    _, found = index.searcher.search_allowed(questions, k, allowed, setting.leaves, setting.candidates, cpu_threads())
-    index.rows.release()
-    return found
 
 
 def _exact_seconds(index: Filterable, cases: Sequence[Case]) -> float:
     """As `_seconds`, if every allowed row is scored."""
-    slots = index.rows.slots_of_timing()
-    return _seconds(index, cases, lambda case, some: index.searcher.exact(some, index.facts.k, case.allowed, slots))
+    # A smaller part: the copies that exact search makes are memory, too.
+    reading = Anywhere(index.rows, index.rows.slots_of_timing(parts=4))
+    return _seconds(index, cases, lambda case, some: reading.exact(some, index.facts.k, case.allowed))
 
 
 def _seconds(index: Filterable, cases: Sequence[Case], search: Search) -> float:
@@ -261,14 +250,18 @@ def _cases(index: Filterable, questions: Questions, part: slice, share: float) -
             some = np.flatnonzero(chosen == number)
             if len(some):
                 cases.append(_case(index, kind, vectors[some], own[some], allowed))
+    index.rows.release()
+    memory.give_back()
     return cases
 
 
-def _read(rows: Rows, some: NDArray[np.int64]) -> Iterator[np.ndarray]:
-    """The vectors of some rows, [n, D] at a time, without holding what was read before."""
-    for block in rows.vector_blocks(some):
-        yield block
-        rows.release()
+def _read(rows: Rows, allowed: NDArray[np.bool_]) -> Iterator[np.ndarray]:
+    """The vectors of the allowed rows, [n, D] at a time, without holding what was read before."""
+    first = 0
+    for block in rows.vector_blocks():
+        if (there := allowed[first : first + len(block)]).any():
+            yield block[there]
+        first += len(block)
 
 
 def _case(
@@ -277,5 +270,5 @@ def _case(
     rows = np.flatnonzero(allowed)
     place = np.full(len(allowed) + 1, -1)  # the last one: of no row
     place[rows] = np.arange(len(rows))
-    exact = question_sets.exact_rows(questions, place[own], _read(index.rows, rows), index.facts.k, len(rows))
+    exact = question_sets.exact_rows(questions, place[own], _read(index.rows, allowed), index.facts.k, len(rows))
     return Case(kind, questions, own, allowed, rows[exact])

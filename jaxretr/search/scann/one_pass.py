@@ -1,10 +1,53 @@
-"""A search of many questions in one pass over the vectors, for measuring what is found within little memory."""
+"""Searches of many questions in one pass over the vectors, for measuring what is found within little memory."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxretr.search.scann.rows import Rows
-from jaxretr.search.scann.searcher import Searcher, score_candidates
+from jaxretr.search.scann.searcher import Rescored, Searcher, score_candidates
+
+
+class OnePass:
+    """A `Reading` that holds one block of the vectors at a time.
+
+    A search reads the vectors of its candidates wherever they are; a few hundred questions read most of a corpus, and
+    what a process has read of a file counts as its memory.
+    """
+
+    def __init__(self, rows: Rows):
+        """Of the vectors of these rows."""
+        self._rows = rows
+
+    def rescored(
+        self,
+        queries: NDArray[np.float32],
+        found: NDArray[np.uint32],
+        approximate: NDArray[np.float32],
+        k: int,
+        threads: int,
+    ) -> Rescored:
+        """See `Reading`."""
+        exact = np.full(found.shape, -np.inf, np.float32)
+        first = 0
+        for block in self._rows.vector_blocks():
+            values = np.asarray(block).view()
+            values.flags.writeable = False  # one type for the compiled loop
+            score_candidates(queries, found, approximate, values, first, exact)
+            first += len(values)
+        best = np.lexsort((found, -exact), axis=-1)[:, :k]
+        scores = np.full((len(queries), k), -np.inf, np.float32)
+        names = np.full((len(queries), k), -1, np.int64)
+        scores[:, : best.shape[1]] = np.take_along_axis(exact, best, axis=1)
+        names[:, : best.shape[1]] = np.take_along_axis(found, best, axis=1)
+        return scores, names, np.minimum((~np.isnan(approximate)).sum(axis=1), k)
+
+    def exact(
+        self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """See `Reading`."""
+        from jaxretr.search.exact import search_blocks  # It imports JAX.
+
+        return search_blocks(self._rows.vector_blocks(), queries, k, allowed=allowed)
 
 
 def search_in_one_pass(
@@ -16,10 +59,7 @@ def search_in_one_pass(
     candidates: int,
     threads: int,
 ) -> tuple[np.ndarray, NDArray[np.int64]]:
-    """Finds what `Searcher.search` finds, but holds one block of the vectors at a time.
-
-    A search reads the vectors of its candidates wherever they are; a few hundred questions read most of a corpus, and
-    what a process has read of a file counts as its memory.
+    """Finds what `Searcher.search` finds; see `OnePass`.
 
     Args:
       searcher: over `rows`.
@@ -30,20 +70,8 @@ def search_in_one_pass(
       scores float32 [B, k], descending, and rows int64 [B, k].
     """
     found, approximate = searcher.candidates(queries, leaves, searcher.wanted(k, candidates), threads)
-    exact = np.full(found.shape, -np.inf, np.float32)
-    first = 0
-    for block in rows.vector_blocks():
-        values = np.asarray(block).view()
-        values.flags.writeable = False  # one type for the compiled loop
-        score_candidates(queries, found, approximate, values, first, exact)
-        first += len(values)
-    best = np.lexsort((found, -exact), axis=-1)[:, :k]
-    scores = np.full((len(queries), k), -np.inf, np.float32)
-    names = np.full((len(queries), k), -1, np.int64)
-    scores[:, : best.shape[1]] = np.take_along_axis(exact, best, axis=1)
-    names[:, : best.shape[1]] = np.take_along_axis(found, best, axis=1)
+    scores, names, counts = OnePass(rows).rescored(queries, found, approximate, k, threads)
     # Too few candidates, as where the leaves hold fewer than k passages.
-    short = np.flatnonzero((~np.isnan(approximate)).sum(axis=1) < k)
-    if len(short):
+    if len(short := np.flatnonzero(counts < k)):
         scores[short], names[short] = searcher.search(queries[short], k, leaves, candidates, threads)
     return scores, names

@@ -138,16 +138,19 @@ class Rows:
         for start in range(0, len(rows), size):
             yield self._taken(self.base.vectors, self.added.vectors, slots[rows[start : start + size]])
 
-    def slots_of_timing(self) -> NDArray[np.int64] | None:
+    def slots_of_timing(self, parts: int = 2) -> NDArray[np.int64] | None:
         """Where searches that are timed read the vectors: as many different ones, of a part of the file.
 
         The scores are wrong then, and the time is right: neighbours are no closer to each other in the file than before,
         and the part is larger than a processor's caches.
 
+        Args:
+          parts: of the file, one of which is read.
+
         Returns:
           int64 [N]; None where all may be held.
         """
-        some = held(*self.base.vectors.shape)
+        some = held(*self.base.vectors.shape, parts)
         return None if some == len(self.base.vectors) else self.slots % some
 
     def release(self) -> None:
@@ -190,9 +193,9 @@ class Rows:
         return out
 
 
-def held(rows: int, dim: int) -> int:
-    """How many vectors measuring holds at most, whose pages count as this process's memory: a half, if they are many."""
-    return max(-(-rows // 2), min(rows, _LEAST_HELD // (4 * dim)))
+def held(rows: int, dim: int, parts: int = 2) -> int:
+    """How many vectors measuring holds at most, whose pages count as this process's memory: a part, if they are many."""
+    return max(-(-rows // parts), min(rows, _LEAST_HELD // (4 * dim)))
 
 
 def _all(columns: Columns) -> tuple[np.ndarray | None, ...]:

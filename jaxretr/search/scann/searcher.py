@@ -4,6 +4,7 @@ import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from llvmlite import ir
@@ -95,22 +96,18 @@ class Searcher:
 
     def _search_part(self, queries: np.ndarray, k: int, leaves: int, candidates: int, threads: int, slots):
         found, approximate = self.candidates(queries, leaves, candidates, threads)
-        # A plain array: Numba does not know memory maps.
-        columns = (np.asarray(self._rows.base.vectors), self._rows.added.vectors)
-        columns = (*columns, self._rows.slots if slots is None else slots)
-        scores, rows, counts = _rescored(queries, found, approximate, *columns, k, threads)
+        reading = Anywhere(self._rows, slots)
+        scores, rows, counts = reading.rescored(queries, found, approximate, k, threads)
         # The leaves that were searched may hold fewer than k passages: then all leaves are.
         short = np.flatnonzero(counts < k)
         if len(short):
             found, approximate = self.candidates(queries[short], self._facts.leaves, candidates, threads)
-            scores[short], rows[short], counts[short] = _rescored(
-                queries[short], found, approximate, *columns, k, threads
-            )
+            scores[short], rows[short], counts[short] = reading.rescored(queries[short], found, approximate, k, threads)
         # An engine may give up on a question, such as one of zeros: then every passage is scored.
         for question in np.flatnonzero(counts < k):
             one, everything = slice(question, question + 1), np.arange(len(self._rows), dtype=np.uint32)[None]
             none = np.zeros(everything.shape, np.float32)
-            scores[one], rows[one], _ = _rescored(queries[one], everything, none, *columns, k)
+            scores[one], rows[one], _ = reading.rescored(queries[one], everything, none, k, 1)
         return scores, rows
 
     def search_allowed(
@@ -121,7 +118,7 @@ class Searcher:
         leaves: int,
         candidates: int,
         threads: int,
-        slots: NDArray[np.int64] | None = None,
+        reading: "Reading | None" = None,
     ) -> tuple[np.ndarray, NDArray[np.int64]]:
         """Finds about the k best of the allowed rows of each question.
 
@@ -129,20 +126,20 @@ class Searcher:
           queries: [B, D], finite.
           k: at most the number of allowed rows.
           allowed: bool [N].
-          leaves, threads, slots: see `search`.
+          leaves, threads: see `search`.
+          reading: how vectors are read; by default wherever they are.
           candidates: allowed ones that are scored exactly, at least; see `search`.
 
         Returns:
           scores float32 [B, k], descending, and rows int64 [B, k].
         """
         if self._engine is None:
-            return self.exact(queries, k, allowed, slots)
+            return self.exact(queries, k, allowed)
+        reading = reading or Anywhere(self._rows)
         n, there = len(self._rows), int(np.count_nonzero(allowed))
         candidates = min(self.wanted(k, candidates), there)
         asked_for = min(round(_SPARE * candidates), there)
         count = asked_for if self._engine.knows_filters else min(n, -(-asked_for * n // there))
-        columns = (np.asarray(self._rows.base.vectors), self._rows.added.vectors)
-        columns = (*columns, self._rows.slots if slots is None else slots)
         scores, rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
         left = np.arange(len(queries))
         wider = min(_MORE_LEAVES * leaves, self._facts.leaves), min(_MORE_CANDIDATES * count, n)
@@ -156,28 +153,19 @@ class Searcher:
                 found, approximate = proposer.propose(asked, some_count, some_leaves, threads, allowed)
                 passing = ~np.isnan(approximate)
                 passing[passing] = allowed[found[passing]]
-                scores[some], rows[some], _ = _rescored(
-                    *(asked, found, np.where(passing, approximate, np.float32(np.nan)), *columns, k, threads)
-                )
+                proposed = np.where(passing, approximate, np.float32(np.nan))
+                scores[some], rows[some], _ = reading.rescored(asked, found, proposed, k, threads)
                 few.append(some[np.count_nonzero(passing, axis=1) < candidates])
             left = np.concatenate([left[:0], *few])
         if len(left):
-            scores[left], rows[left] = self.exact(queries[left], k, allowed, slots)
+            scores[left], rows[left] = reading.exact(queries[left], k, allowed)
         return scores, rows
 
     def exact(
-        self,
-        queries: NDArray[np.float32],
-        k: int,
-        allowed: NDArray[np.bool_],
-        slots: NDArray[np.int64] | None = None,
+        self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
     ) -> tuple[np.ndarray, NDArray[np.int64]]:
         """Scores all allowed rows; see `search_allowed`."""
-        from jaxretr.search.exact import search_blocks  # It imports JAX.
-
-        rows = np.flatnonzero(allowed)
-        scores, places = search_blocks(self._rows.vector_blocks(rows, slots), queries, k)
-        return scores, rows[places]
+        return Anywhere(self._rows).exact(queries, k, allowed)
 
     def prepare(self) -> None:
         """Lets the engine read its files now, and not in the first search."""
@@ -237,6 +225,68 @@ def _stamp(folder: Path) -> tuple[int, int] | None:
         return None
     found = path.stat()
     return found.st_ino, found.st_mtime_ns
+
+
+# ---- how vectors are read --------------------------------------------------------------------------------------------
+
+Rescored = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]
+"""scores float32 [B, k], descending, rows int64 [B, k], and how many are real, int64 [B]."""
+
+
+class Reading(Protocol):
+    """Exact scores of an index's rows."""
+
+    def rescored(
+        self,
+        queries: NDArray[np.float32],
+        found: NDArray[np.uint32],
+        approximate: NDArray[np.float32],
+        k: int,
+        threads: int,
+    ) -> Rescored:
+        """Scores candidates [B, R] and keeps the k best of each question; those without an approximate score are none."""
+        ...
+
+    def exact(
+        self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Scores all allowed rows; see `Searcher.search_allowed`."""
+        ...
+
+
+class Anywhere:
+    """A `Reading` of each vector where it is, which is the fastest.
+
+    Args:
+      rows: whose vectors.
+      slots: where they are, if it shall be elsewhere than `Rows.slots` says.
+    """
+
+    def __init__(self, rows: Rows, slots: NDArray[np.int64] | None = None):
+        self._rows, self._slots = rows, rows.slots if slots is None else slots
+
+    def rescored(
+        self,
+        queries: NDArray[np.float32],
+        found: NDArray[np.uint32],
+        approximate: NDArray[np.float32],
+        k: int,
+        threads: int,
+    ) -> Rescored:
+        """See `Reading`."""
+        # A plain array: Numba does not know memory maps.
+        base = np.asarray(self._rows.base.vectors)
+        return _rescored(queries, found, approximate, base, self._rows.added.vectors, self._slots, k, threads)
+
+    def exact(
+        self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """See `Reading`."""
+        from jaxretr.search.exact import search_blocks  # It imports JAX.
+
+        rows = np.flatnonzero(allowed)
+        scores, places = search_blocks(self._rows.vector_blocks(rows, self._slots), queries, k)
+        return scores, rows[places]
 
 
 # ---- exact scores of candidates: by Numba, straight from the memory-mapped vectors ----------------------------------
