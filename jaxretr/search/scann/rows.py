@@ -150,7 +150,8 @@ class Rows:
         Returns:
           int64 [N]; None where all may be held.
         """
-        some = held(*self.base.vectors.shape, parts)
+        rows, dim = self.base.vectors.shape
+        some = held(rows, dim, parts)
         return None if some == len(self.base.vectors) else self.slots % some
 
     def release(self) -> None:
