@@ -20,9 +20,8 @@ T = TypeVar("T")
 # A Python string of a typical id and its places in a list and in a dictionary; a value's places in a field's column.
 _ID_BYTES, _VALUE_BYTES = 60 + 8 + 100, 2 * 8 + 4
 
-# Of an engine in memory: bytes per dimension of the codes, its program (measured with ScaNN, 30,000 and 120,000 rows), and a
-# row's number, leaf and norm.
-_CODE_BYTES, _ENGINE_BYTES, _ENTRY_BYTES = 0.25, 80 << 20, 12
+# Of an engine in memory: bytes per dimension of the codes, its program, and a row's number, leaf and norm.
+_CODE_BYTES, _ENGINE_BYTES, _ENTRY_BYTES = 0.25, 32 << 20, 12
 
 
 def estimate(rows: int, dim: int, columns: int = 0, *, approximate: bool) -> int:
