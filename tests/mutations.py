@@ -122,7 +122,7 @@ MUTATIONS = (
     Mutation(
         "no </s> behind the question",
         "data/tokens.py",
-        "return _ended(_first_ids(tokenizer, prompts, max_length), eos, max_length)",
+        "return _ended(_first_ids(tokenizer, prompts, max_length), [eos], max_length)",
         "return Rows(_first_ids(tokenizer, prompts, max_length), 0)",
         ("test_token_store.py::test_scorer_segments_are_tokenised_apart",),
     ),
@@ -144,8 +144,8 @@ MUTATIONS = (
     Mutation(
         "segment ids 0 and 1",
         "models/bert.py",
-        "self.type_embedding(jnp.zeros((), jnp.int32))",
-        "self.type_embedding((jnp.arange(length) >= length // 2).astype(jnp.int32))",
+        "self.type_embedding(jnp.zeros((), jnp.int32) if types is None else types)",
+        "self.type_embedding((jnp.arange(length) >= length // 2).astype(jnp.int32) if types is None else types)",
         BERT,
     ),
     Mutation(
@@ -206,6 +206,27 @@ MUTATIONS = (
         "mine = jnp.arange(size) == (first + jnp.arange(b))[:, None]",
         "mine = jnp.arange(size) == jnp.arange(b)[:, None]",
         (DEFINITION,),
+    ),
+    Mutation(
+        "a shared search's answers to the first that asked",
+        "serve/sharing.py",
+        "found.set_result(hits[start : start + len(vectors)])",
+        "found.set_result(hits[: len(vectors)])",
+        ("test_sharing.py::test_those_that_wait_share_a_pass_and_get_their_own_hits",),
+    ),
+    Mutation(
+        "a batch that counts the tokens before padding",
+        "serve/batching.py",
+        "room = max(1, lane.budget // lane.padded(longest))",
+        "room = max(1, lane.budget // longest)",
+        ("test_batching.py::test_a_batch_counts_the_tokens_that_it_is_padded_to",),
+    ),
+    Mutation(
+        "candidates that the filter does not allow",
+        "search/scann/searcher.py",
+        "passing[passing] = allowed[found[passing]]",
+        "pass",
+        ("test_scann_filters.py::test_only_allowed_passages_are_found_and_as_many_as_there_are",),
     ),
 )
 
