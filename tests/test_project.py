@@ -202,3 +202,15 @@ def test_makefile_reports_a_missing_python(clone: Path) -> None:
     answer = make("quickstart", "PYTHON=no-such-python", cwd=clone)
     assert answer.returncode
     assert "no Python 3.11 or newer" in answer.stderr and not (clone / ".venv").exists()
+
+
+def test_mutations_follow_the_code() -> None:
+    """Each changes a text that is there once, and names tests that exist: `make mutations` takes too long to tell that."""
+    from mutations import MUTATIONS
+
+    names = {path.name: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
+    for mutation in MUTATIONS:
+        assert (ROOT / "jaxretr" / mutation.path).read_text().count(mutation.old) == 1, mutation.name
+        for test in mutation.tests:
+            file, _, function = test.partition("::")
+            assert f"def {function.partition('[')[0]}" in names[file], f"{mutation.name}: {test}"
