@@ -31,7 +31,7 @@ _MORE_LEAVES, _MORE_CANDIDATES = 4, 8
 
 # Questions that a thread takes at a time where there is no engine, and candidates of all questions in any case.
 _QUESTIONS = 256
-_PROPOSED = 4 << 20
+_PROPOSED = 1 << 20
 
 
 class Searcher:
