@@ -136,7 +136,7 @@ def _build(builder: Any, threads: int, name: str, out: str) -> None:
 
 def _config(text: str) -> bytes:
     """ScaNN's configuration as it writes it."""
-    from google.protobuf import text_format
+    text_format = import_extra("google.protobuf.text_format", "scann")
 
     config = import_extra("scann.proto.scann_pb2", "scann").ScannConfig()
     return text_format.Parse(text, config).SerializeToString()
