@@ -246,6 +246,9 @@ def faiss_indexes(
         kinds[name] = f"IVF{lists},PQ{dim // width}x4fs,RFlat", settings
     for name in args.peers:
         text, settings = kinds[name]
+        if "/3" in name and dim % 3:
+            print(f"  {name}: {dim} dimensions cannot be divided by 3")
+            continue
         began = time.perf_counter()
         index = faiss.index_factory(dim, text, faiss.METRIC_INNER_PRODUCT)
         if name == "HNSW":

@@ -507,6 +507,10 @@ def test_the_self_test_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_memory_of_training_is_as_predicted(rows: int, dim: int, leaves: int, sample: int, tmp_path: Path) -> None:
     """Each case is one of the steps that takes the most."""
     vectors = tmp_path / "vectors.npy"
+    # Numba compiles the loop once for a machine, which takes more memory than reading it afterwards.
+    np.save(vectors, np.random.default_rng(0).standard_normal((1000, dim), dtype=np.float32))
+    scann_process.train(vectors, tmp_path, leaves=2, sample=1000, seed=0)
+    scann_process.encode(vectors, tmp_path, tmp_path, tree=True)
     np.save(vectors, np.random.default_rng(0).standard_normal((rows, dim), dtype=np.float32))
     peak = scann_process.train(vectors, tmp_path, leaves=leaves, sample=sample, seed=0)
     peak = max(peak, scann_process.encode(vectors, tmp_path, tmp_path, tree=True))
