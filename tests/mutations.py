@@ -226,7 +226,11 @@ MUTATIONS = (
         "search/scann/searcher.py",
         "passing[passing] = allowed[found[passing]]",
         "pass",
-        ("test_scann_filters.py::test_only_allowed_passages_are_found_and_as_many_as_there_are",),
+        (
+            "test_scann_filters.py::test_where_the_leaves_hold_too_few_that_are_allowed_all_of_them_are_scored",
+            "test_scann_filters.py::test_the_engine_is_asked_where_its_recall_is_certain",
+            "test_scann_filters.py::test_the_target_is_reached_with_filters_that_nothing_was_tuned_on",
+        ),
     ),
 )
 
