@@ -47,6 +47,9 @@ _STEP = 1.6
 # Questions and rounds of a timing, which ends after so long if a few were timed.
 _TIMED, _LEAST_TIMED, _ROUNDS, _TIMING_SECONDS = 24, 4, 3, 0.5
 
+# Of the vectors' file, of which timed searches read one: filters and copies of what they allow are memory, too.
+_PARTS = 4
+
 Kind = Literal["random", "related", "unrelated"]
 
 
@@ -171,7 +174,7 @@ Search = Callable[[Case, NDArray[np.float32]], object]
 
 
 def _search(index: Filterable, setting: FilterSetting) -> Search:
-    reading = Anywhere(index.rows, index.rows.slots_of_timing())
+    reading = Anywhere(index.rows, index.rows.slots_of_timing(_PARTS))
 
     def search(case: Case, questions: NDArray[np.float32]) -> object:
         return index.searcher.search_allowed(
@@ -197,8 +200,7 @@ def _recalls(index: Filterable, cases: Sequence[Case], setting: FilterSetting) -
 
 def _exact_seconds(index: Filterable, cases: Sequence[Case]) -> float:
     """As `_seconds`, if every allowed row is scored."""
-    # A smaller part: the copies that exact search makes are memory, too.
-    reading = Anywhere(index.rows, index.rows.slots_of_timing(parts=4))
+    reading = Anywhere(index.rows, index.rows.slots_of_timing(_PARTS))
     return _seconds(index, cases, lambda case, some: reading.exact(some, index.facts.k, case.allowed))
 
 
