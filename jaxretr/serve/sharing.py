@@ -36,8 +36,8 @@ class Kind:
 class SharedSearches:
     """Runs searches; called in the event loop alone.
 
-    Reading the vectors costs an exact search of one question as much as one of several, so that under load many
-    questions are answered in the time of a few. A search without others waits for none.
+    An exact search reads all vectors, whether for one question or for several, so under load many questions are
+    answered in the time of a few. A search that comes alone does not wait.
     """
 
     def __init__(self) -> None:

@@ -41,7 +41,7 @@ def build(patch: pytest.MonkeyPatch, engine: EngineName = "faiss", **patches: ob
 
 
 def filters() -> dict[str, np.ndarray]:
-    """Of several sizes: by chance, what is near some passage, what is far from everything else."""
+    """Filters of several sizes: random rows, rows near a passage, and rows far from everything else."""
     rng = np.random.default_rng(8)
     near = TWICE @ TWICE[11]
     return {

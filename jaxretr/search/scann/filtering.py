@@ -25,10 +25,11 @@ from jaxretr.search import question_sets
 from jaxretr.search.certificate import Recall, certain_recall, recall_bounds
 from jaxretr.search.question_sets import Questions
 from jaxretr.search.scann.certificate import FilterLine
+from jaxretr.search.scann.exact_scores import Anywhere
 from jaxretr.search.scann.layout import Facts
 from jaxretr.search.scann.one_pass import OnePass
 from jaxretr.search.scann.rows import Rows
-from jaxretr.search.scann.searcher import Anywhere, Searcher
+from jaxretr.search.scann.searcher import Searcher
 from jaxretr.search.scann.tuning import FilterSetting, Setting
 
 # Shares of the rows that are tuned and certified. A search with a share between two takes the setting of the lower one.

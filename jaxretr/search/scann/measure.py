@@ -16,6 +16,7 @@ from jaxretr.search.question_sets import Questions
 from jaxretr.search.scann import filtering
 from jaxretr.search.scann.certificate import Certificate, Line
 from jaxretr.search.scann.engines import engine_of
+from jaxretr.search.scann.exact_scores import Anywhere
 from jaxretr.search.scann.layout import Facts
 from jaxretr.search.scann.one_pass import search_in_one_pass
 from jaxretr.search.scann.rows import Rows
@@ -44,14 +45,14 @@ def tuned(index: Measurable, questions: Questions | None, targets: Sequence[floa
     vectors = questions.vectors[questions.tune]
     own = questions.own_rows(index.rows.row_of(), questions.tune)
     exact = _exact_rows(index, vectors, own, k)
-    slots = index.rows.slots_of_timing()
+    reading = Anywhere(index.rows, index.rows.slots_of_timing())
 
     def candidates(leaves: int, count: int) -> NDArray[np.int64]:
         found, approximate = index.searcher.candidates(vectors, leaves, count, cpu_threads())
         return np.where(np.isnan(approximate), -1, found.astype(np.int64))
 
     def search(leaves: int, count: int, some: int) -> object:
-        return index.searcher.search(vectors[:some], k, leaves, count, 1, slots)
+        return index.searcher.search(vectors[:some], k, leaves, count, 1, reading)
 
     settings = tune(candidates, search, exact, own, targets=targets, leaves=index.facts.leaves, rows=n)
     index.rows.release()
@@ -72,7 +73,7 @@ def certify(index: Measurable, questions: Questions) -> tuple[Questions, Certifi
     vectors = questions.vectors[part]
     own = questions.own_rows(index.rows.row_of(), part)
     exact = _exact_rows(index, vectors, own, min(max(question_sets.DEPTH, facts.k), n))
-    slots = index.rows.slots_of_timing()
+    reading = Anywhere(index.rows, index.rows.slots_of_timing())
     lines = [
         Line(
             target=setting.target,
@@ -81,7 +82,7 @@ def certify(index: Measurable, questions: Questions) -> tuple[Questions, Certifi
             leaves=setting.leaves,
             candidates=setting.candidates,
             recalls=recalls,
-            **certificates.measure_speed(_timed(index, setting, slots), vectors, facts.k),
+            **certificates.measure_speed(_timed(index, setting, reading), vectors, facts.k),
         )
         for setting, recalls in zip(facts.settings, _recalls(index, vectors, exact, own), strict=True)
     ]
@@ -116,9 +117,9 @@ def _recalls(
     ]
 
 
-def _timed(index: Measurable, setting: Setting, slots: NDArray[np.int64] | None) -> certificates.Search:
+def _timed(index: Measurable, setting: Setting, reading: Anywhere) -> certificates.Search:
     return lambda queries, k, threads: index.searcher.search(
-        queries, min(k, len(index)), setting.leaves, setting.candidates, threads, slots
+        queries, min(k, len(index)), setting.leaves, setting.candidates, threads, reading
     )
 
 

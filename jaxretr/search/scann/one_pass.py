@@ -3,8 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxretr.search.scann.exact_scores import Rescored, score_candidates
 from jaxretr.search.scann.rows import Rows
-from jaxretr.search.scann.searcher import Rescored, Searcher, score_candidates
+from jaxretr.search.scann.searcher import Searcher
 
 
 class OnePass:
