@@ -65,7 +65,7 @@ def child(args: argparse.Namespace) -> int:
     from on_gpu import parts
     from on_gpu.measuring import Part, first_line
 
-    part = Part(args.report, args.seconds, size=args.size, toy=args.toy, torch=peers(args))
+    part = Part(args.report, args.seconds, size=args.size, toy=args.toy, torch=peers(args), profile=args.profile)
     try:
         PLANS[args.part].run(parts, part)
     except Exception as error:
@@ -166,6 +166,7 @@ def run_child(
     report.unlink(missing_ok=True)
     words = ["--part", name, "--report", report, "--size", size, "--seconds", max(1.0, seconds - STARTUP)]
     words += ["--out", args.out, *(["--toy"] if args.toy else []), *([] if torch else ["--no-torch"])]
+    words += ["--profile"] if args.profile else []
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
@@ -295,6 +296,7 @@ def main() -> None:
     parser.add_argument("--peak-tflops", type=float, help="of the device, bfloat16 (default: by its name)")
     parser.add_argument("--peak-gbs", type=float, help="of its memory, 10^9 bytes a second (default: by its name)")
     parser.add_argument("--no-torch", action="store_true", help="leave the peers out")
+    parser.add_argument("--profile", action="store_true", help="also the kernels that a call of each case took")
     parser.add_argument("--toy", action="store_true", help="tiny shapes, to try the program on a CPU")
     for hidden, kind in (("--part", str), ("--report", Path), ("--size", float), ("--seconds", float)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)

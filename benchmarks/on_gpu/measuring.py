@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 
+from on_gpu.profiling import kernels
+
 Call = Callable[[], Any]
 
 
@@ -19,11 +21,12 @@ class Part:
       size: 1, or what an earlier try that ran out of memory was halved to.
       toy: tiny shapes, for a CPU.
       torch: the peers' module, or None where PyTorch does not run on the device.
+      profile: reports the kernels of one call of each case, too.
     """
 
-    def __init__(self, report: Path, budget: float, *, size: float, toy: bool, torch: Any):
+    def __init__(self, report: Path, budget: float, *, size: float, toy: bool, torch: Any, profile: bool = False):
         self._report, self._end = report, time.monotonic() + budget
-        self.size, self.toy, self.torch = size, toy, torch
+        self.size, self.toy, self.torch, self.profile = size, toy, torch, profile
 
     @property
     def left(self) -> float:
@@ -59,6 +62,11 @@ class Part:
         limit = self.left * share
         ours()  # The first run of a compiled program loads it.
         taken = {"ours": repeat(ours, limit * (0.3 if peer else 0.8))}
+        if self.profile:
+            try:
+                facts["kernels"] = kernels(ours)
+            except Exception as error:  # The times are worth having without it.
+                facts["kernels_error"] = first_line(error)
         self.report(case, ours=summary(taken["ours"]), **facts)
         self.say(f"{case}: {statistics.median(taken['ours']):.4g} s")
         if peer is None:

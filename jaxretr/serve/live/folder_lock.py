@@ -48,5 +48,7 @@ class FolderLock:
     def release(self) -> None:
         """Releases the folder for other processes; a second call does nothing."""
         if self._file is not None:
+            # Closing alone would leave the lock to a process that another thread has just forked, until that executes.
+            fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)
             self._file = None

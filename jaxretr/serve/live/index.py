@@ -255,13 +255,27 @@ class LiveIndex:
         if self._view.base is view.base:
             self.certified = certified
 
-    def close(self) -> None:
-        """Finishes accepted writes, and releases the folder for other processes."""
+    def close(self, seconds: float = _CLOSING_SECONDS) -> bool:
+        """Finishes accepted writes, and releases the folder for other processes.
+
+        Args:
+          seconds: how long to wait for a snapshot or a certificate that is being made. It is not needed: what is accepted is
+            in the database.
+
+        Returns:
+          Whether the folder is released. Otherwise this process keeps it to its end.
+        """
         self.upkeep.ask_to_stop()
         self.writer.close()
-        if self.upkeep.wait(_CLOSING_SECONDS):
-            self.database.close()
-            self._lock.release()
+        if not self.upkeep.wait(seconds):
+            log.warning(
+                "%s: a snapshot or certificate is still being made; the folder is locked until this process ends",
+                self.folder,
+            )
+            return False
+        self.database.close()
+        self._lock.release()
+        return True
 
 
 def _encoded(space: Space, encode: Encode, documents: Sequence[Document]) -> np.ndarray | None:
