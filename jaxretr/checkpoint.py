@@ -111,11 +111,19 @@ class Checkpoints:
                 "use the config it was made with, or another --workdir"
             )
         try:
-            return self._checkpointer.load(step, like)
+            return self._load(step, saved, like)
         except Exception as error:
             if is_of_collective(error) or isinstance(error, MemoryError):
                 raise
             raise self._unreadable(step, error) from error
+
+    def _load(self, step: int | None, saved: Any, like: Any) -> Any:
+        """Reads the arrays in the form that they were saved in: `like` may have places for None that an older one lacks."""
+        wanted = {dotted(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(like)}
+        form = jax.tree_util.tree_map_with_path(lambda path, _: wanted[dotted(path)], saved)
+        loaded = self._checkpointer.load(step, form)
+        arrays = {dotted(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(loaded)}
+        return jax.tree_util.tree_map_with_path(lambda path, _: arrays[dotted(path)], like)
 
     def wait(self) -> None:
         """Waits until everything is on disk."""

@@ -16,6 +16,7 @@ from jaxretr.config.contrastive import (
     Validation,
 )
 from jaxretr.config.data import DevData, ExampleData, PretrainData
+from jaxretr.config.index_aware import IndexAware
 from jaxretr.config.kinds import KINDS, check_numbers
 from jaxretr.config.live_index import LiveIndex
 from jaxretr.config.loading import load, override, with_settings
@@ -47,6 +48,7 @@ __all__ = [
     "Encoder",
     "EngineName",
     "ExampleData",
+    "IndexAware",
     "Joint",
     "LiveIndex",
     "Mesh",

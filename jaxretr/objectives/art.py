@@ -26,6 +26,7 @@ from jaxretr.models.layers import Params
 from jaxretr.models.scorers.teachers import Teacher
 from jaxretr.objectives.blocks import block_size, in_blocks
 from jaxretr.objectives.distillation import kl_divergence
+from jaxretr.objectives.index_aware import on_stored, storage_error
 from jaxretr.objectives.live_index import (
     IndexProgram,
     embed_passages,
@@ -35,6 +36,7 @@ from jaxretr.objectives.live_index import (
     staleness,
     write_back,
 )
+from jaxretr.objectives.quantised import StoredRows
 from jaxretr.objectives.text_keys import TextKeys
 from jaxretr.objectives.typo_terms import embed_with_forms, form_losses
 from jaxretr.parallel.mesh import DATA
@@ -180,23 +182,9 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
                 program, params, state.frozen, batch.tokens, batch.lengths, batch.forms, keys
             )  # [b, D], [b, V, D]
             p = embed_passages(program, params, state.frozen, found, keys.passages)  # [b, K, D]
-            student = scaled_scores(program, q[:, None], p)[:, 0]  # [b, K]
-            wanted = target(student, teacher, program.art.teacher_temperature, program.art.prior_weight)
-            losses = losses_of(student, wanted)
-            terms: dict[str, jax.Array] = {}
-            if forms is not None:
-                of_forms, terms = form_losses(
-                    program.typos,
-                    q,
-                    forms,
-                    student,
-                    jnp.ones(student.shape, bool),
-                    lambda vectors: of_others(program, vectors, p, wanted),
-                    tokens=batch.tokens,
-                    temperature=program.temperature,
-                )
-                losses = program.typos.clean_weight * losses + of_forms
-            return losses.mean(), (student, p, {name: values.mean() for name, values in terms.items()})
+            loss_on = partial(student_loss, program, q, p, teacher, forms, batch)
+            loss, (student, terms) = on_stored(program, state.codes, loss_on)
+            return loss, (student, p, terms)
 
         (loss, (student, fresh, terms)), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
 
@@ -215,6 +203,56 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
         return state.apply_gradients(gradients, optimizer), index, metrics, rows
 
     return step
+
+
+def student_loss(
+    program: ArtProgram,
+    q: jax.Array,
+    p: jax.Array,
+    teacher: jax.Array,
+    forms: jax.Array | None,
+    batch: QuestionBatch,
+    stored: StoredRows | None = None,
+) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
+    """This device's mean loss.
+
+    Args:
+      program: the run's constants.
+      q: this device's questions, float32 [b, D].
+      p: their passages, float32 [b, K, D].
+      teacher: its scores, float32 [b, K].
+      forms: the questions' misspelt forms, float32 [b, V, D]; None without terms for typos.
+      batch: this device's part of it.
+      stored: how the passages are stored that are scored; None: as they are.
+
+    Returns:
+      A float32 scalar; the student's scaled scores, float32 [b, K], and the means of further terms by their names in the
+      log.
+    """
+    terms: dict[str, jax.Array] = {}
+    if stored is not None:
+        terms["storage_error"] = storage_error(stored, p)
+        p = stored(p)
+    student = scaled_scores(program, q[:, None], p)[:, 0]  # [b, K]
+    wanted = target(student, teacher, program.art.teacher_temperature, program.art.prior_weight)
+    losses = losses_of(student, wanted)
+    if forms is not None:
+        of_forms, of_typos = form_losses(
+            program.typos,
+            q,
+            forms,
+            student,
+            jnp.ones(student.shape, bool),
+            lambda vectors: of_others(program, vectors, p, wanted),
+            tokens=batch.tokens,
+            temperature=program.temperature,
+        )
+        losses = program.typos.clean_weight * losses + of_forms
+        terms |= of_typos
+    loss, means = losses.mean(), {name: values.mean() for name, values in terms.items()}
+    if stored is not None:
+        loss += program.index_aware.commitment * means["storage_error"]
+    return loss, (student, means)
 
 
 def scaled_scores(program: ArtProgram, vectors: jax.Array, p: jax.Array) -> jax.Array:

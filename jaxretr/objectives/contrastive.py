@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxretr.models.layers import Params
 from jaxretr.objectives.batch_loss import ContrastiveBatch, ContrastiveProgram, PassagesOfBatch, batch_loss
 from jaxretr.objectives.contrastive_losses import NO_PASSAGE, Masks, among, contrastive_losses
+from jaxretr.objectives.index_aware import on_stored
 from jaxretr.objectives.live_index import (
     embed_passages,
     embed_questions,
@@ -103,7 +104,9 @@ def make_step(
         def loss_of(params: Params) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array]]:
             q, forms = embed_with_forms(program, params, state.frozen, batch.tokens, batch.lengths, batch.forms, keys)
             p = embed_passages(program, params, state.frozen, fetched, keys.passages)
-            loss, metrics = batch_loss(program, q, p, PassagesOfBatch(own, everyone, index, contents), batch, forms)
+            given = PassagesOfBatch(own, everyone, index, contents)
+            loss_on = partial(batch_loss, program, q, p, given, batch, forms)
+            loss, metrics = on_stored(program, state.codes, loss_on)
             return loss, (metrics, p)
 
         (loss, (metrics, fresh)), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)

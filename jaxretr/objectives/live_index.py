@@ -6,7 +6,7 @@ rows are local. ART and the contrastive objectives share it.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxretr.config import LiveIndex
+from jaxretr.config import IndexAware, LiveIndex
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, embed, tower, word_table
 from jaxretr.models.layers import Params
 from jaxretr.objectives.blocks import block_size, block_start, num_blocks
@@ -49,6 +49,8 @@ class IndexProgram:
     seed: int
     shard_parameters: bool = False
     """The encoder's large matrices are split over "data", see jaxretr/parallel/split_parameters.py."""
+    index_aware: IndexAware = field(default_factory=IndexAware)
+    """How the loss's scores are rounded."""
 
 
 @jax.named_scope("questions")

@@ -15,6 +15,7 @@ from jaxretr.data.token_store import TokenStore, ids_dtype
 from jaxretr.errors import UsageError
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_params
 from jaxretr.models.scorers.teachers import Teacher
+from jaxretr.objectives import index_aware
 from jaxretr.objectives.art import ArtProgram, QuestionBatch, make_step
 from jaxretr.parallel import sharding
 from jaxretr.parallel.hosts import fingerprint
@@ -22,6 +23,7 @@ from jaxretr.parallel.mesh import check_cpu_devices
 from jaxretr.recipes.art_texts import read_art_texts
 from jaxretr.recipes.corpus_sizes import CorpusSize
 from jaxretr.recipes.encoder_start import frozen_branches, load_model, model_config
+from jaxretr.recipes.index_codes import IndexCodes
 from jaxretr.recipes.outline import (
     INDEX,
     SCORER,
@@ -89,6 +91,7 @@ class ArtPrograms:
                 "typos.multi_positive and typos.passage_self_teaching_weight need judged passages, and ART has none; "
                 "leave them out"
             )
+        index_aware.check(config.index_aware)
         top_k = min(config.art.top_k, corpus_rows)
         if top_k < config.art.top_k:
             log.warning("art.top_k=%d, but the corpus has %d passages: using %d", config.art.top_k, top_k, top_k)
@@ -101,6 +104,7 @@ class ArtPrograms:
             activation_bytes=activation_bytes(config.encoder, mesh),
             seed=config.train.seed,
             shard_parameters=splits(config.mesh, encoder, mesh),
+            index_aware=config.index_aware,
             teacher=teacher,
             scorer=config.scorer,
             art=config.art,
@@ -144,6 +148,8 @@ class ArtRun(ArtPrograms):
         )
         self.scorer_params = sharding.put(stored(self.scorer.teacher, self.scorer.params, config.scorer.dtype), mesh)
 
+        self.codes = IndexCodes(self.program, mesh, len(self.corpus))
+
         # ---- questions -----------------------------------------------------------------------------------------------
         self.batches = QuestionBatches(len(self.questions), config.train.batch_size, config.train.seed)
         questions = [question.text for question in self.questions]
@@ -166,7 +172,9 @@ class ArtRun(ArtPrograms):
         encoder, shape = model_config(config.encoder, config.joint), teacher_shape(config.scorer)
         run = ArtPrograms(config, encoder, shape.teacher, size.searched, mesh)
         split = run.program.shard_parameters
+        codes = IndexCodes(run.program, mesh, size.searched)
         state = abstract_train_state(abstract_params(encoder), run.optimizer, mesh, run.frozen, split=split)
+        state = codes.abstract(state)
         corpus = AbstractCorpus(config.encoder, encoder, mesh, size)
         index, passages = corpus.index(config.index), corpus.tokens
         ids = ids_dtype(shape.vocabulary)
@@ -179,6 +187,7 @@ class ArtRun(ArtPrograms):
         programs = [
             training_step(run.train_step, (state, index, passages, scorer_passages, scorer, batch), resident),
             corpus.refresh(run.program, state, index),
+            *codes.planned(state, passages),
         ]
         if config.data.has_dev_questions:
             programs += corpus.evaluation(run.program, state, index, config.train, searches=True)
@@ -199,16 +208,16 @@ class ArtRun(ArtPrograms):
         """The pretrained weights and an index made with them."""
         split = self.program.shard_parameters
         train = initial_state(self.model, self.optimizer, self.mesh, self.frozen, split=split)
-        return ArtState(train, self.whole.encode(train))
+        return ArtState(self.codes.first(train, self.whole.passages), self.whole.encode(train))
 
     def abstract_state(self) -> ArtState:
         """The shapes and shardings of the state."""
         split = self.program.shard_parameters
         train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=split)
-        return ArtState(train, self.whole.abstract_index())
+        return ArtState(self.codes.abstract(train), self.whole.abstract_index())
 
     def step(self, state: ArtState, number: int, batch: QuestionBatch) -> tuple[ArtState, dict[str, jax.Array]]:
-        """One ART step; every R steps the index is refreshed first."""
+        """One ART step; first the index is refreshed every R steps, and product codes are fitted as often as is set."""
         train, index = self.refreshed(state, number)
         train, index, values, _ = self.train_step(
             train, index, self.whole.passages, self.scorer_passages, self.scorer_params, batch
@@ -216,11 +225,11 @@ class ArtRun(ArtPrograms):
         return ArtState(train, index), values
 
     def refreshed(self, state: ArtState, number: int) -> ArtState:
-        """The state with a fresh index, if one is due before step `number`."""
+        """The state with a fresh index and fresh product codes, where they are due before step `number`."""
         train, index = state
         if refresh_is_due(number, self.config.index.refresh_every, self.config.train, bool(self.dev.questions)):
             index = self.whole.refresh(train, index)
-        return ArtState(train, index)
+        return ArtState(self.codes.refitted(train, self.whole.passages, number), index)
 
     def evaluate(self, state: ArtState) -> dict[str, float]:
         """Retrieval metrics of the dev questions over the whole corpus, and of the suites, with the current weights."""

@@ -32,7 +32,7 @@ from jaxretr.state import CorpusState, CorpusTokens, TrainState
 
 PARAMETERS, FROZEN, OPTIMIZER = "parameters", "frozen parameters", "optimizer state"
 TOKENS, INDEX, FRESH_INDEX = "corpus tokens", "index embeddings", "evaluation's index"
-SCORER, BATCH = "scorer", "batch"
+SCORER, BATCH, CODES = "scorer", "batch", "product codes"
 
 # The ids of ART's instruction in T5's own vocabulary; only how many there are matters here.
 T5_PROMPT = Prompt(prefix=(3, 4, 5, 6), suffix=(*range(3, 15), 1))
@@ -66,7 +66,8 @@ def training_step(program: Callable[..., Any], arguments: tuple[Any, ...], resid
 
 def of_state(state: TrainState) -> dict[str, Any]:
     """The parts of a state, by what they are."""
-    return {PARAMETERS: state.params, FROZEN: state.frozen, OPTIMIZER: (state.opt_state, state.step)}
+    parts = {PARAMETERS: state.params, FROZEN: state.frozen, OPTIMIZER: (state.opt_state, state.step)}
+    return parts if state.codes is None else {**parts, CODES: state.codes}
 
 
 def abstract_tokens(mesh: Mesh, dtype: Any, rows: int, longest: int, *forms: int) -> CorpusTokens:
