@@ -106,14 +106,13 @@ def formulation(questions: int) -> str:
     import jax
 
     from jaxretr.parallel import machine
-    from jaxretr.search import topk
     from jaxretr.search.exact import host_search
 
     if jax.default_backend() == "cpu":
         if questions >= host_search.BFLOAT16_BATCH and machine.has_amx():
             return f"host: blocks of {host_search.BLOCK_ROWS} rows in bfloat16, candidates again in float64"
         return "host: rows x questions in registers, compared with a rising bound, candidates again in float64"
-    return f"streamed: a selection in every block of {topk.BLOCK_ROWS} rows"
+    return "accelerators: a pyramid of maxima, few selections"
 
 
 def _seconds(action: Callable[[], object]) -> float:

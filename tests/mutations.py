@@ -55,6 +55,35 @@ BERT = ("test_bert_parity.py::test_hidden_states_equal_transformers[bert]",)
 DEFINITION = "test_contrastive_batch.py::test_loss_and_gradients_are_those_of_the_definition"
 
 MUTATIONS = (
+    # ---- exact search on accelerators --------------------------------------------------------------------------------
+    Mutation(
+        "two terms of a float32 question",
+        "search/topk/accelerators.py",
+        "for _ in range(3):",
+        "for _ in range(2):",
+        ("test_topk.py::test_three_bfloat16_terms_are_the_float32_question_and_its_scores_have_float32_precision",),
+    ),
+    Mutation(
+        "the groups of a selection in the order of their maxima",
+        "search/topk/accelerators.py",
+        "return jnp.sort(place, axis=-1)",
+        "return place",
+        ("test_topk.py::test_accelerators_give_ties_across_groups_blocks_and_levels_to_the_lowest_row",),
+    ),
+    Mutation(
+        "a pyramid whose parts are one place off",
+        "search/topk/accelerators.py",
+        "parts = groups[:, :, None] * fan + jnp",
+        "parts = groups[:, :, None] * fan + 1 + jnp",
+        ("test_topk.py::test_a_pyramid_of_several_levels_and_blocks_is_brute_force",),
+    ),
+    Mutation(
+        "rows of the last block found twice",
+        "search/topk/shard.py",
+        "lowest = jnp.maximum(start, number * size)",
+        "lowest = start",
+        ("test_topk.py::test_a_pyramid_of_several_levels_and_blocks_is_brute_force",),
+    ),
     # ---- ART ---------------------------------------------------------------------------------------------------------
     Mutation(
         "the KL divergence reversed",

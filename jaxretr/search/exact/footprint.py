@@ -9,7 +9,9 @@ from jaxretr.parallel.mesh import DATA, padded_rows
 from jaxretr.search.exact.host_rows import PIECE_BYTES
 from jaxretr.search.exact.host_search import working_bytes
 from jaxretr.search.exact.slabs import QUERY_BUCKETS
-from jaxretr.search.topk import BLOCK_ROWS, COARSE, FINE, can_group, cpu_block_rows, maxima_limit, scores_whole
+from jaxretr.search.topk import BLOCK_ROWS
+from jaxretr.search.topk.accelerators import GPU, TPU, Layout, can_narrow
+from jaxretr.search.topk.grouped import COARSE, FINE, can_group, cpu_block_rows, maxima_limit, scores_whole
 from jaxretr.stores.vector_files import bytes_a_row
 
 # Compiling the programs of a search and holding them, measured on a CPU: 10 to 25 MB.
@@ -79,7 +81,7 @@ def estimate(
     else:
         # A CPU's devices run side by side, and all of them take from one memory.
         side_by_side = devices if platform == "cpu" else 1
-        searching = side_by_side * _search_bytes(held // devices, dim, batch, found, stored, platform == "cpu")
+        searching = side_by_side * _search_bytes(held // devices, dim, batch, found, stored, platform)
     results = questions * found * 12 + questions * dim * 4 * 2
     # The loops on a host are part of what it takes to search; XLA compiles nothing then.
     host = (0 if on_host else _PROGRAMS) + 3 * PIECE_BYTES + results + (rows * _ID_BYTES if ids else 0)
@@ -93,10 +95,14 @@ def estimate(
     )
 
 
-def _search_bytes(rows: int, dim: int, batch: int, k: int, stored: int, cpu: bool) -> int:
+def _search_bytes(rows: int, dim: int, batch: int, k: int, stored: int, platform: str) -> int:
     """Of one program on one device; see `topk` for the arrays."""
     k = min(k, rows)
-    if not (cpu and can_group(rows, k, BLOCK_ROWS)):
+    kind = TPU if platform == "tpu" else GPU
+    if platform != "cpu" and can_narrow(rows, k, BLOCK_ROWS, kind):
+        layout = Layout.of((rows, dim), stored / dim, batch, k, BLOCK_ROWS, kind)
+        return layout.working_bytes(rows, dim, batch, stored, kind)
+    if platform != "cpu" or not can_group(rows, k, BLOCK_ROWS):
         block = min(BLOCK_ROWS, rows)
         return batch * (2 * block * 4 + 2 * (k + block) * 8) + block * (stored + dim * 4)
     if scores_whole(rows, batch) and stored == dim * 4:
