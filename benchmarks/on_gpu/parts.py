@@ -385,7 +385,7 @@ def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
     index = CorpusState(random_rows(mesh, rows, encoder.embedding_size), jnp.zeros(rows, jnp.int32))
     index = jax.device_put(index, passages.tokens.sharding)
     teacher = T5Teacher(t5, prompt)
-    widths = TeacherWidths.of_lengths(teacher, drawn[1], target_lengths, scorer_width, 40)
+    widths = TeacherWidths.of_lengths(teacher, drawn[1], target_lengths, sizes.scorer_width, 40)
     program = art.ArtProgram(
         **_fields(_index_program(encoder, n)),
         # Without a table: every pair is asked for in every step.
