@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jaxretr import optim
-from jaxretr.config import Art, LiveIndex, Negatives, Optimizer, Scorer
+from jaxretr.config import Art, LiveIndex, Negatives, Optimizer
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed
 from jaxretr.models.encode import Engine
@@ -25,6 +25,8 @@ from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.objectives import art, contrastive
 from jaxretr.objectives.live_index import IndexProgram, find_passages, make_refresh
 from jaxretr.objectives.mlm import mask, masked_lm_loss
+from jaxretr.objectives.teacher_widths import TeacherWidths
+from jaxretr.objectives.teaching import Teaching
 from jaxretr.objectives.token_step import make_token_step
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import DATA, padded_rows, put_rows
@@ -375,25 +377,28 @@ def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
     question_lengths, target_lengths = sizes.question_lengths, sizes.target_lengths
     questions = random_tokens(mesh, question_lengths, 32, encoder.backbone.vocab_size)
     targets = random_tokens(mesh, target_lengths, 40, t5.vocab_size)
-    batch = art.QuestionBatch(questions.tokens, questions.lengths, targets.tokens, targets.lengths)
+    numbers = jax.device_put(np.arange(b, dtype=np.int32), questions.lengths.sharding)
+    batch = art.QuestionBatch(questions.tokens, questions.lengths, targets.tokens, targets.lengths, numbers)
     scorer = random_params(define(lambda rngs: T5Model(t5, rngs=rngs))[1], mesh, jnp.bfloat16)
     optimizer = optim.build(Optimizer(learning_rate=1e-6), 1000)
     state = sharding.put(TrainState.create(random_params(abstract_params(encoder), mesh), optimizer), mesh)
     index = CorpusState(random_rows(mesh, rows, encoder.embedding_size), jnp.zeros(rows, jnp.int32))
     index = jax.device_put(index, passages.tokens.sharding)
+    teacher = T5Teacher(t5, prompt)
+    widths = TeacherWidths.of_lengths(teacher, drawn[1], target_lengths, sizes.scorer_width, 40)
     program = art.ArtProgram(
         **_fields(_index_program(encoder, n)),
-        teacher=T5Teacher(t5, prompt),
+        # Without a table: every pair is asked for in every step.
+        teaching=Teaching(teacher=teacher, widths=widths, dtype="bfloat16", chunk=chunk, replacement="unused"),
         top_k=k,
         temperature=math.sqrt(encoder.embedding_size),
         art=Art(),
-        scorer=Scorer("t5", chunk=chunk, dtype="bfloat16"),
     )
     part.say("compiling")
     call, seconds = compiled(
-        art.make_step(program, optimizer, mesh), state, index, passages, scorer_passages, scorer, batch
+        art.make_step(program, optimizer, mesh), state, index, None, passages, scorer_passages, scorer, batch
     )
-    step = _Stepped(call, (state, index), passages, scorer_passages, scorer, batch)
+    step = _Stepped(call, (state, index, None), passages, scorer_passages, scorer, batch)
     # Random rows are found, so that their lengths are the corpus's.
     pairs = b * k
     read = drawn[0][:pairs], drawn[1][:pairs] + prompt.size

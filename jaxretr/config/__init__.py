@@ -6,7 +6,16 @@ each checkpoint go through this package; both refuse a name that does not exist.
 
 from jaxretr.config.art import INDEX_IN_ART, Art, ArtConfig, ArtData
 from jaxretr.config.as_json import from_json, to_json
-from jaxretr.config.choices import LOWER_IS_BETTER, Dtype, EncodeDtype, EngineName, Pooling, ScorerKind, TrackerName
+from jaxretr.config.choices import (
+    LOWER_IS_BETTER,
+    Dtype,
+    EncodeDtype,
+    EngineName,
+    Pooling,
+    Replacement,
+    ScorerKind,
+    TrackerName,
+)
 from jaxretr.config.contrastive import (
     Contrastive,
     ContrastiveConfig,
@@ -25,6 +34,7 @@ from jaxretr.config.names import all_settings, nearest_setting
 from jaxretr.config.pretraining import EmbeddingDistillationConfig, MlmConfig, PassageLmConfig
 from jaxretr.config.reranker import PairNegatives, Ranking, RerankerConfig, RerankerData
 from jaxretr.config.run import Config, Mesh, Optimizer, Tracking, Train
+from jaxretr.config.score_table import ScoreTable
 from jaxretr.config.typos import Typos
 
 __all__ = [
@@ -61,8 +71,10 @@ __all__ = [
     "Pooling",
     "PretrainData",
     "Ranking",
+    "Replacement",
     "RerankerConfig",
     "RerankerData",
+    "ScoreTable",
     "Scorer",
     "ScorerKind",
     "T5Shape",

@@ -11,6 +11,7 @@ from jaxretr.config.index_aware import IndexAware
 from jaxretr.config.live_index import LiveIndex
 from jaxretr.config.models import Encoder, Joint, Scorer
 from jaxretr.config.run import Config
+from jaxretr.config.score_table import ScoreTable
 from jaxretr.config.typos import Typos
 
 
@@ -89,6 +90,7 @@ class ArtConfig(Config):
     typos: Typos = field(default_factory=Typos)
     index: LiveIndex = field(default_factory=lambda: LiveIndex(write_back=True))
     index_aware: IndexAware = field(default_factory=IndexAware)
+    table: ScoreTable = field(default_factory=ScoreTable)
 
     def __post_init__(self) -> None:
         moved: dict[str, Any] = vars(self.art).get(_MOVED, {})

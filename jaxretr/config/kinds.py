@@ -34,5 +34,11 @@ def check_numbers(config: Config) -> None:
             "train.suites: only art and contrastive runs evaluate on collections; leave it out, and measure the model with "
             "jaxretr evaluate --suite"
         )
+    if isinstance(config, ArtConfig) and config.table.capacity < 0:
+        raise UsageError(f"table.capacity={config.table.capacity}: must be at least 0; set --table.capacity")
+    if isinstance(config, ArtConfig) and config.table.path is not None and not config.table.capacity:
+        raise UsageError(
+            "table.path fills the table, and table.capacity=0 keeps none; set --table.capacity, or leave it out"
+        )
     if config.train.seed < 0:
         raise UsageError(f"train.seed={config.train.seed}: must be at least 0; set --train.seed")

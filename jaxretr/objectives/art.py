@@ -21,10 +21,8 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxretr.config import Art, Scorer, Typos
+from jaxretr.config import Art, Typos
 from jaxretr.models.layers import Params
-from jaxretr.models.scorers.teachers import Teacher
-from jaxretr.objectives.blocks import block_size, in_blocks
 from jaxretr.objectives.distillation import kl_divergence
 from jaxretr.objectives.index_aware import on_stored, storage_error
 from jaxretr.objectives.live_index import (
@@ -37,6 +35,8 @@ from jaxretr.objectives.live_index import (
     write_back,
 )
 from jaxretr.objectives.quantised import StoredRows
+from jaxretr.objectives.score_table import TableState
+from jaxretr.objectives.teaching import Questions, Teaching, teach
 from jaxretr.objectives.text_keys import TextKeys
 from jaxretr.objectives.typo_terms import embed_with_forms, form_losses
 from jaxretr.parallel.mesh import DATA
@@ -110,6 +110,8 @@ class QuestionBatch:
     """As the teacher reads questions (a T5: "Question: {q}</s>"), integers [B, T]."""
     target_lengths: jax.Array
     """int32 [B]."""
+    numbers: jax.Array
+    """Of the questions in the training data, int32 [B]."""
     forms: CorpusTokens | None = None
     """The questions' misspelt forms, tokens [B, V, L] and lengths [B, V]; None without terms for typos."""
 
@@ -118,8 +120,7 @@ class QuestionBatch:
 class ArtProgram(IndexProgram):
     """All that is fixed while an ART run's programs are compiled: sections of its config, and what follows from them."""
 
-    teacher: Teacher
-    scorer: Scorer
+    teaching: Teaching
     art: Art
     top_k: int
     """`art.top_k`, or the size of a smaller corpus."""
@@ -137,28 +138,30 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
       mesh: with the axes "data" and "model"; B must be a multiple of its data axis.
 
     Returns:
-      step(state, index, passages, scorer_passages, scorer_params, batch) -> (state, index, metrics, rows), where
-      `passages` and `scorer_passages` are the corpus's CorpusTokens for the encoder and for the scorer, `metrics`
-      a dict of float32 scalars and `rows` the retrieved corpus rows, int32 [B, K]. `state` and `index` are donated.
+      step(state, index, table, passages, scorer_passages, scorer_params, batch) -> (state, index, table, metrics, rows),
+      where `table` is the teacher's TableState or None, `passages` and `scorer_passages` are the corpus's CorpusTokens for
+      the encoder and for the scorer, `metrics` a dict of float32 scalars and `rows` the retrieved corpus rows,
+      int32 [B, K]. `state`, `index` and `table` are donated.
     """
 
-    @partial(jax.jit, donate_argnums=(0, 1))
+    @partial(jax.jit, donate_argnums=(0, 1, 2))
     @partial(state_stays, mesh=mesh, split=program.shard_parameters)
     @partial(
         over_data,
         mesh=mesh,
         split=program.shard_parameters,
-        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(DATA), P(), P(DATA)),
-        out_specs=(PARAMETERS_OR_STATE, P(DATA), P(), P()),
+        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(DATA), P(DATA), P(), P(DATA)),
+        out_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(), P()),
     )
     def step(
         state: TrainState,
         index: CorpusState,
+        table: TableState | None,
         passages: CorpusTokens,
         scorer_passages: CorpusTokens,
         scorer_params: Params,
         batch: QuestionBatch,
-    ) -> tuple[TrainState, CorpusState, dict[str, jax.Array], jax.Array]:
+    ) -> tuple[TrainState, CorpusState, TableState | None, dict[str, jax.Array], jax.Array]:
         # "Varying" keeps the gradients local; there is one reduction below, outside of every loop.
         params = varying(state.params)
         keys = TextKeys.of_step(program, state.step, len(batch.tokens), program.top_k, program.typos.forms)
@@ -168,11 +171,13 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
         _, rows = find_passages(program, mesh, searched, index, program.top_k)  # [B, K]
 
         # 2. Fetch the found passages' tokens for this device's own questions.
-        found = jax.tree.map(lambda table: fetch_rows(table, rows), passages)  # [b, K, L], [b, K]
-        scorer_found = jax.tree.map(lambda table: fetch_rows(table, rows), scorer_passages)
+        found = jax.tree.map(lambda tokens: fetch_rows(tokens, rows), passages)  # [b, K, L], [b, K]
 
-        # 3. Ask the teacher.
-        teacher = teach(program, scorer_params, scorer_found, batch)  # [b, K]
+        # 3. Ask the teacher for the pairs that it was not asked for before.
+        questions = Questions(batch.numbers, batch.targets, batch.target_lengths)
+        taught = teach(program.teaching, scorer_params, scorer_passages, rows, questions, table)
+        b = len(batch.numbers)
+        teacher = lax.dynamic_slice_in_dim(taught.scores, lax.axis_index(DATA) * b, b)  # [b, K]
         if program.art.shuffle_teacher:
             teacher = jax.vmap(jax.random.permutation)(keys.draws, teacher)
 
@@ -200,7 +205,8 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
         }
         gradients, metrics = reduced(gradients, state.params, metrics, mean=True)
         metrics["gradient_norm"] = global_norm(gradients)
-        return state.apply_gradients(gradients, optimizer), index, metrics, rows
+        metrics |= {"teacher_hits": taught.hits, "teacher_blocks": taught.work.blocks}
+        return state.apply_gradients(gradients, optimizer), index, taught.table, metrics, rows
 
     return step
 
@@ -274,19 +280,3 @@ def of_others(program: ArtProgram, vectors: jax.Array, p: jax.Array, wanted: jax
     """
     student = scaled_scores(program, vectors, p)
     return losses_of(student, jnp.broadcast_to(wanted[:, None], student.shape)), student
-
-
-@jax.named_scope("teacher")
-def teach(program: ArtProgram, params: Params, found: CorpusTokens, batch: QuestionBatch) -> jax.Array:
-    """The teacher's scores of this device's questions and their passages, float32 [b, K], in chunks of pairs."""
-    b, k = found.lengths.shape
-    pairs = (
-        found.tokens.reshape(b * k, -1),
-        found.lengths.reshape(-1),
-        jnp.repeat(batch.targets, k, axis=0),
-        jnp.repeat(batch.target_lengths, k, axis=0),
-    )
-    size = block_size(b * k, program.scorer.chunk)
-    score = partial(program.teacher.score, params, dtype=program.scorer.dtype)
-    scores = lax.map(lambda chunk: score(*chunk), in_blocks(pairs, size)).reshape(-1)
-    return lax.stop_gradient(scores[-(b * k) :].reshape(b, k))

@@ -19,12 +19,15 @@ from typing import Any
 import jax
 from jax.extend import core
 
+from jaxretr.objectives.blocks import TRIPS
 from jaxretr.parallel.mesh import DATA
 from jaxretr.plan.compiled_text import Program
 from jaxretr.storage.files import atomic_write
 
 # "Used 20.1G of 15.75G hbm", or "required for HLO temporaries (300.00G)".
 _EXHAUSTED = re.compile(r"(?:Used |required for [\w ]+\()([\d.]+)([KMGT]?)")
+
+_TRIPS = re.compile(rf"\b{TRIPS}(\d+)")
 
 
 @dataclass(frozen=True)
@@ -160,8 +163,9 @@ def matmul_flops(traced: Any) -> int:
 
     XLA's own cost analysis counts a loop's body once, however often it runs; a jaxpr knows the length of each scan.
     A multiplication and an addition are two. Of the branches of a conditional the dearest counts, so that a refresh is
-    counted as if all passages were of full length; the body of a loop whose length is not known counts once (there is
-    none in the programs of this package). What is computed again for the backward pass counts again.
+    counted as if all passages were of full length; the body of a loop whose length follows from the data counts as often
+    as `while_counted` says, which is for a teacher that knows no score yet and reads rows of full length. What is
+    computed again for the backward pass counts again.
 
     Args:
       traced: what `jax.jit(f).trace(...)` gives.
@@ -184,6 +188,10 @@ def _of_equation(equation: Any) -> int:
     if name == "scan":
         return params["length"] * _count(params["jaxpr"].jaxpr)
     inner = sum(_count(jaxpr) for value in params.values() for jaxpr in _jaxprs(value))
+    if name == "while":
+        # The loop's own scope is the last of those around it.
+        counted = _TRIPS.findall(str(equation.source_info.name_stack))
+        return int(counted[-1]) * inner if counted else inner
     # Each device of this axis runs a shard_map's body on a part of its own; the other axis is left to the compiler.
     return inner * params["mesh"].shape[DATA] if name == "shard_map" else inner
 

@@ -32,7 +32,7 @@ from jaxretr.state import CorpusState, CorpusTokens, TrainState
 
 PARAMETERS, FROZEN, OPTIMIZER = "parameters", "frozen parameters", "optimizer state"
 TOKENS, INDEX, FRESH_INDEX = "corpus tokens", "index embeddings", "evaluation's index"
-SCORER, BATCH, CODES = "scorer", "batch", "product codes"
+SCORER, TABLE, BATCH, CODES = "scorer", "table of scores", "batch", "product codes"
 
 # The ids of ART's instruction in T5's own vocabulary; only how many there are matters here.
 T5_PROMPT = Prompt(prefix=(3, 4, 5, 6), suffix=(*range(3, 15), 1))
