@@ -19,8 +19,8 @@ from jaxretr import config as configuration
 from jaxretr.config import Config
 from jaxretr.errors import UserError
 from jaxretr.models.formats.model_shapes import encoder_shape, scorer_shape
+from jaxretr.parallel.matmul_flops import matmul_flops
 from jaxretr.parallel.mesh import make_mesh
-from jaxretr.plan.compiled_facts import matmul_flops
 from jaxretr.plan.requirements import plan, remedy
 from jaxretr.plan.topologies import Devices, topology
 from jaxretr.recipes.art import ArtRun
