@@ -2,7 +2,7 @@
 
 import logging
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from jaxretr.parallel.mesh import check_cpu_devices
 from jaxretr.recipes.art_texts import read_art_texts
 from jaxretr.recipes.corpus_sizes import CorpusSize
 from jaxretr.recipes.encoder_start import frozen_branches, load_model, model_config
+from jaxretr.recipes.index_upkeep import IndexUpkeep
 from jaxretr.recipes.outline import (
     INDEX,
     SCORER,
@@ -44,7 +45,6 @@ from jaxretr.recipes.whole_corpus import (
     initial_state,
     put_batch,
     put_forms,
-    refresh_is_due,
     save_model,
     select,
     splits,
@@ -59,6 +59,8 @@ class ArtState(NamedTuple):
 
     train: TrainState
     index: CorpusState
+    refresh_every: jax.Array | None = None
+    """R, int32 scalar, where it was counted when the run began (`index.refresh_share`)."""
 
 
 class ArtPrograms:
@@ -159,6 +161,7 @@ class ArtRun(ArtPrograms):
         self.made = MadeAhead(self._on_host)
         self.dev = DevSet(texts.dev, self.corpus, self.model, mesh, stores, config.typos)
         self.suites = Suites(config.train.suites, self.model, self.program, config.index, mesh, stores)
+        self.upkeep = IndexUpkeep(config.index, config.train, bool(self.dev.questions), self.whole)
 
     @staticmethod
     def outline(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
@@ -178,8 +181,8 @@ class ArtRun(ArtPrograms):
         resident = {**of_state(state), TOKENS: (passages, scorer_passages), INDEX: index, SCORER: scorer}
         programs = [
             training_step(run.train_step, (state, index, passages, scorer_passages, scorer, batch), resident),
-            corpus.refresh(run.program, state, index),
         ]
+        programs += corpus.refreshes(run.program, state, index, programs[0])
         if config.data.has_dev_questions:
             programs += corpus.evaluation(run.program, state, index, config.train, searches=True)
         return Outline(programs, resident)
@@ -199,28 +202,31 @@ class ArtRun(ArtPrograms):
         """The pretrained weights and an index made with them."""
         split = self.program.shard_parameters
         train = initial_state(self.model, self.optimizer, self.mesh, self.frozen, split=split)
-        return ArtState(train, self.whole.encode(train))
+        index = self.whole.encode(train)
+        return ArtState(train, index, self.upkeep.counted(train, index, lambda: self._trace_step(train, index)))
 
     def abstract_state(self) -> ArtState:
         """The shapes and shardings of the state."""
         split = self.program.shard_parameters
         train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=split)
-        return ArtState(train, self.whole.abstract_index())
+        return ArtState(train, self.whole.abstract_index(), self.upkeep.abstract_every())
 
     def step(self, state: ArtState, number: int, batch: QuestionBatch) -> tuple[ArtState, dict[str, jax.Array]]:
-        """One ART step; every R steps the index is refreshed first."""
-        train, index = self.refreshed(state, number)
+        """One ART step; the index, or a slice of it, is refreshed first if that is due."""
+        train, index, every = self.refreshed(state, number)
+        index = self.upkeep.rolled(train, index, number, every)
         train, index, values, _ = self.train_step(
             train, index, self.whole.passages, self.scorer_passages, self.scorer_params, batch
         )
-        return ArtState(train, index), values
+        return ArtState(train, index, every), values
+
+    def _trace_step(self, train: TrainState, index: CorpusState) -> Any:
+        tokens = self.whole.passages, self.scorer_passages
+        return self.train_step.trace(train, index, *tokens, self.scorer_params, self.batch(0))
 
     def refreshed(self, state: ArtState, number: int) -> ArtState:
         """The state with a fresh index, if one is due before step `number`."""
-        train, index = state
-        if refresh_is_due(number, self.config.index.refresh_every, self.config.train, bool(self.dev.questions)):
-            index = self.whole.refresh(train, index)
-        return ArtState(train, index)
+        return state._replace(index=self.upkeep.refreshed(state.train, state.index, number))
 
     def evaluate(self, state: ArtState) -> dict[str, float]:
         """Retrieval metrics of the dev questions over the whole corpus, and of the suites, with the current weights."""

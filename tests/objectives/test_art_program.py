@@ -75,7 +75,7 @@ def test_state_and_index_are_donated_and_nothing_is_compiled_twice(run: ArtRun) 
     run.evaluate(state)
     run.evaluate(ArtState(*state))
     fresh = run.refreshed(run.init(), 0)
-    assert run.whole.is_fresh(*fresh) and run.evaluate(fresh) == run.dev.metrics(fresh.train, run.whole)
+    assert run.whole.is_fresh(*fresh[:2]) and run.evaluate(fresh) == run.dev.metrics(fresh.train, run.whole)
     assert run.whole.refresh_program._cache_size() == 1 and run.whole.search._cache_size() == 1
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))  # Evaluation takes nothing.
 
@@ -107,7 +107,7 @@ def test_gradients_are_reduced_once(compiled: Compiled) -> None:
     scalars = [array for array in results if array.shape == ()]
     expected = sorted(tuple(leaf.shape) for leaf in params)
     assert sorted(array.shape for array in results if array.shape) == expected
-    assert len(scalars) <= 4
+    assert len(scalars) <= 5
     moved = [array for op in compiled.step.of_kind("reduce-scatter") for array in op.results]
     assert moved and all(array.dtype == "s32" for array in moved)  # Token ids, not gradients.
 
