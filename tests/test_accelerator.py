@@ -21,7 +21,7 @@ from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, init
 from jaxretr.models.layers import define
 from jaxretr.models.scorers.t5_scorer import Prompt, score_pairs
 from jaxretr.models.t5 import T5Config, T5Model
-from jaxretr.plan.compiled_facts import matmul_flops
+from jaxretr.parallel.matmul_flops import matmul_flops
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 BERT = BertConfig(vocab_size=300, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=48)

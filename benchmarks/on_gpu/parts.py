@@ -23,7 +23,8 @@ from jaxretr.models.scorers.t5_scorer import Prompt
 from jaxretr.models.scorers.teachers import T5Teacher
 from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.objectives import art, contrastive
-from jaxretr.objectives.live_index import IndexProgram, find_passages, make_refresh
+from jaxretr.objectives.index_refresh import make_refresh
+from jaxretr.objectives.live_index import IndexProgram, find_passages
 from jaxretr.objectives.mlm import mask, masked_lm_loss
 from jaxretr.objectives.teacher_widths import TeacherWidths
 from jaxretr.objectives.teaching import Teaching

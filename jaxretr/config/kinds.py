@@ -24,6 +24,8 @@ def check_numbers(config: Config) -> None:
             raise UsageError(f"train.{name}={value}: must be at least 1; set --train.{name.replace('_', '-')}")
     if config.train.stop_factor is not None and not config.train.stop_factor > 1:
         raise UsageError(f"train.stop_factor={config.train.stop_factor}: must be above 1; set --train.stop-factor")
+    if isinstance(config, ArtConfig | ContrastiveConfig):
+        config.index.check()
     if config.mesh.shard_parameters and not isinstance(config, ArtConfig | ContrastiveConfig):
         raise UsageError(
             "mesh.shard_parameters: only art and contrastive runs can split their parameters; leave it out, or split with "

@@ -32,6 +32,8 @@ from jaxretr.objectives.live_index import (
     fetch_rows,
     find_passages,
     staleness,
+    staleness_max,
+    staleness_of,
     write_back,
 )
 from jaxretr.objectives.quantised import StoredRows
@@ -194,6 +196,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
         (loss, (student, fresh, terms)), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
 
         # 5. Write the fresh embeddings back, reduce once, update.
+        age_found = staleness_of(index, rows, state.step)
         if program.index.write_back:
             index = write_back(index, rows, fresh, state.step)
         metrics = {
@@ -201,11 +204,16 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
             "teacher_score": teacher.mean(),
             "agreement": (student.argmax(-1) == teacher.argmax(-1)).astype(jnp.float32).mean(),
             "staleness": staleness(index, state.step, program.corpus_rows),
+            "staleness_retrieved": age_found,
             **terms,
         }
         gradients, metrics = reduced(gradients, state.params, metrics, mean=True)
         metrics["gradient_norm"] = global_norm(gradients)
-        metrics |= {"teacher_hits": taught.hits, "teacher_blocks": taught.work.blocks}
+        metrics |= {
+            "teacher_hits": taught.hits,
+            "teacher_blocks": taught.work.blocks,
+            "staleness_max": staleness_max(index, state.step, program.corpus_rows),
+        }
         return state.apply_gradients(gradients, optimizer), index, taught.table, metrics, rows
 
     return step

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxretr.parallel.matmul_flops import TRIPS
+
 Carry = TypeVar("Carry")
 
 # Rows of matrices on accelerators lie in tiles of eight.
@@ -41,10 +43,6 @@ def block_start(number: jax.Array, n: int, size: int) -> jax.Array:
     return jnp.maximum(0, n - (num_blocks(n, size) - number) * size)
 
 
-TRIPS = "trips_"
-"""Begins the name of the scope around a loop of `while_counted`, which goes on with the number."""
-
-
 def while_counted(
     is_left: Callable[[Carry], jax.Array], body: Callable[[Carry], Carry], carry: Carry, trips: int
 ) -> Carry:
@@ -54,7 +52,7 @@ def while_counted(
       is_left: whether the body is to run again.
       body: of the loop.
       carry: the first one.
-      trips: as `jaxretr.plan.compiled_facts.matmul_flops` counts it; the program does not depend on it.
+      trips: as `jaxretr.parallel.matmul_flops` counts it; the program does not depend on it.
     """
     with jax.named_scope(f"{TRIPS}{trips}"):
         return lax.while_loop(is_left, body, carry)

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -28,6 +28,7 @@ from jaxretr.recipes.art_texts import read_art_texts
 from jaxretr.recipes.corpus_sizes import CorpusSize, most_questions
 from jaxretr.recipes.encoder_start import frozen_branches, load_model, model_config
 from jaxretr.recipes.index_codes import IndexCodes
+from jaxretr.recipes.index_upkeep import IndexUpkeep
 from jaxretr.recipes.outline import (
     INDEX,
     SCORER,
@@ -54,7 +55,6 @@ from jaxretr.recipes.whole_corpus import (
     initial_state,
     put_batch,
     put_forms,
-    refresh_is_due,
     save_model,
     select,
     splits,
@@ -72,6 +72,8 @@ class ArtState(NamedTuple):
     index: CorpusState
     table: TableState | None = None
     """None where no scores are kept, and in what older versions saved."""
+    refresh_every: jax.Array | None = None
+    """R, int32 scalar, where it was counted when the run began (`index.refresh_share`)."""
 
 
 class ArtPrograms:
@@ -175,6 +177,7 @@ class ArtRun(ArtPrograms):
         self.made = MadeAhead(self._on_host)
         self.dev = DevSet(texts.dev, self.corpus, self.model, mesh, stores, config.typos)
         self.suites = Suites(config.train.suites, self.model, self.program, config.index, mesh, stores)
+        self.upkeep = IndexUpkeep(config.index, config.train, bool(self.dev.questions), self.whole)
 
     @staticmethod
     def outline(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
@@ -201,9 +204,9 @@ class ArtRun(ArtPrograms):
         resident = {**of_state(state), TOKENS: (passages, scorer_passages), INDEX: index, SCORER: scorer, TABLE: table}
         programs = [
             training_step(run.train_step, (state, index, table, passages, scorer_passages, scorer, batch), resident),
-            corpus.refresh(run.program, state, index),
             *codes.planned(state, passages),
         ]
+        programs += corpus.refreshes(run.program, state, index, programs[0])
         if config.data.has_dev_questions:
             programs += corpus.evaluation(run.program, state, index, config.train, searches=True)
         return Outline(programs, resident)
@@ -232,7 +235,10 @@ class ArtRun(ArtPrograms):
         """The pretrained weights and an index made with them."""
         split = self.program.shard_parameters
         train = initial_state(self.model, self.optimizer, self.mesh, self.frozen, split=split)
-        return ArtState(self.codes.first(train, self.whole.passages), self.whole.encode(train), self.new_table())
+        index, table = self.whole.encode(train), self.new_table()
+        train = self.codes.first(train, self.whole.passages)
+        every = self.upkeep.counted(train, index, lambda: self._trace_step(train, index, table))
+        return ArtState(train, index, table, every)
 
     def abstract_state(self) -> ArtState:
         """The shapes and shardings of the state, for a checkpoint of this folder.
@@ -243,7 +249,8 @@ class ArtRun(ArtPrograms):
         check_made_of(self.workdir, self._scored())
         split = self.program.shard_parameters
         train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=split)
-        return ArtState(self.codes.abstract(train), self.whole.abstract_index(), self.abstract_table())
+        every = self.upkeep.abstract_every()
+        return ArtState(self.codes.abstract(train), self.whole.abstract_index(), self.abstract_table(), every)
 
     def abstract_table(self) -> TableState | None:
         """The shapes and shardings of the table of scores, if there is one."""
@@ -260,21 +267,24 @@ class ArtRun(ArtPrograms):
         return read_table(path, shapes, self.corpus, self.questions, self.mesh)
 
     def step(self, state: ArtState, number: int, batch: QuestionBatch) -> tuple[ArtState, dict[str, jax.Array]]:
-        """One ART step; first the index is refreshed every R steps, and product codes are fitted as often as is set."""
-        train, index, table = self.refreshed(state, number)
+        """One ART step; the index, or a slice of it, and product codes are made afresh first if that is due."""
+        train, index, table, every = self.refreshed(state, number)
         if table is None:  # A checkpoint of an older version has none.
             table = self.new_table()
+        index = self.upkeep.rolled(train, index, number, every)
         train, index, table, values, _ = self.train_step(
             train, index, table, self.whole.passages, self.scorer_passages, self.scorer_params, batch
         )
-        return ArtState(train, index, table), values
+        return ArtState(train, index, table, every), values
+
+    def _trace_step(self, train: TrainState, index: CorpusState, table: TableState | None) -> Any:
+        tokens = self.whole.passages, self.scorer_passages
+        return self.train_step.trace(train, index, table, *tokens, self.scorer_params, self.batch(0))
 
     def refreshed(self, state: ArtState, number: int) -> ArtState:
         """The state with a fresh index and fresh product codes, where they are due before step `number`."""
-        train, index, table = state
-        if refresh_is_due(number, self.config.index.refresh_every, self.config.train, bool(self.dev.questions)):
-            index = self.whole.refresh(train, index)
-        return ArtState(self.codes.refitted(train, self.whole.passages, number), index, table)
+        index = self.upkeep.refreshed(state.train, state.index, number)
+        return state._replace(train=self.codes.refitted(state.train, self.whole.passages, number), index=index)
 
     def evaluate(self, state: ArtState) -> dict[str, float]:
         """Retrieval metrics of the dev questions over the whole corpus, and of the suites, with the current weights."""

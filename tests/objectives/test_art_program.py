@@ -76,7 +76,7 @@ def test_state_and_index_are_donated_and_nothing_is_compiled_twice(run: ArtRun) 
     run.evaluate(state)
     run.evaluate(ArtState(*state))
     fresh = run.refreshed(run.init(), 0)
-    assert run.whole.is_fresh(*fresh) and run.evaluate(fresh) == run.dev.metrics(fresh.train, run.whole)
+    assert run.whole.is_fresh(*fresh[:2]) and run.evaluate(fresh) == run.dev.metrics(fresh.train, run.whole)
     assert run.whole.refresh_program._cache_size() == 1 and run.whole.search._cache_size() == 1
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))  # Evaluation takes nothing.
 
@@ -109,7 +109,7 @@ def test_gradients_are_reduced_once(compiled: Compiled) -> None:
     expected = [tuple(leaf.shape) for leaf in params]
     # The teacher's scores of 8 x 4 pairs: those that the table knew, and new ones with the numbers of `Work`.
     assert sorted(array.shape for array in results if array.shape) == sorted([*expected, (8, 4), (35,)])
-    assert len(scalars) <= 4
+    assert len(scalars) <= 5
     moved = [array for op in compiled.step.of_kind("reduce-scatter") for array in op.results]
     assert moved and all(array.dtype == "s32" for array in moved)  # Token ids, not gradients.
 

@@ -14,7 +14,7 @@ from tiny import BERT, contrastive_program
 
 from jaxretr.models.embed import DualEncoderConfig, init_params
 from jaxretr.objectives.blocks import block_size, block_start, num_blocks
-from jaxretr.objectives.live_index import make_refresh
+from jaxretr.objectives.index_refresh import make_refresh
 from jaxretr.objectives.token_step import make_token_step
 from jaxretr.parallel.mesh import DATA, padded_rows
 from jaxretr.plan.compiled_text import Program

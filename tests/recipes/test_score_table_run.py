@@ -134,7 +134,9 @@ def test_scores_of_a_file_are_known_from_the_first_step(
         known = rows[number] >= 0
         ids = [with_table.corpus.ids[row] for row in rows[number][known]]
         lines.append({"query_id": question.id, "document_ids": ids, "scores": scores[number][known].tolist()})
-    path = write(tmp_path / "scores.jsonl", {"query_id": "of another run", "document_ids": ["x"], "scores": [0]}, *lines)
+    path = write(
+        tmp_path / "scores.jsonl", {"query_id": "of another run", "document_ids": ["x"], "scores": [0]}, *lines
+    )
     config = dataclasses.replace(with_table.config.table, path=path)
     run = with_table
     run.config = dataclasses.replace(run.config, table=config)
