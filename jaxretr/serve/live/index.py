@@ -255,7 +255,11 @@ class LiveIndex:
         if self._view.base is view.base:
             self.certified = certified
 
-    def close(self, seconds: float = _CLOSING_SECONDS) -> bool:
+    def close(self) -> None:
+        """Finishes accepted writes, and releases the folder for other processes unless that takes long."""
+        self.close_within(_CLOSING_SECONDS)
+
+    def close_within(self, seconds: float) -> bool:
         """Finishes accepted writes, and releases the folder for other processes.
 
         Args:

@@ -161,7 +161,7 @@ def test_a_large_index_moves_and_returns_under_load(tmp_path: Path, record_prope
     record_property("searches while the index moved and returned", dict(traffic.searches))
     assert_searched_with(index, "small")
     assert len(index) == ROWS
-    assert index.close(seconds=300)  # Beside other tests a certificate takes longer than a service waits.
+    assert index.close_within(300)  # Beside other tests a certificate takes longer than a service waits.
     verify(tmp_path / "live")
     again = LiveIndex.open(tmp_path / "live", model="small", model_fingerprint="fingerprint of small", dim=DIM)
     assert_searched_with(again, "small")
