@@ -93,6 +93,37 @@ MUTATIONS = (
         ("test_art_loss.py",),
     ),
     Mutation(
+        "a kernel's gradient rounded to bfloat16",
+        "models/products.py",
+        '_sums(f"{one},{c}->{other}", a, cotangent, types.b)',
+        '_sums(f"{one},{c}->{other}", a, cotangent, types.a).astype(types.b)',
+        ("test_products.py::test_sums_are_of_rounded_operands_and_rounded_once",),
+    ),
+    Mutation(
+        "cotangents of bfloat16 products left in float32",
+        "models/products.py",
+        "cotangent = cotangent.astype(types.multiplied)",
+        "cotangent, a, b = (x.astype(jnp.float32) for x in (cotangent, a, b))",
+        (
+            "test_precision.py::test_float32_is_neither_rounded_to_tf32_nor_to_bfloat16[teacher-tpu]",
+            "test_precision.py::test_float32_is_neither_rounded_to_tf32_nor_to_bfloat16[encoder-cuda]",
+        ),
+    ),
+    Mutation(
+        "dropout of all layers alike",
+        "models/dropout.py",
+        "one = _mixed(one + (jnp.asarray(number)",
+        "one = _mixed(one + (0 * jnp.asarray(number)",
+        ("test_dropout.py::test_masks_are_as_good_as_random",),
+    ),
+    Mutation(
+        "dropout's counter used as it is",
+        "models/dropout.py",
+        "x = (x ^ (x >> 16)) * jnp.uint32(_FIRST)\n    x = x ^ other",
+        "x = x ^ other",
+        ("test_dropout.py::test_the_bits_are_those_of_the_reference",),
+    ),
+    Mutation(
         "windows one token too wide",
         "models/rotary.py",
         "jnp.abs(distance) > config.window",

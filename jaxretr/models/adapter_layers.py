@@ -61,13 +61,13 @@ class LayerAdapter(nnx.Module):
         if not self.shape.lora_rank or name not in self.shape.lora_targets:
             return 0.0
         lora = self.lora[name]
-        return self.shape.lora_factor * lora.up(lora.down(x))
+        return self.shape.lora_factor * lora.up(lora.down(x)).astype(jnp.float32)
 
     def beside_feed_forward(self, x: jax.Array) -> jax.Array | float:
         """What the parallel adapter adds to the feed-forward network's result; float32 [..., D] -> float32 [..., D]."""
         if not self.shape.bottleneck:
             return 0.0
-        return self.shape.scale * self.parallel.up(jax.nn.relu(self.parallel.down(x)))
+        return self.shape.scale * self.parallel.up(jax.nn.relu(self.parallel.down(x))).astype(jnp.float32)
 
 
 def beside_feed_forward(adapter: LayerAdapter | None, x: jax.Array) -> jax.Array | float:
@@ -96,9 +96,9 @@ def layers_and_adapters(encoder: Any) -> Any:
 
 
 def adapted(dense: Dense, name: str, x: jax.Array, adapter: LayerAdapter | None) -> jax.Array:
-    """The result of the dense layer `name`, with what LoRA adds to it; float32 [..., in] -> float32 [..., out]."""
+    """The result of the dense layer `name`, with what LoRA adds to it; [..., in] -> [..., out] of the layer's type."""
     y = dense(x)
-    return y if adapter is None else y + adapter.beside_dense(name, x)
+    return y if adapter is None else (y + adapter.beside_dense(name, x)).astype(y.dtype)
 
 
 def init_adapter(shape: AdapterShape, backbone: Backbone, seed: int) -> Params:

@@ -9,16 +9,13 @@ from flax import nnx
 from jaxretr.config import AdapterShape
 from jaxretr.models.adapter_layers import LayerAdapter, adapted, beside_feed_forward, layers_and_adapters, make_adapters
 from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.dropout import ATTENTION, EMBEDDINGS, Dropout, folded
 from jaxretr.models.layers import (
     ACTIVATIONS,
-    ATTENTION,
-    EMBEDDINGS,
     Dense,
-    Dropout,
     Embedding,
     LayerNorm,
     attend,
-    folded,
     make_layers,
     mask_bias,
     scan_layers,
@@ -37,10 +34,11 @@ class BertLayer(nnx.Module):
         self.query = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs)
         self.key = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs)
         self.value = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs)
-        self.attention_out = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs)
+        # What is added to the residual stream is not rounded before.
+        self.attention_out = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs, result=jnp.float32)
         self.attention_norm = LayerNorm(size, config.layer_norm_eps)
         self.ffn_in = Dense(size, inner, bias=True, std=std, dtype=dtype, rngs=rngs)
-        self.ffn_out = Dense(inner, size, bias=True, std=std, dtype=dtype, rngs=rngs)
+        self.ffn_out = Dense(inner, size, bias=True, std=std, dtype=dtype, rngs=rngs, result=jnp.float32)
         self.ffn_norm = LayerNorm(size, config.layer_norm_eps)
         self.config = config
         self.dtype = dtype
@@ -63,11 +61,11 @@ class BertLayer(nnx.Module):
         heads = self.config.num_attention_heads
         split = (batch, length, heads, size // heads)
         q, k, v = (self.dense(name, x, adapter).reshape(split) for name in ("query", "key", "value"))
-        mixed = attend(q * (size // heads) ** -0.5, k, v, bias, self.dtype, drop)
+        mixed = attend(q, k, v, bias, self.dtype, drop, scale=(size // heads) ** -0.5)
         return self.dense("attention_out", mixed, adapter)
 
     def feed_forward(self, x: jax.Array, adapter: LayerAdapter | None) -> jax.Array:
-        inner = ACTIVATIONS[self.config.hidden_act](self.dense("ffn_in", x, adapter))
+        inner = ACTIVATIONS[self.config.hidden_act](self.dense("ffn_in", x, adapter).astype(jnp.float32))
         return self.dense("ffn_out", inner, adapter)
 
     def dense(self, name: str, x: jax.Array, adapter: LayerAdapter | None) -> jax.Array:

@@ -1,7 +1,7 @@
 """The few layers that the encoders and T5 are made of, and the scan over stacked layers.
 
-Numbers: parameters and the residual stream are float32; a matmul's operands are cast to the model's compute dtype
-and its result is accumulated in float32, so that bfloat16 costs rounding of operands only.
+Numbers: parameters, the residual stream, norms and softmax are float32. What dense layers and attention read and return is
+in the model's compute type, summed in float32 and rounded once, in both passes: see products.py.
 """
 
 import contextlib
@@ -12,29 +12,44 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
+from jaxretr.models.dropout import Dropout, folded
+from jaxretr.models.products import product
 from jaxretr.parallel.split_parameters import rows_of, whole
 
 Params = dict[str, Any]
 
 
-class Dense(nnx.Module):
-    """x @ kernel + bias, with the operands in `dtype` and a float32 result."""
+_DENSE = "dense"
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool, std: float, dtype: Any, rngs: nnx.Rngs):
+
+class Dense(nnx.Module):
+    """x @ kernel + bias, with the operands in `dtype`; the result is rounded to `dtype` too, or is of type `result`."""
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        bias: bool,
+        std: float,
+        dtype: Any,
+        rngs: nnx.Rngs,
+        result: Any = None,
+    ):
         self.kernel = nnx.Param(std * jax.random.normal(rngs.params(), (inputs, outputs), jnp.float32))
         self.bias = nnx.Param(jnp.zeros((outputs,), jnp.float32)) if bias else None
         self.shape = inputs, outputs
-        self.dtype = dtype
+        self.dtype, self.result = dtype, result or dtype
 
     def __call__(self, x: jax.Array) -> jax.Array:
         # One flat matmul of all tokens: XLA on CPUs is much faster at it than at a batched one.
         flat = x.reshape(-1, x.shape[-1]).astype(self.dtype)
         kernel = whole(self.kernel[...], self.shape, self.dtype)
-        y = jnp.matmul(flat, kernel, preferred_element_type=jnp.float32)
-        if self.bias is not None:
-            y = y + self.bias[...]
-        return y.reshape(*x.shape[:-1], -1)
+        bias = None if self.bias is None else self.bias[...]
+        y = product("nd,de->ne", flat, kernel, self.dtype, bias=bias, result=self.result)
+        return checkpoint_name(y, _DENSE).reshape(*x.shape[:-1], -1)
 
 
 class LayerNorm(nnx.Module):
@@ -109,7 +124,14 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def attend(
-    q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: jax.Array, dtype: Any, drop: "Dropout"
+    q_blhd: jax.Array,
+    k_bmhd: jax.Array,
+    v_bmhd: jax.Array,
+    bias: jax.Array,
+    dtype: Any,
+    drop: Dropout,
+    *,
+    scale: float = 1.0,
 ) -> jax.Array:
     """Attention of every query position over all key positions.
 
@@ -118,20 +140,24 @@ def attend(
     times at 256), and no slower elsewhere.
 
     Args:
-      q_blhd: queries, already scaled, with shape [B, L, H, d].
+      q_blhd: queries, with shape [B, L, H, d].
       k_bmhd: keys, with shape [B, M, H, d].
       v_bmhd: values, with shape [B, M, H, d].
       bias: added to the scores, broadcastable to [B, H, M, L]; a very negative number masks.
       dtype: of the matmuls' operands.
       drop: dropout of the attention probabilities.
+      scale: of the scores.
 
     Returns:
-      float32 [B, L, H * d].
+      [B, L, H * d], of type `dtype`.
     """
-    q, k, v = (x.astype(dtype).transpose(0, 2, 1, 3) for x in (q_blhd, k_bmhd, v_bmhd))
-    scores = jnp.einsum("bhld,bhmd->bhlm", q, k, preferred_element_type=jnp.float32) + bias.swapaxes(-1, -2)
+    # Queries are the smaller array; where scaling would round them again, the scores are scaled instead.
+    early = jnp.dtype(dtype) == jnp.float32
+    q, k, v = (x.astype(dtype).transpose(0, 2, 1, 3) for x in (q_blhd * scale if early else q_blhd, k_bmhd, v_bmhd))
+    scores = product("bhld,bhmd->bhlm", q, k, dtype, result=jnp.float32)
+    scores = (scores if early else scores * scale) + bias.swapaxes(-1, -2)
     probabilities = drop(jax.nn.softmax(scores, axis=-1))
-    out = jnp.einsum("bhlm,bhmd->bhld", probabilities.astype(dtype), v, preferred_element_type=jnp.float32)
+    out = product("bhlm,bhmd->bhld", probabilities.astype(dtype), v, dtype)
     batch, heads, length, size = out.shape
     return out.transpose(0, 2, 1, 3).reshape(batch, length, heads * size)
 
@@ -149,50 +175,6 @@ def mask_bias(lengths: jax.Array, positions: int) -> jax.Array:
     """
     real = jnp.arange(positions) < lengths[:, None]
     return jnp.where(real, 0.0, -1e9)[:, None, :, None]
-
-
-ATTENTION, EMBEDDINGS = 1 << 16, 1 << 17
-"""Places of dropout, as `folded` takes them: in a layer the attention's probabilities, in an encoder what is before its
-layers. Other places of a layer are counted by `Dropout`, and layers from 0."""
-
-
-class Dropout:
-    """Dropout whose mask depends on the row's own key only, so that any number of devices draws the same masks.
-
-    Args:
-      keys: one PRNG key a row, [B], or None outside training.
-      rate: the share of elements set to zero; the others are scaled by 1 / (1 - rate).
-    """
-
-    def __init__(self, keys: jax.Array | None, rate: float):
-        self.keys = keys if rate > 0 else None
-        self.rate = rate
-        self.calls = 0
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        if self.keys is None:
-            return x
-        self.calls += 1
-        site = self.calls
-        # 16 random bits an element: half the cost of a float, and the rate is still met to 1e-5.
-        bits = jax.vmap(lambda key: _random_bits(jax.random.fold_in(key, site), x.shape[1:]))(self.keys)
-        keep = bits >= jnp.uint16(round(self.rate * 65536))
-        return jnp.where(keep, x / (1.0 - self.rate), 0.0)
-
-
-def _random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """16 bits an element, the same for an element however far the row is padded: for states [L, D] or scores [H, L, M]."""
-    if len(shape) == 2:
-        return jax.random.bits(key, shape, jnp.uint16)  # counted row by row: more rows change none of the first
-    # Every line of M keys has a PRNG key of its own, for the padded length would move all but the first.
-    lines = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(shape[0]))
-    lines = jax.vmap(jax.vmap(jax.random.fold_in, in_axes=(None, 0)), in_axes=(0, None))(lines, jnp.arange(shape[1]))
-    return jax.vmap(jax.vmap(lambda line: jax.random.bits(line, shape[2:], jnp.uint16)))(lines)
-
-
-def folded(keys: jax.Array | None, number: Any) -> jax.Array | None:
-    """Each row's key [B] for one place, by its number; None stays None."""
-    return None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, number))(keys)
 
 
 def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs) -> nnx.Module:
@@ -247,10 +229,12 @@ def scan_layers(
         params, number = slice_
         return apply(nnx.merge(graph, params), x, folded(keys, number), number), None
 
-    # Attention's products have batch dimensions and are computed again even then: writing them out costs more.
+    # Attention's products are computed again even then: writing them out costs more.
     policies = jax.checkpoint_policies
-    policy = policies.dots_with_no_batch_dims_saveable if keep_matmuls else policies.nothing_saveable
-    return jax.lax.scan(jax.checkpoint(body, policy=policy), x, (params, jnp.arange(count)))[0]
+    policy = policies.save_only_these_names(_DENSE) if keep_matmuls else policies.nothing_saveable
+    # The two passes are loops of their own: nothing has to keep the compiler from sharing between them.
+    body = jax.checkpoint(body, policy=policy, prevent_cse=False)
+    return jax.lax.scan(body, x, (params, jnp.arange(count)))[0]
 
 
 def unstack(params: Params) -> dict[int, Params]:

@@ -10,6 +10,7 @@ from jaxretr.models.backbone import make_backbone
 from jaxretr.models.backbone_config import Backbone
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.layers import ACTIVATIONS, Dense, LayerNorm, Params, initialise
+from jaxretr.models.products import product
 from jaxretr.models.rotary_config import RotaryConfig
 
 MaskedLmShape = BertConfig | RotaryConfig
@@ -36,7 +37,7 @@ class MlmHead(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((shape.vocab_size,), jnp.float32))
 
     def __call__(self, states: jax.Array) -> jax.Array:
-        return self.norm(ACTIVATIONS[self.activation](self.dense(states)))
+        return self.norm(ACTIVATIONS[self.activation](self.dense(states).astype(jnp.float32)))
 
 
 class MaskedLm(nnx.Module):
@@ -63,8 +64,8 @@ class MaskedLm(nnx.Module):
         """
         states = self.bert(tokens, lengths, keys)
         states = self.head(jnp.take_along_axis(states, positions[..., None], axis=1))
-        table = self.bert.word_embedding.table[...].astype(self.dtype)
-        scores = jnp.einsum("bpd,vd->bpv", states.astype(self.dtype), table, preferred_element_type=jnp.float32)
+        table = self.bert.word_embedding.table[...]
+        scores = product("bpd,vd->bpv", states, table, self.dtype, result=jnp.float32)
         return scores + self.head.bias[...]
 
 

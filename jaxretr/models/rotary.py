@@ -8,17 +8,14 @@ from flax import nnx
 
 from jaxretr.config import AdapterShape
 from jaxretr.models.adapter_layers import LayerAdapter, adapted, beside_feed_forward, layers_and_adapters, make_adapters
+from jaxretr.models.dropout import ATTENTION, EMBEDDINGS, Dropout, folded
 from jaxretr.models.layers import (
     ACTIVATIONS,
-    ATTENTION,
-    EMBEDDINGS,
     Dense,
-    Dropout,
     Embedding,
     LayerNorm,
     RMSNorm,
     attend,
-    folded,
     make_layers,
     mask_bias,
     scan_layers,
@@ -48,7 +45,10 @@ class RotaryLayer(nnx.Module):
         biased = config.dense_biases()
         for name, (inputs, outputs) in config.dense_sizes().items():
             std = config.initializer_range
-            setattr(self, name, Dense(inputs, outputs, bias=biased[name], std=std, dtype=dtype, rngs=rngs))
+            # What is added to the residual stream is not rounded before.
+            result = jnp.float32 if name.endswith("_out") else dtype
+            dense = Dense(inputs, outputs, bias=biased[name], std=std, dtype=dtype, rngs=rngs, result=result)
+            setattr(self, name, dense)
         self.attention_norm = _norm(config)
         self.ffn_norm = _norm(config)
         if config.norm_order == "sandwich":
@@ -112,7 +112,10 @@ class RotaryLayer(nnx.Module):
         if config.qk_norm:
             q, k = self.query_norm(q), self.key_norm(k)
         scale = config.attention_scale or size**-0.5
-        q, k = rotate(q * scale, sight.cos, sight.sin), rotate(k, sight.cos, sight.sin)
+        q, k = (
+            rotate(q.astype(jnp.float32) * scale, sight.cos, sight.sin),
+            rotate(k.astype(jnp.float32), sight.cos, sight.sin),
+        )
         if heads != groups:
             k, v = (jnp.repeat(part, heads // groups, axis=2) for part in (k, v))
         mixed = attend(q, k, v, padding + sight.hidden, self.dtype, drop)
@@ -123,7 +126,7 @@ class RotaryLayer(nnx.Module):
             gate, inner = jnp.split(self.dense("ffn_in", x, adapter), 2, axis=-1)
         else:
             gate, inner = self.dense("ffn_gate", x, adapter), self.dense("ffn_in", x, adapter)
-        return self.dense("ffn_out", ACTIVATIONS[self.config.hidden_act](gate) * inner, adapter)
+        return self.dense("ffn_out", ACTIVATIONS[self.config.hidden_act](gate.astype(jnp.float32)) * inner, adapter)
 
     def dense(self, name: str, x: jax.Array, adapter: LayerAdapter | None) -> jax.Array:
         return adapted(getattr(self, name), name, x, adapter)

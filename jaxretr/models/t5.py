@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxretr.models.adapter_layers import LayerAdapter, adapted
+from jaxretr.models.dropout import Dropout
 from jaxretr.models.layers import (
     ACTIVATIONS,
     Dense,
-    Dropout,
     Embedding,
     RMSNorm,
     attend,
@@ -21,6 +21,7 @@ from jaxretr.models.layers import (
     stack_layers,
 )
 from jaxretr.models.positions import relative_bias
+from jaxretr.models.products import product
 from jaxretr.models.t5_encoder_config import T5EncoderConfig
 
 NO_DROPOUT = Dropout(None, 0.0)
@@ -64,7 +65,9 @@ class T5Attention(nnx.Module):
         self.query = Dense(size, inner, bias=False, std=std * config.d_kv**-0.5, dtype=dtype, rngs=rngs)
         self.key = Dense(size, inner, bias=False, std=std, dtype=dtype, rngs=rngs)
         self.value = Dense(size, inner, bias=False, std=std, dtype=dtype, rngs=rngs)
-        self.out = Dense(inner, size, bias=False, std=factor * inner**-0.5, dtype=dtype, rngs=rngs)
+        # What is added to the residual stream is not rounded before.
+        std = factor * inner**-0.5
+        self.out = Dense(inner, size, bias=False, std=std, dtype=dtype, rngs=rngs, result=jnp.float32)
         self.heads = config.num_heads
         self.dtype = dtype
 
@@ -113,10 +116,11 @@ class T5FeedForward(nnx.Module):
         self.activation = "gelu_new" if name == "gelu" else name
         self.inner = Dense(size, inner, bias=False, std=factor * size**-0.5, dtype=dtype, rngs=rngs)
         self.gate = Dense(size, inner, bias=False, std=factor * size**-0.5, dtype=dtype, rngs=rngs) if gated else None
-        self.outer = Dense(inner, size, bias=False, std=factor * inner**-0.5, dtype=dtype, rngs=rngs)
+        std = factor * inner**-0.5
+        self.outer = Dense(inner, size, bias=False, std=std, dtype=dtype, rngs=rngs, result=jnp.float32)
 
     def __call__(self, x: jax.Array, drop: Dropout = NO_DROPOUT, adapter: LayerAdapter | None = None) -> jax.Array:
-        inner = ACTIVATIONS[self.activation](adapted(self.inner, "ffn_in", x, adapter))
+        inner = ACTIVATIONS[self.activation](adapted(self.inner, "ffn_in", x, adapter).astype(jnp.float32))
         if self.gate is not None:
             inner = inner * adapted(self.gate, "ffn_gate", x, adapter)
         return adapted(self.outer, "ffn_out", drop(inner), adapter)
@@ -207,7 +211,9 @@ class T5Model(nnx.Module):
         )
         self.decoder_norm = RMSNorm(size, config.layer_norm_epsilon)
         if not config.tie_word_embeddings:
-            self.output = Dense(size, config.vocab_size, bias=False, std=factor, dtype=dtype, rngs=rngs)
+            self.output = Dense(
+                size, config.vocab_size, bias=False, std=factor, dtype=dtype, rngs=rngs, result=jnp.float32
+            )
         self.config = config
         self.dtype = dtype
 
@@ -273,9 +279,8 @@ class T5Model(nnx.Module):
         """Vocabulary scores of decoder states: [B, T, D] -> float32 [B, T, V]."""
         if not self.config.tie_word_embeddings:
             return self.output(states)
-        states = (states * self.config.d_model**-0.5).astype(self.dtype)
-        table = self.embedding.table[...].astype(self.dtype)
-        return jnp.einsum("btd,vd->btv", states, table, preferred_element_type=jnp.float32)
+        states = states * self.config.d_model**-0.5
+        return product("btd,vd->btv", states, self.embedding.table[...], self.dtype, result=jnp.float32)
 
     def target_log_probs(self, targets: jax.Array, read: PassagesRead, of: jax.Array | None = None) -> jax.Array:
         """log p(target token | tokens before it, passage) for every target position, float32 [B, T]; see `decode`."""

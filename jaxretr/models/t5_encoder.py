@@ -8,13 +8,10 @@ from flax import nnx
 
 from jaxretr.config import AdapterShape
 from jaxretr.models.adapter_layers import layers_and_adapters, make_adapters
+from jaxretr.models.dropout import ATTENTION, EMBEDDINGS, Dropout, folded
 from jaxretr.models.layers import (
-    ATTENTION,
-    EMBEDDINGS,
-    Dropout,
     Embedding,
     RMSNorm,
-    folded,
     make_layers,
     mask_bias,
     scan_layers,

@@ -25,27 +25,28 @@ def is_split(x: jax.Array) -> bool:
 
 
 def whole(kernel: jax.Array, shape: tuple[int, int], dtype: DTypeLike) -> jax.Array:
-    """A kernel in the type that it is multiplied in, all of it.
+    """A kernel, all of it.
 
-    Of a split one the devices exchange their parts in that type; its gradient is added up over the devices in the type of
-    the parameter, each keeping its part. Inside a rematerialised layer the backward pass gathers again.
+    Of a split one the devices exchange their parts in the type that it is multiplied in; its gradient is added up over the
+    devices in the type of the parameter, each keeping its part. Inside a rematerialised layer the backward pass gathers
+    again.
 
     Args:
       kernel: [in, out], or this device's part of it, along either axis.
       shape: of the whole.
-      dtype: of the result.
+      dtype: that it is multiplied in.
 
     Returns:
-      [in, out].
+      [in, out], of the parameter's type, so that its gradient is; a split one has been rounded to `dtype`.
     """
     if kernel.shape == shape:
-        return kernel.astype(dtype)
+        return kernel
     return _gathered(kernel, 0 if kernel.shape[0] != shape[0] else 1, jnp.dtype(dtype))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _gathered(part: jax.Array, axis: int, dtype: Any) -> jax.Array:
-    return lax.all_gather(part.astype(dtype), DATA, axis=axis, tiled=True)
+    return lax.all_gather(part.astype(dtype), DATA, axis=axis, tiled=True).astype(part.dtype)
 
 
 def _forward(part: jax.Array, axis: int, dtype: Any) -> tuple[jax.Array, None]:

@@ -11,13 +11,12 @@ import jax.numpy as jnp
 
 from jaxretr.models.backbone import make_backbone, token_states
 from jaxretr.models.backbone_config import BACKBONE
+from jaxretr.models.dropout import Dropout, folded
 from jaxretr.models.embed import pool
 from jaxretr.models.layers import (
     ACTIVATIONS,
-    Dropout,
     Params,
     define,
-    folded,
     initialise,
     layer_norm,
     linear,
