@@ -5,8 +5,8 @@
     JAX_PLATFORMS=cpu python benchmarks/accelerator.py --out /tmp/toy --toy
 
 It needs this repository, jax, flax and numpy; no weights and no data, which are drawn at random in the shapes and lengths
-of real ones. Where PyTorch sees the same card, the same work in plain PyTorch is timed in turns with ours (not ART's, which
-has no peer here). Every part runs in a process of its own with a budget of time: what runs out of memory is tried again at
+of real ones. Where PyTorch sees the same card, the same work in plain PyTorch is timed in turns with ours; ART's step, which
+takes most of the memory, in a part of its own behind all others (-torch; it needs transformers as well). Every part runs in a process of its own with a budget of time: what runs out of memory is tried again at
 half the size, what fails or takes too long is recorded and the rest goes on. Writes results.json and table.md into --out
 after every part; a part that is done is not repeated without --again, and compiled programs are kept beside the results.
 """
@@ -41,6 +41,8 @@ class Plan(NamedTuple):
     """Share of the device's memory that JAX takes at once; 0: as it needs it, which leaves PyTorch the rest."""
     run: Callable[[Any, Any], None]
     """(on_gpu.parts, the Part)"""
+    peer_of: str | None = None
+    """The part that this one does in PyTorch alone; JAX stays off the device."""
 
 
 PLANS = {
@@ -53,6 +55,8 @@ PLANS = {
     "art-t5-xl": Plan(100, 0.92, lambda parts, part: parts.art_step(part, parts.T5_XL, 64)),
     "refresh": Plan(45, 0, lambda parts, part: parts.refresh(part)),
     "mlm": Plan(45, 0, lambda parts, part: parts.mlm_step(part, 128)),
+    "art-t5-base-torch": Plan(60, 0, lambda parts, part: parts.art_peer(part, parts.T5_BASE, 256), "art-t5-base"),
+    "art-t5-xl-torch": Plan(90, 0, lambda parts, part: parts.art_peer(part, parts.T5_XL, 64), "art-t5-xl"),
 }
 
 
@@ -109,6 +113,9 @@ def peers(args: argparse.Namespace) -> ModuleType | None:
         return None
     try:
         import torch
+
+        if PLANS[args.part].peer_of:
+            import transformers  # noqa: F401
     except Exception as error:  # A build for another system fails in ways of its own.
         print(f"    without PyTorch: {type(error).__name__}", flush=True)
         return None
@@ -173,6 +180,7 @@ def run_child(
         "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(args.out / "compiled")),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "true" if memory else "false",
         "XLA_PYTHON_CLIENT_MEM_FRACTION": str(memory or 0.92),
+        **({"JAX_PLATFORMS": "cpu"} if PLANS[name].peer_of else {}),
     }
     process = subprocess.Popen([*args.python, __file__, *map(str, words)], env=environment)
     try:
@@ -256,11 +264,23 @@ def table(results: dict[str, Any]) -> str:
     ]
     for name, part in results["parts"].items():
         for case_name, case in part["cases"].items():
-            lines.append(row(case_name, case, results))
+            if "ours" in case:
+                lines.append(row(case_name, with_peer(name, case, results), results))
         if part["status"] != "done":
             why = next((attempt["error"] for attempt in reversed(part["attempts"]) if attempt["error"]), "")
             lines.append(f"| {name}: {part['status']} | {why.replace('|', '/')} |" + " |" * 7)
     return "\n".join(lines) + "\n"
+
+
+def with_peer(part: str, case: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    """A case with what a part of its own measured of PyTorch; the ratio's ends are those of the times."""
+    for name, other in results["parts"].items():
+        peer = other["cases"].get(case["case"], {})
+        if PLANS[name].peer_of == part and "torch" in peer and peer["size"] == case["size"]:
+            ours, torch = case["ours"], peer["torch"]
+            ends = (("median", "median"), ("min", "max"), ("max", "min"))
+            return {**case, "torch": torch, "ratio": {one: torch[one] / ours[other] for one, other in ends}}
+    return case
 
 
 def row(name: str, case: dict[str, Any], results: dict[str, Any]) -> str:

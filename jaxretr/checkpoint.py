@@ -88,7 +88,8 @@ class Checkpoints:
         """Reads a checkpoint onto the devices.
 
         Args:
-          like: the state's tree with ShapeDtypeStructs that carry shardings; any number of devices will do.
+          like: the state's tree with ShapeDtypeStructs that carry shardings; any number of devices will do. Fields of a
+            NamedTuple that have a default get it where the checkpoint is older than they are.
           step: which; None: the newest.
 
         Raises:
@@ -103,6 +104,7 @@ class Checkpoints:
             if is_of_collective(error) or isinstance(error, MemoryError):
                 raise
             raise self._unreadable(step, error) from error
+        like = _without_newer_fields(saved, like)
         differences = _differences(saved, like)
         if differences:
             raise UserError(
@@ -111,11 +113,19 @@ class Checkpoints:
                 "use the config it was made with, or another --workdir"
             )
         try:
-            return self._checkpointer.load(step, like)
+            return self._load(step, saved, like)
         except Exception as error:
             if is_of_collective(error) or isinstance(error, MemoryError):
                 raise
             raise self._unreadable(step, error) from error
+
+    def _load(self, step: int | None, saved: Any, like: Any) -> Any:
+        """Reads the arrays in the form that they were saved in: `like` may have places for None that an older one lacks."""
+        wanted = {dotted(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(like)}
+        form = jax.tree_util.tree_map_with_path(lambda path, _: wanted[dotted(path)], saved)
+        loaded = self._checkpointer.load(step, form)
+        arrays = {dotted(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(loaded)}
+        return jax.tree_util.tree_map_with_path(lambda path, _: arrays[dotted(path)], like)
 
     def wait(self) -> None:
         """Waits until everything is on disk."""
@@ -171,6 +181,14 @@ class Checkpoints:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _without_newer_fields(saved: Any, like: Any) -> Any:
+    """`like` with the defaults of those fields that have one and of which nothing was saved."""
+    have = {dotted(path).split(".")[0] for path, _ in jax.tree_util.tree_leaves_with_path(saved)}
+    defaults: dict[str, Any] = getattr(like, "_field_defaults", {})
+    newer = {name: default for name, default in defaults.items() if name not in have}
+    return like._replace(**newer) if newer else like
 
 
 def _differences(saved: Any, like: Any) -> list[str]:

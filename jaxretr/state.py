@@ -13,6 +13,19 @@ from jaxretr.models.partition import join
 
 @jax.tree_util.register_dataclass
 @dataclass
+class ProductCodes:
+    """What a product quantiser has learnt, for index-aware training."""
+
+    codebook: jax.Array
+    """float32 [S, C, W]: C centres of each of S blocks of W dimensions; the last block is filled up with zeros."""
+    threshold: jax.Array
+    """T of the score-aware loss, a length, float32 scalar."""
+    learnt_at: jax.Array
+    """The number of optimizer steps that the weights behind it had seen, int32 scalar."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass
 class TrainState:
     """The trained parameters and what their optimizer remembers."""
 
@@ -22,6 +35,8 @@ class TrainState:
     opt_state: Any
     frozen: Params = field(default_factory=dict)
     """Parameters that are not trained: no gradient is computed for them, and the optimizer knows nothing of them."""
+    codes: ProductCodes | None = None
+    """Of a run that is aware of product codes."""
 
     @staticmethod
     def create(params: Params, optimizer: optax.GradientTransformation, frozen: Params | None = None) -> "TrainState":
@@ -37,7 +52,7 @@ class TrainState:
         """The state after one optimizer update with these gradients."""
         updates, opt_state = optimizer.update(gradients, self.opt_state, self.params)
         params: Any = optax.apply_updates(self.params, updates)
-        return TrainState(self.step + 1, params, opt_state, self.frozen)
+        return TrainState(self.step + 1, params, opt_state, self.frozen, self.codes)
 
 
 @jax.tree_util.register_dataclass

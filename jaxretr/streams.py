@@ -36,6 +36,8 @@ class KeyStream(IntEnum):
     QUESTION_DRAWS = 2
     """Whatever else a question's step draws: shuffled teachers, negatives."""
     FORM_DROPOUT = 3
+    QUANTISER_SAMPLE = 4
+    """The passages that product codes are fitted to."""
 
 
 def host_generator(seed: int, stream: HostStream, step: int) -> np.random.Generator:

@@ -81,10 +81,10 @@ def ours(
 
     def recording(*arguments: Any) -> Any:
         result = compiled(*arguments)
-        history.losses.append(float(result[2]["loss"]))
-        history.norms.append(float(result[2]["gradient_norm"]))
-        history.teacher_scores.append(float(result[2]["teacher_score"]))
-        history.rows.append(np.asarray(result[3]))
+        history.losses.append(float(result[3]["loss"]))
+        history.norms.append(float(result[3]["gradient_norm"]))
+        history.teacher_scores.append(float(result[3]["teacher_score"]))
+        history.rows.append(np.asarray(result[4]))
         return result
 
     run.train_step = recording

@@ -3,6 +3,7 @@
 Nothing is streamed, masked by arithmetic or shared between devices: what a question is compared with is a list.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +50,19 @@ class Examples:
         return relevant
 
 
-def loss(program: ContrastiveProgram, q: Any, p: Any, examples: Examples, forms: Any = None) -> tuple[Any, float]:
+def as_it_is(rows: Any) -> Any:
+    """How passages are stored, if they are not rounded."""
+    return rows
+
+
+def loss(
+    program: ContrastiveProgram,
+    q: Any,
+    p: Any,
+    examples: Examples,
+    forms: Any = None,
+    stored: Callable[[Any], Any] = as_it_is,
+) -> tuple[Any, float]:
     """The batch's loss, and the mean number of negatives that each question met within the batch.
 
     Args:
@@ -58,6 +71,7 @@ def loss(program: ContrastiveProgram, q: Any, p: Any, examples: Examples, forms:
       p: of each question's passages, [B, C, D].
       examples: what they are.
       forms: of each question's misspelt forms, [B, V, D].
+      stored: how an index stores passages, [..., D'] -> the same; a gradient goes through it as if it did nothing.
     """
     import torch
 
@@ -70,8 +84,11 @@ def loss(program: ContrastiveProgram, q: Any, p: Any, examples: Examples, forms:
             normalise = program.encoder.normalise and dim < x.shape[-1]
             return torch.nn.functional.normalize(x[..., :dim], dim=-1) if normalise else x[..., :dim]
 
-        index = cut(torch.tensor(examples.index, dtype=torch.float64))
-        questions, passages = cut(q), cut(p)
+        def as_stored(x: Any) -> Any:
+            return x + (stored(x) - x).detach()
+
+        index = as_stored(cut(torch.tensor(examples.index, dtype=torch.float64)))
+        questions, passages = cut(q), as_stored(cut(p))
         for i in range(b):
             own = to_passages(program, questions[i], passages, index, examples, i)
             if program.contrastive.symmetric:

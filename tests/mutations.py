@@ -164,7 +164,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an index that is never refreshed",
-        "recipes/whole_corpus.py",
+        "recipes/index_upkeep.py",
         "(number > 0 and number % every == 0)",
         "(number < 0 and number % every == 0)",
         ("test_supervised_guarantees.py::test_the_loss_falls_and_the_index_follows",),

@@ -21,7 +21,7 @@ from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, init
 from jaxretr.models.layers import define
 from jaxretr.models.scorers.t5_scorer import Prompt, score_pairs
 from jaxretr.models.t5 import T5Config, T5Model
-from jaxretr.plan.compiled_facts import matmul_flops
+from jaxretr.parallel.matmul_flops import matmul_flops
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 BERT = BertConfig(vocab_size=300, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=48)
@@ -44,7 +44,7 @@ class Absent(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Absent())
 import accelerator, jax
 jax.config.update("jax_disable_most_optimizations", True)
-for name in accelerator.PLANS:
+for name in [name for name, plan in accelerator.PLANS.items() if not plan.peer_of]:
     report = Path(sys.argv[1]) / name
     accelerator.child(argparse.Namespace(part=name, report=report, seconds=0.2, size=1.0, toy=True, no_torch=False))
 """
@@ -72,7 +72,7 @@ def test_every_part_runs_with_jax_and_flax_alone(tmp_path: Path) -> None:
     import accelerator
 
     found = {}
-    for name in accelerator.PLANS:
+    for name in [name for name, plan in accelerator.PLANS.items() if not plan.peer_of]:
         lines = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
         assert not any("error" in line or "torch_error" in line for line in lines), lines
         found[name] = {line["case"]: line for line in lines}
@@ -172,6 +172,65 @@ def test_the_peers_learn() -> None:
     assert in_chunks == pytest.approx(whole, rel=0.1)  # dropout, another head
 
 
+def test_the_peer_of_art_takes_the_papers_step(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="it is what accelerator.py compares with")
+    pytest.importorskip("transformers", reason="its T5 is the peer's teacher")
+    from on_gpu import torch_peers
+    from on_gpu.art_peer import random_t5
+    from torch_art import ArtStep, Batch, FirstToken, Settings, Tokens
+
+    from jaxretr.models.formats import t5_params
+    from jaxretr.objectives.art import art_loss
+
+    rng = np.random.default_rng(0)
+    n, b, k, prompt = 40, 3, 4, Prompt((7, 8), (9, 1))
+    config = DualEncoderConfig(BERT)
+    params: Any = init_params(config, 0)
+    scorer = random_t5(T5, torch.float32)
+    scorer.save_pretrained(tmp_path)
+
+    def texts(count: int, longest: int) -> tuple[np.ndarray, np.ndarray]:
+        lengths = rng.integers(1, longest + 1, count).astype(np.int32)
+        return np.where(np.arange(longest) < lengths[:, None], rng.integers(5, 300, (count, longest)), 0), lengths
+
+    passages, scorer_passages, questions, targets = texts(n, 12), texts(n, 9), texts(b, 6), texts(b, 5)
+    index = rng.standard_normal((n, 16)).astype(np.float32)
+    steps = [
+        ArtStep(
+            tuple(FirstToken(torch_peers.make_bert(BERT, params[side]["bert"])) for side in ("question", "passage")),
+            scorer,
+            *(Tokens(*map(torch.from_numpy, rows)) for rows in (passages, scorer_passages)),
+            torch.from_numpy(index.copy()),
+            Settings(
+                *(k, 2.0, prompt.prefix, prompt.suffix, torch.float32),
+                questions_at_once=at_once,
+                passage_chunk=5,
+                teacher_chunk=7,
+            ),
+        )
+        for at_once in (b, 2)
+    ]
+    batch = Batch(*(Tokens(*map(torch.from_numpy, rows)) for rows in (questions, targets)))
+    for step in steps:
+        for tower in step.towers:
+            tower.eval()  # dropout off
+    rows = steps[0].search(steps[0].questions(batch)).numpy()
+    teacher = steps[0].teach(batch, torch.from_numpy(rows)).numpy()
+    (loss, norm), (in_parts, norm_in_parts) = (step(batch) for step in steps)
+    assert in_parts == pytest.approx(loss, rel=1e-5) and norm_in_parts == pytest.approx(norm, rel=1e-4)
+
+    q = np.asarray(embed(config, params["question"], *questions, dtype="float32"))
+    assert (rows == np.argsort(-(q @ index.T), 1)[:, :k]).all()
+    flat = rows.reshape(-1)
+    pairs = *(x[flat] for x in scorer_passages), *(np.repeat(x, k, 0) for x in targets)
+    scored = score_pairs(T5, prompt, t5_params.read(tmp_path)[1], *pairs).reshape(b, k)
+    np.testing.assert_allclose(teacher, scored, rtol=1e-4)
+    p = np.asarray(embed(config, params["passage"], *(x[flat] for x in passages), dtype="float32")).reshape(b, k, -1)
+    expected = art_loss(np.einsum("bd,bkd->bk", q, p), scored, temperature=2.0)
+    assert loss == pytest.approx(float(expected), rel=1e-4)
+    np.testing.assert_allclose(steps[0].index[flat].numpy().reshape(p.shape), p, atol=1e-5)
+
+
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
 
 
@@ -257,7 +316,10 @@ def test_a_part_that_is_done_is_not_repeated(
     states.clear()
     assert run("--parts", "refresh", "mlm") == ["refresh"]
     assert run("--parts", "mlm", "--again") == ["mlm"]
-    assert sum(plan.seconds for plan in accelerator.PLANS.values()) <= 9.5 * 60
+    # PyTorch's own parts come last and get what is left.
+    own = [not plan.peer_of for plan in accelerator.PLANS.values()]
+    assert own == sorted(own, reverse=True)
+    assert sum(plan.seconds for plan in accelerator.PLANS.values() if not plan.peer_of) <= 9.5 * 60
     assert set(json.loads((tmp_path / "results.json").read_text())["parts"]) == {"refresh", "mlm"}
     assert (tmp_path / "table.md").read_text().startswith("d (no nvidia-smi)")
     facts["device"] = "another"

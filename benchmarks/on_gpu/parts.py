@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jaxretr import optim
-from jaxretr.config import Art, LiveIndex, Negatives, Optimizer, Scorer
+from jaxretr.config import Art, LiveIndex, Negatives, Optimizer
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed
 from jaxretr.models.encode import Engine
@@ -23,14 +23,18 @@ from jaxretr.models.scorers.t5_scorer import Prompt
 from jaxretr.models.scorers.teachers import T5Teacher
 from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.objectives import art, contrastive
-from jaxretr.objectives.live_index import IndexProgram, find_passages, make_refresh
+from jaxretr.objectives.index_refresh import make_refresh
+from jaxretr.objectives.live_index import IndexProgram, find_passages
 from jaxretr.objectives.mlm import mask, masked_lm_loss
+from jaxretr.objectives.teacher_widths import TeacherWidths
+from jaxretr.objectives.teaching import Teaching
 from jaxretr.objectives.token_step import make_token_step
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import DATA, padded_rows, put_rows
 from jaxretr.search.topk import BLOCK_ROWS, search_step
 from jaxretr.state import CorpusState, TrainState
 from on_gpu import formulas
+from on_gpu.art_sizes import ArtSizes
 from on_gpu.inputs import mesh_of_one, random_params, random_rows, random_tokens
 from on_gpu.measuring import Part, compiled, repeat, waits
 
@@ -154,7 +158,7 @@ def search(part: Part) -> None:
     """Exact search of resident rows: as a training step does it, and as ExactIndex does."""
     k, dim = (10, 32) if part.toy else (100, 768)
     mesh = mesh_of_one()
-    n = part.scaled(_rows_that_fit(2 * dim, 0.75), 4096)
+    n = part.scaled(_rows_that_fit(2 * dim, 0.75, _device_bytes()), 4096)
     rows = random_rows(mesh, padded_rows(n, mesh), dim)
     index = CorpusState(rows, jnp.zeros(len(rows), jnp.int32))
     program = _index_program(_encoder(part, BERT_BASE), n)
@@ -190,11 +194,15 @@ def search(part: Part) -> None:
         )
 
 
-def _rows_that_fit(row_bytes: int, share: float) -> int:
-    """Wikipedia's passages, or half as often as it takes until they fit into a share of the device's memory."""
-    stats = jax.devices()[0].memory_stats() or {}
+def _device_bytes() -> float:
+    """What JAX may take of the device's memory; without a limit, infinity."""
+    return (jax.devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
+
+
+def _rows_that_fit(row_bytes: int, share: float, limit: float) -> int:
+    """Wikipedia's passages, or half as often as it takes until they fit into a share of a device's memory."""
     n = WIKIPEDIA
-    while n * row_bytes > share * stats.get("bytes_limit", math.inf):
+    while n * row_bytes > share * limit:
         n //= 2
     return n
 
@@ -336,47 +344,62 @@ def _fields(program: IndexProgram) -> dict[str, Any]:
     return {field.name: getattr(program, field.name) for field in dataclasses.fields(program)}
 
 
-def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
-    """ART's step: 64 questions, the first 32 passages of the index for each, a frozen T5."""
-    mesh, encoder = mesh_of_one(), _encoder(part, BERT_BASE, dropout=0.1)
+def art_sizes(part: Part, t5: T5Config, limit: float) -> ArtSizes:
+    """The sizes of ART's step for a device with `limit` bytes of memory."""
+    encoder = _encoder(part, BERT_BASE, dropout=0.1)
     t5, prompt = (TOY_T5, TOY_PROMPT) if part.toy else (t5, PROMPT)
     b, k = (4, 4) if part.toy else (64, 32)
     width, scorer_width = (32, 32) if part.toy else (WIDTH, 496)
     # Of a passage: an embedding of bfloat16, two rows of token ids, and what goes with them.
     row_bytes = 2 * encoder.embedding_size + 2 * (width + scorer_width) + 12
-    n = part.scaled(_rows_that_fit(row_bytes, 0.5), 1024)
-    rows = padded_rows(n, mesh)
+    n = part.scaled(_rows_that_fit(row_bytes, 0.5, limit), 1024)
+    return ArtSizes(encoder, t5, prompt, b, k, width, scorer_width, n, padded_rows(n, mesh_of_one()))
+
+
+def art_peer(part: Part, t5: T5Config, teacher_chunk: int) -> None:
+    """The same as `art_step` in plain PyTorch, in a process that has the card for itself."""
+    if part.torch is None:
+        raise ValueError("PyTorch does not run here")
+    from on_gpu import art_peer
+
+    art_peer.measure(part, art_sizes(part, t5, art_peer.device_bytes()), part.scaled(teacher_chunk, 4))
+
+
+def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
+    """ART's step: 64 questions, the first 32 passages of the index for each, a frozen T5."""
+    sizes = art_sizes(part, t5, _device_bytes())
+    mesh, encoder, t5, prompt = mesh_of_one(), sizes.encoder, sizes.t5, sizes.prompt
+    b, k, n, rows = sizes.b, sizes.k, sizes.n, sizes.rows
     chunk = part.scaled(teacher_chunk, 4)
-    part.say(f"{n:,} passages, {row_bytes * n / 2**30:.1f} GiB; teacher's chunk {chunk}")
-    drawn = [
-        formulas.draw_lengths(quantiles, rows, longest)
-        for quantiles, longest in ((formulas.PASSAGE_TOKENS, width), (formulas.T5_PASSAGE_TOKENS, scorer_width))
-    ]
-    passages = random_tokens(mesh, drawn[0], width, encoder.backbone.vocab_size)
-    scorer_passages = random_tokens(mesh, drawn[1], scorer_width, t5.vocab_size)
-    question_lengths = formulas.draw_lengths(formulas.QUESTION_TOKENS, b, 32)
-    target_lengths = formulas.draw_lengths(formulas.TARGET_TOKENS, b, 40)
+    part.say(f"{n:,} passages; teacher's chunk {chunk}")
+    drawn = sizes.passage_lengths, sizes.scorer_lengths
+    passages = random_tokens(mesh, drawn[0], sizes.width, encoder.backbone.vocab_size)
+    scorer_passages = random_tokens(mesh, drawn[1], sizes.scorer_width, t5.vocab_size)
+    question_lengths, target_lengths = sizes.question_lengths, sizes.target_lengths
     questions = random_tokens(mesh, question_lengths, 32, encoder.backbone.vocab_size)
     targets = random_tokens(mesh, target_lengths, 40, t5.vocab_size)
-    batch = art.QuestionBatch(questions.tokens, questions.lengths, targets.tokens, targets.lengths)
+    numbers = jax.device_put(np.arange(b, dtype=np.int32), questions.lengths.sharding)
+    batch = art.QuestionBatch(questions.tokens, questions.lengths, targets.tokens, targets.lengths, numbers)
     scorer = random_params(define(lambda rngs: T5Model(t5, rngs=rngs))[1], mesh, jnp.bfloat16)
     optimizer = optim.build(Optimizer(learning_rate=1e-6), 1000)
     state = sharding.put(TrainState.create(random_params(abstract_params(encoder), mesh), optimizer), mesh)
     index = CorpusState(random_rows(mesh, rows, encoder.embedding_size), jnp.zeros(rows, jnp.int32))
     index = jax.device_put(index, passages.tokens.sharding)
+    teacher = T5Teacher(t5, prompt)
+    widths = TeacherWidths.of_lengths(teacher, drawn[1], target_lengths, sizes.scorer_width, 40)
     program = art.ArtProgram(
         **_fields(_index_program(encoder, n)),
-        teacher=T5Teacher(t5, prompt),
+        # Without a table: every pair is asked for in every step.
+        teaching=Teaching(teacher=teacher, widths=widths, dtype="bfloat16", chunk=chunk, replacement="unused"),
         top_k=k,
         temperature=math.sqrt(encoder.embedding_size),
         art=Art(),
-        scorer=Scorer("t5", chunk=chunk, dtype="bfloat16"),
     )
     part.say("compiling")
     call, seconds = compiled(
-        art.make_step(program, optimizer, mesh), state, index, passages, scorer_passages, scorer, batch
+        art.make_step(program, optimizer, mesh), state, index, None, passages, scorer_passages, scorer, batch
     )
-    step = _Stepped(call, (state, index), passages, scorer_passages, scorer, batch)
+    step = _Stepped(call, (state, index, None), passages, scorer_passages, scorer, batch)
     # Random rows are found, so that their lengths are the corpus's.
     pairs = b * k
     read = drawn[0][:pairs], drawn[1][:pairs] + prompt.size
@@ -385,7 +408,7 @@ def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
         encoder.backbone, question_lengths
     )
     part.compare(
-        f"ART step, T5 of {t5.num_layers} x {t5.d_model}",
+        sizes.case,
         step,
         None,
         flops=scored + learnt + 2.0 * b * n * encoder.embedding_size,

@@ -6,7 +6,16 @@ each checkpoint go through this package; both refuse a name that does not exist.
 
 from jaxretr.config.art import INDEX_IN_ART, Art, ArtConfig, ArtData
 from jaxretr.config.as_json import from_json, to_json
-from jaxretr.config.choices import LOWER_IS_BETTER, Dtype, EncodeDtype, EngineName, Pooling, ScorerKind, TrackerName
+from jaxretr.config.choices import (
+    LOWER_IS_BETTER,
+    Dtype,
+    EncodeDtype,
+    EngineName,
+    Pooling,
+    Replacement,
+    ScorerKind,
+    TrackerName,
+)
 from jaxretr.config.contrastive import (
     Contrastive,
     ContrastiveConfig,
@@ -16,6 +25,7 @@ from jaxretr.config.contrastive import (
     Validation,
 )
 from jaxretr.config.data import DevData, ExampleData, PretrainData
+from jaxretr.config.index_aware import IndexAware
 from jaxretr.config.kinds import KINDS, check_numbers
 from jaxretr.config.live_index import LiveIndex
 from jaxretr.config.loading import load, override, with_settings
@@ -24,6 +34,7 @@ from jaxretr.config.names import all_settings, nearest_setting
 from jaxretr.config.pretraining import EmbeddingDistillationConfig, MlmConfig, PassageLmConfig
 from jaxretr.config.reranker import PairNegatives, Ranking, RerankerConfig, RerankerData
 from jaxretr.config.run import Config, Mesh, Optimizer, Tracking, Train
+from jaxretr.config.score_table import ScoreTable
 from jaxretr.config.typos import Typos
 
 __all__ = [
@@ -47,6 +58,7 @@ __all__ = [
     "Encoder",
     "EngineName",
     "ExampleData",
+    "IndexAware",
     "Joint",
     "LiveIndex",
     "Mesh",
@@ -59,8 +71,10 @@ __all__ = [
     "Pooling",
     "PretrainData",
     "Ranking",
+    "Replacement",
     "RerankerConfig",
     "RerankerData",
+    "ScoreTable",
     "Scorer",
     "ScorerKind",
     "T5Shape",

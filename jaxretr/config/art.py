@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxretr.config.data import DevData
+from jaxretr.config.index_aware import IndexAware
 from jaxretr.config.live_index import LiveIndex
 from jaxretr.config.models import Encoder, Joint, Scorer
 from jaxretr.config.run import Config
+from jaxretr.config.score_table import ScoreTable
 from jaxretr.config.typos import Typos
 
 
@@ -87,6 +89,8 @@ class ArtConfig(Config):
     joint: Joint = field(default_factory=Joint)
     typos: Typos = field(default_factory=Typos)
     index: LiveIndex = field(default_factory=lambda: LiveIndex(write_back=True))
+    index_aware: IndexAware = field(default_factory=IndexAware)
+    table: ScoreTable = field(default_factory=ScoreTable)
 
     def __post_init__(self) -> None:
         moved: dict[str, Any] = vars(self.art).get(_MOVED, {})

@@ -7,6 +7,7 @@ EncodeDtype = Literal["auto", "float32", "bfloat16"]
 # Whose codes propose the candidates of a certified index.
 EngineName = Literal["scann", "faiss"]
 ScorerKind = Literal["auto", "t5", "cross_encoder", "causal_lm"]
+Replacement = Literal["unused", "oldest", "worst"]
 TrackerName = Literal["wandb", "mlflow"]
 # sentence-transformers' names.
 Pooling = Literal["cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxretr.config.data import ExampleData
+from jaxretr.config.index_aware import IndexAware
 from jaxretr.config.live_index import LiveIndex
 from jaxretr.config.models import Encoder, Joint
 from jaxretr.config.run import Config
@@ -108,4 +109,5 @@ class ContrastiveConfig(Config):
     joint: Joint = field(default_factory=Joint)
     typos: Typos = field(default_factory=Typos)
     index: LiveIndex = field(default_factory=LiveIndex)
+    index_aware: IndexAware = field(default_factory=IndexAware)
     validation: Validation = field(default_factory=Validation)

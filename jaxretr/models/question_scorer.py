@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jaxretr.config import Dtype
 from jaxretr.data.tokens import Template, load_tokenizer, scorer_passage, scorer_target, vocabulary_size
@@ -17,9 +16,9 @@ from jaxretr.errors import UsageError, UserError
 from jaxretr.models.adapter_layers import count
 from jaxretr.models.formats import t5_params
 from jaxretr.models.formats.hf_files import resolve
-from jaxretr.models.layers import Params, matmuls_in
+from jaxretr.models.layers import Params
 from jaxretr.models.pair_scorer import scorer_digest
-from jaxretr.models.scorers.t5_scorer import Prompt, encoder_input, graph, mean_log_prob
+from jaxretr.models.scorers.t5_scorer import Prompt, score_pairs
 from jaxretr.models.scorers.t5_shapes import T5Shapes
 from jaxretr.models.scorers.teachers import T5Teacher
 from jaxretr.models.t5 import T5Config
@@ -179,7 +178,8 @@ class QuestionScorer:
         else:
             passages = padded(list(distinct), size, shapes.passage(max(map(len, distinct))))
             asked = padded(targets, size, shapes.question(max(map(len, targets))))
-        scores = _score_shared(self.config, self.prompt, self.dtype, params, *passages, of_pair, *asked)
+        pairs = (*passages, *asked, of_pair)
+        scores = _score_shared(self.config, self.prompt, params, *pairs, dtype=self.dtype)
         return np.asarray(scores)[: len(rows)]
 
     # ---- for callers that score a few pairs at a time ------------------------------------------------------------------
@@ -222,22 +222,7 @@ def padded(rows: Sequence[Sequence[int]], count: int, width: int) -> tuple[np.nd
     return tokens, lengths
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _score_shared(
-    config: T5Config,
-    prompt: Prompt,
-    dtype: str,
-    params: Params,
-    passages: jax.Array,
-    lengths: jax.Array,
-    of_pair: jax.Array,
-    targets: jax.Array,
-    target_lengths: jax.Array,
-) -> jax.Array:
-    """Scores pairs whose passages are given once each: pair i uses passage `of_pair[i]`."""
-    model = nnx.merge(graph(config, jnp.dtype(dtype)), params)
-    tokens, lengths = encoder_input(prompt, passages, lengths)
-    with matmuls_in(dtype):
-        memory = model.encode(tokens, lengths)
-        log_probs = model.target_log_probs(targets, memory[of_pair], lengths[of_pair])
-    return mean_log_prob(log_probs, target_lengths)
+@partial(jax.jit, static_argnums=(0, 1), static_argnames=("dtype",))
+def _score_shared(config: T5Config, prompt: Prompt, params: Params, *pairs: jax.Array, dtype: str) -> jax.Array:
+    """`score_pairs`, compiled."""
+    return score_pairs(config, prompt, params, *pairs, dtype=jnp.dtype(dtype))

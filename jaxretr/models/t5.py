@@ -77,10 +77,29 @@ class T5Attention(nnx.Module):
         adapter: LayerAdapter | None = None,
     ) -> jax.Array:
         """x [B, L, D] attends to memory [B, M, D]; bias broadcastable to [B, H, M, L]."""
-        read = (("query", self.query, x), ("key", self.key, memory), ("value", self.value, memory))
-        parts = [adapted(dense, name, source, adapter) for name, dense, source in read]
-        q, k, v = (y.reshape(*y.shape[:2], self.heads, -1) for y in parts)
+        return self.attend_to(x, *self.keys_and_values(memory, adapter), bias, drop, adapter)
+
+    def keys_and_values(self, memory: jax.Array, adapter: LayerAdapter | None = None) -> tuple[jax.Array, jax.Array]:
+        """What is attended to: memory [B, M, D] -> keys and values, of the matmuls' type [B, M, H, d]."""
+        read = (("key", self.key), ("value", self.value))
+        k, v = (self._heads(adapted(dense, name, memory, adapter)).astype(self.dtype) for name, dense in read)
+        return k, v
+
+    def attend_to(
+        self,
+        x: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        bias: jax.Array,
+        drop: Dropout = NO_DROPOUT,
+        adapter: LayerAdapter | None = None,
+    ) -> jax.Array:
+        """x [B, L, D] attends to keys and values [B, M, H, d]; bias broadcastable to [B, H, M, L]."""
+        q = self._heads(adapted(self.query, "query", x, adapter))
         return adapted(self.out, "attention_out", attend(q, k, v, bias, self.dtype, drop), adapter)
+
+    def _heads(self, x: jax.Array) -> jax.Array:
+        return x.reshape(*x.shape[:2], self.heads, -1)
 
 
 class T5FeedForward(nnx.Module):
@@ -150,11 +169,24 @@ class T5DecoderLayer(nnx.Module):
         self.ffn = T5FeedForward(config, dtype=dtype, rngs=rngs)
         self.ffn_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
 
-    def __call__(self, x: jax.Array, bias: jax.Array, memory: jax.Array, memory_bias: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, bias: jax.Array, k: jax.Array, v: jax.Array, memory_bias: jax.Array) -> jax.Array:
+        """x [B, T, D] attends to itself and to the passages' keys and values [B, M, H, d]."""
         normed = self.attention_norm(x)
         x = x + self.attention(normed, normed, bias)
-        x = x + self.cross(self.cross_norm(x), memory, memory_bias)
+        x = x + self.cross.attend_to(self.cross_norm(x), k, v, memory_bias)
         return x + self.ffn(self.ffn_norm(x))
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class PassagesRead:
+    """Passages as the decoder reads them; E of them, each for any number of targets."""
+
+    states: jax.Array | tuple[jax.Array, jax.Array]
+    """The encoder's output, float32 [E, M, D], of which each layer computes its keys and values when it is called; or the
+    keys and the values of all layers, [layers, E, M, H, d] each, for several calls with the same passages."""
+    lengths: jax.Array
+    """Their real positions, int32 [E]."""
 
 
 class T5Model(nnx.Module):
@@ -187,13 +219,29 @@ class T5Model(nnx.Module):
         x = scan_layers(self.encoder, x, lambda layer, x, *_: layer(x, bias), None)
         return self.encoder_norm(x)
 
-    def decode(self, targets: jax.Array, memory: jax.Array, memory_lengths: jax.Array) -> jax.Array:
+    def read(self, tokens: jax.Array, lengths: jax.Array, *, keep: bool = False) -> PassagesRead:
+        """Encodes passages for the decoder.
+
+        Args:
+          tokens: ids [E, M], padded on the right.
+          lengths: int32 [E].
+          keep: compute the decoder's keys and values of all layers now: once, for all calls of `decode`, in exchange
+            for the memory of 2 x layers x E x M x H x d numbers.
+        """
+        memory = self.encode(tokens, lengths)
+        if not keep:
+            return PassagesRead(memory, lengths)
+        graph, params = nnx.split(self.decoder)
+        kept = jax.lax.map(lambda layer: nnx.merge(graph, layer).cross.keys_and_values(memory), params)
+        return PassagesRead(kept, lengths)
+
+    def decode(self, targets: jax.Array, read: PassagesRead, of: jax.Array | None = None) -> jax.Array:
         """The states from which each target token is predicted (teacher forcing).
 
         Args:
           targets: ids of the targets, [B, T]; the decoder reads them shifted right behind the start token.
-          memory: the encoder's output, float32 [B, M, D].
-          memory_lengths: number of real positions of the memory, int32 [B].
+          read: the passages.
+          of: which of them each target is read with, int32 [B]; None: target i with passage i.
 
         Returns:
           float32 [B, T, D]. Padding needs no mask: it lies to the right of every real target token.
@@ -204,9 +252,21 @@ class T5Model(nnx.Module):
         position = jnp.arange(length)
         causal = jnp.where(position[:, None] <= position[None, :], 0.0, -1e9)  # [key, query]
         bias = causal + self.relative_bias(self.decoder_positions, length, bidirectional=False)
-        memory_bias = mask_bias(memory_lengths, memory.shape[1])
-        x = self.embedding(shifted)
-        x = scan_layers(self.decoder, x, lambda layer, x, *_: layer(x, bias, memory, memory_bias), None)
+
+        def chosen(x: jax.Array) -> jax.Array:
+            return x if of is None else x[of]
+
+        def apply(layer: T5DecoderLayer, x: jax.Array, _: None, number: Any) -> jax.Array:
+            if isinstance(states, tuple):
+                k, v = (kept[number] for kept in states)
+            else:
+                k, v = layer.cross.keys_and_values(states)
+            return layer(x, bias, chosen(k), chosen(v), memory_bias)
+
+        states = read.states
+        longest = states[0].shape[2] if isinstance(states, tuple) else states.shape[1]
+        memory_bias = mask_bias(chosen(read.lengths), longest)
+        x = scan_layers(self.decoder, self.embedding(shifted), apply, None)
         return self.decoder_norm(x)
 
     def logits(self, states: jax.Array) -> jax.Array:
@@ -217,10 +277,9 @@ class T5Model(nnx.Module):
         table = self.embedding.table[...].astype(self.dtype)
         return jnp.einsum("btd,vd->btv", states, table, preferred_element_type=jnp.float32)
 
-    def target_log_probs(self, targets: jax.Array, memory: jax.Array, memory_lengths: jax.Array) -> jax.Array:
-        """log p(target token | tokens before it, memory) for every target position, float32 [B, T]."""
-        logits = self.logits(self.decode(targets, memory, memory_lengths))
-        return chosen_log_probs(logits, targets)
+    def target_log_probs(self, targets: jax.Array, read: PassagesRead, of: jax.Array | None = None) -> jax.Array:
+        """log p(target token | tokens before it, passage) for every target position, float32 [B, T]; see `decode`."""
+        return chosen_log_probs(self.logits(self.decode(targets, read, of)), targets)
 
     def relative_bias(self, table: Embedding, length: int, *, bidirectional: bool) -> jax.Array:
         """T5's bucketed relative position bias, float32 [1, H, keys, queries]."""

@@ -21,11 +21,10 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxretr.config import Art, Scorer, Typos
+from jaxretr.config import Art, Typos
 from jaxretr.models.layers import Params
-from jaxretr.models.scorers.teachers import Teacher
-from jaxretr.objectives.blocks import block_size, in_blocks
 from jaxretr.objectives.distillation import kl_divergence
+from jaxretr.objectives.index_aware import on_stored, storage_error
 from jaxretr.objectives.live_index import (
     IndexProgram,
     embed_passages,
@@ -33,8 +32,13 @@ from jaxretr.objectives.live_index import (
     fetch_rows,
     find_passages,
     staleness,
+    staleness_max,
+    staleness_of,
     write_back,
 )
+from jaxretr.objectives.quantised import StoredRows
+from jaxretr.objectives.score_table import TableState
+from jaxretr.objectives.teaching import Questions, Teaching, teach
 from jaxretr.objectives.text_keys import TextKeys
 from jaxretr.objectives.typo_terms import embed_with_forms, form_losses
 from jaxretr.parallel.mesh import DATA
@@ -108,6 +112,8 @@ class QuestionBatch:
     """As the teacher reads questions (a T5: "Question: {q}</s>"), integers [B, T]."""
     target_lengths: jax.Array
     """int32 [B]."""
+    numbers: jax.Array
+    """Of the questions in the training data, int32 [B]."""
     forms: CorpusTokens | None = None
     """The questions' misspelt forms, tokens [B, V, L] and lengths [B, V]; None without terms for typos."""
 
@@ -116,8 +122,7 @@ class QuestionBatch:
 class ArtProgram(IndexProgram):
     """All that is fixed while an ART run's programs are compiled: sections of its config, and what follows from them."""
 
-    teacher: Teacher
-    scorer: Scorer
+    teaching: Teaching
     art: Art
     top_k: int
     """`art.top_k`, or the size of a smaller corpus."""
@@ -135,28 +140,30 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
       mesh: with the axes "data" and "model"; B must be a multiple of its data axis.
 
     Returns:
-      step(state, index, passages, scorer_passages, scorer_params, batch) -> (state, index, metrics, rows), where
-      `passages` and `scorer_passages` are the corpus's CorpusTokens for the encoder and for the scorer, `metrics`
-      a dict of float32 scalars and `rows` the retrieved corpus rows, int32 [B, K]. `state` and `index` are donated.
+      step(state, index, table, passages, scorer_passages, scorer_params, batch) -> (state, index, table, metrics, rows),
+      where `table` is the teacher's TableState or None, `passages` and `scorer_passages` are the corpus's CorpusTokens for
+      the encoder and for the scorer, `metrics` a dict of float32 scalars and `rows` the retrieved corpus rows,
+      int32 [B, K]. `state`, `index` and `table` are donated.
     """
 
-    @partial(jax.jit, donate_argnums=(0, 1))
+    @partial(jax.jit, donate_argnums=(0, 1, 2))
     @partial(state_stays, mesh=mesh, split=program.shard_parameters)
     @partial(
         over_data,
         mesh=mesh,
         split=program.shard_parameters,
-        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(DATA), P(), P(DATA)),
-        out_specs=(PARAMETERS_OR_STATE, P(DATA), P(), P()),
+        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(DATA), P(DATA), P(), P(DATA)),
+        out_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P(), P()),
     )
     def step(
         state: TrainState,
         index: CorpusState,
+        table: TableState | None,
         passages: CorpusTokens,
         scorer_passages: CorpusTokens,
         scorer_params: Params,
         batch: QuestionBatch,
-    ) -> tuple[TrainState, CorpusState, dict[str, jax.Array], jax.Array]:
+    ) -> tuple[TrainState, CorpusState, TableState | None, dict[str, jax.Array], jax.Array]:
         # "Varying" keeps the gradients local; there is one reduction below, outside of every loop.
         params = varying(state.params)
         keys = TextKeys.of_step(program, state.step, len(batch.tokens), program.top_k, program.typos.forms)
@@ -166,11 +173,13 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
         _, rows = find_passages(program, mesh, searched, index, program.top_k)  # [B, K]
 
         # 2. Fetch the found passages' tokens for this device's own questions.
-        found = jax.tree.map(lambda table: fetch_rows(table, rows), passages)  # [b, K, L], [b, K]
-        scorer_found = jax.tree.map(lambda table: fetch_rows(table, rows), scorer_passages)
+        found = jax.tree.map(lambda tokens: fetch_rows(tokens, rows), passages)  # [b, K, L], [b, K]
 
-        # 3. Ask the teacher.
-        teacher = teach(program, scorer_params, scorer_found, batch)  # [b, K]
+        # 3. Ask the teacher for the pairs that it was not asked for before.
+        questions = Questions(batch.numbers, batch.targets, batch.target_lengths)
+        taught = teach(program.teaching, scorer_params, scorer_passages, rows, questions, table)
+        b = len(batch.numbers)
+        teacher = lax.dynamic_slice_in_dim(taught.scores, lax.axis_index(DATA) * b, b)  # [b, K]
         if program.art.shuffle_teacher:
             teacher = jax.vmap(jax.random.permutation)(keys.draws, teacher)
 
@@ -180,27 +189,14 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
                 program, params, state.frozen, batch.tokens, batch.lengths, batch.forms, keys
             )  # [b, D], [b, V, D]
             p = embed_passages(program, params, state.frozen, found, keys.passages)  # [b, K, D]
-            student = scaled_scores(program, q[:, None], p)[:, 0]  # [b, K]
-            wanted = target(student, teacher, program.art.teacher_temperature, program.art.prior_weight)
-            losses = losses_of(student, wanted)
-            terms: dict[str, jax.Array] = {}
-            if forms is not None:
-                of_forms, terms = form_losses(
-                    program.typos,
-                    q,
-                    forms,
-                    student,
-                    jnp.ones(student.shape, bool),
-                    lambda vectors: of_others(program, vectors, p, wanted),
-                    tokens=batch.tokens,
-                    temperature=program.temperature,
-                )
-                losses = program.typos.clean_weight * losses + of_forms
-            return losses.mean(), (student, p, {name: values.mean() for name, values in terms.items()})
+            loss_on = partial(student_loss, program, q, p, teacher, forms, batch)
+            loss, (student, terms) = on_stored(program, state.codes, loss_on)
+            return loss, (student, p, terms)
 
         (loss, (student, fresh, terms)), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
 
         # 5. Write the fresh embeddings back, reduce once, update.
+        age_found = staleness_of(index, rows, state.step)
         if program.index.write_back:
             index = write_back(index, rows, fresh, state.step)
         metrics = {
@@ -208,13 +204,69 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
             "teacher_score": teacher.mean(),
             "agreement": (student.argmax(-1) == teacher.argmax(-1)).astype(jnp.float32).mean(),
             "staleness": staleness(index, state.step, program.corpus_rows),
+            "staleness_retrieved": age_found,
             **terms,
         }
         gradients, metrics = reduced(gradients, state.params, metrics, mean=True)
         metrics["gradient_norm"] = global_norm(gradients)
-        return state.apply_gradients(gradients, optimizer), index, metrics, rows
+        metrics |= {
+            "teacher_hits": taught.hits,
+            "teacher_blocks": taught.work.blocks,
+            "staleness_max": staleness_max(index, state.step, program.corpus_rows),
+        }
+        return state.apply_gradients(gradients, optimizer), index, taught.table, metrics, rows
 
     return step
+
+
+def student_loss(
+    program: ArtProgram,
+    q: jax.Array,
+    p: jax.Array,
+    teacher: jax.Array,
+    forms: jax.Array | None,
+    batch: QuestionBatch,
+    stored: StoredRows | None = None,
+) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
+    """This device's mean loss.
+
+    Args:
+      program: the run's constants.
+      q: this device's questions, float32 [b, D].
+      p: their passages, float32 [b, K, D].
+      teacher: its scores, float32 [b, K].
+      forms: the questions' misspelt forms, float32 [b, V, D]; None without terms for typos.
+      batch: this device's part of it.
+      stored: how the passages are stored that are scored; None: as they are.
+
+    Returns:
+      A float32 scalar; the student's scaled scores, float32 [b, K], and the means of further terms by their names in the
+      log.
+    """
+    terms: dict[str, jax.Array] = {}
+    if stored is not None:
+        terms["storage_error"] = storage_error(stored, p)
+        p = stored(p)
+    student = scaled_scores(program, q[:, None], p)[:, 0]  # [b, K]
+    wanted = target(student, teacher, program.art.teacher_temperature, program.art.prior_weight)
+    losses = losses_of(student, wanted)
+    if forms is not None:
+        of_forms, of_typos = form_losses(
+            program.typos,
+            q,
+            forms,
+            student,
+            jnp.ones(student.shape, bool),
+            lambda vectors: of_others(program, vectors, p, wanted),
+            tokens=batch.tokens,
+            temperature=program.temperature,
+        )
+        losses = program.typos.clean_weight * losses + of_forms
+        terms |= of_typos
+    loss, means = losses.mean(), {name: values.mean() for name, values in terms.items()}
+    if stored is not None:
+        loss += program.index_aware.commitment * means["storage_error"]
+    return loss, (student, means)
 
 
 def scaled_scores(program: ArtProgram, vectors: jax.Array, p: jax.Array) -> jax.Array:
@@ -236,19 +288,3 @@ def of_others(program: ArtProgram, vectors: jax.Array, p: jax.Array, wanted: jax
     """
     student = scaled_scores(program, vectors, p)
     return losses_of(student, jnp.broadcast_to(wanted[:, None], student.shape)), student
-
-
-@jax.named_scope("teacher")
-def teach(program: ArtProgram, params: Params, found: CorpusTokens, batch: QuestionBatch) -> jax.Array:
-    """The teacher's scores of this device's questions and their passages, float32 [b, K], in chunks of pairs."""
-    b, k = found.lengths.shape
-    pairs = (
-        found.tokens.reshape(b * k, -1),
-        found.lengths.reshape(-1),
-        jnp.repeat(batch.targets, k, axis=0),
-        jnp.repeat(batch.target_lengths, k, axis=0),
-    )
-    size = block_size(b * k, program.scorer.chunk)
-    score = partial(program.teacher.score, params, dtype=program.scorer.dtype)
-    scores = lax.map(lambda chunk: score(*chunk), in_blocks(pairs, size)).reshape(-1)
-    return lax.stop_gradient(scores[-(b * k) :].reshape(b, k))

@@ -17,7 +17,9 @@ from jaxretr.models.embed import truncated
 from jaxretr.objectives.contrastive_losses import NO_PASSAGE, Masks, among, contrastive_losses
 from jaxretr.objectives.corpus_softmax import corpus_logsumexp
 from jaxretr.objectives.distillation import kl_divergence, margin_mse
+from jaxretr.objectives.index_aware import storage_error
 from jaxretr.objectives.live_index import IndexProgram
+from jaxretr.objectives.quantised import StoredRows
 from jaxretr.objectives.typo_terms import form_losses, self_teaching_losses
 from jaxretr.parallel.mesh import DATA
 from jaxretr.state import CorpusState, CorpusTokens
@@ -83,6 +85,7 @@ def batch_loss(
     passages: PassagesOfBatch,
     batch: ContrastiveBatch,
     forms: jax.Array | None = None,
+    stored: StoredRows | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """This device's part of the batch's loss.
 
@@ -93,6 +96,7 @@ def batch_loss(
       passages: what else is known of them.
       batch: this device's part of it.
       forms: the questions' misspelt forms, float32 [b, V, D]; None without terms for typos.
+      stored: how the passages are stored that are scored; None: as they are.
 
     Returns:
       A float32 scalar and a dict of them; their sums over the devices are the batch's means.
@@ -108,7 +112,15 @@ def batch_loss(
     for dim in program.sizes:  # the whole embedding comes last, and gives the metrics
         own_q, own_p, all_q, all_p = (_prefix(program, dim, x) for x in (q, p, every_q, every_p))
         all_forms = None if every_form is None else _prefix(program, dim, every_form)
-        to_passages = _ToPassages(given, own_p, all_p.reshape(size * c, dim))
+        if stored is not None:
+            error = storage_error(stored, own_p)  # [b, C]
+            own_p = stored(own_p)
+            all_p = lax.all_gather(own_p, DATA, tiled=True)
+            there = passages.contents != NO_PASSAGE
+            error = jnp.where(there, error, 0.0).sum() / lax.psum(there.sum(), DATA)
+            loss += program.index_aware.commitment * error
+            metrics["storage_error"] = error
+        to_passages = _ToPassages(given, own_p, all_p.reshape(size * c, dim), stored)
         losses, scores = (x[:, 0] for x in to_passages.softmax(own_q[:, None], all_q[:, None]))
         if symmetric:
             asked = all_q[:, None]
@@ -188,6 +200,7 @@ class _ToPassages:
     given: _Given
     own_p: jax.Array  # [b, C, D']
     all_p: jax.Array  # [M, D']
+    stored: StoredRows | None
 
     def losses(self, vectors: jax.Array, everyone: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The run's loss from question to passages [b, F], with the scores [b, F, M]."""
@@ -221,6 +234,7 @@ class _ToPassages:
                 temperature=temperature,
                 normalise=program.encoder.normalise and dim < program.encoder.embedding_size,
                 block_rows=program.index.block_rows,
+                stored=self.stored,
             )  # [B F]
             further = lax.dynamic_slice_in_dim(of_batch, given.first * f, b * f).reshape(b, f)
         masks = given.masks

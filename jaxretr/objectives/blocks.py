@@ -1,9 +1,15 @@
 """Rows in blocks of one size, whatever their number: no block shrinks because a number has few divisors."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+
+from jaxretr.parallel.matmul_flops import TRIPS
+
+Carry = TypeVar("Carry")
 
 # Rows of matrices on accelerators lie in tiles of eight.
 _TILE = 8
@@ -37,12 +43,16 @@ def block_start(number: jax.Array, n: int, size: int) -> jax.Array:
     return jnp.maximum(0, n - (num_blocks(n, size) - number) * size)
 
 
-def in_blocks(tree: Any, size: int) -> Any:
-    """Arrays [n, ...] as blocks [c, size, ...]; the first one is filled up with copies of row 0, c * size - n of them."""
+def while_counted(
+    is_left: Callable[[Carry], jax.Array], body: Callable[[Carry], Carry], carry: Carry, trips: int
+) -> Carry:
+    """`lax.while_loop`, with the number of times that a plan takes its body to run.
 
-    def cut(x: jax.Array) -> jax.Array:
-        if spare := -len(x) % size:
-            x = jnp.concatenate([jnp.broadcast_to(x[:1], (spare, *x.shape[1:])), x])
-        return x.reshape(-1, size, *x.shape[1:])
-
-    return jax.tree.map(cut, tree)
+    Args:
+      is_left: whether the body is to run again.
+      body: of the loop.
+      carry: the first one.
+      trips: as `jaxretr.parallel.matmul_flops` counts it; the program does not depend on it.
+    """
+    with jax.named_scope(f"{TRIPS}{trips}"):
+        return lax.while_loop(is_left, body, carry)

@@ -20,12 +20,15 @@ from jax.sharding import PartitionSpec as P
 from jaxretr.models.layers import Params
 from jaxretr.objectives.batch_loss import ContrastiveBatch, ContrastiveProgram, PassagesOfBatch, batch_loss
 from jaxretr.objectives.contrastive_losses import NO_PASSAGE, Masks, among, contrastive_losses
+from jaxretr.objectives.index_aware import on_stored
 from jaxretr.objectives.live_index import (
     embed_passages,
     embed_questions,
     fetch_rows,
     find_passages,
     staleness,
+    staleness_max,
+    staleness_of,
     write_back,
 )
 from jaxretr.objectives.text_keys import TextKeys
@@ -103,13 +106,20 @@ def make_step(
         def loss_of(params: Params) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array]]:
             q, forms = embed_with_forms(program, params, state.frozen, batch.tokens, batch.lengths, batch.forms, keys)
             p = embed_passages(program, params, state.frozen, fetched, keys.passages)
-            loss, metrics = batch_loss(program, q, p, PassagesOfBatch(own, everyone, index, contents), batch, forms)
+            given = PassagesOfBatch(own, everyone, index, contents)
+            loss_on = partial(batch_loss, program, q, p, given, batch, forms)
+            loss, metrics = on_stored(program, state.codes, loss_on)
             return loss, (metrics, p)
 
         (loss, (metrics, fresh)), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
 
         # 4. Write the fresh embeddings back, reduce once, update.
         if index is not None:
+            # Added up over the devices below, as all of these metrics are.
+            devices = lax.axis_size(DATA)
+            if program.negatives.retrieved:
+                found_rows = everyone[:, batch.rows.shape[1] :]
+                metrics["staleness_retrieved"] = staleness_of(index, found_rows, state.step) / devices
             if program.index.write_back:
                 written = everyone
                 if program.contrastive.corpus_softmax:
@@ -117,11 +127,13 @@ def make_step(
                     # optimization_barrier before it decides. The loss has read the index; a NaN loss writes nothing.
                     written = jnp.where(jnp.isnan(loss), NO_PASSAGE, everyone)
                 index = write_back(index, written, fresh, state.step)
-            metrics["staleness"] = staleness(index, state.step, program.corpus_rows) / lax.axis_size(DATA)
+            metrics["staleness"] = staleness(index, state.step, program.corpus_rows) / devices
         # The local losses are parts of the batch's mean, and all_gather's transpose has brought each passage the
         # gradients of all devices' questions: the sum is the gradient that a single device would compute.
         gradients, metrics = reduced(gradients, state.params, {"loss": loss, **metrics})
         metrics["gradient_norm"] = global_norm(gradients)
+        if index is not None:
+            metrics["staleness_max"] = staleness_max(index, state.step, program.corpus_rows)
         return state.apply_gradients(gradients, optimizer), index, metrics, rows
 
     return step

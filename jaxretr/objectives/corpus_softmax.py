@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxretr.models.embed import truncated
+from jaxretr.objectives.quantised import StoredRows
 from jaxretr.parallel.mesh import DATA
 
 _NOTHING = -1e30
@@ -24,6 +25,7 @@ def corpus_logsumexp(
     temperature: float,
     normalise: bool,
     block_rows: int,
+    stored: StoredRows | None = None,
 ) -> jax.Array:
     """log sum over the corpus of exp(q . e / temperature); call it inside a shard_map over the data axis.
 
@@ -40,6 +42,7 @@ def corpus_logsumexp(
       temperature: divides the scores.
       normalise: divide each embedding by its length first (prefixes of normalised embeddings).
       block_rows: rows scored at a time.
+      stored: how an index stores the embeddings that are scored; None: as they are.
 
     Returns:
       float32 [B], the same on all devices; about -1e30 where nothing is left.
@@ -51,18 +54,30 @@ def corpus_logsumexp(
     counts = counts.at[jnp.where((place >= 0) & (place < n), place, n)].set(False, mode="drop")
     contents = jnp.where(counts, contents, -1)
     settings = (temperature, normalise, min(block_rows, n))
-    local = _logsumexp(settings, queries, lax.stop_gradient(rows), contents, excluded_each)  # [B]
+    local = _logsumexp(settings, queries, lax.stop_gradient(rows), contents, excluded_each, stored)  # [B]
     highest = lax.pmax(lax.stop_gradient(local), DATA)
     return jnp.log(lax.psum(jnp.exp(local - highest), DATA)) + highest
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _logsumexp(settings: Any, queries: jax.Array, rows: jax.Array, contents: jax.Array, each: jax.Array) -> jax.Array:
-    return _stream(settings, queries, rows, contents, each)[0]
+def _logsumexp(
+    settings: Any,
+    queries: jax.Array,
+    rows: jax.Array,
+    contents: jax.Array,
+    each: jax.Array,
+    stored: StoredRows | None,
+) -> jax.Array:
+    return _stream(settings, queries, rows, contents, each, stored)[0]
 
 
 def _stream(
-    settings: Any, queries: jax.Array, rows: jax.Array, contents: jax.Array, each: jax.Array
+    settings: Any,
+    queries: jax.Array,
+    rows: jax.Array,
+    contents: jax.Array,
+    each: jax.Array,
+    stored: StoredRows | None,
 ) -> tuple[jax.Array, jax.Array]:
     """One device's log-sum-exp [B], and its gradient [B, D]: the mean of the rows under the softmax."""
     temperature, normalise, size = settings
@@ -75,6 +90,8 @@ def _stream(
         e = lax.dynamic_slice_in_dim(rows, start, size).astype(jnp.float32)
         if normalise:
             e = truncated(e, e.shape[-1], normalise=True)
+        if stored is not None:
+            e = stored.values(e)
         scores = jnp.matmul(queries, e.T, precision=lax.Precision.HIGHEST) / temperature
         content = lax.dynamic_slice_in_dim(contents, start, size)
         new = (content >= 0) & (start + jnp.arange(size) >= number * size)
@@ -95,13 +112,20 @@ def _stream(
     return result, mean / jnp.where(found, total, 1.0)[:, None] / temperature
 
 
-def _forward(settings: Any, queries: jax.Array, rows: jax.Array, contents: jax.Array, each: jax.Array) -> Any:
-    result, gradient = _stream(settings, queries, rows, contents, each)
+def _forward(
+    settings: Any,
+    queries: jax.Array,
+    rows: jax.Array,
+    contents: jax.Array,
+    each: jax.Array,
+    stored: StoredRows | None,
+) -> Any:
+    result, gradient = _stream(settings, queries, rows, contents, each, stored)
     return result, gradient
 
 
 def _backward(settings: Any, gradient: jax.Array, cotangent: jax.Array) -> Any:
-    return cotangent[:, None] * gradient, None, None, None
+    return cotangent[:, None] * gradient, None, None, None, None
 
 
 _logsumexp.defvjp(_forward, _backward)

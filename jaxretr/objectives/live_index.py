@@ -1,12 +1,12 @@
-"""The live index: a corpus's tokens and embeddings on the devices, searched, fetched from and kept fresh in compiled code.
+"""The live index: a corpus's tokens and embeddings on the devices, searched, fetched from and written to in compiled code.
 
-Everything here runs inside a shard_map over the mesh's "data" axis: b = B / devices questions and n = N / devices corpus
+How it is encoded again is in index_refresh.py. Everything here runs inside a shard_map over the mesh's "data" axis: b = B / devices questions and n = N / devices corpus
 rows are local. ART and the contrastive objectives share it.
 """
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -16,16 +16,14 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxretr.config import LiveIndex
+from jaxretr.config import IndexAware, LiveIndex
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, embed, tower, word_table
 from jaxretr.models.layers import Params
-from jaxretr.objectives.blocks import block_size, block_start, num_blocks
-from jaxretr.objectives.chunks import EmbedRows, bucket_widths, embed_in_chunks
+from jaxretr.objectives.chunks import EmbedRows, embed_in_chunks
 from jaxretr.objectives.kept_chunks import kept_bytes
 from jaxretr.parallel.memory import size
 from jaxretr.parallel.mesh import DATA
 from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data
-from jaxretr.parallel.split_parameters import longest_row
 from jaxretr.search.topk import search_step
 from jaxretr.state import CorpusState, CorpusTokens
 
@@ -49,6 +47,8 @@ class IndexProgram:
     seed: int
     shard_parameters: bool = False
     """The encoder's large matrices are split over "data", see jaxretr/parallel/split_parameters.py."""
+    index_aware: IndexAware = field(default_factory=IndexAware)
+    """How the loss's scores are rounded."""
 
 
 @jax.named_scope("questions")
@@ -225,52 +225,35 @@ def write_back(index: CorpusState, rows: jax.Array, fresh: jax.Array, step: jax.
 
 def staleness(index: CorpusState, step: jax.Array, corpus_rows: int) -> jax.Array:
     """This device's share of the mean age of the index's rows, in steps; the devices' mean is the corpus's mean."""
+    return _ages(index, step, corpus_rows).astype(jnp.float32).sum() * lax.axis_size(DATA) / corpus_rows
+
+
+def staleness_max(index: CorpusState, step: jax.Array, corpus_rows: int) -> jax.Array:
+    """The age of the index's oldest row, in steps, float32 scalar: the same on all devices."""
+    return lax.pmax(_ages(index, step, corpus_rows).max(), DATA).astype(jnp.float32)
+
+
+def _ages(index: CorpusState, step: jax.Array, corpus_rows: int) -> jax.Array:
+    """Steps since each of this device's rows was encoded, int32 [n]; padding is as if fresh."""
     n = len(index.encoded_at)
     real = lax.axis_index(DATA) * n + jnp.arange(n) < corpus_rows
-    age = jnp.where(real, step - index.encoded_at, 0).astype(jnp.float32)
-    return age.sum() * lax.axis_size(DATA) / corpus_rows
+    return jnp.where(real, step - index.encoded_at, 0)
 
 
-def make_refresh(program: IndexProgram, mesh: Mesh) -> Callable[..., CorpusState]:
-    """Builds the compiled program that encodes the whole corpus on the devices, dropout off.
+def staleness_of(index: CorpusState, rows: jax.Array, step: jax.Array) -> jax.Array:
+    """This device's share of the mean age of some rows, in steps; the devices' mean is the mean, 0 of no rows.
 
-    Returns:
-      refresh(params, passages, index, step) -> index. `index` is donated and overwritten.
+    Args:
+      index: this device's part of the index, as it was when the rows were found.
+      rows: global rows, int32, the same on all devices; those that do not exist are left out.
+      step: the number of updates that the weights have seen, int32 scalar.
     """
-
-    @partial(jax.jit, donate_argnums=(2,))
-    @partial(
-        over_data,
-        mesh=mesh,
-        split=program.shard_parameters,
-        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(DATA), P()),
-        out_specs=P(DATA),
-    )
-    def refresh(params: Params, passages: CorpusTokens, index: CorpusState, step: jax.Array) -> CorpusState:
-        n, width = passages.tokens.shape
-        size = block_size(n, program.index.encode_rows)
-        widths = bucket_widths(width)
-        # Shortest first, so that a block's rows have about the same length and none pays for a longer one. What the
-        # first block shares with the second, the shortest rows, is encoded twice.
-        order = jnp.argsort(passages.lengths, stable=True)
-        weights = tower(params, "passage")
-
-        def encode(tokens: jax.Array, lengths: jax.Array, width: int) -> jax.Array:
-            return embed(program.encoder, weights, tokens[:, :width], lengths, dtype=program.encoder_dtype)
-
-        def block(number: jax.Array, embeddings: jax.Array) -> jax.Array:
-            rows = lax.dynamic_slice_in_dim(order, block_start(number, n, size), size)
-            lengths = passages.lengths[rows]
-            longest = longest_row(lengths, program.shard_parameters)
-            bucket = (longest > jnp.array(widths[:-1], jnp.int32)).sum()  # the first width that is enough
-            branches = [partial(encode, width=width) for width in widths]
-            fresh = lax.switch(bucket, branches, passages.tokens[rows], lengths)
-            return embeddings.at[rows].set(fresh.astype(embeddings.dtype))
-
-        embeddings = lax.fori_loop(0, num_blocks(n, size), block, index.embeddings)
-        return CorpusState(embeddings, jnp.zeros_like(index.encoded_at) + step)
-
-    return refresh
+    n = len(index.encoded_at)
+    local = rows - lax.axis_index(DATA) * n
+    mine = (local >= 0) & (local < n)
+    age = jnp.where(mine, step - index.encoded_at.at[local].get(mode="clip"), 0).astype(jnp.float32)
+    count = ((rows >= 0) & (rows < n * lax.axis_size(DATA))).sum()
+    return age.sum() * lax.axis_size(DATA) / jnp.maximum(count, 1)
 
 
 def make_search(program: IndexProgram, mesh: Mesh, k: int) -> Callable[..., tuple[jax.Array, jax.Array]]:

@@ -68,7 +68,7 @@ def scorer_loss(
 
     def log_probs_of(bound: T5Model, passages: jax.Array, lengths: jax.Array, targets: jax.Array) -> jax.Array:
         tokens, lengths = encoder_input(prompt, passages, lengths)
-        return bound.target_log_probs(targets, bound.encode(tokens, lengths), lengths)
+        return bound.target_log_probs(targets, bound.read(tokens, lengths))
 
     def real(width: int, lengths: jax.Array) -> jax.Array:
         return (jnp.arange(width) < lengths[..., None]).astype(jnp.float32)

@@ -58,6 +58,8 @@ PARAMETERS: list[tuple[str, P]] = [
     (r"head\.(dense|norm|out)\.(kernel|scale|bias)", REPLICATED),
     (r"lm_head\.kernel", P(None, MODEL)),
     (r"head\.bias", REPLICATED),
+    # Of product codes, see jaxretr/objectives/quantised.py.
+    (r"codebook", REPLICATED),
 ]
 
 

@@ -7,7 +7,6 @@ by the same compiler with the same options, need not be compiled again to be kno
 import dataclasses
 import hashlib
 import json
-import math
 import re
 import threading
 from collections import Counter
@@ -17,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.extend import core
 
-from jaxretr.parallel.mesh import DATA
 from jaxretr.plan.compiled_text import Program
 from jaxretr.storage.files import atomic_write
 
@@ -153,43 +150,3 @@ def _collectives(text: Program) -> tuple[CollectivePlan, ...]:
         counts[key] += 1
         sizes[key] += collective.bytes
     return tuple(CollectivePlan(kind, counts[kind, loop], sizes[kind, loop], loop) for kind, loop in sorted(counts))
-
-
-def matmul_flops(traced: Any) -> int:
-    """Floating-point operations of all matrix products of one call, over all devices, counted from the jaxpr.
-
-    XLA's own cost analysis counts a loop's body once, however often it runs; a jaxpr knows the length of each scan.
-    A multiplication and an addition are two. Of the branches of a conditional the dearest counts, so that a refresh is
-    counted as if all passages were of full length; the body of a loop whose length is not known counts once (there is
-    none in the programs of this package). What is computed again for the backward pass counts again.
-
-    Args:
-      traced: what `jax.jit(f).trace(...)` gives.
-    """
-    return _count(traced.jaxpr.jaxpr)
-
-
-def _count(jaxpr: Any) -> int:
-    return sum(_of_equation(equation) for equation in jaxpr.eqns)
-
-
-def _of_equation(equation: Any) -> int:
-    name, params = equation.primitive.name, equation.params
-    if name == "dot_general":
-        (contracted, _), _ = params["dimension_numbers"]
-        left = equation.invars[0].aval.shape
-        return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
-    if name == "cond":
-        return max(_count(branch.jaxpr) for branch in params["branches"])
-    if name == "scan":
-        return params["length"] * _count(params["jaxpr"].jaxpr)
-    inner = sum(_count(jaxpr) for value in params.values() for jaxpr in _jaxprs(value))
-    # Each device of this axis runs a shard_map's body on a part of its own; the other axis is left to the compiler.
-    return inner * params["mesh"].shape[DATA] if name == "shard_map" else inner
-
-
-def _jaxprs(value: Any) -> list[Any]:
-    """The programs that an equation calls."""
-    if isinstance(value, core.ClosedJaxpr):
-        return [value.jaxpr]
-    return [value] if isinstance(value, core.Jaxpr) else []

@@ -14,8 +14,9 @@ import jax
 
 from jaxretr.config import ArtConfig, Config, ContrastiveConfig, MlmConfig, RerankerConfig, check_numbers
 from jaxretr.errors import UsageError
+from jaxretr.parallel.matmul_flops import matmul_flops
 from jaxretr.parallel.mesh import DATA, make_mesh
-from jaxretr.plan.compiled_facts import CollectivePlan, KnownPrograms, matmul_flops
+from jaxretr.plan.compiled_facts import CollectivePlan, KnownPrograms
 from jaxretr.plan.topologies import CHIPS, Devices, at_hand
 from jaxretr.plan.topologies import topology as slice_of_tpus
 from jaxretr.recipes.corpus_sizes import CorpusSize, corpus_size

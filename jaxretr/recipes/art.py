@@ -1,8 +1,9 @@
 """Wiring of an ART run: the corpus and its tokens on the devices, the two models, the compiled programs."""
 
+import hashlib
 import logging
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,17 +15,24 @@ from jaxretr.data.batches import MadeAhead, QuestionBatches
 from jaxretr.data.token_store import TokenStore, ids_dtype
 from jaxretr.errors import UsageError
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_params
-from jaxretr.models.scorers.teachers import Teacher
+from jaxretr.models.scorers.teachers import PairTeacher, T5Teacher
+from jaxretr.objectives import index_aware
 from jaxretr.objectives.art import ArtProgram, QuestionBatch, make_step
+from jaxretr.objectives.score_table import TableState
+from jaxretr.objectives.teacher_widths import TeacherWidths
+from jaxretr.objectives.teaching import Teaching
 from jaxretr.parallel import sharding
 from jaxretr.parallel.hosts import fingerprint
 from jaxretr.parallel.mesh import check_cpu_devices
 from jaxretr.recipes.art_texts import read_art_texts
-from jaxretr.recipes.corpus_sizes import CorpusSize
+from jaxretr.recipes.corpus_sizes import CorpusSize, most_questions
 from jaxretr.recipes.encoder_start import frozen_branches, load_model, model_config
+from jaxretr.recipes.index_codes import IndexCodes
+from jaxretr.recipes.index_upkeep import IndexUpkeep
 from jaxretr.recipes.outline import (
     INDEX,
     SCORER,
+    TABLE,
     TOKENS,
     AbstractCorpus,
     Outline,
@@ -35,19 +43,22 @@ from jaxretr.recipes.outline import (
 from jaxretr.recipes.step_questions import StepQuestions
 from jaxretr.recipes.suites import Suites
 from jaxretr.recipes.teacher_start import load_teacher, stored, teacher_shape
+from jaxretr.recipes.teacher_table import abstract_table, check_made_of, empty_table, note_made_of, read_table
 from jaxretr.recipes.whole_corpus import (
     DevSet,
     WholeCorpus,
+    abstract_rows,
     abstract_train_state,
     activation_bytes,
+    columns,
     corpus_tokens,
     initial_state,
     put_batch,
     put_forms,
-    refresh_is_due,
     save_model,
     select,
     splits,
+    width_of,
 )
 from jaxretr.state import CorpusState, TrainState
 
@@ -59,6 +70,10 @@ class ArtState(NamedTuple):
 
     train: TrainState
     index: CorpusState
+    table: TableState | None = None
+    """None where no scores are kept, and in what older versions saved."""
+    refresh_every: jax.Array | None = None
+    """R, int32 scalar, where it was counted when the run began (`index.refresh_share`)."""
 
 
 class ArtPrograms:
@@ -68,7 +83,8 @@ class ArtPrograms:
         self,
         config: ArtConfig,
         encoder: DualEncoderConfig | JointConfig,
-        teacher: Teacher,
+        teacher: T5Teacher | PairTeacher,
+        widths: TeacherWidths,
         corpus_rows: int,
         mesh: Mesh,
     ):
@@ -78,6 +94,7 @@ class ArtPrograms:
           config: of the run.
           encoder: of its dual encoder, or of the two that are trained jointly.
           teacher: what its scorer is.
+          widths: that its rows are padded to.
           corpus_rows: passages of the corpus.
           mesh: the devices.
 
@@ -89,6 +106,7 @@ class ArtPrograms:
                 "typos.multi_positive and typos.passage_self_teaching_weight need judged passages, and ART has none; "
                 "leave them out"
             )
+        index_aware.check(config.index_aware)
         top_k = min(config.art.top_k, corpus_rows)
         if top_k < config.art.top_k:
             log.warning("art.top_k=%d, but the corpus has %d passages: using %d", config.art.top_k, top_k, top_k)
@@ -101,8 +119,14 @@ class ArtPrograms:
             activation_bytes=activation_bytes(config.encoder, mesh),
             seed=config.train.seed,
             shard_parameters=splits(config.mesh, encoder, mesh),
-            teacher=teacher,
-            scorer=config.scorer,
+            index_aware=config.index_aware,
+            teaching=Teaching(
+                teacher=teacher,
+                widths=widths,
+                dtype=config.scorer.dtype,
+                chunk=config.scorer.chunk,
+                replacement=config.table.replacement,
+            ),
             art=config.art,
             top_k=top_k,
             temperature=config.art.temperature or float(encoder.embedding_size) ** 0.5,
@@ -117,7 +141,7 @@ class ArtRun(ArtPrograms):
     """An ART run as train.py sees it."""
 
     def __init__(self, config: ArtConfig, mesh: Mesh, workdir: Path):
-        self.config, self.mesh = config, mesh
+        self.config, self.mesh, self.workdir = config, mesh, workdir
         self.model = load_model(config.encoder, config.joint, config.train.seed)
         check_cpu_devices(mesh, self.model.config.backbone.widest)
         self.scorer = load_teacher(config.scorer)
@@ -125,48 +149,48 @@ class ArtRun(ArtPrograms):
         texts = read_art_texts(config.data, stores)
         self.corpus, self.questions = texts.corpus, texts.questions
 
+        # ---- what the teacher reads ----------------------------------------------------------------------------------
+        questions = [question.text for question in self.questions]
+        passage_rows, self.target_rows = (
+            TokenStore.build(stores, content, self.scorer.tokenizer, template, longest, prompt=form)
+            for content, template, longest, form in (
+                (self.corpus, self.scorer.passage_template, self.scorer.passage_length, self.scorer.passage_form),
+                (questions, self.scorer.question_template, self.scorer.question_length, self.scorer.question_form),
+            )
+        )
+        widths = teacher_widths(self.scorer.teacher, passage_rows, self.target_rows)
+
         # ---- programs ------------------------------------------------------------------------------------------------
-        super().__init__(config, self.model.config, self.scorer.teacher, len(self.corpus), mesh)
+        super().__init__(config, self.model.config, self.scorer.teacher, widths, len(self.corpus), mesh)
 
         # ---- corpus --------------------------------------------------------------------------------------------------
         self.whole = WholeCorpus(self.model, self.corpus, self.program, mesh, stores, config.index.dtype)
-        self.scorer_passages = corpus_tokens(
-            TokenStore.build(
-                stores,
-                self.corpus,
-                self.scorer.tokenizer,
-                self.scorer.passage_template,
-                self.scorer.passage_length,
-                prompt=self.scorer.passage_form,
-            ),
-            self.whole.rows,
-            mesh,
-        )
+        self.scorer_passages, self.passage_key = corpus_tokens(passage_rows, self.whole.rows, mesh), passage_rows.key
+        self.scorer_print = fingerprint(self.scorer.params)
         self.scorer_params = sharding.put(stored(self.scorer.teacher, self.scorer.params, config.scorer.dtype), mesh)
+
+        self.codes = IndexCodes(self.program, mesh, len(self.corpus))
 
         # ---- questions -----------------------------------------------------------------------------------------------
         self.batches = QuestionBatches(len(self.questions), config.train.batch_size, config.train.seed)
-        questions = [question.text for question in self.questions]
         self.read = StepQuestions(questions, config.typos, self.model, stores, config.train.seed)
-        self.target_rows = TokenStore.build(
-            stores,
-            questions,
-            self.scorer.tokenizer,
-            self.scorer.question_template,
-            self.scorer.question_length,
-            prompt=self.scorer.question_form,
-        )
         self.made = MadeAhead(self._on_host)
         self.dev = DevSet(texts.dev, self.corpus, self.model, mesh, stores, config.typos)
         self.suites = Suites(config.train.suites, self.model, self.program, config.index, mesh, stores)
+        self.upkeep = IndexUpkeep(config.index, config.train, bool(self.dev.questions), self.whole)
 
     @staticmethod
     def outline(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
         """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it."""
         encoder, shape = model_config(config.encoder, config.joint), teacher_shape(config.scorer)
-        run = ArtPrograms(config, encoder, shape.teacher, size.searched, mesh)
+        # The lengths of the texts are not known: all rows take the longest, as far as memory and work are concerned.
+        longest = columns(shape.passage_length), columns(shape.question_length)
+        widths = TeacherWidths.of_longest(shape.teacher, *longest)
+        run = ArtPrograms(config, encoder, shape.teacher, widths, size.searched, mesh)
         split = run.program.shard_parameters
+        codes = IndexCodes(run.program, mesh, size.searched)
         state = abstract_train_state(abstract_params(encoder), run.optimizer, mesh, run.frozen, split=split)
+        state = codes.abstract(state)
         corpus = AbstractCorpus(config.encoder, encoder, mesh, size)
         index, passages = corpus.index(config.index), corpus.tokens
         ids = ids_dtype(shape.vocabulary)
@@ -174,12 +198,15 @@ class ArtRun(ArtPrograms):
         scorer = sharding.abstract(stored(shape.teacher, shape.teacher.abstract_params(), config.scorer.dtype), mesh)
         questions, forms = corpus.questions(config.train.batch_size, config.typos)
         targets = abstract_tokens(mesh, ids, config.train.batch_size, shape.question_length)
-        batch = QuestionBatch(questions.tokens, questions.lengths, targets.tokens, targets.lengths, forms)
-        resident = {**of_state(state), TOKENS: (passages, scorer_passages), INDEX: index, SCORER: scorer}
+        numbers = abstract_rows(mesh, "int32", config.train.batch_size)
+        batch = QuestionBatch(questions.tokens, questions.lengths, targets.tokens, targets.lengths, numbers, forms)
+        table = abstract_table(config.table, most_questions(config), run.program.top_k, mesh)
+        resident = {**of_state(state), TOKENS: (passages, scorer_passages), INDEX: index, SCORER: scorer, TABLE: table}
         programs = [
-            training_step(run.train_step, (state, index, passages, scorer_passages, scorer, batch), resident),
-            corpus.refresh(run.program, state, index),
+            training_step(run.train_step, (state, index, table, passages, scorer_passages, scorer, batch), resident),
+            *codes.planned(state, passages),
         ]
+        programs += corpus.refreshes(run.program, state, index, programs[0])
         if config.data.has_dev_questions:
             programs += corpus.evaluation(run.program, state, index, config.train, searches=True)
         return Outline(programs, resident)
@@ -192,35 +219,72 @@ class ArtRun(ArtPrograms):
             "corpus": self.whole.store.key,
             "questions": f"{self.read.store.key} {self.target_rows.key}",
             "encoder": fingerprint(self.model.params),
-            "scorer": fingerprint(self.scorer.params),
+            "scorer": self.scorer_print,
+        }
+
+    def _scored(self) -> dict[str, str]:
+        """What the teacher's scores are of: digests of what it is and of the texts, in its own tokens, that it reads."""
+        teacher = f"{self.scorer.teacher} {self.config.scorer.dtype} {self.scorer_print}"
+        return {
+            "scorer": hashlib.sha256(teacher.encode()).hexdigest(),
+            "corpus": self.passage_key,
+            "questions": self.target_rows.key,
         }
 
     def init(self) -> ArtState:
         """The pretrained weights and an index made with them."""
         split = self.program.shard_parameters
         train = initial_state(self.model, self.optimizer, self.mesh, self.frozen, split=split)
-        return ArtState(train, self.whole.encode(train))
+        index, table = self.whole.encode(train), self.new_table()
+        train = self.codes.first(train, self.whole.passages)
+        every = self.upkeep.counted(train, index, lambda: self._trace_step(train, index, table))
+        return ArtState(train, index, table, every)
 
     def abstract_state(self) -> ArtState:
-        """The shapes and shardings of the state."""
+        """The shapes and shardings of the state, for a checkpoint of this folder.
+
+        Raises:
+          UserError: its scores are of another teacher, corpus or questions.
+        """
+        check_made_of(self.workdir, self._scored())
         split = self.program.shard_parameters
         train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=split)
-        return ArtState(train, self.whole.abstract_index())
+        every = self.upkeep.abstract_every()
+        return ArtState(self.codes.abstract(train), self.whole.abstract_index(), self.abstract_table(), every)
+
+    def abstract_table(self) -> TableState | None:
+        """The shapes and shardings of the table of scores, if there is one."""
+        return abstract_table(self.config.table, len(self.questions), self.program.top_k, self.mesh)
+
+    def new_table(self) -> TableState | None:
+        """The table of scores as a run begins with it: empty, or read from a file."""
+        shapes, path = self.abstract_table(), self.config.table.path
+        if shapes is None:
+            return None
+        note_made_of(self.workdir, self._scored())
+        if path is None:
+            return empty_table(shapes, self.mesh)
+        return read_table(path, shapes, self.corpus, self.questions, self.mesh)
 
     def step(self, state: ArtState, number: int, batch: QuestionBatch) -> tuple[ArtState, dict[str, jax.Array]]:
-        """One ART step; every R steps the index is refreshed first."""
-        train, index = self.refreshed(state, number)
-        train, index, values, _ = self.train_step(
-            train, index, self.whole.passages, self.scorer_passages, self.scorer_params, batch
+        """One ART step; the index, or a slice of it, and product codes are made afresh first if that is due."""
+        train, index, table, every = self.refreshed(state, number)
+        if table is None:  # A checkpoint of an older version has none.
+            table = self.new_table()
+        index = self.upkeep.rolled(train, index, number, every)
+        train, index, table, values, _ = self.train_step(
+            train, index, table, self.whole.passages, self.scorer_passages, self.scorer_params, batch
         )
-        return ArtState(train, index), values
+        return ArtState(train, index, table, every), values
+
+    def _trace_step(self, train: TrainState, index: CorpusState, table: TableState | None) -> Any:
+        tokens = self.whole.passages, self.scorer_passages
+        return self.train_step.trace(train, index, table, *tokens, self.scorer_params, self.batch(0))
 
     def refreshed(self, state: ArtState, number: int) -> ArtState:
-        """The state with a fresh index, if one is due before step `number`."""
-        train, index = state
-        if refresh_is_due(number, self.config.index.refresh_every, self.config.train, bool(self.dev.questions)):
-            index = self.whole.refresh(train, index)
-        return ArtState(train, index)
+        """The state with a fresh index and fresh product codes, where they are due before step `number`."""
+        index = self.upkeep.refreshed(state.train, state.index, number)
+        return state._replace(train=self.codes.refitted(state.train, self.whole.passages, number), index=index)
 
     def evaluate(self, state: ArtState) -> dict[str, float]:
         """Retrieval metrics of the dev questions over the whole corpus, and of the suites, with the current weights."""
@@ -236,7 +300,13 @@ class ArtRun(ArtPrograms):
         return QuestionBatch(*(put_batch(self.mesh, x) for x in arrays), forms=put_forms(self.mesh, forms))
 
     def _on_host(self, number: int) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, np.ndarray] | None]:
-        """The arrays of a step: tokens, lengths, targets and their lengths; forms. The teacher reads no typos."""
+        """The arrays of a step: tokens, lengths, targets and theirs, numbers; forms. The teacher reads no typos."""
         chosen = self.batches.indices(number)
         tokens, lengths, forms = self.read.of_step(chosen, number)
-        return (tokens, lengths, *select(self.target_rows, chosen)), forms
+        return (tokens, lengths, *select(self.target_rows, chosen), chosen.astype(np.int32)), forms
+
+
+def teacher_widths(teacher: T5Teacher | PairTeacher, passages: TokenStore, questions: TokenStore) -> TeacherWidths:
+    """The padded lengths that suit a run's texts."""
+    columns = width_of(passages), width_of(questions)
+    return TeacherWidths.of_lengths(teacher, passages.lengths, questions.lengths, *columns)

@@ -20,11 +20,14 @@ from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_params
 from jaxretr.models.starts import lexical_start
+from jaxretr.objectives import index_aware
 from jaxretr.objectives.contrastive import ContrastiveBatch, ContrastiveProgram, make_step
 from jaxretr.parallel.hosts import fingerprint
 from jaxretr.parallel.mesh import check_cpu_devices, put_rows
 from jaxretr.recipes.corpus_sizes import CorpusSize
 from jaxretr.recipes.encoder_start import frozen_branches, load_model, model_config
+from jaxretr.recipes.index_codes import IndexCodes
+from jaxretr.recipes.index_upkeep import IndexUpkeep
 from jaxretr.recipes.outline import INDEX, TOKENS, AbstractCorpus, Outline, of_state, training_step
 from jaxretr.recipes.run_examples import RunExamples, read_run_examples
 from jaxretr.recipes.step_questions import StepQuestions
@@ -41,7 +44,6 @@ from jaxretr.recipes.whole_corpus import (
     initial_state,
     put_batch,
     put_forms,
-    refresh_is_due,
     save_model,
     splits,
 )
@@ -55,6 +57,8 @@ class ContrastiveState(NamedTuple):
 
     train: TrainState
     index: CorpusState | None
+    refresh_every: jax.Array | None = None
+    """R, int32 scalar, where it was counted when the run began (`index.refresh_share`)."""
 
 
 class ContrastivePrograms:
@@ -96,6 +100,7 @@ class ContrastivePrograms:
             activation_bytes=activation_bytes(config.encoder, mesh),
             seed=config.train.seed,
             shard_parameters=splits(config.mesh, encoder, mesh),
+            index_aware=config.index_aware,
             positives=positives,
             sizes=sizes,
             contrastive=config.contrastive,
@@ -103,6 +108,12 @@ class ContrastivePrograms:
             distillation=config.distillation,
             typos=config.typos,
         )
+        index_aware.check(config.index_aware)
+        if config.index_aware.kind == "product" and len(sizes) > 1:
+            raise UsageError(
+                "index_aware.kind=product and contrastive.matryoshka: product codes are of the whole embedding, and shorter "
+                "ones have codes of their own; leave one of them out"
+            )
         if self.program.searches and not corpus_rows:
             raise UsageError("retrieved negatives and the corpus-wide softmax need a corpus; set --data.corpus FILE")
         self.frozen = frozen_branches(config.encoder, config.joint)
@@ -139,12 +150,14 @@ class ContrastiveRun(ContrastivePrograms):
 
         # ---- passages ------------------------------------------------------------------------------------------------
         self.whole = WholeCorpus(self.model, passages, self.program, mesh, stores, config.index.dtype)
+        self.codes = IndexCodes(self.program, mesh, self.corpus_rows or len(passages))
         self.device_contents = put_rows(mesh, self.contents, (self.whole.rows,), np.int32)
         if data.dev_questions is not None and not self.corpus_rows:
             raise UsageError("data.dev_questions is searched for in a corpus; name it with --data.corpus FILE")
         judged, searched = evaluated_on(data, self.examples)
         self.dev = DevSet(judged, searched, self.model, mesh, stores, config.typos)
         self.suites = Suites(config.train.suites, self.model, self.program, config.index, mesh, stores)
+        self.upkeep = IndexUpkeep(config.index, config.train, bool(self.dev.questions), self.whole)
         self.validation = None
         if self.examples.dev is not None:
             self.validation = ValidationSet(
@@ -167,7 +180,9 @@ class ContrastiveRun(ContrastivePrograms):
         positives = config.contrastive.max_positives if config.contrastive.positives == "all" else 1
         run = ContrastivePrograms(config, encoder, size.searched, positives, mesh)
         split = run.program.shard_parameters
+        codes = IndexCodes(run.program, mesh, size.searched or size.passages)
         state = abstract_train_state(abstract_params(encoder), run.optimizer, mesh, run.frozen, split=split)
+        state = codes.abstract(state)
         corpus = AbstractCorpus(config.encoder, encoder, mesh, size)
         contents = abstract_rows(mesh, "int32", corpus.rows)
         index = corpus.index(config.index)
@@ -186,7 +201,8 @@ class ContrastiveRun(ContrastivePrograms):
         arguments = (state, index if searches else None, corpus.tokens, contents, batch)
         programs = [training_step(run.train_step, arguments, resident)]
         if searches:
-            programs.append(corpus.refresh(run.program, state, index))
+            programs += corpus.refreshes(run.program, state, index, programs[0])
+        programs += codes.planned(state, corpus.tokens)
         if config.data.has_dev_questions and size.searched:
             programs += corpus.evaluation(run.program, state, index, config.train, searches)
         return Outline(programs, resident)
@@ -232,29 +248,39 @@ class ContrastiveRun(ContrastivePrograms):
         model = self._lexical_start() if self.config.encoder.fresh_start == "lexical" else self.model
         split = self.program.shard_parameters
         train = initial_state(model, self.optimizer, self.mesh, self.frozen, split=split)
-        return ContrastiveState(train, self.whole.encode(train) if self.program.searches else None)
+        train = self.codes.first(train, self.whole.passages)
+        if not self.program.searches:
+            return ContrastiveState(train, None)
+        index = self.whole.encode(train)
+        return ContrastiveState(train, index, self.upkeep.counted(train, index, lambda: self._trace_step(train, index)))
 
     def abstract_state(self) -> ContrastiveState:
         """The shapes and shardings of the state."""
         split = self.program.shard_parameters
         train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=split)
-        return ContrastiveState(train, self.whole.abstract_index() if self.program.searches else None)
+        train = self.codes.abstract(train)
+        if not self.program.searches:
+            return ContrastiveState(train, None)
+        return ContrastiveState(train, self.whole.abstract_index(), self.upkeep.abstract_every())
 
     def step(
         self, state: ContrastiveState, number: int, batch: ContrastiveBatch
     ) -> tuple[ContrastiveState, dict[str, jax.Array]]:
-        """One step; every R steps a live index is refreshed first."""
-        train, index = self.refreshed(state, number)
+        """One step; a live index, or a slice of it, and product codes are made afresh first if that is due."""
+        train, index, every = self.refreshed(state, number)
+        if index is not None:
+            index = self.upkeep.rolled(train, index, number, every)
         train, index, values, _ = self.train_step(train, index, self.whole.passages, self.device_contents, batch)
-        return ContrastiveState(train, index), values
+        return ContrastiveState(train, index, every), values
+
+    def _trace_step(self, train: TrainState, index: CorpusState) -> Any:
+        step: Any = self.train_step
+        return step.trace(train, index, self.whole.passages, self.device_contents, self.batch(0))
 
     def refreshed(self, state: ContrastiveState, number: int) -> ContrastiveState:
-        """The state with a fresh index, if it has one and that is due before step `number`."""
-        train, index = state
-        due = refresh_is_due(number, self.config.index.refresh_every, self.config.train, bool(self.dev.questions))
-        if index is not None and due:
-            index = self.whole.refresh(train, index)
-        return ContrastiveState(train, index)
+        """The state with a fresh index and fresh product codes, where it has them and they are due before step `number`."""
+        index = state.index if state.index is None else self.upkeep.refreshed(state.train, state.index, number)
+        return state._replace(train=self.codes.refitted(state.train, self.whole.passages, number), index=index)
 
     def evaluate(self, state: ContrastiveState) -> dict[str, float]:
         """Validation loss and average rank, and retrieval metrics of the dev questions and of the suites."""

@@ -6,7 +6,9 @@ from typing import NamedTuple
 from jaxretr.config import ArtConfig, Config, ContrastiveConfig
 from jaxretr.data.corpus import iter_passages
 from jaxretr.data.formats.kinds import is_training_file
+from jaxretr.data.formats.reading import read_examples
 from jaxretr.data.named.names import data_path
+from jaxretr.data.readers import read_questions
 from jaxretr.data.training_set import read_passages
 from jaxretr.errors import UserError
 from jaxretr.recipes.run_examples import read_run_examples
@@ -62,6 +64,15 @@ def corpus_size(config: Config, passages: int | None = None) -> CorpusSize:
     if others or name not in WELL_KNOWN:
         raise _unknown(next(path for path in paths if not data_path(path).exists()))
     return CorpusSize(WELL_KNOWN[name], WELL_KNOWN[name], f"{first} is not here; that is the published '{name}'")
+
+
+def most_questions(config: ArtConfig) -> int:
+    """How many training questions an ART run has at most: counted in its file, or as many as its steps can read."""
+    read = config.train.steps * config.train.batch_size
+    path = config.data.questions
+    if not data_path(path).exists():
+        return read
+    return sum(1 for _ in read_examples(path)) if is_training_file(path) else len(read_questions(path))
 
 
 def _count(path: str) -> int:

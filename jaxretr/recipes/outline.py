@@ -16,9 +16,12 @@ from jaxretr.data.token_store import ids_dtype
 from jaxretr.models.embed import DualEncoderConfig, JointConfig
 from jaxretr.models.formats.model_shapes import vocabulary_of
 from jaxretr.models.scorers.t5_scorer import Prompt
+from jaxretr.objectives.index_refresh import make_rolling_refresh
 from jaxretr.objectives.live_index import IndexProgram
+from jaxretr.parallel.matmul_flops import matmul_flops
 from jaxretr.parallel.mesh import padded_rows
 from jaxretr.recipes.corpus_sizes import CorpusSize
+from jaxretr.recipes.index_upkeep import serves_evaluation, steps_of_a_round
 from jaxretr.recipes.step_questions import check as check_typos
 from jaxretr.recipes.whole_corpus import (
     abstract_index,
@@ -26,13 +29,12 @@ from jaxretr.recipes.whole_corpus import (
     columns,
     evaluation_batch,
     index_programs,
-    serves_evaluation,
 )
 from jaxretr.state import CorpusState, CorpusTokens, TrainState
 
 PARAMETERS, FROZEN, OPTIMIZER = "parameters", "frozen parameters", "optimizer state"
 TOKENS, INDEX, FRESH_INDEX = "corpus tokens", "index embeddings", "evaluation's index"
-SCORER, BATCH = "scorer", "batch"
+SCORER, TABLE, BATCH, CODES = "scorer", "table of scores", "batch", "product codes"
 
 # The ids of ART's instruction in T5's own vocabulary; only how many there are matters here.
 T5_PROMPT = Prompt(prefix=(3, 4, 5, 6), suffix=(*range(3, 15), 1))
@@ -66,13 +68,19 @@ def training_step(program: Callable[..., Any], arguments: tuple[Any, ...], resid
 
 def of_state(state: TrainState) -> dict[str, Any]:
     """The parts of a state, by what they are."""
-    return {PARAMETERS: state.params, FROZEN: state.frozen, OPTIMIZER: (state.opt_state, state.step)}
+    parts = {PARAMETERS: state.params, FROZEN: state.frozen, OPTIMIZER: (state.opt_state, state.step)}
+    return parts if state.codes is None else {**parts, CODES: state.codes}
 
 
 def abstract_tokens(mesh: Mesh, dtype: Any, rows: int, longest: int, *forms: int) -> CorpusTokens:
     """The shapes of rows of tokens, of which the longest may have `longest`, with their lengths."""
     shape = (rows, *forms)
     return CorpusTokens(abstract_rows(mesh, dtype, *shape, columns(longest)), abstract_rows(mesh, "int32", *shape))
+
+
+def _traced(planned: Planned) -> Any:
+    program: Any = planned.program
+    return program.trace(*planned.arguments)
 
 
 class AbstractCorpus:
@@ -96,9 +104,22 @@ class AbstractCorpus:
         forms = abstract_tokens(self.mesh, self.ids, b, longest, typos.forms) if typos.forms else None
         return abstract_tokens(self.mesh, self.ids, b, longest), forms
 
-    def refresh(self, program: IndexProgram, state: TrainState, index: CorpusState) -> Planned:
-        """The refresh of the live index."""
-        return self._refresh("refresh", f"every {program.index.refresh_every} steps", program, state, index, INDEX)
+    def refreshes(self, program: IndexProgram, state: TrainState, index: CorpusState, step: Planned) -> list[Planned]:
+        """The refreshes of the live index: of all of it, and of a slice where it is rolling."""
+        settings = program.index
+        if not settings.rolling:
+            return [self._refresh("refresh", f"every {settings.refresh_every} steps", program, state, index, INDEX)]
+        whole = self._refresh("refresh", "at the beginning and before every evaluation", program, state, index, INDEX)
+        every = settings.refresh_every
+        if settings.refresh_share is not None:
+            flops = (matmul_flops(_traced(planned)) for planned in (step, whole))
+            every = steps_of_a_round(settings.refresh_share, *flops)
+        rolling = whole._replace(
+            name="rolling",
+            when=f"every step, in rounds of {every} steps",
+            program=make_rolling_refresh(program, self.mesh, every),
+        )
+        return [whole, rolling]
 
     def evaluation(
         self, program: IndexProgram, state: TrainState, index: CorpusState, train: Train, searches: bool
@@ -108,7 +129,7 @@ class AbstractCorpus:
         It searches the live index; where there is none (`searches`), or it is not fresh at every evaluation, one that is
         made in addition.
         """
-        live = searches and serves_evaluation(program.index.refresh_every, train)
+        live = searches and serves_evaluation(program.index, train)
         searched = INDEX if live else FRESH_INDEX
         longest = self.encoder.max_question_length
         questions = abstract_tokens(self.mesh, self.ids, evaluation_batch(self.mesh), longest)

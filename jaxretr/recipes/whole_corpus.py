@@ -1,5 +1,6 @@
 """What every run that searches a corpus shares: its state, the corpus on the devices, its dev set."""
 
+import functools
 import logging
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from jaxretr.config import DevData, Dtype, PairEncoder, Train, Typos
+from jaxretr.config import DevData, Dtype, PairEncoder, Typos
 from jaxretr.config import Encoder as EncoderConfig
 from jaxretr.config import Mesh as MeshConfig
 from jaxretr.data.corpus import Corpus
@@ -27,7 +28,8 @@ from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, JointConfig
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import partition
-from jaxretr.objectives.live_index import IndexProgram, make_refresh, make_search
+from jaxretr.objectives.index_refresh import make_refresh, make_rolling_refresh
+from jaxretr.objectives.live_index import IndexProgram, make_search
 from jaxretr.parallel import memory, sharding
 from jaxretr.parallel.mesh import DATA, padded_rows, put_rows, to_host
 from jaxretr.recipes.encoder_start import JointModel
@@ -79,6 +81,7 @@ class WholeCorpus:
         )
         self.passages = corpus_tokens(self.store, self.rows, mesh)
         self.refresh_program, self.search = index_programs(program, mesh)
+        self.rolling_program = functools.cache(functools.partial(make_rolling_refresh, program, mesh))
         self._is_fresh = jax.jit(
             lambda encoded_at, step: (encoded_at == step).all(),
             out_shardings=NamedSharding(mesh, PartitionSpec()),
@@ -89,6 +92,10 @@ class WholeCorpus:
         if self.is_fresh(train, index):
             return index
         return self.refresh_program(train.weights, self.passages, index, train.step)
+
+    def roll(self, train: TrainState, index: CorpusState, every: int) -> CorpusState:
+        """Encodes the passages r with r mod `every` = step mod `every` with the current weights; `index` is used up."""
+        return self.rolling_program(every)(train.weights, self.passages, index, train.step)
 
     def is_fresh(self, train: TrainState, index: CorpusState) -> bool:
         """Whether every row was encoded with the current weights. Waits for the devices."""
@@ -140,26 +147,6 @@ class Judged(NamedTuple):
     """Question id -> passage id -> grade; None: their answers are matched."""
     source: str = "the held-out questions"
     """Where the judgements are from, for errors."""
-
-
-def refresh_is_due(number: int, every: int, train: Train, evaluates: bool) -> bool:
-    """Whether a live index is to be refreshed before step `number`.
-
-    Behind the last step, too, if the run evaluates: nothing is trained on the index any more, and the evaluation needs a
-    fresh one.
-
-    Args:
-      number: from 0.
-      every: steps between two refreshes.
-      train: of the config.
-      evaluates: whether there are dev questions.
-    """
-    return (number > 0 and number % every == 0) or (evaluates and number == train.steps)
-
-
-def serves_evaluation(every: int, train: Train) -> bool:
-    """Whether the live index is fresh at every evaluation, so that none needs an index of its own."""
-    return train.eval_every % every == 0 or train.eval_every >= train.steps
 
 
 class DevSet:

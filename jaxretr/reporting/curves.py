@@ -21,6 +21,8 @@ _FIRST = (
     "acc@20",
     "mrr",
     "staleness",
+    "staleness_max",
+    "staleness_retrieved",
     "negatives",
 )
 # More measures of one evaluation say the same.

@@ -91,9 +91,9 @@ def _run(config: T5Config, params: Any, batch: Any) -> tuple[Any, Any, Any]:
 
     def functional(params: Any) -> tuple[Any, Any]:
         model = nnx.merge(graph, params)
-        memory = model.encode(batch["tokens"], LENGTHS)
-        log_probs = model.target_log_probs(batch["targets"], memory, LENGTHS)
-        return (batch["weights"] * log_probs).sum(), (memory, log_probs)
+        read = model.read(batch["tokens"], LENGTHS)
+        log_probs = model.target_log_probs(batch["targets"], read)
+        return (batch["weights"] * log_probs).sum(), (read.states, log_probs)
 
     gradients, (memory, log_probs) = jax.grad(functional, has_aux=True)(params)
     return memory, log_probs, gradients

@@ -53,15 +53,16 @@ def outcome(mesh: jax.sharding.Mesh, models: Path, workdir: Path) -> Outcome:
     assert run.whole.rows == 24
     optimizer = optax.sgd(1.0)
     step = compiled_quickly(make_step(run.program, optimizer, mesh))
-    index = run.init().index
+    begun = run.init()
+    index, table = begun.index, begun.table
     first_index = np.array(index.embeddings)
     state = TrainState.create(sharding.put(jax.tree.map(np.array, run.model.params), mesh), optimizer)
     state = jax.device_put(state, sharding.shardings(state, mesh))
     rows, metrics, gradients = [], [], None
     for number in range(2):
         before = jax.device_get(state.params)
-        state, index, values, found = step(
-            state, index, run.whole.passages, run.scorer_passages, run.scorer_params, run.batch(number)
+        state, index, table, values, found = step(
+            state, index, table, run.whole.passages, run.scorer_passages, run.scorer_params, run.batch(number)
         )
         rows.append(np.asarray(found))
         metrics.append({name: float(value) for name, value in values.items()})
@@ -94,7 +95,8 @@ def test_loss_and_metrics_are_equal(pair: tuple[Outcome, Outcome]) -> None:
     for expected, metrics in zip(one.metrics, many.metrics, strict=True):
         assert metrics.keys() == expected.keys()
         for name, value in metrics.items():
-            np.testing.assert_allclose(value, expected[name], rtol=1e-4, err_msg=name)
+            if name != "teacher_blocks":  # Each device cuts its own share into blocks.
+                np.testing.assert_allclose(value, expected[name], rtol=1e-4, err_msg=name)
     assert many.metrics[0]["loss"] > 1e-3
 
 

@@ -11,6 +11,7 @@ from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.scorers.t5_scorer import Prompt
 from jaxretr.models.scorers.teachers import T5Teacher
 from jaxretr.objectives.art import art_loss
+from jaxretr.objectives.teacher_widths import TeacherWidths
 from jaxretr.parallel.mesh import make_mesh
 from jaxretr.recipes.art import ArtPrograms
 
@@ -83,7 +84,8 @@ def test_equal_distributions_cost_nothing(scores: tuple[np.ndarray, np.ndarray])
 
 def test_by_default_scores_are_divided_by_the_root_of_the_embedding_s_size(tmp_path: Path) -> None:
     config, encoder = art_config(tmp_path), DualEncoderConfig(BERT)
-    program = ArtPrograms(config, encoder, T5Teacher(T5, Prompt((), ())), 20, make_mesh()).program
+    teacher = T5Teacher(T5, Prompt((), ()))
+    program = ArtPrograms(config, encoder, teacher, TeacherWidths((16,), (16,)), 20, make_mesh()).program
     assert program.temperature == 4.0 == BERT.hidden_size**0.5
 
 

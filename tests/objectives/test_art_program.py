@@ -43,13 +43,14 @@ def compiled(run: ArtRun, mesh8: jax.sharding.Mesh) -> Compiled:
     def tokens(few: CorpusTokens) -> CorpusTokens:
         return CorpusTokens(array(few.tokens.dtype, N, few.tokens.shape[1]), array(jnp.int32, N))
 
-    train = run.abstract_state().train
+    train, table = run.abstract_state().train, run.abstract_table()
     index = CorpusState(array(jnp.float32, N, run.model.config.embedding_size), array(jnp.int32, N))
     scorer = sharding.abstract(run.scorer_params, mesh8)
     batch = run.batch(0)
     step = run.train_step.lower(
         train,
         index,
+        table,
         tokens(run.whole.passages),
         tokens(run.scorer_passages),
         scorer,
@@ -66,7 +67,7 @@ def test_state_and_index_are_donated_and_nothing_is_compiled_twice(run: ArtRun) 
     state = run.init()
     for number in range(3):
         # A refresh reads nothing of `encoded_at`, so that it is not handed over then.
-        old = jax.tree.leaves((state.train, state.index.embeddings))
+        old = jax.tree.leaves((state.train, state.index.embeddings, state.table))
         state, _ = run.step(state, number, run.batch(number))
         assert all(leaf.is_deleted() for leaf in old)
         assert not any(leaf.is_deleted() for leaf in [*tokens, *scorer, *jax.tree.leaves(state)])
@@ -75,7 +76,7 @@ def test_state_and_index_are_donated_and_nothing_is_compiled_twice(run: ArtRun) 
     run.evaluate(state)
     run.evaluate(ArtState(*state))
     fresh = run.refreshed(run.init(), 0)
-    assert run.whole.is_fresh(*fresh) and run.evaluate(fresh) == run.dev.metrics(fresh.train, run.whole)
+    assert run.whole.is_fresh(*fresh[:2]) and run.evaluate(fresh) == run.dev.metrics(fresh.train, run.whole)
     assert run.whole.refresh_program._cache_size() == 1 and run.whole.search._cache_size() == 1
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))  # Evaluation takes nothing.
 
@@ -88,7 +89,7 @@ def test_the_index_is_never_copied(compiled: Compiled) -> None:
 
 def test_every_buffer_of_state_and_index_is_aliased(compiled: Compiled) -> None:
     train = compiled.run.abstract_state().train
-    leaves = len(jax.tree.leaves(train)) + 2  # The index's two arrays.
+    leaves = len(jax.tree.leaves(train)) + 2 + 2  # The index's two arrays, and those of the table of scores.
     header = compiled.step.text.splitlines()[0]
     assert header.count("may-alias") + header.count("must-alias") == leaves
 
@@ -105,9 +106,10 @@ def test_gradients_are_reduced_once(compiled: Compiled) -> None:
     params = jax.tree.leaves(compiled.run.model.params)
     results = [array for op in compiled.step.of_kind("all-reduce") for array in op.results if array.dtype == "f32"]
     scalars = [array for array in results if array.shape == ()]
-    expected = sorted(tuple(leaf.shape) for leaf in params)
-    assert sorted(array.shape for array in results if array.shape) == expected
-    assert len(scalars) <= 4
+    expected = [tuple(leaf.shape) for leaf in params]
+    # The teacher's scores of 8 x 4 pairs: those that the table knew, and new ones with the numbers of `Work`.
+    assert sorted(array.shape for array in results if array.shape) == sorted([*expected, (8, 4), (35,)])
+    assert len(scalars) <= 5
     moved = [array for op in compiled.step.of_kind("reduce-scatter") for array in op.results]
     assert moved and all(array.dtype == "s32" for array in moved)  # Token ids, not gradients.
 

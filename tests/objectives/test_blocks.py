@@ -1,7 +1,6 @@
 """Blocks of rows: a number of devices that leaves each a number with few divisors makes no block small."""
 
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,9 +13,8 @@ from jax.sharding import Mesh
 from tiny import BERT, contrastive_program
 
 from jaxretr.models.embed import DualEncoderConfig, init_params
-from jaxretr.objectives.art import QuestionBatch, teach
 from jaxretr.objectives.blocks import block_size, block_start, num_blocks
-from jaxretr.objectives.live_index import make_refresh
+from jaxretr.objectives.index_refresh import make_refresh
 from jaxretr.objectives.token_step import make_token_step
 from jaxretr.parallel.mesh import DATA, padded_rows
 from jaxretr.plan.compiled_text import Program
@@ -68,23 +66,6 @@ def test_a_refresh_encodes_full_blocks_of_rows_that_no_block_divides(mesh1: Mesh
     np.testing.assert_array_equal(many.encoded_at, np.full(rows, 7))
     assert 4 in map(int, TRIPS.findall(text)) and 13 not in map(int, TRIPS.findall(text))
     assert Program(text).collectives == []
-
-
-def test_a_teacher_scores_pairs_that_no_chunk_divides_in_full_chunks() -> None:
-    """7 pairs, 4 at once: two chunks, and each pair its own score."""
-    asked = []
-
-    def score(params: Any, passages: Any, lengths: Any, targets: Any, *_: Any, dtype: Any):
-        asked.append(passages.shape)
-        return (passages[:, 0] + 100 * targets[:, 0]).astype(jnp.float32)
-
-    program: Any = SimpleNamespace(scorer=SimpleNamespace(chunk=4, dtype=None), teacher=SimpleNamespace(score=score))
-    passages = jnp.arange(7).reshape(1, 7, 1)
-    one = jnp.ones((1, 1), jnp.int32)
-    batch = QuestionBatch(one, one[:, 0], 5 * one, one[:, 0])
-    found = teach(program, {}, CorpusTokens(passages, jnp.ones((1, 7), jnp.int32)), batch)
-    assert asked == [(4, 1)]
-    np.testing.assert_array_equal(found, 500 + np.arange(7)[None])
 
 
 @pytest.mark.parametrize(("rows", "chunk", "trips"), [(7, 3, 2), (13, 6, 2), (12, 5, 3)])

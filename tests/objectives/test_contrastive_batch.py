@@ -5,6 +5,7 @@ rounding: at most some 200 scores of size 10 meet in one logarithm.
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,10 +20,13 @@ from jax.sharding import PartitionSpec as P
 from peers import torch
 from tiny import changed_program, contrastive_program
 
-from jaxretr.config import Distillation, Typos
+from jaxretr.config import Distillation, IndexAware, Typos
 from jaxretr.objectives.contrastive import NO_PASSAGE, ContrastiveBatch, ContrastiveProgram, PassagesOfBatch, batch_loss
+from jaxretr.objectives.index_aware import on_stored
+from jaxretr.objectives.quantised import fitted_codebook
 from jaxretr.parallel.mesh import DATA, make_mesh
-from jaxretr.state import CorpusState
+from jaxretr.state import CorpusState, ProductCodes
+from jaxretr.stores.vector_files import dequantise, quantise
 
 B, C, Q, D, N, CORPUS = 8, 4, 3, 16, 32, 27
 """27 passages of the corpus, and 3 that only the training file has, in 32 rows: 4 a device of 8."""
@@ -69,6 +73,23 @@ CASES: dict[str, dict[str, Any]] = {
             multi_positive=True,
         ),
     },
+    "int8, over the corpus, in prefixes, both directions": {
+        "encoder": dataclasses.replace(PLAIN.encoder, normalise=True),
+        "corpus_softmax": True,
+        "symmetric": True,
+        "sizes": (5, D),
+        "temperature": 0.1,
+        "index_aware": IndexAware("int8"),
+    },
+    "product codes, over the corpus, with margins": {
+        "corpus_softmax": True,
+        "distillation": Distillation("margin_mse", weight=0.5),
+        "index_aware": IndexAware("product", block=3, centres=4, commitment=2.0),
+    },
+    "product codes, half of the loss": {
+        "positives": 2,
+        "index_aware": IndexAware("product", block=3, centres=4, weight=0.5),
+    },
     "typos over the corpus, in prefixes, with margins": {
         "encoder": dataclasses.replace(PLAIN.encoder, normalise=True),
         "corpus_softmax": True,
@@ -111,6 +132,53 @@ def forms_of(program: ContrastiveProgram, q: np.ndarray) -> np.ndarray | None:
     return forms / np.linalg.norm(forms, axis=-1, keepdims=True) if program.encoder.normalise else forms
 
 
+def codes_of(program: ContrastiveProgram, p: np.ndarray) -> ProductCodes | None:
+    """Product codes that fit the passages [B, C, D], if the program has any."""
+    settings = program.index_aware
+    if settings.kind != "product":
+        return None
+    rows = jnp.asarray(p.reshape(-1, D))
+    codebook = fitted_codebook(rows, jnp.ones(len(rows)), settings.block, settings.centres)
+    return ProductCodes(codebook, jnp.float32(0), jnp.int32(0))
+
+
+def stored(program: ContrastiveProgram, codes: ProductCodes | None) -> Callable[[Any], Any]:
+    """How the program's index stores passages, on the host: as files of int8 have it, or by a search for the nearest centre."""
+
+    def in_numbers(rows: np.ndarray) -> np.ndarray:
+        flat = rows.reshape(-1, rows.shape[-1]).astype(np.float32)
+        if codes is None:
+            return dequantise(*quantise(flat)).reshape(rows.shape)
+        codebook = np.asarray(codes.codebook)
+        groups, _, width = codebook.shape
+        blocks = np.pad(flat, ((0, 0), (0, groups * width - flat.shape[1]))).reshape(-1, groups, width)
+        found = np.empty_like(blocks)
+        for group in range(groups):
+            far = np.square(blocks[:, group, None] - codebook[group]).sum(axis=-1)
+            found[:, group] = codebook[group, far.argmin(axis=1)]
+        return found.reshape(len(flat), -1)[:, : flat.shape[1]].reshape(rows.shape)
+
+    def of_tensor(rows: Any) -> Any:
+        return torch.tensor(in_numbers(rows.detach().numpy()), dtype=torch.float64)
+
+    return contrastive_reference.as_it_is if program.index_aware.kind == "none" else of_tensor
+
+
+def reference(program: ContrastiveProgram, q: Any, p: Any, examples: Examples, *forms: Any) -> tuple[Any, float]:
+    """The loss by its definition, on the scores of the program's index as far as it is aware of one."""
+    settings = program.index_aware
+    store = stored(program, codes_of(program, p.detach().numpy().astype(np.float32)))
+    loss, negatives = contrastive_reference.loss(program, q, p, examples, *forms, stored=store)
+    if settings.weight < 1:
+        exact, _ = contrastive_reference.loss(program, q, p, examples, *forms)
+        loss = settings.weight * loss + (1 - settings.weight) * exact
+    if settings.commitment:
+        there = torch.tensor(examples.rows != NO_PASSAGE)
+        error = (p - store(p)).square().sum(dim=-1) / p.detach().square().sum(dim=-1)
+        loss = loss + settings.commitment * error[there].mean()
+    return loss, negatives
+
+
 def ours(
     program: ContrastiveProgram,
     mesh: jax.sharding.Mesh,
@@ -139,11 +207,15 @@ def ours(
         jax.shard_map,
         mesh=mesh,
         axis_names={DATA},
-        in_specs=P(DATA),
+        in_specs=(P(DATA), P(DATA), P(DATA), P(DATA), P()),
         out_specs=(P(), P(), P(DATA)),
     )
     def parts(
-        vectors: tuple[jax.Array, ...], index: CorpusState | None, contents: jax.Array, batch: ContrastiveBatch
+        vectors: tuple[jax.Array, ...],
+        index: CorpusState | None,
+        contents: jax.Array,
+        batch: ContrastiveBatch,
+        codes: ProductCodes | None,
     ) -> Any:
         everyone = lax.all_gather(batch.rows, DATA, tiled=True, to="invarying")
         table = lax.all_gather(contents, DATA, tiled=True)
@@ -151,13 +223,18 @@ def ours(
 
         def of_vectors(vectors: tuple[jax.Array, ...]) -> tuple[jax.Array, dict[str, jax.Array]]:
             q, p, *forms = vectors
-            return batch_loss(program, q, p, PassagesOfBatch(own, everyone, index, contents), batch, *forms)
+            given = PassagesOfBatch(own, everyone, index, contents)
+            return on_stored(
+                program, codes, lambda how: batch_loss(program, q, p, given, batch, *(forms or [None]), stored=how)
+            )
 
         (loss, metrics), gradients = jax.value_and_grad(of_vectors, has_aux=True)(vectors)
         return lax.psum(loss, DATA), lax.psum(metrics, DATA), gradients
 
     vectors = tuple(jnp.asarray(x) for x in (q, p, forms) if x is not None)
-    loss, metrics, gradients = jax.jit(parts)(vectors, index, jnp.asarray(examples.contents), batch)
+    loss, metrics, gradients = jax.jit(parts)(
+        vectors, index, jnp.asarray(examples.contents), batch, codes_of(program, p)
+    )
     return float(loss), {name: float(value) for name, value in metrics.items()}, *map(np.asarray, gradients)
 
 
@@ -178,7 +255,7 @@ def test_loss_and_gradients_are_those_of_the_definition(case: str, devices: int)
     loss, metrics, *gradients = ours(program, make_mesh(jax.devices()[:devices]), q, p, examples, forms)
 
     exact = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in vectors]
-    expected, negatives = contrastive_reference.loss(program, *exact[:2], examples, *exact[2:])
+    expected, negatives = reference(program, *exact[:2], examples, *exact[2:])
     expected.backward()
     np.testing.assert_allclose(loss, expected.item(), rtol=1e-5)
     largest = max(float(x.grad.abs().max()) for x in exact)

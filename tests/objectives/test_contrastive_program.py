@@ -33,7 +33,7 @@ def run(tiny_models: Path, mesh8: jax.sharding.Mesh, tmp_path_factory: pytest.Te
         encoder={"max_passage_length": 32},
         negatives={"static": 1, "retrieved": 2},
         contrastive={"corpus_softmax": True, "chunk": 3},
-        index={"refresh_every": 2, "write_back": True},
+        index={"refresh": "rolling", "refresh_every": 2, "write_back": True},
     )
     with few_padding_rows():
         return ContrastiveRun(config, mesh8, folder)
@@ -59,18 +59,17 @@ def compiled(run: ContrastiveRun, mesh8: jax.sharding.Mesh) -> Program:
 
 
 def test_state_and_index_are_donated_and_nothing_is_compiled_twice(run: ContrastiveRun) -> None:
-    """Over three steps with a refresh: the old state's memory is taken over, and each program has one form."""
+    """Over three steps with a slice each: the old state's memory is taken over, and each program has one form."""
     kept = jax.tree.leaves((run.whole.passages, run.device_contents))
     state = run.init()
     assert state.index is not None
     for number in range(3):
-        # A refresh reads nothing of `encoded_at`, so that it is not handed over then.
-        old = jax.tree.leaves((state.train, state.index.embeddings))
+        old = jax.tree.leaves((state.train, state.index))
         state, _ = run.step(state, number, run.batch(number))
         assert all(leaf.is_deleted() for leaf in old)
         assert not any(leaf.is_deleted() for leaf in [*kept, *jax.tree.leaves(state)])
     assert run.train_step._cache_size() == 1
-    assert run.whole.refresh_program._cache_size() == 1
+    assert run.whole.refresh_program._cache_size() == run.whole.rolling_program(2)._cache_size() == 1  # pyright: ignore
     run.evaluate(ContrastiveState(*state))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))  # Evaluation takes nothing.
 
@@ -82,8 +81,13 @@ def test_every_buffer_of_state_and_index_is_aliased(run: ContrastiveRun, compile
 
 
 def test_the_index_is_never_copied(run: ContrastiveRun, compiled: Program) -> None:
-    """A step reads the index, for negatives and for the corpus-wide softmax, before it overwrites rows in their place."""
-    assert compiled.copies(N // DEVICES * run.model.config.embedding_size) == []
+    """A step reads the index, for negatives and for the corpus-wide softmax, before it overwrites rows in their place.
+
+    Nor the steps at which its rows were encoded, which say how old what was found is.
+    """
+    copied = compiled.copies(N // DEVICES)
+    assert [array for array in copied if array.elements >= N // DEVICES * run.model.config.embedding_size] == []
+    assert [array for array in copied if array.shape == (N // DEVICES,) and array.dtype == "s32"] == []
 
 
 def test_no_collective_stands_in_a_loop(compiled: Program) -> None:

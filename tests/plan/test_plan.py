@@ -19,8 +19,8 @@ from jaxretr import config as configuration
 from jaxretr.config import Config
 from jaxretr.errors import UserError
 from jaxretr.models.formats.model_shapes import encoder_shape, scorer_shape
+from jaxretr.parallel.matmul_flops import matmul_flops
 from jaxretr.parallel.mesh import make_mesh
-from jaxretr.plan.compiled_facts import matmul_flops
 from jaxretr.plan.requirements import plan, remedy
 from jaxretr.plan.topologies import Devices, topology
 from jaxretr.recipes.art import ArtRun
@@ -66,7 +66,7 @@ def test_an_art_run_is_planned_as_it_is(tiny_models: Path, tmp_path: Path, devic
     outlined = outline(config, mesh, corpus_size(config))
     step = outlined.programs[0]
     state, batch = run.init(), run.batch(0)
-    real = (*state, run.whole.passages, run.scorer_passages, run.scorer_params, batch)
+    real = (*state[:2], run.whole.passages, run.scorer_passages, run.scorer_params, batch)
     same_arrays(real, step.arguments)
     same_program(run.train_step, step)
     refresh, _, search = outlined.programs[1:]
@@ -109,7 +109,7 @@ def test_a_supervised_run_is_planned_as_it_is(tiny_models: Path, tmp_path: Path,
     # The corpus's own 22 passages; the training file brings some more, which are not part of the search.
     program = dataclasses.replace(run.program, corpus_rows=run.corpus_rows)
     assert program == run.program and run.corpus_rows == 22
-    real = (*state, run.whole.passages, run.device_contents, batch)
+    real = (*state[:2], run.whole.passages, run.device_contents, batch)
     same_arrays(real, step.arguments)
     same_program(run.train_step, step)
     planned = plan(config, Devices(jax.devices()[:devices], None, devices), corpus_size(config), programs=["step"])
@@ -152,6 +152,28 @@ def test_an_evaluation_at_refreshes_needs_no_second_index(tiny_models: Path) -> 
     assert set(programs[6]) == {"step", "refresh", "search"} and set(programs[4]) == {*programs[6], "encode"}
     groups = [set(programs[every]["search"].groups) for every in (6, 4)]
     assert groups[0] - groups[1] == {"index embeddings"} and groups[1] - groups[0] == {"evaluation's index"}
+
+
+def test_a_rolling_refresh_is_planned_as_it_is(tiny_models: Path, tmp_path: Path) -> None:
+    """With the R that the run counts; no evaluation needs a second index, wherever it falls."""
+    mesh = mesh_of(8)
+    config = art_config(
+        tiny_models,
+        encoder={"max_passage_length": 32},
+        index={"refresh": "rolling", "refresh_share": 0.3},
+        train={"eval_every": 4, "steps": 7},
+    )
+    run = ArtRun(config, mesh, tmp_path)
+    state = run.init()
+    assert state.refresh_every is not None and int(state.refresh_every) > 1
+    step, refresh, rolling, search = outline(config, mesh, corpus_size(config)).programs
+    assert [refresh.name, rolling.name, search.name] == ["refresh", "rolling", "search"]
+    same_program(run.whole.refresh_program, refresh)
+    same_program(run.whole.rolling_program(int(state.refresh_every)), rolling)
+    assert "index embeddings" in search.groups
+    flops = [matmul_flops(planned.program.trace(*planned.arguments)) for planned in (step, rolling)]  # pyright: ignore
+    # A slice's last block is filled up: some more than the share of the whole corpus.
+    assert 0.2 < flops[1] / sum(flops) < 0.4
 
 
 CONFIGS = sorted((REPOSITORY / "configs").glob("*.py"))

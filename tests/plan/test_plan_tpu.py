@@ -1,5 +1,6 @@
 """Every system's step compiled for slices of TPUs, ahead of time and with no TPU at hand: it fits, and talks as designed."""
 
+import dataclasses
 import importlib.util
 import json
 import math
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 
 REPOSITORY = Path(__file__).parents[2]
 KNOWN = Path(__file__).parents[1] / "data/compiled_for_tpus.json"
@@ -180,3 +182,43 @@ def test_other_slices_change_what_is_shared_and_nothing_else(plans: Any, system:
         # Rows are padded to a multiple of the devices.
         assert of_all[0] == pytest.approx(of_all[1], rel=0.001)
     assert one["flops"] == pytest.approx(other["flops"], rel=0.01)
+
+
+# ---- what reads and writes the index in one step ---------------------------------------------------------------------
+
+# The name of the plan, and the program: index bytes of a chip, and temporaries.
+INDEX_PROGRAMS = """
+import json, sys
+from pathlib import Path
+from jaxretr.parallel.tpu_environment import compile_for_tpus
+compile_for_tpus()
+from jaxretr.plan.requirements import plan
+import tiny
+folder, rolling = Path(sys.argv[1]), {"refresh": "rolling", "refresh_every": 100, "write_back": True, "dtype": "bfloat16"}
+common = dict(index=rolling | {"block_rows": 16384}, train={"batch_size": 32, "steps": 10})
+of_corpus = dict(data={"corpus": str(tiny.DATA)}, contrastive={"corpus_softmax": True}, negatives={"retrieved": 2})
+for name, config in (("art", tiny.art_config(folder, **common)), ("dpr", tiny.contrastive_config(folder, **common | of_corpus))):
+    for program in plan(config, "v5e:4x4", 16_000_000, programs=["step", "rolling", "refresh"]).programs:
+        print(json.dumps([name, program.name, program.groups["index embeddings"], program.temporaries, program.aliased]))
+"""
+
+
+def test_no_program_copies_the_index(tmp_path: Path) -> None:
+    """A step searches the index, sums over it and writes to it; slices and the whole are encoded in their places.
+
+    A million rows of 128 on each chip: a copy would be larger than all else that a program holds.
+    """
+    tiny.write_models(tmp_path, bert=dataclasses.replace(tiny.BERT, hidden_size=128, num_attention_heads=1))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])}
+    words = [sys.executable, "-c", INDEX_PROGRAMS, str(tmp_path)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=3600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {(system, name) for system, name, *_ in found} == {
+        (system, name) for system in ("art", "dpr") for name in ("step", "rolling", "refresh")
+    }
+    for system, name, index, temporaries, aliased in found:
+        assert index > 250e6
+        assert temporaries < index / 2, (system, name, temporaries / index)
+        # A refresh of everything reads nothing of the steps at which rows were encoded.
+        assert aliased > 0.98 * (index - (name == "refresh") * 4_000_000), (system, name)

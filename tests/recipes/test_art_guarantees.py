@@ -58,11 +58,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
         state = run.init()
         first_index = np.asarray(state.index.embeddings)
         arguments = run.whole.passages, run.scorer_passages, run.scorer_params
-        program = small_runs.compiled_step(run, *state, *arguments, run.batch(0))
+        program = small_runs.compiled_step(run, *state[:3], *arguments, run.batch(0))
         rows, metrics, gradients = [], [], {}
         for number in range(2):
-            train_state, index, values, found = run.train_step(*state, *arguments, run.batch(number))
-            state = state._replace(train=train_state, index=index)
+            train, index, table, values, found = run.train_step(*state[:3], *arguments, run.batch(number))
+            state = state._replace(train=train, index=index, table=table)
             rows.append(np.asarray(found))
             metrics.append({name: float(value) for name, value in values.items()})
             gradients = gradients or small_runs.first_gradients(state)
@@ -88,7 +88,8 @@ def test_one_device_and_eight_retrieve_the_same_and_have_the_same_loss_and_gradi
     for expected, found in zip(one.metrics, eight.metrics, strict=True):
         assert found.keys() == expected.keys()
         for name, value in found.items():
-            np.testing.assert_allclose(value, expected[name], rtol=1e-4, err_msg=name)
+            if name != "teacher_blocks":  # Each device cuts its own share into blocks.
+                np.testing.assert_allclose(value, expected[name], rtol=1e-4, err_msg=name)
     assert eight.metrics[0]["loss"] > 1e-3
     small_runs.assert_gradients_equal(eight.gradients, one.gradients)
 
@@ -127,9 +128,10 @@ def test_the_compiled_step(eight: Tried) -> None:
     assert [array for array in program.copies(SHARD * SIZE) if SHARD in array.shape] == []
     assert program.loops > 1 and not any(collective.in_loop for collective in program.collectives)
     reduced = [array for op in program.of_kind("all-reduce") for array in op.results if array.dtype == "f32"]
-    expected = sorted(tuple(leaf.shape) for leaf in jax.tree.leaves(eight.run.model.params))
-    assert sorted(array.shape for array in reduced if array.shape) == expected
-    assert len([array for array in reduced if not array.shape]) <= 4
+    expected = [tuple(leaf.shape) for leaf in jax.tree.leaves(eight.run.model.params)]
+    # The teacher's scores of 8 x 4 pairs: those that the table knew, and new ones with the numbers of `Work`.
+    assert sorted(array.shape for array in reduced if array.shape) == sorted([*expected, (8, 4), (35,)])
+    assert len([array for array in reduced if not array.shape]) <= 5
     widths = {SIZE, LENGTH, eight.run.scorer_passages.tokens.shape[1]}
     assert small_runs.of_corpus_size(program) <= {(SHARD,), *((SHARD, width) for width in widths)}
 

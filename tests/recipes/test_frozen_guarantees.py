@@ -46,7 +46,7 @@ def config(folder: Path, **encoder: Any) -> Any:
 
 def two_steps(run: ContrastiveRun) -> tuple[Program, ContrastiveState, list[dict[str, float]]]:
     state, metrics = run.init(), []
-    program = small_runs.compiled_step(run, *state, run.whole.passages, run.device_contents, run.batch(0))
+    program = small_runs.compiled_step(run, *state[:2], run.whole.passages, run.device_contents, run.batch(0))
     for number in range(2):
         state, values = run.step(state, number, run.batch(number))
         metrics.append({name: float(value) for name, value in values.items()})

@@ -1,4 +1,4 @@
-"""A run that is killed goes on as if nothing had happened."""
+"""A run that is killed goes on as if nothing had happened: of ART, whose index is refreshed slice by slice."""
 
 import json
 import os
@@ -39,7 +39,7 @@ ArtRun.step = noted
 config = tiny.art_config(
     Path(sys.argv[1]),
     train=dict(steps=STEPS, save_every=2, eval_every=100),
-    index=dict(refresh_every=3),
+    index=dict(refresh="rolling", refresh_every=3),
     data=dict(dev_questions=None),
     # Some biases have no gradient but rounding noise; with the usual eps Adam would take full steps along it.
     optimizer=dict(eps=1e-5),

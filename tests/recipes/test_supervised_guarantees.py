@@ -67,10 +67,10 @@ def tried(config: Any, devices: int, folder: Path) -> Tried:
     assert run.whole.rows == ROWS
     state = run.init()
     arguments = run.whole.passages, run.device_contents
-    program = small_runs.compiled_step(run, *state, *arguments, run.batch(0))
+    program = small_runs.compiled_step(run, *state[:2], *arguments, run.batch(0))
     rows, metrics, gradients = [], [], {}
     for number in range(2):
-        train_state, index, values, drawn = run.train_step(*state, *arguments, run.batch(number))
+        train_state, index, values, drawn = run.train_step(*state[:2], *arguments, run.batch(number))
         state = state._replace(train=train_state, index=index)
         rows.append(np.asarray(drawn))
         metrics.append({name: float(value) for name, value in values.items()})

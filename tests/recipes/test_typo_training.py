@@ -201,7 +201,8 @@ def test_art_reads_typos_as_well(no_typos: None, tiny_models: Path, tmp_path: Pa
         if name == "plain":
             batch = replace(batch, forms=None)
         arguments = (run.whole.passages, run.scorer_passages, run.scorer_params, batch)
-        values[name] = {key: float(value) for key, value in step(train_state, index, *arguments)[2].items()}
+        found = step(train_state, index, run.new_table(), *arguments)[3]
+        values[name] = {key: float(value) for key, value in found.items()}
     base, terms = values["plain"]["loss"], values["typos"]
     np.testing.assert_allclose(terms["typo_passages"], base, rtol=1e-5)
     assert abs(terms["typo_self_teaching"]) < 1e-6 and terms["typo_contrast"] > 0

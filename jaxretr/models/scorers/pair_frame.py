@@ -32,9 +32,14 @@ class PairFrame:
     """Whether the tokenizer gives the second text another token type. Where it does not, rows have no second text."""
 
     @property
+    def fixed(self) -> int:
+        """Ids of a row that are neither the question's nor the passage's."""
+        return len(self.before) + len(self.between) + len(self.after)
+
+    @property
     def room(self) -> int:
         """Ids that are left to question and passage together."""
-        return self.max_length - len(self.before) - len(self.between) - len(self.after)
+        return self.max_length - self.fixed
 
     def fit(self, questions: Any, passages: Any) -> tuple[Any, Any]:
         """How many ids of each question and passage fit: int32 [n] and [n] from their lengths, numpy's or JAX's."""

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jaxretr.models.layers import Params, define, matmuls_in
 from jaxretr.models.scorers.splicing import splice
-from jaxretr.models.t5 import T5Config, T5Model
+from jaxretr.models.t5 import PassagesRead, T5Config, T5Model
 
 PREFIX = "Passage: "
 SUFFIX = " . Please write a question based on this passage."
@@ -65,25 +65,49 @@ def mean_log_prob(log_probs: jax.Array, lengths: jax.Array) -> jax.Array:
     return jnp.where(real, log_probs, 0.0).sum(axis=-1) / jnp.maximum(lengths, 1)
 
 
-def score_pairs(
+def read_passages(
     config: T5Config,
     prompt: Prompt,
     params: Params,
     passages: jax.Array,
-    passage_lengths: jax.Array,
-    targets: jax.Array,
-    target_lengths: jax.Array,
+    lengths: jax.Array,
     *,
     dtype: Any = jnp.float32,
-) -> jax.Array:
-    """Scores n questions, each against a passage of its own.
+    keep: bool = True,
+) -> PassagesRead:
+    """Reads passages, each for any number of questions.
 
     Args:
       config: the T5's shape.
       prompt: the instruction.
       params: the T5's parameters.
       passages: token ids of the passages alone, [n, M].
-      passage_lengths: int32 [n].
+      lengths: int32 [n].
+      dtype: of the matmuls' operands.
+      keep: keep the decoder's keys and values, for several calls of `score_questions`; see `T5Model.read`.
+    """
+    model = nnx.merge(graph(config, dtype), params)
+    with matmuls_in(dtype):
+        return model.read(*encoder_input(prompt, passages, lengths), keep=keep)
+
+
+def score_questions(
+    config: T5Config,
+    params: Params,
+    read: PassagesRead,
+    of: jax.Array | None,
+    targets: jax.Array,
+    target_lengths: jax.Array,
+    *,
+    dtype: Any = jnp.float32,
+) -> jax.Array:
+    """Scores n questions, each against one of the passages that `read_passages` read.
+
+    Args:
+      config: the T5's shape.
+      params: the T5's parameters.
+      read: the passages.
+      of: which of them, int32 [n]; None: question i against passage i.
       targets: token ids of "Question: {q}</s>", [n, T].
       target_lengths: int32 [n].
       dtype: of the matmuls' operands.
@@ -92,7 +116,26 @@ def score_pairs(
       float32 [n]: mean log p(question token | passage), in nats.
     """
     model = nnx.merge(graph(config, dtype), params)
-    tokens, lengths = encoder_input(prompt, passages, passage_lengths)
     with matmuls_in(dtype):
-        log_probs = model.target_log_probs(targets, model.encode(tokens, lengths), lengths)
+        log_probs = model.target_log_probs(targets, read, of)
     return mean_log_prob(log_probs, target_lengths)
+
+
+def score_pairs(
+    config: T5Config,
+    prompt: Prompt,
+    params: Params,
+    passages: jax.Array,
+    passage_lengths: jax.Array,
+    targets: jax.Array,
+    target_lengths: jax.Array,
+    of: jax.Array | None = None,
+    *,
+    dtype: Any = jnp.float32,
+) -> jax.Array:
+    """Scores n questions, each against a passage of its own, or against passage `of[i]` where several share one.
+
+    Shapes and result are those of `read_passages` and `score_questions`.
+    """
+    read = read_passages(config, prompt, params, passages, passage_lengths, dtype=dtype, keep=False)
+    return score_questions(config, params, read, of, targets, target_lengths, dtype=dtype)

@@ -11,39 +11,62 @@ from jaxretr.models.scorers.causal_lm import CausalLmConfig
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
 from jaxretr.models.scorers.pair_frame import PairFrame
 from jaxretr.models.scorers.t5_scorer import Prompt
-from jaxretr.models.t5 import T5Config, T5Model
+from jaxretr.models.t5 import PassagesRead, T5Config, T5Model
 
 
 class Teacher(Protocol):
-    """All of a scorer that is fixed while a program is compiled; hashable."""
+    """All of a scorer that is fixed while a program is compiled; hashable.
 
-    def score(
-        self,
-        params: Params,
-        passages: jax.Array,
-        passage_lengths: jax.Array,
-        questions: jax.Array,
-        question_lengths: jax.Array,
-        *,
-        dtype: Any,
-    ) -> jax.Array:
-        """Scores n questions, each against a passage of its own.
+    Its rows are what its encoder reads: a T5's are passages, others' are pairs of question and passage.
+    """
+
+    def row_lengths(self, passage_lengths: Any, question_lengths: Any) -> Any:
+        """The real tokens of rows, int32 [...], from those of their passages and questions, numpy's or JAX's int32 [...]."""
+        ...
+
+    def longest_row(self, passage_width: int, question_width: int) -> int:
+        """The tokens that rows have at most, made from passages and questions of at most so many."""
+        ...
+
+    def abstract_params(self) -> Params:
+        """The shapes of the parameters, as ShapeDtypeStructs of float32."""
+        ...
+
+
+class SharingTeacher(Teacher, Protocol):
+    """Reads a passage once for all of its questions."""
+
+    def read(self, params: Params, passages: jax.Array, lengths: jax.Array, *, width: int, dtype: Any) -> Any:
+        """Reads passages.
 
         Args:
           params: the scorer's parameters.
-          passages: token ids as the scorer's template for passages makes them, [n, P], padded on the right.
-          passage_lengths: int32 [n].
-          questions: likewise by its template for questions, [n, Q].
-          question_lengths: int32 [n].
+          passages: token ids as the scorer's template for passages makes them, [E, P], padded on the right.
+          lengths: int32 [E].
+          width: no row is longer.
+          dtype: of the matmuls' operands.
+
+        Returns:
+          Any tree of arrays.
+        """
+        ...
+
+    def score(
+        self, params: Params, read: Any, of: jax.Array, questions: jax.Array, lengths: jax.Array, *, dtype: Any
+    ) -> jax.Array:
+        """Scores n questions, each against one of the passages that were read.
+
+        Args:
+          params: the scorer's parameters.
+          read: what `read` gave.
+          of: which passage, int32 [n].
+          questions: token ids by the scorer's template for questions, [n, T], padded on the right.
+          lengths: int32 [n].
           dtype: of the matmuls' operands.
 
         Returns:
           float32 [n]; higher is better.
         """
-        ...
-
-    def abstract_params(self) -> Params:
-        """The shapes of the parameters, as ShapeDtypeStructs of float32."""
         ...
 
 
@@ -54,18 +77,27 @@ class T5Teacher:
     config: T5Config
     prompt: Prompt
 
+    def row_lengths(self, passage_lengths: Any, question_lengths: Any) -> Any:
+        return passage_lengths + self.prompt.size
+
+    def longest_row(self, passage_width: int, question_width: int) -> int:
+        return passage_width + self.prompt.size
+
+    def read(self, params: Params, passages: jax.Array, lengths: jax.Array, *, width: int, dtype: Any) -> PassagesRead:
+        passages = passages[:, : width - self.prompt.size]
+        return t5_scorer.read_passages(self.config, self.prompt, params, passages, lengths, dtype=dtype)
+
     def score(
         self,
         params: Params,
-        passages: jax.Array,
-        passage_lengths: jax.Array,
+        read: PassagesRead,
+        of: jax.Array,
         questions: jax.Array,
-        question_lengths: jax.Array,
+        lengths: jax.Array,
         *,
         dtype: Any,
     ) -> jax.Array:
-        pairs = (passages, passage_lengths, questions, question_lengths)
-        return t5_scorer.score_pairs(self.config, self.prompt, params, *pairs, dtype=dtype)
+        return t5_scorer.score_questions(self.config, params, read, of, questions, lengths, dtype=dtype)
 
     def abstract_params(self) -> Params:
         return define(lambda rngs: T5Model(self.config, rngs=rngs))[1]
@@ -78,6 +110,13 @@ class PairTeacher:
     config: CrossEncoderConfig | CausalLmConfig
     frame: PairFrame
 
+    def row_lengths(self, passage_lengths: Any, question_lengths: Any) -> Any:
+        questions, passages = self.frame.fit(question_lengths, passage_lengths)
+        return questions + passages + self.frame.fixed
+
+    def longest_row(self, passage_width: int, question_width: int) -> int:
+        return min(passage_width + question_width + self.frame.fixed, self.frame.max_length)
+
     def score(
         self,
         params: Params,
@@ -86,10 +125,25 @@ class PairTeacher:
         questions: jax.Array,
         question_lengths: jax.Array,
         *,
+        width: int,
         dtype: Any,
     ) -> jax.Array:
-        rows = self.frame.splice(questions, question_lengths, passages, passage_lengths)
-        return self.score_rows(params, *rows, dtype=dtype)
+        """Scores n questions, each against a passage of its own.
+
+        Args:
+          params: the scorer's parameters.
+          passages: token ids as the scorer's template for passages makes them, [n, P], padded on the right.
+          passage_lengths: int32 [n].
+          questions: likewise by its template for questions, [n, T].
+          question_lengths: int32 [n].
+          width: no row is longer.
+          dtype: of the matmuls' operands.
+
+        Returns:
+          float32 [n]; higher is better.
+        """
+        tokens, lengths, seconds = self.frame.splice(questions, question_lengths, passages, passage_lengths)
+        return self.score_rows(params, tokens[:, :width], lengths, seconds, dtype=dtype)
 
     def score_rows(
         self, params: Params, tokens: jax.Array, lengths: jax.Array, seconds: jax.Array, *, dtype: Any

@@ -1,0 +1,19 @@
+"""The teacher's scores that an ART run keeps."""
+
+from dataclasses import dataclass
+
+from jaxretr.config.choices import Replacement
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """The teacher's scores by training question, on the devices and in the checkpoints: it is asked for no pair twice."""
+
+    capacity: int = 256
+    """C: passages of a question whose scores are kept, 8 bytes each; at least `art.top_k`, unless it is 0: keep none."""
+    replacement: Replacement = "unused"
+    """What a question with C scores loses for a new one. unused: the passage that was not retrieved for the longest time;
+    oldest: the one that was scored first; worst: the one with the lowest score, be it the new one."""
+    path: str | None = None
+    """A file of scores to begin with, as `jaxretr export --to teacher-scores` writes it: the same teacher's, of the same
+    questions and passages."""

@@ -1,0 +1,143 @@
+"""Index-aware training: the loss on scores as the served index will compute them.
+
+An index of quantised passages ranks by q . Q(p), where Q rounds a passage to int8 or to product codes; the encoder is
+usually trained on q . p. Here the loss is taken on q . Q(p), and its gradient passes Q as if it were the identity, so that
+the encoder learns embeddings whose ranking survives the rounding. JPQ (Zhan et al. 2021, https://arxiv.org/abs/2108.00644)
+and RepCONC (Zhan et al. 2022, https://arxiv.org/abs/2110.05789) train with product codes in such a way; `commitment` is
+the second's penalty on the distance to the codes, without its constraint of equal use.
+
+Centres of product codes are fitted to a sample of passages before the first step and every `relearn_every` steps, by a
+compiled program of its own. They are a part of the state, so that a resumed run goes on with the same ones.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxretr.config import IndexAware
+from jaxretr.errors import UsageError
+from jaxretr.models.layers import Params
+from jaxretr.objectives.live_index import IndexProgram, embed_passages, fetch_rows
+from jaxretr.objectives.quantised import StoredRows, fitted_codebook, score_threshold
+from jaxretr.parallel.mesh import DATA
+from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data
+from jaxretr.state import CorpusTokens, ProductCodes
+from jaxretr.streams import KeyStream
+
+
+def check(settings: IndexAware) -> None:
+    """Raises UsageError for settings that make no quantiser, or that nothing would read."""
+    if settings.kind == "none":
+        if settings != IndexAware():
+            raise UsageError("index_aware: has settings but no kind; set --index-aware.kind int8 or product")
+        return
+    if not 0 < settings.weight <= 1:
+        raise UsageError(f"index_aware.weight={settings.weight}: must be above 0 and at most 1")
+    if settings.commitment < 0:
+        raise UsageError(f"index_aware.commitment={settings.commitment}: must be at least 0")
+    if settings.kind == "int8":
+        return
+    if not 2 <= settings.centres <= 256:
+        raise UsageError(f"index_aware.centres={settings.centres}: must be from 2 to 256, the values of a byte")
+    if settings.block < 1 or settings.relearn_every < 1:
+        raise UsageError("index_aware.block and index_aware.relearn_every must be at least 1")
+    if settings.sample < settings.centres:
+        raise UsageError(
+            f"index_aware.sample={settings.sample}: is too few to fit {settings.centres} centres; give {settings.centres} or more"
+        )
+
+
+def on_stored(
+    program: IndexProgram, codes: ProductCodes | None, loss_of: Callable[[StoredRows | None], tuple[jax.Array, Any]]
+) -> tuple[jax.Array, Any]:
+    """The loss on the scores of a quantised index, or on its weighted mean with the loss on exact scores.
+
+    Args:
+      program: the run's constants.
+      codes: of the state.
+      loss_of: how rows are stored (None: as they are) -> (loss, what goes with it).
+
+    Returns:
+      The loss, and what goes with that on the index's scores.
+    """
+    settings = program.index_aware
+    if settings.kind == "none":
+        return loss_of(None)
+    loss, others = loss_of(StoredRows(settings, codes))
+    if settings.weight < 1:
+        loss = settings.weight * loss + (1 - settings.weight) * loss_of(None)[0]
+    return loss, others
+
+
+def storage_error(stored: StoredRows, p: jax.Array) -> jax.Array:
+    """|p - Q(p)|^2 / |p|^2 of passages float32 [..., D], with a gradient in p that pulls them to Q(p): float32 [...]."""
+    length = lax.stop_gradient(jnp.square(p).sum(axis=-1))
+    return jnp.square(p - stored.values(p)).sum(axis=-1) / jnp.where(length > 0, length, 1.0)
+
+
+def make_learn(program: IndexProgram, mesh: Mesh, count: int) -> Callable[..., ProductCodes]:
+    """Builds the compiled program that fits the centres of product codes to passages, dropout off.
+
+    Args:
+      program: the run's constants.
+      mesh: the devices.
+      count: passages that the fit may take, the first ones on the devices.
+
+    Returns:
+      learn(params, passages, codes, step) -> codes, where `passages` is the corpus's CorpusTokens and `codes` what the
+      fit goes on from, or None.
+    """
+
+    @jax.jit
+    @partial(
+        over_data,
+        mesh=mesh,
+        split=program.shard_parameters,
+        in_specs=(PARAMETERS_OR_STATE, P(DATA), P(), P()),
+        out_specs=P(),
+    )
+    def learn(params: Params, passages: CorpusTokens, codes: ProductCodes | None, step: jax.Array) -> ProductCodes:
+        settings = program.index_aware
+        rows = sampled_rows(program, count, step, lax.axis_size(DATA))  # [m]
+        found = jax.tree.map(lambda table: fetch_rows(table, rows[:, None]), passages)
+        own = embed_passages(program, params, {}, found, None)[:, 0]  # [m / devices, D]
+        everyone = lax.all_gather(own, DATA, tiled=True, to="invarying")
+        weights = (rows >= 0).astype(jnp.float32)
+        start = None if codes is None else codes.codebook
+        codebook = fitted_codebook(everyone, weights, settings.block, settings.centres, start)
+        return ProductCodes(codebook, score_threshold(everyone, weights), step)
+
+    return learn
+
+
+def sampled_rows(program: IndexProgram, passages: int, step: jax.Array, devices: int) -> jax.Array:
+    """The passages that the centres are fitted to, one of each of equal parts of them all.
+
+    Args:
+      program: its seed, and how many are taken.
+      passages: to take from.
+      step: int32 scalar.
+      devices: to divide them among.
+
+    Returns:
+      int32 [m], a multiple of the devices; -1 at the end where the passages do not divide.
+    """
+    count = min(program.index_aware.sample, passages)
+    ends = np.arange(count + 1, dtype=np.int64) * passages // count
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(program.seed), step), KeyStream.QUANTISER_SAMPLE)
+    sizes = np.diff(ends).astype(np.int32)
+    rows = ends[:-1].astype(np.int32) + jax.random.randint(key, (count,), 0, sizes)
+    return jnp.pad(rows, (0, -count % devices), constant_values=-1)
+
+
+def abstract_codes(settings: IndexAware, dim: int) -> ProductCodes:
+    """The shapes of what the fit gives for D dimensions."""
+    shape = -(-dim // settings.block), settings.centres, settings.block
+    return jax.eval_shape(lambda: ProductCodes(jnp.zeros(shape), jnp.zeros(()), jnp.zeros((), jnp.int32)))

@@ -1,0 +1,200 @@
+"""Rows as quantised indexes store them: integers with a scale, or the nearest of a few centres a block of dimensions.
+
+Pure functions of arrays. What is rounded is the passages; questions meet the stored rows as they are (asymmetric
+distances). The gradient of a stored row goes straight through to the row (Bengio et al. 2013, section 4).
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxretr.config import IndexAware
+from jaxretr.state import ProductCodes
+
+_LARGEST = 127
+
+# Rounds of coordinate descent of score-aware codes, and of Lloyd's algorithm: after these hardly anything changes.
+_ROUNDS = 10
+_ITERATIONS = 10
+
+# Blocks of dimensions whose centres are fitted at once: the distances of all of them would take much memory.
+_BLOCKS = 32
+
+# The weight of errors along a passage follows from a score of .2 for passages of length 1 and 128 dimensions or fewer; see
+# jaxretr/search/scann/worker.py.
+_SCORE, _SCORE_DIMENSIONS = 0.2, 128
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """How an index stores rows; a pytree, so that it can be an argument of a function with a gradient of its own."""
+
+    settings: IndexAware
+    codes: ProductCodes | None
+    """None unless the kind is "product"."""
+
+    def __call__(self, rows: jax.Array) -> jax.Array:
+        """The rows as stored, float32 [..., D]; a gradient of them goes to `rows` unchanged."""
+        return rows + lax.stop_gradient(self.values(rows) - rows)
+
+    def values(self, rows: jax.Array) -> jax.Array:
+        """The rows as stored, without a gradient, float32 [..., D]."""
+        rows = lax.stop_gradient(rows)
+        if self.settings.kind == "int8":
+            return int8_rows(rows)
+        assert self.codes is not None
+        flat = rows.reshape(-1, rows.shape[-1])
+        codes = (
+            score_aware_codes(flat, self.codes.codebook, self.codes.threshold)
+            if self.settings.anisotropic
+            else nearest_codes(flat, self.codes.codebook)
+        )
+        return decoded(codes, self.codes.codebook, rows.shape[-1]).reshape(rows.shape)
+
+
+jax.tree_util.register_dataclass(StoredRows, data_fields=["codes"], meta_fields=["settings"])
+
+
+# ---- integers with a scale -------------------------------------------------------------------------------------------
+
+
+def int8_rows(rows: jax.Array) -> jax.Array:
+    """What `vector_files.quantise` stores of rows, as float32: the largest coordinate is 127 times the row's scale.
+
+    Args:
+      rows: float32 [..., D].
+
+    Returns:
+      float32 [..., D]; no coordinate is off by more than half the scale.
+    """
+    scales = jnp.abs(rows).max(axis=-1, keepdims=True) / _LARGEST
+    values = jnp.round(rows / jnp.where(scales > 0, scales, 1.0))
+    return jnp.clip(values, -_LARGEST, _LARGEST) * scales
+
+
+# ---- product codes ---------------------------------------------------------------------------------------------------
+
+
+def in_dimension_blocks(rows: jax.Array, width: int) -> jax.Array:
+    """Rows [..., D] as [..., S, W], the last block filled up with zeros."""
+    spare = -rows.shape[-1] % width
+    padded = jnp.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, spare)])
+    return padded.reshape(*rows.shape[:-1], -1, width)
+
+
+def _squared_errors(blocks: jax.Array, codebook: jax.Array) -> jax.Array:
+    """Of each centre, [M, S, W] and [S, C, W] -> [M, S, C]. By differences, which the compiler fuses with what reads them."""
+    return jnp.square(blocks[:, :, None] - codebook).sum(axis=-1)
+
+
+def nearest_codes(rows: jax.Array, codebook: jax.Array) -> jax.Array:
+    """The number of each block's nearest centre, the lowest of equally near ones: [M, D] -> int32 [M, S]."""
+    return _squared_errors(in_dimension_blocks(rows, codebook.shape[-1]), codebook).argmin(axis=-1)
+
+
+def score_aware_codes(rows: jax.Array, codebook: jax.Array, threshold: jax.Array) -> jax.Array:
+    """Codes by ScaNN's loss (Guo et al. 2020, equations 5 and 9), as jaxretr/search/scann/codes.py makes them.
+
+    The error r of a row x costs eta |r along x|^2 + |r across x|^2, where eta = (D - 1) T^2 / (|x|^2 - T^2). Beginning
+    with the nearest centres, one block after the other takes the centre that costs least, the worst block first.
+
+    Args:
+      rows: float32 [M, D].
+      codebook: float32 [S, C, W].
+      threshold: T, float32 scalar; rows that are shorter keep their nearest centres.
+
+    Returns:
+      int32 [M, S].
+    """
+    dim, (groups, _, width) = rows.shape[-1], codebook.shape
+    blocks = in_dimension_blocks(rows, width)
+    squares = _squared_errors(blocks, codebook)
+    length = jnp.square(rows).sum(axis=-1)  # squared, [M]
+    scale = jnp.where(length > 0, lax.rsqrt(jnp.where(length > 0, length, 1.0)), 0.0)
+    along = ((blocks[:, :, None] - codebook) * blocks[:, :, None]).sum(axis=-1) * scale[:, None, None]
+    counts = jnp.square(threshold) < length
+    eta = (dim - 1) * jnp.square(threshold) / jnp.where(counts, length - jnp.square(threshold), 1.0)
+    each = jnp.arange(len(rows))
+    codes = squares.argmin(axis=-1)
+    whole = jnp.take_along_axis(along, codes[..., None], axis=-1).sum(axis=(-1, -2))  # [M]
+    order = jnp.argsort(-squares.min(axis=-1), axis=-1, stable=True)
+
+    def block(place: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        codes, whole, changed = carry
+        group = order[:, place]
+        error, part, old = squares[each, group], along[each, group], codes[each, group]  # [M, C], [M, C], [M]
+        rest = whole - part[each, old]
+        less = jnp.square(rest[:, None] + part) - jnp.square(whole)[:, None]
+        cost = (eta - 1)[:, None] * less + error - error[each, old][:, None]
+        better = (less <= 0) & (cost < 0) & counts[:, None]
+        best = jnp.where(better.any(axis=-1), jnp.where(better, cost, jnp.inf).argmin(axis=-1), old)
+        return codes.at[each, group].set(best), rest + part[each, best], changed | (best != old).any()
+
+    def one_round(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        number, _, codes, whole = carry
+        codes, whole, changed = lax.fori_loop(0, groups, block, (codes, whole, (whole != whole).any()))
+        return number + 1, changed, codes, whole
+
+    # Flags of the same type as those of the loop: they vary over the devices as the rows do.
+    start = jnp.zeros((), jnp.int32), (whole == whole).any(), codes, whole
+    return lax.while_loop(lambda carry: carry[1] & (carry[0] < _ROUNDS), one_round, start)[2]
+
+
+def decoded(codes: jax.Array, codebook: jax.Array, dim: int) -> jax.Array:
+    """The rows that codes int32 [M, S] stand for, float32 [M, D]."""
+    chosen = jnp.arange(codebook.shape[1]) == codes[..., None]  # [M, S, C]
+    # A sum of one number and zeros, and no gather of small pieces, which accelerators are slow at.
+    values = jnp.where(chosen[..., None], codebook, 0.0).sum(axis=-2)
+    return values.reshape(len(codes), -1)[:, :dim]
+
+
+def score_threshold(rows: jax.Array, weights: jax.Array) -> jax.Array:
+    """T of the score-aware loss for such rows, float32 scalar, as our ScaNN index sets it.
+
+    Args:
+      rows: float32 [m, D].
+      weights: float32 [m], 0 for rows that do not count.
+    """
+    mean = (jnp.square(rows).sum(axis=-1) * weights).sum() / weights.sum()
+    return jnp.sqrt(mean) * (_SCORE * min(1, _SCORE_DIMENSIONS / rows.shape[-1]) ** 0.75)
+
+
+def fitted_codebook(
+    rows: jax.Array, weights: jax.Array, block: int, centres: int, start: jax.Array | None = None
+) -> jax.Array:
+    """Fits centres to rows by Lloyd's algorithm, in each block of dimensions.
+
+    A centre that no row is nearest to moves to the row that is farthest from its own.
+
+    Args:
+      rows: float32 [m, D].
+      weights: float32 [m], 0 for rows that do not count; the first ones count.
+      block: W.
+      centres: C.
+      start: a codebook to go on from, float32 [S, C, W]; None: rows at equal distances in the list.
+
+    Returns:
+      float32 [S, C, W].
+    """
+    blocks = in_dimension_blocks(rows, block).swapaxes(0, 1)  # [S, m, W]
+    if start is None:
+        count = weights.sum().astype(jnp.int32)
+        start = blocks[:, jnp.arange(centres) * count // centres]
+
+    def improved(points: jax.Array, means: jax.Array) -> jax.Array:
+        errors = jnp.square(points[:, None] - means).sum(axis=-1)  # [m, C]
+        mine = (jnp.arange(centres) == errors.argmin(axis=-1)[:, None]) * weights[:, None]
+        # Sums by a matrix product: additions to the places of a scatter come in any order on a GPU.
+        sums, counts = jnp.matmul(mine.T, points, precision=lax.Precision.HIGHEST), mine.sum(axis=0)
+        far = lax.top_k(jnp.where(weights > 0, errors.min(axis=-1), -1.0), centres)[1]
+        empty = counts == 0
+        spare = points[far[jnp.cumsum(empty) - 1]]
+        return jnp.where(empty[:, None], spare, sums / jnp.maximum(counts, 1)[:, None])
+
+    def of_block(given: tuple[jax.Array, jax.Array]) -> jax.Array:
+        points, means = given
+        return lax.fori_loop(0, _ITERATIONS, lambda _, means: improved(points, means), means)
+
+    return lax.map(of_block, (blocks, start), batch_size=_BLOCKS)

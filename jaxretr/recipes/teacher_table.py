@@ -1,0 +1,127 @@
+"""The table of the teacher's scores in an ART run: its shape, how it begins, and that it stays with what it was made of."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from jaxretr.config import ScoreTable
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.formats.reading import numbered_examples
+from jaxretr.data.questions import Question
+from jaxretr.data.text_rows import RowError
+from jaxretr.errors import UserError
+from jaxretr.objectives.score_table import EMPTY, TableState
+from jaxretr.parallel import sharding
+from jaxretr.parallel.mesh import padded_rows, put_rows
+from jaxretr.recipes.whole_corpus import abstract_rows
+from jaxretr.storage.files import atomic_write
+
+
+def abstract_table(config: ScoreTable, questions: int, top_k: int, mesh: Mesh) -> TableState | None:
+    """The shapes and shardings of a run's table; None where no scores are kept.
+
+    Args:
+      config: its capacity.
+      questions: that the run trains on.
+      top_k: passages of a question in a step: there is room for at least as many.
+      mesh: the devices.
+    """
+    if not config.capacity:
+        return None
+    shape = padded_rows(questions, mesh), max(config.capacity, top_k)
+    return TableState(abstract_rows(mesh, "int32", *shape), abstract_rows(mesh, "float32", *shape))
+
+
+def empty_table(shapes: TableState, mesh: Mesh) -> TableState:
+    """A table without scores, of the shapes that `abstract_table` gives."""
+    make = jax.jit(
+        lambda: TableState(jnp.full(shapes.rows.shape, EMPTY, jnp.int32), jnp.zeros(shapes.scores.shape)),
+        out_shardings=NamedSharding(mesh, sharding.ROWS),
+    )
+    return make()
+
+
+def read_table(path: str, shapes: TableState, corpus: Corpus, questions: Sequence[Question], mesh: Mesh) -> TableState:
+    """A table with the scores of a file, in any format of training data that has ids and scores of passages.
+
+    Questions that the file does not name begin without scores. Of a question with more passages than the table has room
+    for, the first ones are kept.
+
+    Args:
+      path: the file.
+      shapes: of the table.
+      corpus: the run's.
+      questions: that the run trains on.
+      mesh: the devices.
+
+    Raises:
+      UserError: a bad row, a passage without an id or a score, one that the corpus lacks, or a file that names none of
+        the questions.
+    """
+    count, capacity = len(questions), shapes.rows.shape[1]
+    rows = np.full((shapes.rows.shape[0], capacity), EMPTY, np.int32)
+    scores = np.zeros(rows.shape, np.float32)
+    numbers: dict[str, list[int]] = {}
+    for number in range(count):
+        numbers.setdefault(questions[number].id, []).append(number)
+    known = 0
+    for line, example in numbered_examples(path):
+        try:
+            if isinstance(example, RowError):
+                raise example
+            if example.id not in numbers:
+                continue
+            found: dict[int, float] = {}
+            for candidate in (*example.positives, *example.negatives, *example.other_negatives):
+                if candidate.id is None or candidate.id not in corpus:
+                    raise RowError(
+                        f"passage '{candidate.id}' is not in the corpus; give scores of passages of this corpus"
+                    )
+                if candidate.score is None:
+                    raise RowError(f"passage '{candidate.id}' has no score; give every passage one")
+                found.setdefault(corpus.row(candidate.id), candidate.score)
+        except RowError as error:
+            raise UserError(f"{path}:{line}: {error}") from error
+        kept = list(found.items())[:capacity]
+        for number in numbers[example.id]:
+            rows[number, : len(kept)] = [row for row, _ in kept]
+            scores[number, : len(kept)] = [score for _, score in kept]
+            known += 1
+    if not known:
+        raise UserError(
+            f"{path}: has scores of none of the {count} training questions; give those of a run with the same questions"
+        )
+    return TableState(*(put_rows(mesh, x, x.shape, x.dtype) for x in (rows, scores)))
+
+
+_NOTE = "score_table.json"
+
+
+def note_made_of(workdir: Path, inputs: dict[str, str]) -> None:
+    """Notes in a run's folder what its scores are of: digests of the scorer, the corpus and the questions, by name."""
+    if jax.process_index() == 0:
+        with atomic_write(workdir / _NOTE) as file:
+            json.dump(inputs, file, indent=1)
+
+
+def check_made_of(workdir: Path, inputs: dict[str, str]) -> None:
+    """Refuses a run's folder whose scores are of something else: other scores have the same shape.
+
+    Raises:
+      UserError: the scorer, the corpus or the questions have changed since the scores were begun.
+    """
+    path = workdir / _NOTE
+    if not path.exists():
+        return
+    noted = json.loads(path.read_text())
+    changed = [name for name, value in inputs.items() if noted.get(name) != value]
+    if changed:
+        raise UserError(
+            f"{path}: the teacher's scores in this folder were made with other data ({', '.join(changed)}); restore what the "
+            "run began with, or use another --workdir"
+        )
