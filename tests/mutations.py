@@ -78,6 +78,20 @@ MUTATIONS = (
         ("test_topk.py::test_a_pyramid_of_several_levels_and_blocks_is_brute_force",),
     ),
     Mutation(
+        "one term of each question in the kernel of GPUs",
+        "search/topk/gpu_kernel.py",
+        "for term in reversed(range(count)):",
+        "for term in range(1):",
+        ("test_topk.py::test_the_kernel_of_gpus_computes_the_maxima_of_groups",),
+    ),
+    Mutation(
+        "padding in the maxima of the kernel of GPUs",
+        "search/topk/gpu_kernel.py",
+        "valid = row < num_valid[0]",
+        "valid = there",
+        ("test_topk.py::test_the_kernel_of_gpus_computes_the_maxima_of_groups",),
+    ),
+    Mutation(
         "rows of the last block found twice",
         "search/topk/shard.py",
         "lowest = jnp.maximum(start, number * size)",

@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 from jaxretr.parallel.mesh import DATA
 from jaxretr.search import topk
 from jaxretr.search.topk import NO_ROW, accelerators, grouped
-from jaxretr.search.topk.accelerators import GPU, TPU, Layout, pyramid_topk
+from jaxretr.search.topk.accelerators import CUDA, GPU, TPU, Layout, pyramid_topk
+from jaxretr.search.topk.gpu_kernel import fused_maxima
 from jaxretr.search.topk.grouped import grouped_topk
 from jaxretr.search.topk.shard import Shard
 from jaxretr.search.topk.streamed import streamed_topk
@@ -123,13 +124,48 @@ def pyramids(draw):
 )
 def test_a_pyramid_of_several_levels_and_blocks_is_brute_force(batch, kind, dtype, query_dtype, monkeypatch):
     n = 643  # neither whole groups nor whole blocks
-    for name, value in {"SLACK": 1, "TOP": 20, "MAXIMA_BYTES": 0, "AGAIN_BYTES": 0}.items():
+    for name, value in {"SLACK": 1, "TOP": 20, "AGAIN_BYTES": 0}.items():
         monkeypatch.setattr(accelerators, name, value)
     rng = np.random.default_rng(batch)
     queries, rows = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((batch, DIM), (n, DIM)))
     masks = {"allowed": rng.random(n) < 0.7, "scales": 2.0 ** rng.integers(-2, 3, n).astype(np.float32)}
+    # The best rows of the first question lie where the last block of 100 rows is moved back over the one before.
+    rows[595:603] = np.sign(queries[0])
+    masks["allowed"][595:603], masks["scales"][595:603] = True, 16
     formulation = partial(pyramid_topk, kind=kind)
     check(formulation, queries.astype(query_dtype), rows, 7, valid=630, block_rows=100, dtype=dtype, **masks)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("dtype", "query_dtype"), [("bfloat16", jnp.bfloat16), ("int8", np.float32)])
+def test_the_kernel_of_gpus_computes_the_maxima_of_groups(dtype: str, query_dtype, masked: bool):
+    n, dim, batch, width = 300, 128, 17, 32  # no whole tiles
+    rng = np.random.default_rng(0)
+    queries, rows = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((batch, dim), (n, dim)))
+    # Whole numbers of 12 bits, which no bfloat16 holds, are the sum of several.
+    queries = queries.astype(query_dtype) if dtype == "bfloat16" else queries * 2049
+    mask, masks = np.arange(n) < 290, {}
+    scores = queries.astype(np.float64) @ rows.T.astype(np.float64)
+    if masked:
+        masks = {"allowed": rng.random(n) < 0.1, "scales": 2.0 ** rng.integers(-2, 3, n).astype(np.float32)}
+        mask, scores = mask & masks["allowed"], scores * masks["scales"]
+    shard = Shard(stored(rows, dtype), jnp.int32(290), **jax.tree.map(jnp.asarray, masks))
+    terms = queries if query_dtype == jnp.bfloat16 else accelerators.exact_terms(jnp.asarray(queries))
+    maxima = fused_maxima(jnp.asarray(terms), len(terms) // batch, shard, width, interpret=True)
+    scores = np.pad(np.where(mask, scores, -np.inf), ((0, 0), (0, 84)), constant_values=-np.inf)
+    np.testing.assert_array_equal(maxima, scores.reshape(batch, -1, width).max(-1))
+
+
+def test_a_search_by_the_kernel_is_brute_force(monkeypatch):
+    monkeypatch.setattr(accelerators, "TOP", 20)
+    n, dim = 1000, 64
+    kind = CUDA._replace(rows=4, fan=2, few=0, kernel=partial(fused_maxima, interpret=True))
+    rng = np.random.default_rng(2)
+    queries, rows = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((5, dim), (n, dim)))
+    allowed = rng.random(n) < 0.7
+    check(
+        partial(pyramid_topk, kind=kind), queries, rows, 7, valid=990, block_rows=64, dtype="bfloat16", allowed=allowed
+    )
 
 
 @settings(max_examples=50, deadline=None)
@@ -154,12 +190,12 @@ def test_accelerators_give_ties_across_groups_blocks_and_levels_to_the_lowest_ro
     monkeypatch.setattr(accelerators, "SLACK", 0)
     rows = np.zeros((n, 1), np.float32)
     # The fifth place is shared by rows 9, 1500 and 4000, while the groups of the last two have higher maxima.
-    rows[[10, 1501, 2047, 4001]] = 3
+    rows[[10, 1501, 2047, 4001], 0] = 3, 4, 3, 5
     rows[[9, 1500, 4000]] = 2
     shard = Shard(jnp.asarray(rows), jnp.int32(n))
     search = jax.jit(partial(pyramid_topk, k=5, block_rows=1024, kind=kind._replace(few=batch - 2)))
     _, found = search(np.ones((batch, 1), np.float32), shard)
-    assert np.asarray(found).tolist() == [[10, 1501, 2047, 4001, 9]] * batch
+    assert np.asarray(found).tolist() == [[4001, 1501, 10, 2047, 9]] * batch
 
 
 def test_three_bfloat16_terms_are_the_float32_question_and_its_scores_have_float32_precision():

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxretr.parallel.mesh import DATA
-from jaxretr.search.topk.accelerators import GPU, TPU, can_narrow, pyramid_topk
+from jaxretr.search.topk.accelerators import CUDA, GPU, TPU, can_narrow, pyramid_topk
 from jaxretr.search.topk.grouped import can_group, grouped_topk
 from jaxretr.search.topk.shard import NO_ROW, Shard, inner_products, select_best
 from jaxretr.search.topk.streamed import BLOCK_ROWS, GROUP, block_candidates, streamed_topk
@@ -75,11 +75,18 @@ def local_topk(
     given = {"k": k, "block_rows": block_rows}
     streamed = partial(streamed_topk, **given)
     cpu = partial(grouped_topk, **given) if can_group(n, k, block_rows) else streamed
-    gpu, tpu = (
+    cuda, tpu, others = (
         partial(pyramid_topk, **given, kind=kind) if can_narrow(n, k, block_rows, kind) else streamed
-        for kind in (GPU, TPU)
+        for kind in (CUDA if has_matrix_kernels() else GPU, TPU, GPU)
     )
-    return lax.platform_dependent(*arrays, cpu=cpu, tpu=tpu, default=gpu)
+    return lax.platform_dependent(*arrays, cpu=cpu, cuda=cuda, tpu=tpu, default=others)
+
+
+def has_matrix_kernels() -> bool:
+    """Whether this process's GPUs, or those of elsewhere that a program is compiled for, are of 2020 or later."""
+    if jax.default_backend() != "gpu":
+        return True
+    return float(getattr(jax.local_devices()[0], "compute_capability", 0)) >= 8
 
 
 def global_topk(

@@ -13,9 +13,12 @@ if the two scorings disagree about more groups than that. Rows that are equal to
 
 Questions in float32 against rows of 16 or 8 bits are cut to three bfloat16 terms, whose sum they are exactly: three
 products on the matrix unit take a fraction of one in float32, and no row is converted to float32.
+
+On NVIDIA's GPUs the first scoring is a kernel of ours (`gpu_kernel`) where there are more than a few questions.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -23,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxretr.search.topk.gpu_kernel import TILE_ROWS, can_fuse, fused_maxima
 from jaxretr.search.topk.shard import NO_ROW, Block, Shard, as_numbers, inner_products, select_best, unsigned_zero
 
 # Groups that are kept beyond the k-th, at each level.
@@ -49,14 +53,18 @@ class Kind(NamedTuple):
       fan: groups in a group of groups.
       few: with so many questions all rows are multiplied element by element in one pass over them, which waits for the
         memory alone. On GPUs XLA copies a block before the matrix unit reads it, which takes longer than to read it.
+      kernel: what computes the maxima of groups from all rows with more questions, see `gpu_kernel`; None: a loop over
+        blocks.
     """
 
     rows: int
     fan: int
     few: int
+    kernel: Callable[..., jax.Array] | None = None
 
 
 GPU = Kind(rows=16, fan=16, few=8)
+CUDA = GPU._replace(kernel=fused_maxima)
 TPU = Kind(rows=16, fan=128, few=0)
 
 
@@ -103,17 +111,23 @@ class Layout(NamedTuple):
         count = k + SLACK
         width = kind.rows
         limit = max(MAXIMA_BYTES, n * dim * itemsize // 16)
-        while 4 * batch * n > limit * width and 4 * width * count <= n and 2 * width <= block_rows:
+        while 4 * batch * n > limit * width and 4 * width * count <= n and 2 * width <= min(block_rows, TILE_ROWS):
             width *= 2
         if batch <= kind.few:
             return cls(n, width, count, 1)
+        if kind.kernel is not None and can_fuse(shape, itemsize):
+            return cls(n, width, count, terms)
         size = max(min(block_rows, BLOCK_BYTES // (4 * terms * batch), n) // width, 1) * width
         return cls(size, width, count, terms)
 
     def working_bytes(self, rows: int, dim: int, batch: int, stored: int, kind: Kind) -> int:
         """What a search of rows [n, D] of `stored` bytes each holds in addition to them."""
-        scores = 4 * batch * self.terms * self.size
-        block = 0 if batch <= kind.few else self.size * stored
+        scores = 4 * batch * self.size
+        block = 0
+        if self.size < rows:
+            scores, block = self.terms * scores, self.size * stored
+        elif batch > kind.few:
+            scores = 0  # none leaves the kernel
         maxima = 4 * batch * rows // self.width * (1 + 2 / kind.fan)
         again = self.count * self.width
         at_once = again_at_once(batch, again, dim)
@@ -156,6 +170,9 @@ def group_maxima(queries: jax.Array, shard: Shard, layout: Layout, kind: Kind) -
     if batch <= kind.few:
         block = shard.block(jnp.int32(0), layout.size)
         return jnp.stack([maxima(scores, block) for scores in _elementwise_products(queries, block)])[None]
+
+    if kind.kernel is not None and can_fuse(shard.rows.shape, shard.rows.dtype.itemsize):
+        return kind.kernel(terms.astype(jnp.bfloat16), layout.terms, shard, layout.width)[None]
 
     def block_maxima(number: jax.Array) -> jax.Array:
         block = shard.block(number, layout.size)
