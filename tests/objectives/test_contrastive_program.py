@@ -81,13 +81,8 @@ def test_every_buffer_of_state_and_index_is_aliased(run: ContrastiveRun, compile
 
 
 def test_the_index_is_never_copied(run: ContrastiveRun, compiled: Program) -> None:
-    """A step reads the index, for negatives and for the corpus-wide softmax, before it overwrites rows in their place.
-
-    Nor the steps at which its rows were encoded, which say how old what was found is.
-    """
-    copied = compiled.copies(N // DEVICES)
-    assert [array for array in copied if array.elements >= N // DEVICES * run.model.config.embedding_size] == []
-    assert [array for array in copied if array.shape == (N // DEVICES,) and array.dtype == "s32"] == []
+    """A step reads the index, for negatives and for the corpus-wide softmax, before it overwrites rows in their place."""
+    assert compiled.copies(N // DEVICES * run.model.config.embedding_size) == []
 
 
 def test_no_collective_stands_in_a_loop(compiled: Program) -> None:
