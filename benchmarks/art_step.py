@@ -186,7 +186,7 @@ class Peer:
 
         def batch(number: int) -> Any:
             arrays, _ = ours.run._on_host(number)
-            return Batch(tokens(*arrays[:2]), tokens(*arrays[2:]))
+            return Batch(tokens(*arrays[:2]), tokens(*arrays[2:4]))
 
         run, self.batch, self.dtype = ours.run, batch, getattr(torch, dtype)
         model = args.model or default_model()
@@ -206,8 +206,8 @@ class Peer:
             Settings(
                 top_k=run.program.top_k,
                 temperature=run.program.temperature,
-                prefix=run.program.teacher.prompt.prefix,
-                suffix=run.program.teacher.prompt.suffix,
+                prefix=run.program.teaching.teacher.prompt.prefix,
+                suffix=run.program.teaching.teacher.prompt.suffix,
                 dtype=self.dtype,
                 learning_rate=lambda step: float(rates(step)),
                 weight_decay=run.config.optimizer.weight_decay,
