@@ -42,13 +42,55 @@ class TrainState:
 
 @jax.tree_util.register_dataclass
 @dataclass
-class CorpusTokens:
-    """A corpus's token ids, sharded by row over the devices; rows past the corpus's end have length 0."""
+class TokenRows:
+    """Rows of token ids, padded on the right."""
 
     tokens: jax.Array
-    """uint16 (int32 for large vocabularies) [N, L], padded on the right."""
+    """Integers [..., L]."""
+    lengths: jax.Array
+    """int32 [...]."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class CorpusTokens:
+    """A corpus's token ids without padding, sharded by row over the devices; rows past the corpus's end have length 0.
+
+    A device holds the ids of its rows one after another. Zeros behind them make the devices' parts equally long, and let
+    `width` ids be read from where any row begins.
+    """
+
+    ids: jax.Array
+    """uint16 (int32 for large vocabularies) [devices * M]; [devices * S, M] where a device has more ids than an int32 can
+    number: its rows are then cut into S equal parts."""
+    offsets: jax.Array
+    """Where a row begins in its part, int32 [N]."""
     lengths: jax.Array
     """int32 [N]."""
+    width: int = field(metadata={"static": True})
+    """Columns that hold the longest row."""
+
+    def take(self, rows: jax.Array) -> TokenRows:
+        """Some of this device's rows, padded with 0; call it inside the shard_map, or on a single device.
+
+        Args:
+          rows: their numbers on this device, int32 [...].
+
+        Returns:
+          tokens [..., width] in the dtype of the ids, and lengths int32 [...].
+        """
+
+        def read(row: jax.Array) -> jax.Array:
+            start = self.offsets[row]
+            if self.ids.ndim == 1:
+                return jax.lax.dynamic_slice(self.ids, (start,), (self.width,))
+            part = row // (len(self.offsets) // len(self.ids))
+            return jax.lax.dynamic_slice(self.ids, (part, start), (1, self.width))[0]
+
+        tokens = jax.vmap(read)(rows.reshape(-1)).reshape(*rows.shape, self.width)
+        lengths = self.lengths[rows]
+        # Behind a row's end stands the next row.
+        return TokenRows(jnp.where(jnp.arange(self.width) < lengths[..., None], tokens, 0), lengths)
 
 
 @jax.tree_util.register_dataclass

@@ -31,7 +31,7 @@ from jaxretr.parallel.mesh import DATA, padded_rows, put_rows
 from jaxretr.search.topk import BLOCK_ROWS, search_step
 from jaxretr.state import CorpusState, TrainState
 from on_gpu import formulas
-from on_gpu.inputs import mesh_of_one, random_params, random_rows, random_tokens
+from on_gpu.inputs import mesh_of_one, random_corpus, random_params, random_rows, random_tokens
 from on_gpu.measuring import Part, compiled, repeat, waits
 
 # Of Wikipedia in passages of 100 words, as ART and DPR search it.
@@ -216,10 +216,10 @@ def refresh(part: Part) -> None:
     mesh, encoder = mesh_of_one(), _encoder(part, BERT_BASE)
     n = part.scaled(131_072, 1024, 1024)
     lengths = formulas.draw_lengths(formulas.PASSAGE_TOKENS, n, WIDTH)
-    passages = random_tokens(mesh, lengths, WIDTH, encoder.backbone.vocab_size)
+    passages = random_corpus(mesh, lengths, WIDTH, encoder.backbone.vocab_size)
     params = random_params(abstract_params(encoder), mesh)
     index = CorpusState(jnp.zeros((n, encoder.embedding_size), jnp.bfloat16), jnp.zeros(n, jnp.int32))
-    index = jax.device_put(index, passages.tokens.sharding)
+    index = jax.device_put(index, passages.lengths.sharding)
     program = _index_program(encoder, n)
     call, seconds = compiled(make_refresh(program, mesh), params, passages, index, jnp.int32(0))
 
@@ -230,7 +230,11 @@ def refresh(part: Part) -> None:
     def peer() -> Callable[[], Any]:
         weights = params["passage"]["bert"]
         theirs = part.torch.refresh(
-            encoder.backbone, weights, np.asarray(passages.tokens), lengths, program.index.encode_rows
+            encoder.backbone,
+            weights,
+            np.asarray(passages.take(jnp.arange(n)).tokens),
+            lengths,
+            program.index.encode_rows,
         )
         _assert_near(np.asarray(index.embeddings[:256], np.float32), theirs()[:256].float().cpu().numpy())
         return theirs
@@ -295,7 +299,7 @@ def contrastive_step(part: Part, chunks: tuple[int, ...]) -> None:
         state = jax.tree.map(jnp.copy, state)
         step = None
         for place, (name, lengths) in enumerate(of_text.items()):
-            passages = random_tokens(mesh, lengths, width, encoder.backbone.vocab_size)
+            passages = random_corpus(mesh, lengths, width, encoder.backbone.vocab_size)
             arguments = state, None, passages, contents, batch
             if step is None:
                 call, seconds = compiled(contrastive.make_step(program, optimizer, mesh), *arguments)
@@ -305,7 +309,7 @@ def contrastive_step(part: Part, chunks: tuple[int, ...]) -> None:
             flops = 3 * sum(formulas.bert_flops(encoder.backbone, x) for x in (question_lengths, read.reshape(-1)))
 
             def peer(passages: Any = passages, read: np.ndarray = read) -> Callable[[], float]:
-                chosen = np.asarray(passages.tokens)[rows.reshape(-1)]
+                chosen = np.asarray(passages.take(jnp.asarray(rows.reshape(-1))).tokens)
                 asked = np.asarray(questions.tokens), question_lengths
                 return part.torch.contrastive(encoder.backbone, params, asked, (chosen, read.reshape(-1)))
 
@@ -343,7 +347,8 @@ def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
     b, k = (4, 4) if part.toy else (64, 32)
     width, scorer_width = (32, 32) if part.toy else (WIDTH, 496)
     # Of a passage: an embedding of bfloat16, two rows of token ids, and what goes with them.
-    row_bytes = 2 * encoder.embedding_size + 2 * (width + scorer_width) + 12
+    ids = np.mean(formulas.PASSAGE_TOKENS) + np.mean(formulas.T5_PASSAGE_TOKENS)
+    row_bytes = 2 * encoder.embedding_size + 2 * int(ids) + 20
     n = part.scaled(_rows_that_fit(row_bytes, 0.5), 1024)
     rows = padded_rows(n, mesh)
     chunk = part.scaled(teacher_chunk, 4)
@@ -352,8 +357,8 @@ def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
         formulas.draw_lengths(quantiles, rows, longest)
         for quantiles, longest in ((formulas.PASSAGE_TOKENS, width), (formulas.T5_PASSAGE_TOKENS, scorer_width))
     ]
-    passages = random_tokens(mesh, drawn[0], width, encoder.backbone.vocab_size)
-    scorer_passages = random_tokens(mesh, drawn[1], scorer_width, t5.vocab_size)
+    passages = random_corpus(mesh, drawn[0], width, encoder.backbone.vocab_size)
+    scorer_passages = random_corpus(mesh, drawn[1], scorer_width, t5.vocab_size)
     question_lengths = formulas.draw_lengths(formulas.QUESTION_TOKENS, b, 32)
     target_lengths = formulas.draw_lengths(formulas.TARGET_TOKENS, b, 40)
     questions = random_tokens(mesh, question_lengths, 32, encoder.backbone.vocab_size)
@@ -363,7 +368,7 @@ def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
     optimizer = optim.build(Optimizer(learning_rate=1e-6), 1000)
     state = sharding.put(TrainState.create(random_params(abstract_params(encoder), mesh), optimizer), mesh)
     index = CorpusState(random_rows(mesh, rows, encoder.embedding_size), jnp.zeros(rows, jnp.int32))
-    index = jax.device_put(index, passages.tokens.sharding)
+    index = jax.device_put(index, passages.lengths.sharding)
     program = art.ArtProgram(
         **_fields(_index_program(encoder, n)),
         teacher=T5Teacher(t5, prompt),

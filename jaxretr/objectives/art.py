@@ -40,7 +40,7 @@ from jaxretr.objectives.typo_terms import embed_with_forms, form_losses
 from jaxretr.parallel.mesh import DATA
 from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
 from jaxretr.parallel.split_parameters import global_norm, reduced, varying
-from jaxretr.state import CorpusState, CorpusTokens, TrainState
+from jaxretr.state import CorpusState, CorpusTokens, TokenRows, TrainState
 
 
 def art_loss(
@@ -108,7 +108,7 @@ class QuestionBatch:
     """As the teacher reads questions (a T5: "Question: {q}</s>"), integers [B, T]."""
     target_lengths: jax.Array
     """int32 [B]."""
-    forms: CorpusTokens | None = None
+    forms: TokenRows | None = None
     """The questions' misspelt forms, tokens [B, V, L] and lengths [B, V]; None without terms for typos."""
 
 
@@ -166,8 +166,8 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
         _, rows = find_passages(program, mesh, searched, index, program.top_k)  # [B, K]
 
         # 2. Fetch the found passages' tokens for this device's own questions.
-        found = jax.tree.map(lambda table: fetch_rows(table, rows), passages)  # [b, K, L], [b, K]
-        scorer_found = jax.tree.map(lambda table: fetch_rows(table, rows), scorer_passages)
+        found = fetch_rows(passages, rows)  # [b, K, L], [b, K]
+        scorer_found = fetch_rows(scorer_passages, rows)
 
         # 3. Ask the teacher.
         teacher = teach(program, scorer_params, scorer_found, batch)  # [b, K]
@@ -239,7 +239,7 @@ def of_others(program: ArtProgram, vectors: jax.Array, p: jax.Array, wanted: jax
 
 
 @jax.named_scope("teacher")
-def teach(program: ArtProgram, params: Params, found: CorpusTokens, batch: QuestionBatch) -> jax.Array:
+def teach(program: ArtProgram, params: Params, found: TokenRows, batch: QuestionBatch) -> jax.Array:
     """The teacher's scores of this device's questions and their passages, float32 [b, K], in chunks of pairs."""
     b, k = found.lengths.shape
     pairs = (

@@ -96,7 +96,7 @@ def make_step(
 
         # 2. Fetch the passages' tokens for this device's own questions.
         everyone = lax.all_gather(rows, DATA, tiled=True, to="invarying")  # [B, C]
-        fetched = jax.tree.map(lambda table: fetch_rows(table, everyone), passages)  # [b, C, L], [b, C]
+        fetched = fetch_rows(passages, everyone)  # [b, C, L], [b, C]
         own = jnp.where(rows == NO_PASSAGE, NO_PASSAGE, fetch_rows(contents, everyone))  # [b, C]
 
         # 3. Embed with gradient, compare with the passages of all devices.

@@ -21,6 +21,7 @@ from jaxretr.parallel.hosts import fingerprint
 from jaxretr.parallel.mesh import check_cpu_devices
 from jaxretr.recipes.art_texts import read_art_texts
 from jaxretr.recipes.corpus_sizes import CorpusSize
+from jaxretr.recipes.corpus_tokens import corpus_tokens
 from jaxretr.recipes.encoder_start import frozen_branches, load_model, model_config
 from jaxretr.recipes.outline import (
     INDEX,
@@ -40,7 +41,6 @@ from jaxretr.recipes.whole_corpus import (
     WholeCorpus,
     abstract_train_state,
     activation_bytes,
-    corpus_tokens,
     initial_state,
     put_batch,
     put_forms,
@@ -170,7 +170,7 @@ class ArtRun(ArtPrograms):
         corpus = AbstractCorpus(config.encoder, encoder, mesh, size)
         index, passages = corpus.index(config.index), corpus.tokens
         ids = ids_dtype(shape.vocabulary)
-        scorer_passages = abstract_tokens(mesh, ids, corpus.rows, shape.passage_length)
+        scorer_passages = corpus.passages(ids, shape.passage_length)
         scorer = sharding.abstract(stored(shape.teacher, shape.teacher.abstract_params(), config.scorer.dtype), mesh)
         questions, forms = corpus.questions(config.train.batch_size, config.typos)
         targets = abstract_tokens(mesh, ids, config.train.batch_size, shape.question_length)

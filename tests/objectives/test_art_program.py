@@ -41,7 +41,7 @@ def compiled(run: ArtRun, mesh8: jax.sharding.Mesh) -> Compiled:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
 
     def tokens(few: CorpusTokens) -> CorpusTokens:
-        return CorpusTokens(array(few.tokens.dtype, N, few.tokens.shape[1]), array(jnp.int32, N))
+        return CorpusTokens(array(few.ids.dtype, N * few.width // 2), *2 * [array(jnp.int32, N)], few.width)
 
     train = run.abstract_state().train
     index = CorpusState(array(jnp.float32, N, run.model.config.embedding_size), array(jnp.int32, N))

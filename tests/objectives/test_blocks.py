@@ -20,7 +20,7 @@ from jaxretr.objectives.live_index import make_refresh
 from jaxretr.objectives.token_step import make_token_step
 from jaxretr.parallel.mesh import DATA, padded_rows
 from jaxretr.plan.compiled_text import Program
-from jaxretr.state import CorpusState, CorpusTokens, TrainState
+from jaxretr.state import CorpusState, CorpusTokens, TokenRows, TrainState
 
 SEED = 3
 WIDTH = 32
@@ -53,11 +53,12 @@ def test_a_refresh_encodes_full_blocks_of_rows_that_no_block_divides(mesh1: Mesh
     rng = np.random.default_rng(SEED)
     lengths = rng.integers(1, WIDTH + 1, rows).astype(np.int32)
     tokens = np.where(np.arange(WIDTH) < lengths[:, None], rng.integers(5, BERT.vocab_size, (rows, WIDTH)), 0)
-    passages = CorpusTokens(tokens.astype(np.uint16), lengths)
     params = init_params(DualEncoderConfig(BERT), SEED)
 
     def refreshed(mesh: Mesh, encode_rows: int) -> tuple[CorpusState, str]:
         refresh: Any = make_refresh(contrastive_program(corpus_rows=rows, encode_rows=encode_rows), mesh)
+        offsets = WIDTH * (np.arange(rows, dtype=np.int32) % (rows // mesh.shape[DATA]))
+        passages = CorpusTokens(tokens.astype(np.uint16).ravel(), offsets, lengths, WIDTH)
         index = CorpusState(np.zeros((rows, BERT.hidden_size), np.float32), np.zeros(rows, np.int32))
         compiled = refresh.lower(params, passages, index, np.int32(7)).compile()
         return jax.device_get(refresh(params, passages, index, np.int32(7))), compiled.as_text()
@@ -82,7 +83,7 @@ def test_a_teacher_scores_pairs_that_no_chunk_divides_in_full_chunks() -> None:
     passages = jnp.arange(7).reshape(1, 7, 1)
     one = jnp.ones((1, 1), jnp.int32)
     batch = QuestionBatch(one, one[:, 0], 5 * one, one[:, 0])
-    found = teach(program, {}, CorpusTokens(passages, jnp.ones((1, 7), jnp.int32)), batch)
+    found = teach(program, {}, TokenRows(passages, jnp.ones((1, 7), jnp.int32)), batch)
     assert asked == [(4, 1)]
     np.testing.assert_array_equal(found, 500 + np.arange(7)[None])
 

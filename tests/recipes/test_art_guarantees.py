@@ -130,8 +130,8 @@ def test_the_compiled_step(eight: Tried) -> None:
     expected = sorted(tuple(leaf.shape) for leaf in jax.tree.leaves(eight.run.model.params))
     assert sorted(array.shape for array in reduced if array.shape) == expected
     assert len([array for array in reduced if not array.shape]) <= 4
-    widths = {SIZE, LENGTH, eight.run.scorer_passages.tokens.shape[1]}
-    assert small_runs.of_corpus_size(program) <= {(SHARD,), *((SHARD, width) for width in widths)}
+    widths = {SIZE, LENGTH, eight.run.scorer_passages.width}
+    assert small_runs.of_corpus_size(program) <= {(SHARD,), *((SHARD, width) for width in (1, *widths))}
 
 
 def test_the_loss_falls_and_the_index_follows(eight: Tried) -> None:
