@@ -9,6 +9,7 @@ import optax
 
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import join
+from jaxretr.parallel.split_parameters import gathered_like, parts_like
 
 
 @jax.tree_util.register_dataclass
@@ -34,9 +35,15 @@ class TrainState:
         return join(self.params, self.frozen)
 
     def apply_gradients(self, gradients: Params, optimizer: optax.GradientTransformation) -> "TrainState":
-        """The state after one optimizer update with these gradients."""
-        updates, opt_state = optimizer.update(gradients, self.opt_state, self.params)
-        params: Any = optax.apply_updates(self.params, updates)
+        """The state after one optimizer update.
+
+        Args:
+          gradients: as `reduced` gives them: of a parameter whose moments are split over the devices this device's part.
+          optimizer: that the state was created with.
+        """
+        parts = parts_like(gradients, self.params)
+        updates, opt_state = optimizer.update(gradients, self.opt_state, parts)
+        params = gathered_like(self.params, optax.apply_updates(parts, updates))
         return TrainState(self.step + 1, params, opt_state, self.frozen)
 
 

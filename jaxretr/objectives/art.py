@@ -210,7 +210,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
             "staleness": staleness(index, state.step, program.corpus_rows),
             **terms,
         }
-        gradients, metrics = reduced(gradients, state.params, metrics, mean=True)
+        gradients, metrics = reduced(gradients, state.params, state.opt_state, metrics, mean=True)
         metrics["gradient_norm"] = global_norm(gradients)
         return state.apply_gradients(gradients, optimizer), index, metrics, rows
 

@@ -120,7 +120,7 @@ def make_step(
             metrics["staleness"] = staleness(index, state.step, program.corpus_rows) / lax.axis_size(DATA)
         # The local losses are parts of the batch's mean, and all_gather's transpose has brought each passage the
         # gradients of all devices' questions: the sum is the gradient that a single device would compute.
-        gradients, metrics = reduced(gradients, state.params, {"loss": loss, **metrics})
+        gradients, metrics = reduced(gradients, state.params, state.opt_state, {"loss": loss, **metrics})
         metrics["gradient_norm"] = global_norm(gradients)
         return state.apply_gradients(gradients, optimizer), index, metrics, rows
 
