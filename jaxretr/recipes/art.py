@@ -35,7 +35,7 @@ from jaxretr.recipes.outline import (
 )
 from jaxretr.recipes.step_questions import StepQuestions
 from jaxretr.recipes.suites import Suites
-from jaxretr.recipes.teacher_start import load_teacher, stored, teacher_shape
+from jaxretr.recipes.teacher_start import OnDevices, load_teacher, stored, teacher_shape
 from jaxretr.recipes.whole_corpus import (
     DevSet,
     WholeCorpus,
@@ -120,7 +120,9 @@ class ArtRun(ArtPrograms):
         self.config, self.mesh = config, mesh
         self.model = load_model(config.encoder, config.joint, config.train.seed)
         check_cpu_devices(mesh, self.model.config.backbone.widest)
-        self.scorer = load_teacher(config.scorer)
+        placed = OnDevices(mesh)
+        self.scorer = load_teacher(config.scorer, placed)
+        self.scorer_params, self._scorer_print = self.scorer.params, placed.fingerprint
         stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
         texts = read_art_texts(config.data, stores)
         self.corpus, self.questions = texts.corpus, texts.questions
@@ -142,7 +144,6 @@ class ArtRun(ArtPrograms):
             self.whole.rows,
             mesh,
         )
-        self.scorer_params = sharding.put(stored(self.scorer.teacher, self.scorer.params, config.scorer.dtype), mesh)
 
         # ---- questions -----------------------------------------------------------------------------------------------
         self.batches = QuestionBatches(len(self.questions), config.train.batch_size, config.train.seed)
@@ -192,7 +193,7 @@ class ArtRun(ArtPrograms):
             "corpus": self.whole.store.key,
             "questions": f"{self.read.store.key} {self.target_rows.key}",
             "encoder": fingerprint(self.model.params),
-            "scorer": fingerprint(self.scorer.params),
+            "scorer": self._scorer_print,
         }
 
     def init(self) -> ArtState:
