@@ -184,6 +184,10 @@ class Peer:
         def tokens(ids: Any, lengths: Any) -> Any:
             return Tokens(*(torch.from_numpy(np.array(x, np.int32)) for x in (ids, lengths)))
 
+        def padded(corpus: Any) -> Any:
+            read = corpus.take(np.arange(len(corpus.lengths), dtype=np.int32))
+            return tokens(read.tokens, read.lengths)
+
         def batch(number: int) -> Any:
             arrays, _ = ours.run._on_host(number)
             return Batch(tokens(*arrays[:2]), tokens(*arrays[2:4]))
@@ -200,8 +204,8 @@ class Peer:
         self.art = ArtStep(
             (towers[0], towers[1]),
             t5,
-            tokens(run.whole.passages.tokens, run.whole.passages.lengths),
-            tokens(run.scorer_passages.tokens, run.scorer_passages.lengths),
+            padded(run.whole.passages),
+            padded(run.scorer_passages),
             torch.from_numpy(np.array(ours.state.index.embeddings)[:rows]),
             Settings(
                 top_k=run.program.top_k,

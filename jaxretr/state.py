@@ -9,6 +9,7 @@ import optax
 
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import join
+from jaxretr.parallel.split_parameters import gathered_like, parts_like
 
 
 @jax.tree_util.register_dataclass
@@ -49,21 +50,69 @@ class TrainState:
         return join(self.params, self.frozen)
 
     def apply_gradients(self, gradients: Params, optimizer: optax.GradientTransformation) -> "TrainState":
-        """The state after one optimizer update with these gradients."""
-        updates, opt_state = optimizer.update(gradients, self.opt_state, self.params)
-        params: Any = optax.apply_updates(self.params, updates)
+        """The state after one optimizer update.
+
+        Args:
+          gradients: as `reduced` gives them: of a parameter whose moments are split over the devices this device's part.
+          optimizer: that the state was created with.
+        """
+        parts = parts_like(gradients, self.params)
+        updates, opt_state = optimizer.update(gradients, self.opt_state, parts)
+        params = gathered_like(self.params, optax.apply_updates(parts, updates))
         return TrainState(self.step + 1, params, opt_state, self.frozen, self.codes)
 
 
 @jax.tree_util.register_dataclass
 @dataclass
-class CorpusTokens:
-    """A corpus's token ids, sharded by row over the devices; rows past the corpus's end have length 0."""
+class TokenRows:
+    """Rows of token ids, padded on the right."""
 
     tokens: jax.Array
-    """uint16 (int32 for large vocabularies) [N, L], padded on the right."""
+    """Integers [..., L]."""
+    lengths: jax.Array
+    """int32 [...]."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class CorpusTokens:
+    """A corpus's token ids without padding, sharded by row over the devices; rows past the corpus's end have length 0.
+
+    A device holds the ids of its rows one after another. Zeros behind them make the devices' parts equally long, and let
+    `width` ids be read from where any row begins.
+    """
+
+    ids: jax.Array
+    """uint16 (int32 for large vocabularies) [devices * M]; [devices * S, M] where a device has more ids than an int32 can
+    number: its rows are then cut into S equal parts."""
+    offsets: jax.Array
+    """Where a row begins in its part, int32 [N]."""
     lengths: jax.Array
     """int32 [N]."""
+    width: int = field(metadata={"static": True})
+    """Columns that hold the longest row."""
+
+    def take(self, rows: jax.Array) -> TokenRows:
+        """Some of this device's rows, padded with 0; call it inside the shard_map, or on a single device.
+
+        Args:
+          rows: their numbers on this device, int32 [...].
+
+        Returns:
+          tokens [..., width] in the dtype of the ids, and lengths int32 [...].
+        """
+
+        def read(row: jax.Array) -> jax.Array:
+            start = self.offsets[row]
+            if self.ids.ndim == 1:
+                return jax.lax.dynamic_slice(self.ids, (start,), (self.width,))
+            part = row // (len(self.offsets) // len(self.ids))
+            return jax.lax.dynamic_slice(self.ids, (part, start), (1, self.width))[0]
+
+        tokens = jax.vmap(read)(rows.reshape(-1)).reshape(*rows.shape, self.width)
+        lengths = self.lengths[rows]
+        # Behind a row's end stands the next row.
+        return TokenRows(jnp.where(jnp.arange(self.width) < lengths[..., None], tokens, 0), lengths)
 
 
 @jax.tree_util.register_dataclass

@@ -11,8 +11,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxretr.models.layers import Params
 from jaxretr.parallel import sharding
-from jaxretr.parallel.mesh import make_mesh
-from jaxretr.state import CorpusTokens
+from jaxretr.parallel.mesh import DATA, make_mesh
+from jaxretr.recipes.corpus_tokens import Layout
+from jaxretr.state import CorpusTokens, TokenRows
 
 _BLOCK = 1024
 
@@ -48,23 +49,43 @@ def random_params(shapes: Params, mesh: Mesh, dtype: Any = jnp.float32, seed: in
     return draw()
 
 
-def random_tokens(
-    mesh: Mesh, lengths: np.ndarray, width: int, vocabulary: int, dtype: Any = jnp.uint16
-) -> CorpusTokens:
+def random_tokens(mesh: Mesh, lengths: np.ndarray, width: int, vocabulary: int, dtype: Any = jnp.uint16) -> TokenRows:
     """Rows of token ids of these lengths, padded with 0 to `width`, split by row."""
     rows = NamedSharding(mesh, sharding.ROWS)
 
     @partial(jax.jit, out_shardings=rows)
     def make(lengths: jax.Array) -> jax.Array:
-        # A hash of row and column, which the compiler never writes out in a wider type.
-        row = jnp.arange(len(lengths), dtype=jnp.uint32)[:, None] * jnp.uint32(2654435761)
-        column = jnp.arange(width, dtype=jnp.uint32) * jnp.uint32(40503)
-        mixed = (row ^ column) * jnp.uint32(2246822519)
-        ids = 5 + (mixed >> 7) % jnp.uint32(vocabulary - 5)
+        ids = _hashed(len(lengths), width, vocabulary)
         return jnp.where(jnp.arange(width) < lengths[:, None], ids, 0).astype(dtype)
 
     put = jax.device_put(lengths, rows)
-    return CorpusTokens(make(put), put)
+    return TokenRows(make(put), put)
+
+
+def random_corpus(
+    mesh: Mesh, lengths: np.ndarray, width: int, vocabulary: int, dtype: Any = jnp.uint16
+) -> CorpusTokens:
+    """A corpus of rows of these lengths, at most `width`, split by row; the number of rows is a multiple of 1024."""
+    rows = NamedSharding(mesh, sharding.ROWS)
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    layout = Layout(offsets, len(lengths), width, mesh.shape[DATA])
+
+    @partial(jax.jit, out_shardings=rows)
+    def make() -> jax.Array:
+        # In rows of 4096, of which lengths are multiples.
+        ids = _hashed(math.prod(layout.shape) // 4096, 4096, vocabulary)
+        return ids.astype(dtype).reshape(layout.shape)
+
+    numbers = (layout.offsets(0, len(lengths)), lengths.astype(np.int32))
+    return CorpusTokens(make(), *(jax.device_put(each, rows) for each in numbers), width)
+
+
+def _hashed(rows: int, columns: int, vocabulary: int) -> jax.Array:
+    """Ids uint32 [rows, columns], a hash of row and column, which the compiler never writes out in this wider type."""
+    row = jnp.arange(rows, dtype=jnp.uint32)[:, None] * jnp.uint32(2654435761)
+    column = jnp.arange(columns, dtype=jnp.uint32) * jnp.uint32(40503)
+    mixed = (row ^ column) * jnp.uint32(2246822519)
+    return 5 + (mixed >> 7) % jnp.uint32(vocabulary - 5)
 
 
 def random_rows(mesh: Mesh, rows: int, dim: int, seed: int = 0) -> jax.Array:

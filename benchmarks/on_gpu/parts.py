@@ -35,7 +35,7 @@ from jaxretr.search.topk import BLOCK_ROWS, search_step
 from jaxretr.state import CorpusState, TrainState
 from on_gpu import formulas
 from on_gpu.art_sizes import ArtSizes
-from on_gpu.inputs import mesh_of_one, random_params, random_rows, random_tokens
+from on_gpu.inputs import mesh_of_one, random_corpus, random_params, random_rows, random_tokens
 from on_gpu.measuring import Part, compiled, repeat, waits
 
 # Of Wikipedia in passages of 100 words, as ART and DPR search it.
@@ -224,10 +224,10 @@ def refresh(part: Part) -> None:
     mesh, encoder = mesh_of_one(), _encoder(part, BERT_BASE)
     n = part.scaled(131_072, 1024, 1024)
     lengths = formulas.draw_lengths(formulas.PASSAGE_TOKENS, n, WIDTH)
-    passages = random_tokens(mesh, lengths, WIDTH, encoder.backbone.vocab_size)
+    passages = random_corpus(mesh, lengths, WIDTH, encoder.backbone.vocab_size)
     params = random_params(abstract_params(encoder), mesh)
     index = CorpusState(jnp.zeros((n, encoder.embedding_size), jnp.bfloat16), jnp.zeros(n, jnp.int32))
-    index = jax.device_put(index, passages.tokens.sharding)
+    index = jax.device_put(index, passages.lengths.sharding)
     program = _index_program(encoder, n)
     call, seconds = compiled(make_refresh(program, mesh), params, passages, index, jnp.int32(0))
 
@@ -238,7 +238,11 @@ def refresh(part: Part) -> None:
     def peer() -> Callable[[], Any]:
         weights = params["passage"]["bert"]
         theirs = part.torch.refresh(
-            encoder.backbone, weights, np.asarray(passages.tokens), lengths, program.index.encode_rows
+            encoder.backbone,
+            weights,
+            np.asarray(passages.take(jnp.arange(n)).tokens),
+            lengths,
+            program.index.encode_rows,
         )
         _assert_near(np.asarray(index.embeddings[:256], np.float32), theirs()[:256].float().cpu().numpy())
         return theirs
@@ -303,7 +307,7 @@ def contrastive_step(part: Part, chunks: tuple[int, ...]) -> None:
         state = jax.tree.map(jnp.copy, state)
         step = None
         for place, (name, lengths) in enumerate(of_text.items()):
-            passages = random_tokens(mesh, lengths, width, encoder.backbone.vocab_size)
+            passages = random_corpus(mesh, lengths, width, encoder.backbone.vocab_size)
             arguments = state, None, passages, contents, batch
             if step is None:
                 call, seconds = compiled(contrastive.make_step(program, optimizer, mesh), *arguments)
@@ -313,7 +317,7 @@ def contrastive_step(part: Part, chunks: tuple[int, ...]) -> None:
             flops = 3 * sum(formulas.bert_flops(encoder.backbone, x) for x in (question_lengths, read.reshape(-1)))
 
             def peer(passages: Any = passages, read: np.ndarray = read) -> Callable[[], float]:
-                chosen = np.asarray(passages.tokens)[rows.reshape(-1)]
+                chosen = np.asarray(passages.take(jnp.asarray(rows.reshape(-1))).tokens)
                 asked = np.asarray(questions.tokens), question_lengths
                 return part.torch.contrastive(encoder.backbone, params, asked, (chosen, read.reshape(-1)))
 
@@ -351,7 +355,8 @@ def art_sizes(part: Part, t5: T5Config, limit: float) -> ArtSizes:
     b, k = (4, 4) if part.toy else (64, 32)
     width, scorer_width = (32, 32) if part.toy else (WIDTH, 496)
     # Of a passage: an embedding of bfloat16, two rows of token ids, and what goes with them.
-    row_bytes = 2 * encoder.embedding_size + 2 * (width + scorer_width) + 12
+    ids = np.mean(formulas.PASSAGE_TOKENS) + np.mean(formulas.T5_PASSAGE_TOKENS)
+    row_bytes = 2 * encoder.embedding_size + 2 * int(ids) + 20
     n = part.scaled(_rows_that_fit(row_bytes, 0.5, limit), 1024)
     return ArtSizes(encoder, t5, prompt, b, k, width, scorer_width, n, padded_rows(n, mesh_of_one()))
 
@@ -373,8 +378,8 @@ def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
     chunk = part.scaled(teacher_chunk, 4)
     part.say(f"{n:,} passages; teacher's chunk {chunk}")
     drawn = sizes.passage_lengths, sizes.scorer_lengths
-    passages = random_tokens(mesh, drawn[0], sizes.width, encoder.backbone.vocab_size)
-    scorer_passages = random_tokens(mesh, drawn[1], sizes.scorer_width, t5.vocab_size)
+    passages = random_corpus(mesh, drawn[0], sizes.width, encoder.backbone.vocab_size)
+    scorer_passages = random_corpus(mesh, drawn[1], sizes.scorer_width, t5.vocab_size)
     question_lengths, target_lengths = sizes.question_lengths, sizes.target_lengths
     questions = random_tokens(mesh, question_lengths, 32, encoder.backbone.vocab_size)
     targets = random_tokens(mesh, target_lengths, 40, t5.vocab_size)
@@ -384,7 +389,7 @@ def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
     optimizer = optim.build(Optimizer(learning_rate=1e-6), 1000)
     state = sharding.put(TrainState.create(random_params(abstract_params(encoder), mesh), optimizer), mesh)
     index = CorpusState(random_rows(mesh, rows, encoder.embedding_size), jnp.zeros(rows, jnp.int32))
-    index = jax.device_put(index, passages.tokens.sharding)
+    index = jax.device_put(index, passages.lengths.sharding)
     teacher = T5Teacher(t5, prompt)
     widths = TeacherWidths.of_lengths(teacher, drawn[1], target_lengths, sizes.scorer_width, 40)
     program = art.ArtProgram(

@@ -51,6 +51,8 @@ class TokenStore:
     Attributes:
       folder: its folder.
       num_rows: N.
+      ids: of all rows, one after another, in the store's dtype.
+      offsets: where each row begins, and the end of the last, int64 [N+1].
       max_row_length: ids of the longest row.
       lengths: ids of every row, int32 [N].
       truncated: rows that lost ids to the length limit when the store was built.
@@ -69,19 +71,19 @@ class TokenStore:
             meta = json.loads((self.folder / "meta.json").read_text())
             self.dtype = np.dtype(meta["dtype"])
             self.truncated = int(meta["truncated"])
-            self._offsets = np.load(self.folder / "offsets.npy", allow_pickle=False)
+            self.offsets = np.load(self.folder / "offsets.npy", allow_pickle=False)
             stored = (self.folder / "ids.bin").stat().st_size
             if meta["format"] != _FORMAT_VERSION or self.dtype not in (np.uint16, np.int32):
                 raise ValueError("meta.json is of another format")
-            if self._offsets.shape != (meta["num_rows"] + 1,) or self._offsets.dtype != np.int64:
+            if self.offsets.shape != (meta["num_rows"] + 1,) or self.offsets.dtype != np.int64:
                 raise ValueError("offsets.npy has a wrong size")
-            steps = np.diff(self._offsets)
-            if self._offsets[0] != 0 or self._offsets[-1] != meta["num_ids"] or (steps < 0).any():
+            steps = np.diff(self.offsets)
+            if self.offsets[0] != 0 or self.offsets[-1] != meta["num_ids"] or (steps < 0).any():
                 raise ValueError("offsets.npy has wrong values")
             if stored != meta["num_ids"] * self.dtype.itemsize:
                 raise ValueError(f"ids.bin has {stored} bytes, not {meta['num_ids'] * self.dtype.itemsize}")
             # An empty file cannot be mapped.
-            self._ids = np.memmap(self.folder / "ids.bin", self.dtype, "r") if stored else np.empty(0, self.dtype)
+            self.ids = np.memmap(self.folder / "ids.bin", self.dtype, "r") if stored else np.empty(0, self.dtype)
         # Any bytes of a damaged file end in one of these.
         except (FileNotFoundError, NotADirectoryError, EOFError, ValueError, KeyError, TypeError) as error:
             what = getattr(error, "strerror", None) or str(error)
@@ -163,7 +165,7 @@ class TokenStore:
         """Returns the ids of row i, in the store's dtype; the array is a read-only view of the file."""
         if not 0 <= i < self.num_rows:
             raise IndexError(f"row {i} of {self.num_rows}")
-        return self._ids[self._offsets[i] : self._offsets[i + 1]]
+        return self.ids[self.offsets[i] : self.offsets[i + 1]]
 
     def select(self, rows: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns some rows as a rectangle: tokens [n, width] in the store's dtype, padded with 0, lengths int32 [n]."""
@@ -195,7 +197,7 @@ class TokenStore:
         tokens = np.full((stop - start, width), pad_id, self.dtype)
         # Row-major order on both sides: the ids fall into their places without a loop.
         filled = np.arange(width) < lengths[:, None]
-        tokens[filled] = self._ids[self._offsets[first] : self._offsets[last]]
+        tokens[filled] = self.ids[self.offsets[first] : self.offsets[last]]
         return tokens, lengths
 
 

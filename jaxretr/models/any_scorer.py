@@ -10,6 +10,7 @@ from jaxretr.models.encode import fastest_dtype
 from jaxretr.models.formats.cross_encoder_folder import is_causal_lm, is_cross_encoder
 from jaxretr.models.formats.dual_encoder_folder import model_folder
 from jaxretr.models.formats.hf_files import read_json, resolve
+from jaxretr.models.formats.name_table import Place
 from jaxretr.models.pair_scorer import CausalScorer, CrossEncoder
 from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.models.scorers.pair_texts import has_pair_template
@@ -40,6 +41,7 @@ def load_scorer(
     max_length: int | None = None,
     max_question_length: int = 128,
     dtype: EncodeDtype = "float32",
+    place: Place | None = None,
 ) -> Scorer:
     """Loads a model that scores how well a passage fits a question.
 
@@ -51,6 +53,7 @@ def load_scorer(
       max_length: tokens of a pair; by default the model's own limit for a cross-encoder, 512 for the others.
       max_question_length: tokens of a question.
       dtype: of the matmuls' operands; "auto" is the faster one on this machine.
+      place: of a T5, takes each parameter as soon as it is read (see `QuestionScorer.from_pretrained`).
 
     Raises:
       UserError: no such folder, or another kind of model.
@@ -64,5 +67,6 @@ def load_scorer(
     lengths = {"max_question_length": max_question_length, "dtype": fastest_dtype() if dtype == "auto" else dtype}
     if kind == "cross_encoder":
         return CrossEncoder.from_pretrained(path_or_name, max_length=max_length, **lengths)
-    cls = QuestionScorer if kind == "t5" else CausalScorer
-    return cls.from_pretrained(path_or_name, max_length=max_length or 512, **lengths)
+    if kind == "t5":
+        return QuestionScorer.from_pretrained(path_or_name, max_length=max_length or 512, place=place, **lengths)
+    return CausalScorer.from_pretrained(path_or_name, max_length=max_length or 512, **lengths)

@@ -16,6 +16,7 @@ from jaxretr.errors import UsageError, UserError
 from jaxretr.models.adapter_layers import count
 from jaxretr.models.formats import t5_params
 from jaxretr.models.formats.hf_files import resolve
+from jaxretr.models.formats.name_table import Place
 from jaxretr.models.layers import Params
 from jaxretr.models.pair_scorer import scorer_digest
 from jaxretr.models.scorers.t5_scorer import Prompt, score_pairs
@@ -84,14 +85,17 @@ class QuestionScorer:
         max_length: int = 512,
         max_question_length: int = 128,
         dtype: Dtype = "float32",
+        place: Place | None = None,
     ) -> "QuestionScorer":
         """Loads a Hugging Face T5 (v1.0, v1.1, flan, T0); its weights are kept in `dtype`.
+
+        With `place` each parameter is handed over as soon as it is read, and what that returns is kept instead.
 
         Raises:
           UserError: no such model, or not a T5.
         """
         folder = resolve(path_or_name)
-        config, params = t5_params.read(folder, np.dtype(dtype))
+        config, params = t5_params.read(folder, np.dtype(dtype), place)
         tokenizer = load_tokenizer(folder)
         if vocabulary_size(tokenizer) > config.vocab_size:
             raise UserError(f"{folder}: the tokenizer has more entries than the model; use the model's own tokenizer")

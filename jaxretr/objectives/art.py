@@ -44,7 +44,7 @@ from jaxretr.objectives.typo_terms import embed_with_forms, form_losses
 from jaxretr.parallel.mesh import DATA
 from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
 from jaxretr.parallel.split_parameters import global_norm, reduced, varying
-from jaxretr.state import CorpusState, CorpusTokens, TrainState
+from jaxretr.state import CorpusState, CorpusTokens, TokenRows, TrainState
 
 
 def art_loss(
@@ -114,7 +114,7 @@ class QuestionBatch:
     """int32 [B]."""
     numbers: jax.Array
     """Of the questions in the training data, int32 [B]."""
-    forms: CorpusTokens | None = None
+    forms: TokenRows | None = None
     """The questions' misspelt forms, tokens [B, V, L] and lengths [B, V]; None without terms for typos."""
 
 
@@ -173,7 +173,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
         _, rows = find_passages(program, mesh, searched, index, program.top_k)  # [B, K]
 
         # 2. Fetch the found passages' tokens for this device's own questions.
-        found = jax.tree.map(lambda tokens: fetch_rows(tokens, rows), passages)  # [b, K, L], [b, K]
+        found = fetch_rows(passages, rows)  # [b, K, L], [b, K]
 
         # 3. Ask the teacher for the pairs that it was not asked for before.
         questions = Questions(batch.numbers, batch.targets, batch.target_lengths)
@@ -207,7 +207,7 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
             "staleness_retrieved": age_found,
             **terms,
         }
-        gradients, metrics = reduced(gradients, state.params, metrics, mean=True)
+        gradients, metrics = reduced(gradients, state.params, state.opt_state, metrics, mean=True)
         metrics["gradient_norm"] = global_norm(gradients)
         metrics |= {
             "teacher_hits": taught.hits,

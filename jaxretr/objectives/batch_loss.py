@@ -22,7 +22,7 @@ from jaxretr.objectives.live_index import IndexProgram
 from jaxretr.objectives.quantised import StoredRows
 from jaxretr.objectives.typo_terms import form_losses, self_teaching_losses
 from jaxretr.parallel.mesh import DATA
-from jaxretr.state import CorpusState, CorpusTokens
+from jaxretr.state import CorpusState, TokenRows
 
 
 @jax.tree_util.register_dataclass
@@ -40,7 +40,7 @@ class ContrastiveBatch:
     """Contents (first rows with that title and text) of all judged positives, int32 [B, Q]."""
     teacher: jax.Array | None
     """A teacher's scores of `rows`, float32 [B, C], NaN where it gave none; None without distillation."""
-    forms: CorpusTokens | None = None
+    forms: TokenRows | None = None
     """The questions' misspelt forms, tokens [B, V, L] and lengths [B, V]; None without terms for typos."""
 
 

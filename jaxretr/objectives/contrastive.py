@@ -99,7 +99,7 @@ def make_step(
 
         # 2. Fetch the passages' tokens for this device's own questions.
         everyone = lax.all_gather(rows, DATA, tiled=True, to="invarying")  # [B, C]
-        fetched = jax.tree.map(lambda table: fetch_rows(table, everyone), passages)  # [b, C, L], [b, C]
+        fetched = fetch_rows(passages, everyone)  # [b, C, L], [b, C]
         own = jnp.where(rows == NO_PASSAGE, NO_PASSAGE, fetch_rows(contents, everyone))  # [b, C]
 
         # 3. Embed with gradient, compare with the passages of all devices.
@@ -130,7 +130,7 @@ def make_step(
             metrics["staleness"] = staleness(index, state.step, program.corpus_rows) / devices
         # The local losses are parts of the batch's mean, and all_gather's transpose has brought each passage the
         # gradients of all devices' questions: the sum is the gradient that a single device would compute.
-        gradients, metrics = reduced(gradients, state.params, {"loss": loss, **metrics})
+        gradients, metrics = reduced(gradients, state.params, state.opt_state, {"loss": loss, **metrics})
         metrics["gradient_norm"] = global_norm(gradients)
         if index is not None:
             metrics["staleness_max"] = staleness_max(index, state.step, program.corpus_rows)

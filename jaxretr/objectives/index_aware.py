@@ -106,7 +106,7 @@ def make_learn(program: IndexProgram, mesh: Mesh, count: int) -> Callable[..., P
     def learn(params: Params, passages: CorpusTokens, codes: ProductCodes | None, step: jax.Array) -> ProductCodes:
         settings = program.index_aware
         rows = sampled_rows(program, count, step, lax.axis_size(DATA))  # [m]
-        found = jax.tree.map(lambda table: fetch_rows(table, rows[:, None]), passages)
+        found = fetch_rows(passages, rows[:, None])
         own = embed_passages(program, params, {}, found, None)[:, 0]  # [m / devices, D]
         everyone = lax.all_gather(own, DATA, tiled=True, to="invarying")
         weights = (rows >= 0).astype(jnp.float32)

@@ -102,7 +102,7 @@ def encode_rows(
     Returns:
       [n, D].
     """
-    (n, width), m = passages.tokens.shape, len(rows)
+    n, width, m = len(passages.lengths), passages.width, len(rows)
     size = block_size(m, program.index.encode_rows)
     widths = bucket_widths(width)
     # Shortest first, so that a block's rows have about the same length and none pays for a longer one. What the first block
@@ -116,9 +116,9 @@ def encode_rows(
 
     def block(number: jax.Array, embeddings: jax.Array) -> jax.Array:
         chosen = lax.dynamic_slice_in_dim(order, block_start(number, m, size), size)
-        tokens, lengths = (x.at[chosen].get(mode="clip") for x in (passages.tokens, passages.lengths))
+        read = passages.take(jnp.minimum(chosen, n - 1))
         # A row that is none has the length 0, as padding has, and may not widen a block.
-        lengths = jnp.where(chosen < n, lengths, 0)
+        tokens, lengths = read.tokens, jnp.where(chosen < n, read.lengths, 0)
         longest = longest_row(lengths, program.shard_parameters)
         bucket = (longest > jnp.array(widths[:-1], jnp.int32)).sum()  # the first width that is enough
         branches = [partial(encode, width=width) for width in widths]

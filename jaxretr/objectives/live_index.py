@@ -25,7 +25,7 @@ from jaxretr.parallel.memory import size
 from jaxretr.parallel.mesh import DATA
 from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.search.topk import search_step
-from jaxretr.state import CorpusState, CorpusTokens
+from jaxretr.state import CorpusState, CorpusTokens, TokenRows
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def embed_questions(
 
 @jax.named_scope("passages")
 def embed_passages(
-    program: IndexProgram, params: Params, frozen: Params, found: CorpusTokens, keys: jax.Array | None
+    program: IndexProgram, params: Params, frozen: Params, found: TokenRows, keys: jax.Array | None
 ) -> jax.Array:
     """The K passages of each of this device's questions in a training step, chunk by chunk.
 
@@ -178,23 +178,29 @@ def find_passages(
 
 
 @jax.named_scope("fetch")
-def fetch_rows(table: jax.Array, rows: jax.Array) -> jax.Array:
+def fetch_rows(table: Any, rows: jax.Array) -> Any:
     """Brings rows of a sharded table to the devices that asked for them; call it inside the shard_map.
 
     Args:
-      table: this device's rows, integers or floats [n, ...].
+      table: this device's rows, integers or floats [n, ...], or its `CorpusTokens`.
       rows: global rows wanted by all devices, int32 [B, K], the same everywhere; a row that does not exist gives 0.
 
     Returns:
-      int32 or float32 [b, K, ...]: the wanted rows of this device's b questions.
+      int32 or float32 [b, K, ...]: the wanted rows of this device's b questions; of a corpus's tokens int32 `TokenRows`,
+      tokens [b, K, L] and lengths [b, K].
     """
-    local = rows - lax.axis_index(DATA) * len(table)
-    mine = (local >= 0) & (local < len(table))
-    dtype = jnp.int32 if jnp.issubdtype(table.dtype, jnp.integer) else jnp.float32
-    values = table[jnp.clip(local, 0, len(table) - 1)].astype(dtype)
-    values = jnp.where(mine.reshape(*mine.shape, *[1] * (values.ndim - 2)), values, 0)
-    # Each row is on exactly one device, so the sum moves it.
-    return lax.psum_scatter(values, DATA, scatter_dimension=0, tiled=True)
+    n = len(table.lengths) if isinstance(table, CorpusTokens) else len(table)
+    local = rows - lax.axis_index(DATA) * n
+    mine = (local >= 0) & (local < n)
+    local = jnp.clip(local, 0, n - 1)
+
+    def moved(values: jax.Array) -> jax.Array:
+        dtype = jnp.int32 if jnp.issubdtype(values.dtype, jnp.integer) else jnp.float32
+        values = jnp.where(mine.reshape(*mine.shape, *[1] * (values.ndim - 2)), values.astype(dtype), 0)
+        # Each row is on exactly one device, so the sum moves it.
+        return lax.psum_scatter(values, DATA, scatter_dimension=0, tiled=True)
+
+    return jax.tree.map(moved, table.take(local) if isinstance(table, CorpusTokens) else table[local])
 
 
 @jax.named_scope("write_back")

@@ -22,7 +22,7 @@ from jaxretr.objectives.live_index import fetch_rows
 from jaxretr.objectives.score_table import TableState, look_up, remember
 from jaxretr.objectives.teacher_widths import TeacherWidths
 from jaxretr.parallel.mesh import DATA
-from jaxretr.state import CorpusTokens
+from jaxretr.state import CorpusTokens, TokenRows
 
 # A device's rows make about so many blocks, so that the last one's empty places are few.
 _BLOCKS = 32
@@ -136,7 +136,7 @@ def _ask(
         shared=shared,
     )
     # The tokens that each device will read come to it together, before any loop.
-    found: CorpusTokens = jax.tree.map(lambda x: fetch_rows(x, dealt.rows)[0], passages)
+    found: TokenRows = jax.tree.map(lambda x: x[0], fetch_rows(passages, dealt.rows))
     # Where a unit is a pair, its question's width does not matter: the pairs stand in the order of their units.
     own = share(dealt, lax.axis_index(DATA), of_questions, widths.questions if shared else widths.questions[-1:])
     row_lengths = dealt.row_lengths[lax.axis_index(DATA)]
@@ -192,7 +192,7 @@ Block = Callable[[jax.Array, jax.Array, int, int], jax.Array]
 
 
 def _ask_by_passage(
-    teaching: Teaching, params: Params, found: CorpusTokens, own: Share, slots: jax.Array, pairs: Questions
+    teaching: Teaching, params: Params, found: TokenRows, own: Share, slots: jax.Array, pairs: Questions
 ) -> Block:
     """Blocks of passages, each of which is read once; then their questions in blocks of their own.
 
@@ -249,7 +249,7 @@ def _ask_by_passage(
 
 
 def _ask_in_pairs(
-    teaching: Teaching, params: Params, found: CorpusTokens, own: Share, _: jax.Array, pairs: Questions
+    teaching: Teaching, params: Params, found: TokenRows, own: Share, _: jax.Array, pairs: Questions
 ) -> Block:
     """Blocks of pairs, of which every one is a unit; arguments as those of `_ask_by_passage`."""
     teacher: Any = teaching.teacher

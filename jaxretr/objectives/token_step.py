@@ -15,7 +15,8 @@ from jaxretr.models.layers import Params
 from jaxretr.models.partition import join
 from jaxretr.objectives.chunks import largest_divisor, zeros_placed_like
 from jaxretr.parallel.mesh import DATA
-from jaxretr.parallel.sharding import state_stays
+from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
+from jaxretr.parallel.split_parameters import global_norm, reduced, varying
 from jaxretr.state import TrainState
 
 SumLoss = Callable[[Params, Any, jax.Array | None], tuple[jax.Array, jax.Array]]
@@ -51,9 +52,15 @@ def make_token_step(
 
     @partial(jax.jit, donate_argnums=0)
     @partial(state_stays, mesh=mesh)
-    @partial(jax.shard_map, mesh=mesh, axis_names={DATA}, in_specs=(P(), P(DATA)), out_specs=(P(), P()))
+    @partial(
+        over_data,
+        mesh=mesh,
+        split=False,
+        in_specs=(PARAMETERS_OR_STATE, P(DATA)),
+        out_specs=(PARAMETERS_OR_STATE, P()),
+    )
     def step(state: TrainState, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
-        params = jax.tree.map(lambda x: lax.pcast(x, DATA, to="varying"), state.params)
+        params = varying(state.params)
         rows = len(jax.tree.leaves(batch)[0])
         keys = None if dropout_seed is None else _row_keys(dropout_seed, state.step, rows)
 
@@ -76,10 +83,10 @@ def make_token_step(
                 rest = jax.tree.map(lambda x: x[whole:], (batch, keys))
                 sums = jax.tree.map(jnp.add, sums, gradient(*rest))
             gradients, total, count = sums
-        gradients, total, count = lax.psum((gradients, total, count), DATA)
+        gradients, (total, count) = reduced(gradients, state.params, state.opt_state, (total, count))
         count = jnp.maximum(count, 1.0)  # A small batch may have nothing to predict: no gradient then, not 0 / 0.
         gradients = jax.tree.map(lambda g: g / count, gradients)
-        metrics = {"loss": total / count, "gradient_norm": optax.global_norm(gradients)}
+        metrics = {"loss": total / count, "gradient_norm": global_norm(gradients)}
         return state.apply_gradients(gradients, optimizer), metrics
 
     return step

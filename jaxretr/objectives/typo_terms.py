@@ -26,7 +26,7 @@ from jaxretr.objectives.distillation import kl_divergence
 from jaxretr.objectives.live_index import IndexProgram, embed_questions
 from jaxretr.objectives.text_keys import TextKeys
 from jaxretr.parallel.mesh import DATA
-from jaxretr.state import CorpusTokens
+from jaxretr.state import TokenRows
 
 # ---- pure functions of arrays ----------------------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ def embed_with_forms(
     frozen: Params,
     tokens: jax.Array,
     lengths: jax.Array,
-    forms: CorpusTokens | None,
+    forms: TokenRows | None,
     keys: TextKeys,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Embeds this device's questions and their misspelt forms as one list of texts, so that chunks are filled well.

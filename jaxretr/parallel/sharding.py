@@ -77,11 +77,13 @@ def dotted(path: tuple[Any, ...]) -> str:
     return ".".join(str(part) for part in parts)
 
 
-def _specs(tree: Any, mesh: Mesh, axes: Collection[str]) -> Any:
-    """The PartitionSpec of every leaf of a tree, of these mesh axes alone."""
+def _specs(tree: Any, mesh: Mesh, axes: Collection[str], split: bool) -> Any:
+    """The PartitionSpec of every leaf of a tree, of these mesh axes alone; `split` as in `shardings`."""
 
-    def axes_of(length: int, named: Any) -> Any:
+    def axes_of(length: int, named: Any, over_data: bool) -> Any:
         kept = tuple(axis for axis in (named if isinstance(named, tuple) else (named,)) if axis in axes)
+        if not over_data:
+            kept = tuple(axis for axis in kept if axis != DATA)
         # A length that the devices do not divide: all of them have all of it.
         if DATA in kept and length % mesh.shape[DATA]:
             kept = tuple(axis for axis in kept if axis != DATA)
@@ -90,10 +92,10 @@ def _specs(tree: Any, mesh: Mesh, axes: Collection[str]) -> Any:
     def one(path: tuple[Any, ...], leaf: Any) -> P:
         if leaf.ndim == 0 or not axes:
             return REPLICATED
-        spec = spec_of(dotted(path))
+        name = dotted(path)
         large = math.prod(leaf.shape[-2:]) >= SPLIT_FROM
-        here = [axis if large or axis != DATA else None for axis in spec]
-        return P(*(axes_of(length, axis) for length, axis in zip(leaf.shape, here, strict=False)))
+        over_data = large and (split or name.startswith(_OPTIMIZER))
+        return P(*(axes_of(length, axis, over_data) for length, axis in zip(leaf.shape, spec_of(name), strict=False)))
 
     return jax.tree_util.tree_map_with_path(one, tree)
 
@@ -101,18 +103,24 @@ def _specs(tree: Any, mesh: Mesh, axes: Collection[str]) -> Any:
 def shardings(tree: Any, mesh: Mesh, *, split: bool = False) -> Any:
     """The NamedSharding of every leaf of a tree of parameters or of a whole TrainState; scalars are copies.
 
+    The moments of a TrainState's optimizer are split over "data": those of all large matrices with an axis that the devices
+    divide.
+
     Args:
       tree: parameters, or anything whose leaves' paths end with parameter names, like optimizer moments.
       mesh: with the axes "data" and "model".
-      split: over "data" as well, all large matrices with an axis that the devices divide.
+      split: the parameters over "data" as well.
     """
-    axes = {*((MODEL,) if mesh.shape[MODEL] > 1 else ()), *((DATA,) if split else ())}
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), _specs(tree, mesh, axes), is_leaf=_is_spec)
+    axes = {axis for axis in (DATA, MODEL) if mesh.shape[axis] > 1}
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), _specs(tree, mesh, axes, split), is_leaf=_is_spec)
 
 
 def _is_spec(x: Any) -> bool:
     return isinstance(x, P)
 
+
+_OPTIMIZER = "opt_state."
+"""How the paths of a TrainState's moments begin."""
 
 PARAMETERS_OR_STATE: Any = object()
 """Among the specs that `over_data` takes: the first argument, parameters or a TrainState, or a result like it."""
@@ -133,7 +141,7 @@ def over_data(
 
     @functools.wraps(function)
     def mapped(first: Any, *others: Any) -> Any:
-        own = _specs(first, mesh, {DATA}) if split else REPLICATED
+        own = _specs(first, mesh, {DATA} if mesh.shape[DATA] > 1 else {}, split)
         ins, outs = (
             tuple(own if spec is PARAMETERS_OR_STATE else spec for spec in specs) if isinstance(specs, tuple) else specs
             for specs in (in_specs, out_specs)

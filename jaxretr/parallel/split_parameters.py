@@ -1,7 +1,10 @@
-"""Parameters that are split over the "data" axis: brought together where they are used, and how their gradients add up.
+"""Parameters and moments that are split over "data": brought together where they are used, and how gradients add up.
 
-For use inside a shard_map over "data" (FSDP, or ZeRO stage 3: Rajbhandari et al. 2020). sharding.py says which parameters
-are split, and the types of the arrays tell it here: a split parameter varies over "data" from the start, a copy does not.
+For use inside a shard_map over "data". The optimizer's moments of large matrices are always split: each device gets the sum
+of its part of their gradients, updates that part of the parameters, and the devices exchange what they updated (ZeRO stage
+1: Rajbhandari et al. 2020). With `mesh.shard_parameters` the parameters themselves are split as well (stage 3, FSDP).
+sharding.py says what is split, and the types of the arrays tell it here: a split parameter varies over "data" from the
+start, a copy does not; the moments of a copy have its shape or are a part of it.
 """
 
 from functools import partial
@@ -105,26 +108,75 @@ def varying(params: Any) -> Any:
     return jax.tree.map(lambda x: x if is_split(x) else lax.pcast(x, DATA, to="varying"), params)
 
 
-def reduced(gradients: Any, params: Any, others: Any, *, mean: bool = False) -> tuple[Any, Any]:
+def reduced(gradients: Any, params: Any, opt_state: Any, others: Any, *, mean: bool = False) -> tuple[Any, Any]:
     """Adds up over the devices what is not added up yet: the gradients of copies, and other values.
 
     Args:
       gradients: with respect to `varying(params)`, of each device's own loss; those of split parameters have been added up
         where the parameters were gathered.
       params: as the shard_map's function got them.
+      opt_state: likewise; of a copy whose moments are split a device gets its part of the gradient.
       others: a tree of values to add up as well.
       mean: divide all by the number of devices.
 
     Returns:
-      `gradients`, split as `params` are, and `others`, the same everywhere.
+      `gradients`, split as the moments are, and `others`, the same everywhere.
     """
     leaves, tree = jax.tree.flatten(gradients)
     split = [is_split(x) for x in jax.tree.leaves(params)]
-    copies = [leaf for leaf, apart in zip(leaves, split, strict=True) if not apart]
+    axes = _axes_of_moments(params, opt_state)
+    whole = [axis is None and not apart for axis, apart in zip(axes, split, strict=True)]
+    copies = [leaf for leaf, is_whole in zip(leaves, whole, strict=True) if is_whole]
     copies, others = (lax.pmean if mean else lax.psum)((copies, others), DATA)
     of_copies, factor = iter(copies), 1.0 / lax.axis_size(DATA) if mean else 1.0
-    leaves = [factor * leaf if apart else next(of_copies) for leaf, apart in zip(leaves, split, strict=True)]
-    return jax.tree.unflatten(tree, leaves), others
+
+    def one(leaf: jax.Array, apart: bool, axis: int | None) -> jax.Array:
+        if axis is not None:
+            return factor * lax.psum_scatter(leaf, DATA, scatter_dimension=axis, tiled=True)
+        return factor * leaf if apart else next(of_copies)
+
+    return jax.tree.unflatten(tree, [one(*each) for each in zip(leaves, split, axes, strict=True)]), others
+
+
+def _axes_of_moments(params: Any, opt_state: Any) -> list[int | None]:
+    """For each parameter the axis along which a device has a part of its moments and all of itself; None: there is none."""
+    tree = jax.tree.structure(params)
+
+    def is_like_params(x: Any) -> bool:
+        return jax.tree.structure(x) == tree
+
+    moments = next(filter(is_like_params, jax.tree.leaves(opt_state, is_leaf=is_like_params)), params)
+    return [_axis_of(part, whole) for part, whole in zip(*map(jax.tree.leaves, (moments, params)), strict=True)]
+
+
+def _axis_of(part: jax.Array, whole: jax.Array) -> int | None:
+    """The axis along which an array is a part of another; None: it is all of it."""
+    return next(
+        (axis for axis, pair in enumerate(zip(part.shape, whole.shape, strict=True)) if len(set(pair)) > 1), None
+    )
+
+
+def parts_like(gradients: Any, params: Any) -> Any:
+    """This device's parts of parameters, those that `reduced` gave it gradients of."""
+
+    def one(gradient: jax.Array, param: jax.Array) -> jax.Array:
+        axis = _axis_of(gradient, param)
+        if axis is None:
+            return param
+        size = gradient.shape[axis]
+        return lax.dynamic_slice_in_dim(param, lax.axis_index(DATA) * size, size, axis)
+
+    return jax.tree.map(one, gradients, params)
+
+
+def gathered_like(params: Any, parts: Any) -> Any:
+    """Parameters of which each device has changed its parts (`parts_like`), all of them on every device again."""
+
+    def one(param: jax.Array, part: jax.Array) -> jax.Array:
+        axis = _axis_of(part, param)
+        return part if axis is None else lax.all_gather(part, DATA, axis=axis, tiled=True, to="invarying")
+
+    return jax.tree.map(one, params, parts)
 
 
 def global_norm(gradients: Any) -> jax.Array:

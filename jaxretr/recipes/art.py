@@ -26,6 +26,7 @@ from jaxretr.parallel.hosts import fingerprint
 from jaxretr.parallel.mesh import check_cpu_devices
 from jaxretr.recipes.art_texts import read_art_texts
 from jaxretr.recipes.corpus_sizes import CorpusSize, most_questions
+from jaxretr.recipes.corpus_tokens import columns, corpus_tokens, width_of
 from jaxretr.recipes.encoder_start import frozen_branches, load_model, model_config
 from jaxretr.recipes.index_codes import IndexCodes
 from jaxretr.recipes.index_upkeep import IndexUpkeep
@@ -42,7 +43,7 @@ from jaxretr.recipes.outline import (
 )
 from jaxretr.recipes.step_questions import StepQuestions
 from jaxretr.recipes.suites import Suites
-from jaxretr.recipes.teacher_start import load_teacher, stored, teacher_shape
+from jaxretr.recipes.teacher_start import OnDevices, load_teacher, stored, teacher_shape
 from jaxretr.recipes.teacher_table import abstract_table, check_made_of, empty_table, note_made_of, read_table
 from jaxretr.recipes.whole_corpus import (
     DevSet,
@@ -50,15 +51,12 @@ from jaxretr.recipes.whole_corpus import (
     abstract_rows,
     abstract_train_state,
     activation_bytes,
-    columns,
-    corpus_tokens,
     initial_state,
     put_batch,
     put_forms,
     save_model,
     select,
     splits,
-    width_of,
 )
 from jaxretr.state import CorpusState, TrainState
 
@@ -144,7 +142,9 @@ class ArtRun(ArtPrograms):
         self.config, self.mesh, self.workdir = config, mesh, workdir
         self.model = load_model(config.encoder, config.joint, config.train.seed)
         check_cpu_devices(mesh, self.model.config.backbone.widest)
-        self.scorer = load_teacher(config.scorer)
+        placed = OnDevices(mesh)
+        self.scorer = load_teacher(config.scorer, placed)
+        self.scorer_params, self._scorer_print = self.scorer.params, placed.fingerprint
         stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
         texts = read_art_texts(config.data, stores)
         self.corpus, self.questions = texts.corpus, texts.questions
@@ -166,8 +166,6 @@ class ArtRun(ArtPrograms):
         # ---- corpus --------------------------------------------------------------------------------------------------
         self.whole = WholeCorpus(self.model, self.corpus, self.program, mesh, stores, config.index.dtype)
         self.scorer_passages, self.passage_key = corpus_tokens(passage_rows, self.whole.rows, mesh), passage_rows.key
-        self.scorer_print = fingerprint(self.scorer.params)
-        self.scorer_params = sharding.put(stored(self.scorer.teacher, self.scorer.params, config.scorer.dtype), mesh)
 
         self.codes = IndexCodes(self.program, mesh, len(self.corpus))
 
@@ -194,7 +192,7 @@ class ArtRun(ArtPrograms):
         corpus = AbstractCorpus(config.encoder, encoder, mesh, size)
         index, passages = corpus.index(config.index), corpus.tokens
         ids = ids_dtype(shape.vocabulary)
-        scorer_passages = abstract_tokens(mesh, ids, corpus.rows, shape.passage_length)
+        scorer_passages = corpus.passages(ids, shape.passage_length)
         scorer = sharding.abstract(stored(shape.teacher, shape.teacher.abstract_params(), config.scorer.dtype), mesh)
         questions, forms = corpus.questions(config.train.batch_size, config.typos)
         targets = abstract_tokens(mesh, ids, config.train.batch_size, shape.question_length)
@@ -219,12 +217,12 @@ class ArtRun(ArtPrograms):
             "corpus": self.whole.store.key,
             "questions": f"{self.read.store.key} {self.target_rows.key}",
             "encoder": fingerprint(self.model.params),
-            "scorer": self.scorer_print,
+            "scorer": self._scorer_print,
         }
 
     def _scored(self) -> dict[str, str]:
         """What the teacher's scores are of: digests of what it is and of the texts, in its own tokens, that it reads."""
-        teacher = f"{self.scorer.teacher} {self.config.scorer.dtype} {self.scorer_print}"
+        teacher = f"{self.scorer.teacher} {self.config.scorer.dtype} {self._scorer_print}"
         return {
             "scorer": hashlib.sha256(teacher.encode()).hexdigest(),
             "corpus": self.passage_key,

@@ -1,5 +1,6 @@
-"""How many passages a run will have, told without reading them onto devices: counted, given, or known by the name."""
+"""How many passages a run will have, and how long, told without reading them onto devices: counted, given, or known."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,12 +14,17 @@ from jaxretr.data.training_set import read_passages
 from jaxretr.errors import UserError
 from jaxretr.recipes.run_examples import read_run_examples
 
-# Published sizes of the collections that go by these names, without suffixes.
+# Published sizes of the collections that go by these names, without suffixes, and words of a passage with its title.
 WELL_KNOWN = {
-    "psgs_w100": 21_015_324,  # DPR's Wikipedia (Karpukhin et al. 2020, section 4.1)
-    "msmarco": 8_841_823,  # MS MARCO passages, as a BEIR folder
-    "collection": 8_841_823,  # and as published
+    "psgs_w100": (21_015_324, 103),  # DPR's Wikipedia (Karpukhin et al. 2020, section 4.1): 100 words, and the title
+    "msmarco": (8_841_823, 56),  # MS MARCO passages, as a BEIR folder
+    "collection": (8_841_823, 56),  # and as published
 }
+
+# English Wikipedia has 1.34 ids a word in BERT's vocabulary and 1.47 in T5's; special tokens and prompts come on top.
+_IDS_A_WORD, _IDS_A_ROW = 1.5, 8
+# A text with fewer spaces is of a language that writes none: it counts as a word every 4.5 bytes, 3 bytes an id.
+_BYTES_A_WORD, _BYTES_WITHOUT_SPACES = 12, 4.5
 
 
 class CorpusSize(NamedTuple):
@@ -30,6 +36,12 @@ class CorpusSize(NamedTuple):
     """Of them the corpus; 0: there is none, and nothing is searched."""
     source: str
     """Where the number comes from, for people."""
+    words: float | None = None
+    """Of a passage with its title, on average; None: not known."""
+
+    def mean_ids(self, longest: int) -> float:
+        """An estimate of a passage's mean number of token ids; `longest` if nothing is known."""
+        return longest if self.words is None else min(float(longest), _IDS_A_WORD * self.words + _IDS_A_ROW)
 
 
 def corpus_size(config: Config, passages: int | None = None) -> CorpusSize:
@@ -49,21 +61,25 @@ def corpus_size(config: Config, passages: int | None = None) -> CorpusSize:
     else:
         return CorpusSize(0, 0, "none on the devices")
     if passages is not None:
-        return CorpusSize(passages, passages if paths else 0, "as given with --passages")
+        words = WELL_KNOWN.get(_name(paths[0]), (0, None))[1] if paths else None
+        return CorpusSize(passages, passages if paths else 0, "as given with --passages", words)
     if not paths:
         assert isinstance(config, ContrastiveConfig)
         if not data_path(config.data.train).exists():
             raise _unknown(config.data.train)
         examples = read_run_examples(config)
-        return CorpusSize(len(examples.passages), examples.corpus_rows, f"counted in {config.data.train}")
+        texts = zip(examples.passages.titles, examples.passages.texts, strict=True)
+        total, words = _count(texts)
+        return CorpusSize(total, examples.corpus_rows, f"counted in {config.data.train}", words)
     if all(data_path(path).exists() for path in paths):
-        total = sum(_count(path) for path in paths)
-        return CorpusSize(total, total, f"counted in {', '.join(paths)}")
+        total, words = _count(text for path in paths for text in _texts(path))
+        return CorpusSize(total, total, f"counted in {', '.join(paths)}", words)
     first, *others = paths
-    name = Path(first).name.split(".")[0]
+    name = _name(first)
     if others or name not in WELL_KNOWN:
         raise _unknown(next(path for path in paths if not data_path(path).exists()))
-    return CorpusSize(WELL_KNOWN[name], WELL_KNOWN[name], f"{first} is not here; that is the published '{name}'")
+    total, words = WELL_KNOWN[name]
+    return CorpusSize(total, total, f"{first} is not here; that is the published '{name}'", words)
 
 
 def most_questions(config: ArtConfig) -> int:
@@ -75,8 +91,25 @@ def most_questions(config: ArtConfig) -> int:
     return sum(1 for _ in read_examples(path)) if is_training_file(path) else len(read_questions(path))
 
 
-def _count(path: str) -> int:
-    return len(read_passages(path)) if is_training_file(path) else sum(1 for _ in iter_passages(path, skip_bad=True))
+def _name(path: str) -> str:
+    return Path(path).name.split(".")[0]
+
+
+def _texts(path: str) -> Iterator[tuple[str, str]]:
+    if is_training_file(path):
+        passages = read_passages(path)
+        return zip(passages.titles, passages.texts, strict=True)
+    return ((passage.title, passage.text) for _, passage in iter_passages(path, skip_bad=True))
+
+
+def _count(passages: Iterable[tuple[str, str]]) -> tuple[int, float | None]:
+    """How many passages (title, text) there are, and their mean number of words; None of none."""
+    count, words = 0, 0.0
+    for title, text in passages:
+        spaced, length = len(title.split()) + len(text.split()), len(title.encode()) + len(text.encode())
+        count += 1
+        words += spaced if length <= _BYTES_A_WORD * spaced else length / _BYTES_WITHOUT_SPACES
+    return count, words / count if count else None
 
 
 def _contrastive_paths(config: ContrastiveConfig) -> list[str]:

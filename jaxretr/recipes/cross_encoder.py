@@ -23,6 +23,7 @@ from jaxretr.parallel import sharding
 from jaxretr.parallel.hosts import fingerprint
 from jaxretr.parallel.mesh import check_cpu_devices, to_host
 from jaxretr.recipes.corpus_sizes import CorpusSize
+from jaxretr.recipes.corpus_tokens import columns, width_of
 from jaxretr.recipes.cross_encoder_start import load_cross_encoder, start_shape
 from jaxretr.recipes.outline import Outline, of_state, training_step
 from jaxretr.recipes.pair_draws import PairDraws, check
@@ -34,10 +35,8 @@ from jaxretr.recipes.whole_corpus import (
     abstract_rows,
     abstract_train_state,
     activation_bytes,
-    columns,
     dev_questions,
     put_batch,
-    width_of,
 )
 from jaxretr.state import TrainState
 

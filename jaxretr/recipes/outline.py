@@ -21,16 +21,16 @@ from jaxretr.objectives.live_index import IndexProgram
 from jaxretr.parallel.matmul_flops import matmul_flops
 from jaxretr.parallel.mesh import padded_rows
 from jaxretr.recipes.corpus_sizes import CorpusSize
+from jaxretr.recipes.corpus_tokens import abstract_corpus_tokens, columns
 from jaxretr.recipes.index_upkeep import serves_evaluation, steps_of_a_round
 from jaxretr.recipes.step_questions import check as check_typos
 from jaxretr.recipes.whole_corpus import (
     abstract_index,
     abstract_rows,
-    columns,
     evaluation_batch,
     index_programs,
 )
-from jaxretr.state import CorpusState, CorpusTokens, TrainState
+from jaxretr.state import CorpusState, CorpusTokens, TokenRows, TrainState
 
 PARAMETERS, FROZEN, OPTIMIZER = "parameters", "frozen parameters", "optimizer state"
 TOKENS, INDEX, FRESH_INDEX = "corpus tokens", "index embeddings", "evaluation's index"
@@ -72,10 +72,10 @@ def of_state(state: TrainState) -> dict[str, Any]:
     return parts if state.codes is None else {**parts, CODES: state.codes}
 
 
-def abstract_tokens(mesh: Mesh, dtype: Any, rows: int, longest: int, *forms: int) -> CorpusTokens:
+def abstract_tokens(mesh: Mesh, dtype: Any, rows: int, longest: int, *forms: int) -> TokenRows:
     """The shapes of rows of tokens, of which the longest may have `longest`, with their lengths."""
     shape = (rows, *forms)
-    return CorpusTokens(abstract_rows(mesh, dtype, *shape, columns(longest)), abstract_rows(mesh, "int32", *shape))
+    return TokenRows(abstract_rows(mesh, dtype, *shape, columns(longest)), abstract_rows(mesh, "int32", *shape))
 
 
 def _traced(planned: Planned) -> Any:
@@ -91,13 +91,20 @@ class AbstractCorpus:
         self.rows = padded_rows(size.passages, mesh)
         local = Path(config.path).expanduser().is_dir()
         self.ids = ids_dtype(vocabulary_of(config.path) if local else encoder.backbone.vocab_size)
-        self.tokens = abstract_tokens(mesh, self.ids, self.rows, encoder.max_passage_length)
+        self.size = size
+        self.tokens = self.passages(self.ids, encoder.max_passage_length)
+
+    def passages(self, dtype: Any, longest: int) -> CorpusTokens:
+        """The shapes of the passages' tokens of some tokenizer; how many they are is estimated."""
+        mean = self.size.mean_ids(longest)
+        # Rows that are no passages have no tokens; the devices' shares of the others are taken for equal.
+        return abstract_corpus_tokens(self.mesh, dtype, self.rows, longest, mean * self.size.passages / self.rows)
 
     def index(self, config: LiveIndex) -> CorpusState:
         """The shapes of an index of the passages."""
         return abstract_index(self.rows, self.encoder.embedding_size, config.dtype, self.mesh)
 
-    def questions(self, b: int, typos: Typos) -> tuple[CorpusTokens, CorpusTokens | None]:
+    def questions(self, b: int, typos: Typos) -> tuple[TokenRows, TokenRows | None]:
         """The shapes of a batch's questions, and of their misspelt forms if a term reads any."""
         check_typos(typos)
         longest = self.encoder.max_question_length

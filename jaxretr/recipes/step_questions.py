@@ -13,7 +13,8 @@ from jaxretr.config import Typos
 from jaxretr.data.tokens import question_rows
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.errors import UsageError
-from jaxretr.recipes.whole_corpus import Model, question_store, typo_generator, width_of
+from jaxretr.recipes.corpus_tokens import width_of
+from jaxretr.recipes.whole_corpus import Model, question_store, typo_generator
 from jaxretr.streams import HostStream, host_generator
 
 # The generator's `variant`: 0 is the question that is read misspelt itself, the further forms count from 1.

@@ -1,21 +1,28 @@
 """The frozen teacher of an ART run: loaded with its weights, or its shape alone for a plan."""
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
 
 from jaxretr.config import Scorer
 from jaxretr.data.tokens import load_tokenizer, vocabulary_size
 from jaxretr.models.any_scorer import Scorer as LoadedScorer
 from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.formats.model_shapes import holds_t5, scorer_shape
+from jaxretr.models.formats.name_table import Place
 from jaxretr.models.layers import Params
 from jaxretr.models.question_scorer import passage_length
 from jaxretr.models.scorers.cross_encoder import HEAD
 from jaxretr.models.scorers.t5_scorer import Prompt
 from jaxretr.models.scorers.teachers import T5Teacher, Teacher
+from jaxretr.parallel import sharding
+from jaxretr.parallel.hosts import fingerprint
+from jaxretr.parallel.sharding import dotted
 from jaxretr.recipes.outline import T5_PROMPT
 
 
@@ -35,15 +42,49 @@ class TeacherShape(NamedTuple):
     vocabulary: int
 
 
-def load_teacher(config: Scorer) -> LoadedScorer:
-    """Loads the teacher with its weights and its tokenizer; raises as `load_scorer`."""
-    return load_scorer(
+def load_teacher(config: Scorer, place: Place | None = None) -> LoadedScorer:
+    """Loads the teacher with its weights and its tokenizer; raises as `load_scorer`.
+
+    Args:
+      config: which.
+      place: takes each parameter as it is to lie on the devices (`stored`), a T5's as soon as it is read; what it gives
+        is kept instead.
+    """
+    scorer = load_scorer(
         config.path,
         kind=config.kind,
         max_length=config.max_length,
         max_question_length=config.max_question_length,
         dtype=config.dtype,
+        place=place,
     )
+    if place is not None and not isinstance(scorer.teacher, T5Teacher):
+        params = stored(scorer.teacher, scorer.params, config.dtype)
+        scorer.params = jax.tree_util.tree_map_with_path(lambda path, leaf: place(dotted(path), leaf), params)
+    return scorer
+
+
+class OnDevices:
+    """Puts a model's parameters on the devices one after another, so that a host need not hold all of them.
+
+    Args:
+      mesh: the devices.
+    """
+
+    def __init__(self, mesh: Mesh):
+        self._mesh = mesh
+        self._prints: list[str] = []
+
+    def __call__(self, name: str, array: np.ndarray) -> jax.Array:
+        """The array on the devices as `sharding.shardings` says; the next one comes when this one is there."""
+        leaf = {name: array}
+        self._prints.append(fingerprint(leaf))
+        return jax.block_until_ready(sharding.put(leaf, self._mesh))[name]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all parameters so far, as `hosts.fingerprint` tells arrays apart."""
+        return json.dumps(sorted(self._prints))
 
 
 def teacher_shape(config: Scorer) -> TeacherShape:

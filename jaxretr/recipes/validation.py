@@ -24,7 +24,8 @@ from jaxretr.objectives.contrastive import NO_PASSAGE, ContrastiveProgram, Masks
 from jaxretr.objectives.live_index import fetch_rows
 from jaxretr.parallel.mesh import DATA, put_rows
 from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data
-from jaxretr.recipes.whole_corpus import Model, WholeCorpus, put_batch, question_store, width_of
+from jaxretr.recipes.corpus_tokens import width_of
+from jaxretr.recipes.whole_corpus import Model, WholeCorpus, put_batch, question_store
 from jaxretr.state import CorpusTokens, TrainState
 
 # Rows that each device embeds, and questions that are ranked, at a time.
@@ -172,7 +173,7 @@ def _make_embed_rows(program: ContrastiveProgram, mesh: Mesh):
         out_specs=P(),
     )
     def embed_rows(params: Params, passages: CorpusTokens, rows: jax.Array) -> jax.Array:
-        found = jax.tree.map(lambda table: fetch_rows(table, rows[:, None])[:, 0], passages)
+        found = jax.tree.map(lambda values: values[:, 0], fetch_rows(passages, rows[:, None]))
         p = embed(program.encoder, tower(params, "passage"), found.tokens, found.lengths, dtype=program.encoder_dtype)
         return lax.all_gather(p, DATA, tiled=True, to="invarying")
 

@@ -32,8 +32,9 @@ from jaxretr.objectives.index_refresh import make_refresh, make_rolling_refresh
 from jaxretr.objectives.live_index import IndexProgram, make_search
 from jaxretr.parallel import memory, sharding
 from jaxretr.parallel.mesh import DATA, padded_rows, put_rows, to_host
+from jaxretr.recipes.corpus_tokens import corpus_tokens, width_of
 from jaxretr.recipes.encoder_start import JointModel
-from jaxretr.state import CorpusState, CorpusTokens, TrainState
+from jaxretr.state import CorpusState, TokenRows, TrainState
 
 log = logging.getLogger(__name__)
 
@@ -320,23 +321,6 @@ def question_store(stores: Path, texts: Sequence[str], model: Model) -> TokenSto
     )
 
 
-def corpus_tokens(store: TokenStore, rows: int, mesh: Mesh) -> CorpusTokens:
-    """A store's rows on the devices, padded to `rows`; each host reads only its own."""
-    width = width_of(store)
-    tokens = put_rows(mesh, lambda a, b: store.padded(a, b, width)[0], (rows, width), store.dtype)
-    return CorpusTokens(tokens, put_rows(mesh, store.lengths, (rows,), np.int32))
-
-
-def width_of(store: TokenStore) -> int:
-    """The columns that hold a store's longest row."""
-    return columns(store.max_row_length)
-
-
-def columns(longest: int) -> int:
-    """The length of a longest row, rounded up so that few widths are ever compiled."""
-    return -(-max(1, longest) // 8) * 8
-
-
 def select(store: TokenStore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Some rows of a store as a rectangle: tokens [n, L], lengths int32 [n]."""
     return store.select(rows, width_of(store))
@@ -347,6 +331,6 @@ def put_batch(mesh: Mesh, array: np.ndarray) -> jax.Array:
     return put_rows(mesh, array, array.shape, array.dtype)
 
 
-def put_forms(mesh: Mesh, forms: tuple[np.ndarray, np.ndarray] | None) -> CorpusTokens | None:
+def put_forms(mesh: Mesh, forms: tuple[np.ndarray, np.ndarray] | None) -> TokenRows | None:
     """The misspelt forms of a batch on the devices, if there are any."""
-    return None if forms is None else CorpusTokens(*(put_batch(mesh, x) for x in forms))
+    return None if forms is None else TokenRows(*(put_batch(mesh, x) for x in forms))

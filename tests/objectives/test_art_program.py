@@ -41,7 +41,7 @@ def compiled(run: ArtRun, mesh8: jax.sharding.Mesh) -> Compiled:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
 
     def tokens(few: CorpusTokens) -> CorpusTokens:
-        return CorpusTokens(array(few.tokens.dtype, N, few.tokens.shape[1]), array(jnp.int32, N))
+        return CorpusTokens(array(few.ids.dtype, N * few.width // 2), *2 * [array(jnp.int32, N)], few.width)
 
     train, table = run.abstract_state().train, run.abstract_table()
     index = CorpusState(array(jnp.float32, N, run.model.config.embedding_size), array(jnp.int32, N))
@@ -118,7 +118,7 @@ def test_no_array_is_larger_than_the_corpus_shard(compiled: Compiled) -> None:
     """Never scores of all questions and passages: neither [B, N] nor a device's [B, N / devices]."""
     n = N // DEVICES
     widths = {1, compiled.run.model.config.embedding_size}
-    widths |= {tokens.tokens.shape[1] for tokens in (compiled.run.whole.passages, compiled.run.scorer_passages)}
+    widths |= {tokens.width for tokens in (compiled.run.whole.passages, compiled.run.scorer_passages)}
     for program in (compiled.step, compiled.refresh, compiled.search):
         assert max(array.elements for array in program.arrays) <= n * max(widths)
         long = {array.shape for array in program.arrays if max(array.shape, default=0) >= n}

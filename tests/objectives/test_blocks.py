@@ -51,11 +51,12 @@ def test_a_refresh_encodes_full_blocks_of_rows_that_no_block_divides(mesh1: Mesh
     rng = np.random.default_rng(SEED)
     lengths = rng.integers(1, WIDTH + 1, rows).astype(np.int32)
     tokens = np.where(np.arange(WIDTH) < lengths[:, None], rng.integers(5, BERT.vocab_size, (rows, WIDTH)), 0)
-    passages = CorpusTokens(tokens.astype(np.uint16), lengths)
     params = init_params(DualEncoderConfig(BERT), SEED)
 
     def refreshed(mesh: Mesh, encode_rows: int) -> tuple[CorpusState, str]:
         refresh: Any = make_refresh(contrastive_program(corpus_rows=rows, encode_rows=encode_rows), mesh)
+        offsets = WIDTH * (np.arange(rows, dtype=np.int32) % (rows // mesh.shape[DATA]))
+        passages = CorpusTokens(tokens.astype(np.uint16).ravel(), offsets, lengths, WIDTH)
         index = CorpusState(np.zeros((rows, BERT.hidden_size), np.float32), np.zeros(rows, np.int32))
         compiled = refresh.lower(params, passages, index, np.int32(7)).compile()
         return jax.device_get(refresh(params, passages, index, np.int32(7))), compiled.as_text()

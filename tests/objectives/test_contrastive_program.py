@@ -47,11 +47,11 @@ def compiled(run: ContrastiveRun, mesh8: jax.sharding.Mesh) -> Program:
     def array(dtype: Any, *shape: int) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
 
-    few = run.whole.passages.tokens
+    few = run.whole.passages
     step = run.train_step.lower(
         run.abstract_state().train,
         CorpusState(array(jnp.float32, N, run.model.config.embedding_size), array(jnp.int32, N)),
-        CorpusTokens(array(few.dtype, N, few.shape[1]), array(jnp.int32, N)),
+        CorpusTokens(array(few.ids.dtype, N * few.width // 2), *2 * [array(jnp.int32, N)], few.width),
         array(jnp.int32, N),
         sharding.abstract(run.batch(0), mesh8, rows),
     )
@@ -109,10 +109,11 @@ def test_gradients_are_reduced_once(run: ContrastiveRun, compiled: Program) -> N
 def test_no_array_is_larger_than_the_corpus_shard(run: ContrastiveRun, compiled: Program) -> None:
     """Never scores of all questions and passages: neither [B, N] nor a device's [B, N / devices]."""
     n = N // DEVICES
-    widths = {1, run.model.config.embedding_size, run.whole.passages.tokens.shape[1]}
-    assert max(array.elements for array in compiled.arrays) <= n * max(widths)
+    width, size = run.whole.passages.width, run.model.config.embedding_size
+    assert max(array.elements for array in compiled.arrays) <= n * max(width, size)
     long = {array.shape for array in compiled.arrays if max(array.shape, default=0) >= n}
-    assert long <= {(n,), *((n, width) for width in widths)}, long
+    # The last is that of all token ids.
+    assert long <= {(n,), (n, 1), (n, size), (n * width // 2,)}, long
 
 
 def test_memory_falls_with_the_chunk(mesh1: jax.sharding.Mesh, record_property: Any) -> None:
@@ -146,7 +147,7 @@ def test_memory_falls_with_the_chunk(mesh1: jax.sharding.Mesh, record_property: 
             *(array(jnp.uint16, questions, length), array(jnp.int32, questions)),
             *(array(jnp.int32, questions, 2), array(jnp.int32, questions, 1), None),
         )
-        tokens = CorpusTokens(array(jnp.uint16, n, length), array(jnp.int32, n))
+        tokens = CorpusTokens(array(jnp.uint16, n * length), *2 * [array(jnp.int32, n)], length)
         lowered = make_step(program, optimizer, mesh1).lower(
             sharding.abstract(train, mesh1), None, tokens, array(jnp.int32, n), batch
         )

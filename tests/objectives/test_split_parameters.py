@@ -5,14 +5,15 @@ in another order; Adam's epsilon is large enough that rounding noise moves no pa
 """
 
 import dataclasses
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 from tiny import art_config, compiled_quickly, contrastive_config, few_padding_rows, write_models, write_supervised
@@ -28,10 +29,12 @@ from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import DATA, make_mesh
 from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.parallel.split_parameters import global_norm, reduced, varying
+from jaxretr.plan.compiled_text import Program
 from jaxretr.recipes.art import ArtRun
 from jaxretr.recipes.contrastive import ContrastiveRun
 from jaxretr.recipes.encoder_start import encoder_config
 from jaxretr.recipes.whole_corpus import abstract_train_state, splits
+from jaxretr.state import TrainState
 from jaxretr.train import claim, write_config
 
 OPTIMIZER = {"learning_rate": 1e-2, "warmup": 0.0, "final": 1.0, "eps": 1e-5, "clip": 0.05, "weight_decay": 0.1}
@@ -112,10 +115,25 @@ def elements_a_device(tree: Any) -> float:
     return sum(leaf.addressable_shards[0].data.size for leaf in leaves) / sum(leaf.size for leaf in leaves)
 
 
+@pytest.fixture(scope="module")
+def on_one_device(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """`stepped` of a case on a device that has everything."""
+
+    @cache
+    def of_case(case: str) -> Any:
+        workdir = tmp_path_factory.mktemp(case)
+        return stepped(run_of(case, one_device(), models, workdir, split=False))
+
+    return of_case
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["moments", "parameters"])
 @pytest.mark.parametrize("case", CASES)
-def test_steps_are_those_of_one_device(case: str, models: Path, tmp_path: Path) -> None:
-    expected, its_metrics = stepped(run_of(case, one_device(), models, tmp_path / "one", split=False))
-    run = run_of(case, make_mesh(), models, tmp_path / "split", split=True)
+def test_steps_are_those_of_one_device(
+    case: str, split: bool, models: Path, on_one_device: Callable[[str], Any], tmp_path: Path
+) -> None:
+    expected, its_metrics = on_one_device(case)
+    run = run_of(case, make_mesh(), models, tmp_path / "split", split=split)
     state, metrics = stepped(run)
     for theirs, ours in zip(its_metrics, metrics, strict=True):
         assert theirs["gradient_norm"] > 2 * OPTIMIZER["clip"], "nothing was clipped"
@@ -129,6 +147,62 @@ def test_steps_are_those_of_one_device(case: str, models: Path, tmp_path: Path) 
     jax.tree.map(
         lambda array, shape: _same_place(array, shape), jax.tree.leaves(state), jax.tree.leaves(run.abstract_state())
     )
+
+
+def test_split_moments_give_the_updates_of_whole_ones() -> None:
+    """Clipped AdamW with decay on 8 devices, 3 steps: against optax with all gradients on one device.
+
+    Large matrices are split along either axis, the others stay copies; each large gradient is scattered once and each large
+    parameter gathered once, and only the small ones are reduced to all devices.
+    """
+    rng = np.random.default_rng(0)
+    shapes = {"query.kernel": (2, 16, 8), "ffn_out.kernel": (2, 8, 16), "query.bias": (2, 8), "key.kernel": (2, 8, 4)}
+    params: dict[str, Any] = {f"layers.{name}": rng.normal(size=shape) for name, shape in shapes.items()}
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+    optimizer = optim.build(configuration.Optimizer(**OPTIMIZER), STEPS)
+    batches = rng.normal(size=(STEPS, 16, 2)).astype(np.float32)
+
+    def loss(params: Any, batch: jax.Array) -> jax.Array:
+        scaled = [
+            jnp.sin(batch[:, 0] * leaf.sum() / 16 + batch[:, 1] * jnp.square(leaf).sum() / 256)
+            for leaf in params.values()
+        ]
+        return sum(scaled, jnp.zeros(len(batch))).mean()
+
+    mesh = make_mesh()
+
+    @jax.jit
+    @partial(
+        over_data,
+        mesh=mesh,
+        split=False,
+        in_specs=(PARAMETERS_OR_STATE, P(DATA)),
+        out_specs=(PARAMETERS_OR_STATE, P()),
+    )
+    def step(state: TrainState, batch: jax.Array) -> tuple[TrainState, jax.Array]:
+        gradients = jax.grad(loss)(varying(state.params), batch)
+        gradients, () = reduced(gradients, state.params, state.opt_state, (), mean=True)
+        return state.apply_gradients(gradients, optimizer), global_norm(gradients)
+
+    state = sharding.put(TrainState.create(params, optimizer), mesh)
+    text = Program(step.lower(state, batches[0]).compile().as_text())
+    scattered = [8 * array.elements for op in text.of_kind("reduce-scatter") for array in op.results]
+    gathered = [array.elements for op in text.of_kind("all-gather") for array in op.results]
+    assert sorted(scattered) == sorted(gathered) == 2 * [2 * 16 * 8]
+    assert all(array.elements <= 2 * 8 * 4 for op in text.of_kind("all-reduce") for array in op.results)
+    expected, its_state = params, optimizer.init(params)
+    for batch in batches:
+        gradients = jax.grad(loss)(expected, batch)
+        norm = optax.global_norm(gradients)
+        assert norm > 2 * OPTIMIZER["clip"], "nothing was clipped"
+        updates, its_state = optimizer.update(gradients, its_state, expected)
+        expected: Any = optax.apply_updates(expected, updates)
+        state, its_norm = step(state, batch)
+        np.testing.assert_allclose(its_norm, norm, rtol=1e-5)
+    jax.tree.map(lambda ours, theirs: np.testing.assert_allclose(ours, theirs, atol=1e-6), state.params, expected)
+    jax.tree.map(_same_place, state, sharding.abstract(state, mesh))
+    split = [leaf for leaf in jax.tree.leaves(state.opt_state) if not leaf.sharding.is_fully_replicated]
+    assert len(split) == 4 and elements_a_device(split) == 1 / 8 and elements_a_device(state.params) == 1
 
 
 def _same_place(array: jax.Array, shape: jax.ShapeDtypeStruct) -> None:
@@ -149,8 +223,12 @@ def test_evaluations_are_those_of_one_device(models: Path, tmp_path: Path) -> No
 
 def test_a_state_is_never_whole_on_a_device(tiny_models: Path, tmp_path: Path) -> None:
     """From the start: kernels and word embeddings, their moments, and what is frozen."""
-    for case in ("kept", "adapters"):
-        state = run_of(case, make_mesh(), tiny_models, tmp_path / case, split=True).init().train
+    for case in ("kept", "adapters", "moments"):
+        split = case != "moments"
+        state = run_of(case if split else "kept", make_mesh(), tiny_models, tmp_path / case, split=split).init().train
+        if not split:
+            assert elements_a_device(state.params) == 1
+            state = state.opt_state
         matrices = [
             leaf for leaf in jax.tree.leaves(state) if leaf.ndim and np.prod(leaf.shape[-2:]) >= 128 and leaf.ndim != 2
         ]
@@ -198,7 +276,7 @@ def test_gradients_of_grouped_queries(dtype: str) -> None:
                 return (vectors * weights).sum(), vectors
 
             (_, vectors), found = jax.value_and_grad(loss, has_aux=True)(varying(params))
-            found, _ = reduced(found, params, ())
+            found, _ = reduced(found, params, (), ())
             return found, vectors, global_norm(found)
 
         return compiled_quickly(gradients)(sharding.put(params, mesh, split=split), tokens, lengths, weights)

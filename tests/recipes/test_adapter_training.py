@@ -39,6 +39,7 @@ from jaxretr.parallel.mesh import make_mesh
 from jaxretr.plan.compiled_text import Program
 from jaxretr.recipes.art import ArtRun
 from jaxretr.recipes.contrastive import ContrastiveRun, ContrastiveState
+from jaxretr.recipes.whole_corpus import select
 from jaxretr.state import CorpusTokens, TrainState
 
 SHAPE = AdapterShape(lora_rank=3, lora_alpha=4.5, bottleneck=5, scale=2.0)
@@ -260,7 +261,7 @@ def test_gradients_are_those_of_the_plain_loss(outcomes: dict[str, Outcome]) -> 
         for j, place in negatives_of(run.program, examples, i):
             negative[i, j, place] = True
     batch = jax.device_get(run.batch(0))
-    tokens, lengths = (np.asarray(x)[rows.ravel()] for x in (run.whole.passages.tokens, run.whole.passages.lengths))
+    tokens, lengths = select(run.whole.store, np.maximum(rows.ravel(), 0))
     assert NO_PASSAGE in rows and not negative.all()
 
     def loss(params: Params) -> jax.Array:
@@ -306,7 +307,7 @@ def test_training_adapters_needs_less_memory_than_training_all(mesh8: jax.shardi
             *(array(jnp.uint16, questions, length), array(jnp.int32, questions)),
             *(array(jnp.int32, questions, 2), array(jnp.int32, questions, 1), None),
         )
-        tokens = CorpusTokens(array(jnp.uint16, n, length), array(jnp.int32, n))
+        tokens = CorpusTokens(array(jnp.uint16, n * length), *2 * [array(jnp.int32, n)], length)
         state = sharding.abstract(state, mesh8)
         lowered = make_step(program, optimizer, mesh8).lower(state, None, tokens, array(jnp.int32, n), batch)
         return state, lowered.compile({"xla_backend_optimization_level": 0})

@@ -132,8 +132,8 @@ def test_the_compiled_step(eight: Tried) -> None:
     # The teacher's scores of 8 x 4 pairs: those that the table knew, and new ones with the numbers of `Work`.
     assert sorted(array.shape for array in reduced if array.shape) == sorted([*expected, (8, 4), (35,)])
     assert len([array for array in reduced if not array.shape]) <= 5
-    widths = {SIZE, LENGTH, eight.run.scorer_passages.tokens.shape[1]}
-    assert small_runs.of_corpus_size(program) <= {(SHARD,), *((SHARD, width) for width in widths)}
+    widths = {SIZE, LENGTH, eight.run.scorer_passages.width}
+    assert small_runs.of_corpus_size(program) <= {(SHARD,), *((SHARD, width) for width in (1, *widths))}
 
 
 def test_the_loss_falls_and_the_index_follows(eight: Tried) -> None:

@@ -5,7 +5,7 @@ an export cannot disagree.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +51,18 @@ class Row:
         return tensor.T if self.transposed else tensor
 
 
+Place = Callable[[str, np.ndarray], Any]
+"""Takes a parameter's dotted name and its array, and gives what is kept instead."""
+
+
 def read_rows(
-    rows: Iterable[Row], shapes: Params, tensors: TensorFiles, *, ignored: re.Pattern[str], dtype: Any
+    rows: Iterable[Row],
+    shapes: Params,
+    tensors: TensorFiles,
+    *,
+    ignored: re.Pattern[str],
+    dtype: Any,
+    place: Place | None = None,
 ) -> Params:
     """Reads a checkpoint into our parameters, tensor by tensor, so that little more than the result is in memory.
 
@@ -62,9 +72,11 @@ def read_rows(
       tensors: the checkpoint.
       ignored: matches the names of tensors that may be there and are not needed.
       dtype: numpy dtype of the result.
+      place: called with the dotted name and the array of each parameter as soon as it is read; what it returns is kept in
+        the array's place, so that the host need not hold all of them.
 
     Returns:
-      A nested dict of numpy arrays.
+      A nested dict of numpy arrays, or of what `place` returned.
 
     Raises:
       UserError: tensors are missing, left over, or of another shape.
@@ -96,7 +108,7 @@ def read_rows(
             parts[0], parts = row.first_layer, parts[1:]
         for part, name in zip(parts, names, strict=True):
             part[...] = row.of_theirs(tensors.read(name))
-        params[path] = array
+        params[path] = array if place is None else place(path.replace("/", "."), array)
     return unflatten_dict(params, sep="/")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxretr.errors import UserError
 from jaxretr.models.formats.hf_files import TensorFiles, config_fields, read_json, stated_architecture
-from jaxretr.models.formats.name_table import Row, read_rows, write_rows
+from jaxretr.models.formats.name_table import Place, Row, read_rows, write_rows
 from jaxretr.models.layers import Params, define
 from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.models.t5_encoder_config import T5EncoderConfig
@@ -66,7 +66,7 @@ _FEED_FORWARDS = ("relu", "gated-gelu")
 _IGNORED = re.compile(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight")
 
 
-def read(folder: str | Path, dtype: Any = None) -> tuple[T5Config, Params]:
+def read(folder: str | Path, dtype: Any = None, place: Place | None = None) -> tuple[T5Config, Params]:
     """Reads a Hugging Face T5 folder.
 
     Each tensor goes straight into its place of the result: a 3B model in bfloat16 needs its 6 GB and little more.
@@ -74,6 +74,7 @@ def read(folder: str | Path, dtype: Any = None) -> tuple[T5Config, Params]:
     Args:
       folder: holds config.json and the weights.
       dtype: numpy dtype of the parameters, such as jnp.bfloat16; float32 by default.
+      place: takes each parameter as soon as it is read, as in `read_rows`.
 
     Returns:
       The model's shape, and its parameters as a nested dict of numpy arrays.
@@ -81,16 +82,19 @@ def read(folder: str | Path, dtype: Any = None) -> tuple[T5Config, Params]:
     Raises:
       UserError: as `import_t5`; also for a missing or broken file.
     """
-    return import_t5(read_json(folder, "config.json"), TensorFiles.open(folder), dtype)
+    return import_t5(read_json(folder, "config.json"), TensorFiles.open(folder), dtype, place)
 
 
-def import_t5(config: Mapping[str, Any], tensors: TensorFiles, dtype: Any = None) -> tuple[T5Config, Params]:
+def import_t5(
+    config: Mapping[str, Any], tensors: TensorFiles, dtype: Any = None, place: Place | None = None
+) -> tuple[T5Config, Params]:
     """Translates a Hugging Face T5 checkpoint.
 
     Args:
       config: the parsed config.json.
       tensors: the weights; every one is used, or equals one that is, or is named in an error.
       dtype: numpy dtype of the parameters; float32 by default.
+      place: as in `read_rows`.
 
     Returns:
       The model's shape and its parameters. An output layer that is tied to the embedding but not scaled, which
@@ -109,7 +113,8 @@ def import_t5(config: Mapping[str, Any], tensors: TensorFiles, dtype: Any = None
     rows = _table(t5, output)
     tensors.check_sizes(t5.sizes(), "config.json")
     shapes = define(lambda rngs: T5Model(t5, rngs=rngs))[1]
-    return t5, read_rows(rows, shapes, tensors, ignored=_IGNORED, dtype=np.float32 if dtype is None else dtype)
+    dtype = np.float32 if dtype is None else dtype
+    return t5, read_rows(rows, shapes, tensors, ignored=_IGNORED, dtype=dtype, place=place)
 
 
 def _table(config: T5Config, output: Row) -> list[Row]:
