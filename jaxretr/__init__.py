@@ -43,6 +43,7 @@ _FUNCTIONS = {
     "load_scorer": "jaxretr.models.any_scorer",
     "mine": "jaxretr.mine.mining",
     "mine_lexical": "jaxretr.mine.lexical",
+    "mine_scores": "jaxretr.teacher_scores",
     "mteb_model": "jaxretr.evaluate.mteb_adapter",
     "report": "jaxretr.reporting.run_report",
     "rerank": "jaxretr.evaluate.reranking",
@@ -91,6 +92,7 @@ __all__ = [
     "load_scorer",
     "mine",
     "mine_lexical",
+    "mine_scores",
     "mteb_model",
     "report",
     "rerank",
@@ -147,6 +149,7 @@ if TYPE_CHECKING:
     from jaxretr.search.searching import search
     from jaxretr.stores.embedding_store import EmbeddingStore
     from jaxretr.stores.encoding import encode
+    from jaxretr.teacher_scores import mine_scores
     from jaxretr.train import train
 
 

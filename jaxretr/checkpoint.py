@@ -127,6 +127,33 @@ class Checkpoints:
         arrays = {dotted(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(loaded)}
         return jax.tree_util.tree_map_with_path(lambda path, _: arrays[dotted(path)], like)
 
+    def field(self, name: str, step: int) -> Any:
+        """Reads one field of a state into this process's memory; nothing else of it is read.
+
+        Args:
+          name: of the field of the state's NamedTuple.
+          step: whose checkpoint.
+
+        Returns:
+          Dicts of arrays; None where the checkpoint has no such field.
+
+        Raises:
+          UserError: the checkpoint cannot be read.
+        """
+        place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        try:
+            saved = self._checkpointer.metadata(step).metadata.get(name)
+            if not jax.tree.leaves(saved):
+                return None
+            like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), saved)
+            loading = ocp.options.PyTreeOptions.Loading(partial_load=True)
+            with ocp.Context(pytree_options=ocp.options.PyTreeOptions(loading=loading)):
+                return self._checkpointer.load(step, {name: like})[name]
+        except Exception as error:  # Orbax's and tensorstore's own, several kinds.
+            if is_of_collective(error) or isinstance(error, MemoryError):
+                raise
+            raise self._unreadable(step, error) from error
+
     def wait(self) -> None:
         """Waits until everything is on disk."""
         try:

@@ -31,6 +31,7 @@ _OPTIONS = (
     "report",
     "mine",
     "mine_lexical",
+    "mine_scores",
     "score",
     "combine",
     "tune",

@@ -64,6 +64,7 @@ RUN_BY = {
         "test_scorer_filter.py::test_the_scorer_filters_what_the_others_leave_and_its_scores_are_written"
     ],
     "mine lexical": ["test_mine_lexical.py::test_sentences_and_their_first_and_later_ranks"],
+    "mine scores": ["test_score_table_run.py::test_scores_of_a_run_are_known_to_the_next_from_its_first_step"],
     "quickstart": [
         "test_cli.py::test_quickstart_gets_its_arguments",
         "test_notebooks.py::test_art_quickstart_runs",  # what it runs

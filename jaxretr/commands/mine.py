@@ -24,7 +24,7 @@ def add_commands(commands: Commands) -> None:
         "mine",
         "Hard negatives for training questions: passages that BM25 (or a run) ranks high, filtered, with a report.\n"
         "Writes Tevatron jsonl with ids of the corpus, one row per question. For training sets of a model that\n"
-        "imitates BM25 (SPAR), see jaxretr mine lexical.",
+        "imitates BM25 (SPAR), see jaxretr mine lexical; for an ART run's teacher, jaxretr mine scores.",
         "jaxretr mine --corpus corpus.jsonl --train nq --out mined.jsonl --report mined.json\n"
         "  jaxretr mine --corpus corpus.jsonl --train train.jsonl --run dense.trec --relative-margin 0.05 --out mined.jsonl\n"
         "  jaxretr mine --corpus corpus.jsonl --train nq --scorer reranker --max-score-share 0.95 --out mined.jsonl",

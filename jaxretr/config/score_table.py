@@ -15,5 +15,5 @@ class ScoreTable:
     """What a question with C scores loses for a new one. unused: the passage that was not retrieved for the longest time;
     oldest: the one that was scored first; worst: the one with the lowest score, be it the new one."""
     path: str | None = None
-    """A file of scores to begin with, as `jaxretr export --to teacher-scores` writes it: the same teacher's, of the same
-    questions and passages."""
+    """A file of scores to begin with, as `jaxretr mine scores` or `jaxretr score` writes it: the same teacher's, of the
+    same questions and passages, by their ids."""

@@ -119,6 +119,17 @@ def test_the_teachers_score_is_the_scorers(eight: Tried) -> None:
     np.testing.assert_allclose(eight.metrics[0]["teacher_score"], scores.mean(), rtol=1e-4)
 
 
+def test_the_teacher_is_asked_for_no_pair_twice(eight: Tried) -> None:
+    """The same questions with the same index once more: the table has all scores, and no block of the teacher runs."""
+    run, batch = eight.run, eight.run.batch(0)
+    after, asked = run.step(run.init(), 0, batch)
+    _, known = run.step(run.init()._replace(table=after.table), 0, batch)
+    assert (float(asked["teacher_hits"]), float(known["teacher_hits"])) == (0, 1)
+    assert float(asked["teacher_blocks"]) > 0 and float(known["teacher_blocks"]) == 0
+    for name in ("loss", "teacher_score", "gradient_norm"):
+        np.testing.assert_allclose(known[name], asked[name], rtol=1e-6, err_msg=name)
+
+
 def test_the_compiled_step(eight: Tried) -> None:
     """It donates its state, copies no index, reduces gradients once and outside of loops, and holds no [B, N] array."""
     program = eight.program

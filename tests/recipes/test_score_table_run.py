@@ -9,13 +9,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from tiny import art_config, compiled_quickly, few_padding_rows
+from tiny import DATA, art_config, compiled_quickly, few_padding_rows
 
 from jaxretr.checkpoint import Checkpoints
-from jaxretr.config import Optimizer
-from jaxretr.errors import UserError
+from jaxretr.cli import main
+from jaxretr.config import Optimizer, check_numbers
+from jaxretr.data.formats.reading import read_examples
+from jaxretr.errors import UsageError, UserError
+from jaxretr.objectives.score_table import TableState
 from jaxretr.recipes.art import ArtRun, ArtState
+from jaxretr.recipes.teacher_table import read_table
 from jaxretr.state import CorpusState, TrainState
+from jaxretr.teacher_scores import mine_scores
+from jaxretr.train import write_config
 
 EPOCH = 2  # Steps over the 10 questions.
 
@@ -118,29 +124,87 @@ def test_a_folder_whose_teacher_has_changed_is_refused(with_table: ArtRun, monke
         with_table.abstract_state()
 
 
-def write(path: Path, *rows: dict[str, Any]) -> str:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return str(path)
+@pytest.fixture(scope="module")
+def saved(with_table: ArtRun) -> tuple[Path, ArtState, list[dict[str, float]]]:
+    """The folder of a run after an epoch, its state and its metrics."""
+    state, metrics = steps(with_table, with_table.init(), 0, EPOCH)
+    folder = with_table.workdir
+    write_config(folder, with_table.config)
+    with Checkpoints(folder / "checkpoints", with_table.config) as checkpoints:
+        checkpoints.save(EPOCH, state)
+        checkpoints.wait()
+    return folder, state, metrics
 
 
-def test_scores_of_a_file_are_known_from_the_first_step(
-    make: Make, with_table: ArtRun, mesh1: jax.sharding.Mesh, tmp_path: Path
+def test_scores_of_a_run_are_known_to_the_next_from_its_first_step(
+    with_table: ArtRun, saved: tuple[Path, ArtState, list[dict[str, float]]], tmp_path: Path
 ) -> None:
-    state, expected = steps(with_table, with_table.init(), 0, EPOCH)
+    """`jaxretr mine scores` writes what the table has, as a set to distil from; `table.path` reads it."""
+    folder, state, metrics = saved
+    path = tmp_path / "scores.jsonl"
+    assert main(["mine", "scores", str(folder), "--out", str(path)]) == 0
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["query_id"] for line in lines] == [question.id for question in with_table.questions]
     assert state.table is not None
-    rows, scores = np.asarray(state.table.rows), np.asarray(state.table.scores)
-    lines = []
-    for number, question in enumerate(with_table.questions):
-        known = rows[number] >= 0
-        ids = [with_table.corpus.ids[row] for row in rows[number][known]]
-        lines.append({"query_id": question.id, "document_ids": ids, "scores": scores[number][known].tolist()})
-    path = write(
-        tmp_path / "scores.jsonl", {"query_id": "of another run", "document_ids": ["x"], "scores": [0]}, *lines
-    )
-    config = dataclasses.replace(with_table.config.table, path=path)
-    run = with_table
-    run.config = dataclasses.replace(run.config, table=config)
-    _, found = steps(run, run.init(), 0, EPOCH)
-    run.config = dataclasses.replace(run.config, table=dataclasses.replace(config, path=None))
+    for line, rows, scores in zip(lines, np.asarray(state.table.rows), np.asarray(state.table.scores), strict=False):
+        known = {with_table.corpus.ids[row]: score for row, score in zip(rows, scores, strict=True) if row >= 0}
+        assert len(known) == len(line["scores"]) == 4 and line["scores"] == sorted(line["scores"], reverse=True)
+        assert dict(zip(line["document_ids"], np.float32(line["scores"]), strict=True)) == known
+    examples = list(read_examples(path, corpus=with_table.corpus, queries=str(DATA)))
+    assert [example.positives[0].score for example in examples] == [line["scores"][0] for line in lines]
+
+    # A line of another run's question is no error.
+    path.write_text(f"{json.dumps({'query_id': 'x', 'document_ids': ['y'], 'scores': [0]})}\n{path.read_text()}")
+    table = begun_with(with_table, str(path))
+    _, found = steps(with_table, with_table.init()._replace(table=table), 0, EPOCH)
     assert [values["teacher_blocks"] for values in found] == [0, 0]
-    np.testing.assert_allclose([x["loss"] for x in found], [x["loss"] for x in expected], rtol=1e-6)
+    np.testing.assert_allclose([x["loss"] for x in found], [x["loss"] for x in metrics], rtol=1e-6)
+    with_texts = mine_scores(folder, tmp_path / "scores.json", format="dpr")
+    assert (with_texts.questions, with_texts.pairs, with_texts.step) == (10, 40, EPOCH)
+    assert json.loads((tmp_path / "scores.json").read_text())[0]["positive_ctxs"][0]["text"]
+
+
+def begun_with(run: ArtRun, path: str) -> TableState:
+    shapes = run.abstract_table()
+    assert shapes is not None
+    return read_table(path, shapes, run.corpus, run.questions, run.mesh)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"document_ids": ["d"], "scores": [1]}, r":2: passage 'd' is not in the corpus; give"),
+        ({"document_ids": ["KNOWN"], "scores": ["much"]}, r":2: .*scores.*; "),
+        ({"document_ids": ["KNOWN"], "scores": [1, 2]}, r":2: field \"scores\" is not a list of 1 numbers; give"),
+        (None, r"has scores of none of the 10 training questions; give"),
+    ],
+)
+def test_a_bad_file_of_scores_is_named_with_its_line(
+    with_table: ArtRun, tmp_path: Path, row: dict[str, Any] | None, message: str
+) -> None:
+    known = with_table.corpus.ids[0]
+    rows = [{"query_id": "of another run", "document_ids": [known], "scores": [0.5]}]
+    if row is not None:
+        rows.append({"query_id": with_table.questions[0].id, **row})
+    path = tmp_path / "scores.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows).replace("KNOWN", known))
+    with pytest.raises(UserError, match=message):
+        begun_with(with_table, str(path))
+
+
+def test_a_run_without_scores_has_none_to_write(
+    saved: tuple[Path, ArtState, list[dict[str, float]]], tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="has no checkpoint of step 9; those of it are: 2"):
+        mine_scores(saved[0], tmp_path / "scores.jsonl", step=9)
+    with pytest.raises(UserError, match=r"cannot be read .*; give the folder of a training run"):
+        mine_scores(tmp_path, tmp_path / "scores.jsonl")
+    with pytest.raises(UsageError, match="format qrels; formats with scores are"):
+        mine_scores(saved[0], tmp_path / "scores.jsonl", format="qrels")
+
+
+def test_a_capacity_below_nothing_and_a_file_without_room_are_refused(tiny_models: Path) -> None:
+    with pytest.raises(UsageError, match=r"table.capacity=-1: must be at least 0"):
+        check_numbers(art_config(tiny_models, table={"capacity": -1}))
+    with pytest.raises(UsageError, match=r"table.path .* table.capacity=0 keeps none"):
+        check_numbers(art_config(tiny_models, table={"capacity": 0, "path": "scores.jsonl"}))

@@ -1,0 +1,108 @@
+"""The scores that an ART run's teacher gave, as training data for distillation."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jaxretr.checkpoint import Checkpoints
+from jaxretr.config import ArtConfig, from_json
+from jaxretr.data.formats.examples import Candidate, Example
+from jaxretr.data.formats.writing import SCORED_FORMATS, write_examples
+from jaxretr.errors import UsageError, UserError, did_you_mean
+from jaxretr.recipes.art_texts import ArtTexts, read_art_texts
+from jaxretr.storage.files import check_output
+from jaxretr.storage.paths import as_path
+from jaxretr.storage.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class MinedScores:
+    """A file of a teacher's scores that was written.
+
+    Attributes:
+      path: the file.
+      step: of the checkpoint that they are from.
+      questions: with at least one score.
+      pairs: of question and passage.
+    """
+
+    path: Path
+    step: int
+    questions: int
+    pairs: int
+
+
+def mine_scores(
+    run: str | os.PathLike[str], out: str | os.PathLike[str], *, format: str = "distillation", step: int | None = None
+) -> MinedScores:
+    """Writes the scores that the teacher of an ART run gave to the passages that the run retrieved.
+
+    They are raw, as `jaxretr.score` writes them. Of each question the passage with the best score comes first, and stands
+    as the positive in formats that have one.
+
+    Args:
+      run: the run's folder; it is only read.
+      out: the file to write.
+      format: one of training sets that has scores: "distillation" has ids alone, others the texts as well.
+      step: whose checkpoint; None: the newest.
+
+    Raises:
+      UsageError: a format without scores.
+      UserError: no ART run, no checkpoint, a run that keeps no scores, or texts that are not those it began with.
+    """
+    if format not in SCORED_FORMATS:
+        raise UsageError(
+            f"format {format}{did_you_mean(format, SCORED_FORMATS)}; formats with scores are {', '.join(SCORED_FORMATS)}"
+        )
+    check_output(out)
+    with RunFolder(as_path(run), writes=False) as folder:
+        config = _config(folder.local)
+        with Checkpoints(folder.checkpoints, config) as checkpoints:
+            chosen = checkpoints.latest if step is None else step
+            if chosen not in checkpoints.steps:
+                known = ", ".join(map(str, checkpoints.steps)) or "none"
+                raise UserError(f"{run}: has no checkpoint of step {chosen}; those of it are: {known}")
+            table = checkpoints.field("table", chosen)
+        if table is None:
+            raise UserError(f"{run}: keeps no scores of its teacher; train with --table.capacity above 0")
+        stores = Path(config.data.token_cache) if config.data.token_cache else folder.local / "tokens"
+        texts = read_art_texts(config.data, stores)
+    rows, scores = np.asarray(table["rows"]), np.asarray(table["scores"])
+    if rows[len(texts.questions) :].max(initial=-1) >= 0 or rows.max(initial=-1) >= len(texts.corpus):
+        raise UserError(
+            f"{run}: its scores are of other texts than {config.data.questions} and {config.data.corpus} have now; restore "
+            "these files"
+        )
+    known = rows[: len(texts.questions)] >= 0
+    path = Path(out).expanduser()
+    write_examples(path, _examples(texts, rows, scores), format, texts.corpus, source=run)
+    return MinedScores(path, chosen, int(known.any(axis=1).sum()), int(known.sum()))
+
+
+def _config(folder: Path) -> ArtConfig:
+    path = folder / "config.json"
+    try:
+        config = from_json(json.loads(path.read_text()), str(path))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); give the folder of a training run") from error
+    if not isinstance(config, ArtConfig):
+        raise UserError(f"{folder}: not an ART run, which alone has a teacher whose scores are kept; give one's folder")
+    return config
+
+
+def _examples(texts: ArtTexts, rows: np.ndarray, scores: np.ndarray) -> Iterator[Example]:
+    """One example for each question with scores, the best passage first."""
+    for number, question in enumerate(texts.questions):
+        known = np.flatnonzero(rows[number] >= 0)
+        order = known[np.argsort(-scores[number, known], kind="stable")]
+        found = tuple(
+            # The shortest decimals that give the float32 back.
+            Candidate(texts.corpus.ids[row], "", None, float(str(score)))
+            for row, score in zip(rows[number, order].tolist(), scores[number, order], strict=True)
+        )
+        if found:
+            yield Example(question.id, question.text, question.answers, found[:1], found[1:])
