@@ -85,10 +85,10 @@ def epochs_of(folder: Path, seed: int, args: argparse.Namespace) -> dict[str, li
 
     data = {"corpus": str(folder / "data"), "questions": str(folder / "data"), "questions_split": args.split}
     begun = config(str(folder))
-    chosen = dataclasses.replace(begun.data, **data, dev_questions=None, dev_qrels=None)
+    some = dataclasses.replace(begun.data, **data, dev_questions=None, dev_qrels=None)
     per_epoch = args.questions // begun.train.batch_size
     train = dataclasses.replace(begun.train, steps=args.epochs * per_epoch, seed=seed)
-    chosen = override(dataclasses.replace(begun, data=chosen, train=train), args.settings)
+    chosen: Any = override(dataclasses.replace(begun, data=some, train=train), args.settings)
     per_epoch = args.questions // chosen.train.batch_size
     runs, states = {}, {}
     for name, capacity in ARMS.items():

@@ -58,7 +58,8 @@ def mine_scores(
         raise UsageError(
             f"format {format}{did_you_mean(format, SCORED_FORMATS)}; formats with scores are {', '.join(SCORED_FORMATS)}"
         )
-    check_output(out)
+    path = Path(out).expanduser()
+    check_output(path)
     with RunFolder(as_path(run), writes=False) as folder:
         config = _config(folder.local)
         with Checkpoints(folder.checkpoints, config) as checkpoints:
@@ -78,8 +79,7 @@ def mine_scores(
             "these files"
         )
     known = rows[: len(texts.questions)] >= 0
-    path = Path(out).expanduser()
-    write_examples(path, _examples(texts, rows, scores), format, texts.corpus, source=run)
+    write_examples(path, _examples(texts, rows, scores), format, texts.corpus, source=str(run))
     return MinedScores(path, chosen, int(known.any(axis=1).sum()), int(known.sum()))
 
 

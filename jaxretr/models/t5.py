@@ -238,8 +238,12 @@ class T5Model(nnx.Module):
         if not keep:
             return PassagesRead(memory, lengths)
         graph, params = nnx.split(self.decoder)
-        kept = jax.lax.map(lambda layer: nnx.merge(graph, layer).cross.keys_and_values(memory), params)
-        return PassagesRead(kept, lengths)
+
+        def of_layer(params: Any) -> tuple[jax.Array, jax.Array]:
+            layer: Any = nnx.merge(graph, params)
+            return layer.cross.keys_and_values(memory)
+
+        return PassagesRead(jax.lax.map(of_layer, params), lengths)
 
     def decode(self, targets: jax.Array, read: PassagesRead, of: jax.Array | None = None) -> jax.Array:
         """The states from which each target token is predicted (teacher forcing).
@@ -262,7 +266,7 @@ class T5Model(nnx.Module):
         def chosen(x: jax.Array) -> jax.Array:
             return x if of is None else x[of]
 
-        def apply(layer: T5DecoderLayer, x: jax.Array, _: None, number: Any) -> jax.Array:
+        def apply(layer: T5DecoderLayer, x: jax.Array, _: jax.Array | None, number: Any) -> jax.Array:
             if isinstance(states, tuple):
                 k, v = (kept[number] for kept in states)
             else:

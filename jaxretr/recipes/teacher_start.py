@@ -19,7 +19,7 @@ from jaxretr.models.layers import Params
 from jaxretr.models.question_scorer import passage_length
 from jaxretr.models.scorers.cross_encoder import HEAD
 from jaxretr.models.scorers.t5_scorer import Prompt
-from jaxretr.models.scorers.teachers import T5Teacher, Teacher
+from jaxretr.models.scorers.teachers import PairTeacher, T5Teacher, Teacher
 from jaxretr.parallel import sharding
 from jaxretr.parallel.hosts import fingerprint
 from jaxretr.parallel.sharding import dotted
@@ -36,7 +36,7 @@ class TeacherShape(NamedTuple):
       vocabulary: entries of the tokenizer's.
     """
 
-    teacher: Teacher
+    teacher: T5Teacher | PairTeacher
     passage_length: int
     question_length: int
     vocabulary: int

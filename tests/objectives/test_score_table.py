@@ -67,5 +67,5 @@ def test_the_table_is_the_list_that_is_kept_by_hand(replacement: str, devices: i
         for q, expected in lists.items():
             count = len(expected)
             assert all_rows[q].tolist() == [row for row, _ in expected] + [EMPTY] * (C - count)
-            np.testing.assert_array_equal(all_scores[q][:count], np.float32([score for _, score in expected]))
+            np.testing.assert_array_equal(all_scores[q][:count], np.array([score for _, score in expected], np.float32))
     assert replaced > 20

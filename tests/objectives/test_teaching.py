@@ -107,6 +107,9 @@ class Texts:
         )
 
 
+SPECS: Any = P(), P(DATA), P(), P()
+
+
 def asking(teacher: Any, widths: TeacherWidths, mesh: Mesh, *, chunk: int = 4, replacement: Any = "unused") -> Any:
     """taught(passages, lengths, rows, questions, table) -> Taught."""
     teaching = Teaching(teacher=teacher, widths=widths, dtype="float32", chunk=chunk, replacement=replacement)
@@ -117,7 +120,7 @@ def asking(teacher: Any, widths: TeacherWidths, mesh: Mesh, *, chunk: int = 4, r
         mesh=mesh,
         axis_names={DATA},
         in_specs=(P(DATA), P(), P(DATA), P(DATA)),
-        out_specs=Taught(P(), P(DATA), P(), P()),
+        out_specs=Taught(*SPECS),
     )
     def taught(passages: CorpusTokens, rows: Any, questions: Questions, table: TableState | None) -> Taught:
         return teach(teaching, {}, passages, rows, questions, table)

@@ -149,7 +149,7 @@ def test_scores_of_a_run_are_known_to_the_next_from_its_first_step(
     for line, rows, scores in zip(lines, np.asarray(state.table.rows), np.asarray(state.table.scores), strict=False):
         known = {with_table.corpus.ids[row]: score for row, score in zip(rows, scores, strict=True) if row >= 0}
         assert len(known) == len(line["scores"]) == 4 and line["scores"] == sorted(line["scores"], reverse=True)
-        assert dict(zip(line["document_ids"], np.float32(line["scores"]), strict=True)) == known
+        assert dict(zip(line["document_ids"], np.array(line["scores"], np.float32), strict=True)) == known
     examples = list(read_examples(path, corpus=with_table.corpus, queries=str(DATA)))
     assert [example.positives[0].score for example in examples] == [line["scores"][0] for line in lines]
 
