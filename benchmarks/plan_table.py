@@ -80,6 +80,16 @@ ENCODERS = {
 }
 """The table of docs/results/encoder_plans.md: parameters as copies on every chip, or split over all of them."""
 
+ART = {
+    "art_webq": System("WebQuestions, batches of 16", "art_webq_t0_3b.py"),
+    "art_msmarco": System("MS MARCO, batches of 512, 8 passages", "art_msmarco_t0_3b.py", passages=8_841_823),
+    "art_11b": System("11B teacher, batches of 32, 16 passages", "art_nq_t5_11b.py"),
+    "art_11b_split": System("the same, teacher split over 4", "art_nq_t5_11b.py", ("--mesh.model", "4")),
+    "art_large": System("BERT-large towers", "art_nq_large.py"),
+    "art_128": System("128 passages a question", "art_nq_t0_3b.py", ("--art.top-k", "128")),
+}
+"""The table of docs/results/plans.md: ART's other settings in the paper."""
+
 TOPOLOGIES = ("v5e:4x4", "v5e:8x8", "v5p:2x2x2")
 
 
@@ -87,10 +97,10 @@ def config_of(name: str, settings: Sequence[str] = ()) -> "Config":
     """The config of a system.
 
     Args:
-      name: among SYSTEMS or ENCODERS.
+      name: among SYSTEMS, ENCODERS or ART.
       settings: further ones, as they are typed.
     """
-    system = (SYSTEMS | ENCODERS)[name]
+    system = (SYSTEMS | ENCODERS | ART)[name]
     return configuration.load(CONFIGS / system.config, (*system.settings, *settings))
 
 
@@ -105,7 +115,7 @@ def plan_system(
     """Plans one system on one slice.
 
     Args:
-      name: among SYSTEMS or ENCODERS.
+      name: among SYSTEMS, ENCODERS or ART.
       config: its own.
       slice_name: as for `jaxretr train --topology`.
       programs: names of those to compile; all if there are none.
@@ -116,7 +126,7 @@ def plan_system(
     if chips is not None:
         used = devices.devices[: chips * devices.per_chip]
         devices = devices._replace(devices=used, chips=chips, name=f"{chips} of {slice_name}")
-    return plan(config, devices, (SYSTEMS | ENCODERS)[name].passages, programs=programs, known=known)
+    return plan(config, devices, (SYSTEMS | ENCODERS | ART)[name].passages, programs=programs, known=known)
 
 
 def row(name: str, config: "Config", planned: Plan, utilisation: float) -> str:
@@ -131,7 +141,7 @@ def row(name: str, config: "Config", planned: Plan, utilisation: float) -> str:
     seconds = step.seconds or 0.0
     hours = seconds / utilisation * config.train.steps * planned.chips / 3600
     cells = [
-        (SYSTEMS | ENCODERS)[name].what,
+        (SYSTEMS | ENCODERS | ART)[name].what,
         planned.topology,
         f"{config.train.batch_size}",
         gib("parameters", "frozen parameters"),
@@ -157,7 +167,7 @@ HEAD = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="or of ENCODERS (default: %(default)s)")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="or of ENCODERS or ART (default: %(default)s)")
     parser.add_argument("--topologies", default=",".join(TOPOLOGIES), help="(default: %(default)s)")
     parser.add_argument(
         "--chips", type=int, metavar="N", help="compile for the first N chips of a slice (default: all)"

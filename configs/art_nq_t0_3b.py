@@ -3,6 +3,21 @@
 Every hyper-parameter is the paper's (Sachan et al. 2023) or, where the paper is silent, the authors' code's. Put
 psgs_w100.tsv, the NQ questions and the dev questions with answers into the folder that JAXRETR_DATA names, and convert
 T0-3B's weights to a folder of their own (any T5 v1.1 will do).
+
+The paper's ablations on Natural Questions are this config with other settings:
+
+  initialisation (figure 3)       --encoder.path FOLDER, of an encoder that was trained on masked salient spans (MSS), with
+                                  --encoder.passage-path where its passage tower comes apart
+  number of passages (table 5)    --art.top-k 2, 4, 8, 16, 64 or 128
+  kinds of passages (table 7)     --data.judged DATA/biencoder-nq-train.json --art.top-k 0, and
+    judged, 31 drawn                --art.positives 1 --art.uniform 31
+    judged, BM25's, 30 drawn        --art.positives 1 --art.hard-negatives 1 --art.uniform 30
+    32 drawn                      --art.top-k 0 --art.uniform 32
+  teachers (table 8)              --scorer.path google/t5-v1_1-base, -xl, -xxl; google/t5-base-lm-adapt, -large, -xl, -xxl;
+                                  bigscience/T0
+
+Other questions and sizes have configs of their own: art_webq_t0_3b, art_triviaqa_t0_3b, art_squad_t0_3b, art_msmarco_t0_3b,
+art_nq_t5_11b, art_nq_large.
 """
 
 import os

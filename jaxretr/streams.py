@@ -25,6 +25,8 @@ class HostStream(IntEnum):
     """The same of the batches that it is evaluated on; drawn by the batch's number, for every seed alike."""
     OTHER_NEGATIVES = 5
     """A cross-encoder's negatives from BM25's ranking and from the whole corpus."""
+    GIVEN_PASSAGES = 6
+    """Judged passages and hard negatives of an ART run."""
 
 
 @unique
@@ -38,6 +40,8 @@ class KeyStream(IntEnum):
     FORM_DROPOUT = 3
     QUANTISER_SAMPLE = 4
     """The passages that product codes are fitted to."""
+    UNIFORM_PASSAGES = 5
+    """Passages of an ART run that are drawn from the whole corpus."""
 
 
 def host_generator(seed: int, stream: HostStream, step: int) -> np.random.Generator:

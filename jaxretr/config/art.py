@@ -28,6 +28,9 @@ class ArtData(DevData):
     those of `held_out`)."""
     exclude_splits: tuple[str, ...] = ()
     """Train on no question that one of these splits of a BEIR folder's qrels names."""
+    judged: str | None = None
+    """A training file or BEIR folder that `art.positives` and `art.hard_negatives` are drawn from; nothing else is read
+    of it."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,13 @@ class Art:
 
     top_k: int = 32
     """K, the passages retrieved and scored for each question."""
+    positives: int = 0
+    """Judged passages of each question that are added to the K, drawn from `data.judged` at each step."""
+    hard_negatives: int = 0
+    """Its hard negatives, likewise."""
+    uniform: int = 0
+    """Passages added that are drawn from the whole corpus for each question and step. So are those that stand in for
+    passages that a question does not have, or has twice."""
     temperature: float | None = None
     """tau, which divides the student's scores; None is the square root of the embedding's size."""
     teacher_temperature: float = 1.0

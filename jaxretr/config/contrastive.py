@@ -54,8 +54,9 @@ class Contrastive:
 
     temperature: float = 1.0
     """Divides the scores. They are dot products, or cosines where `encoder.normalise` is on."""
-    positives: Literal["draw", "all"] = "draw"
-    """A question with several: draw one at each step, or use up to `max_positives`, each against the negatives alone."""
+    positives: Literal["draw", "first", "all"] = "draw"
+    """A question with several: draw one at each step, take the file's first, as the original DPR does, or use up to
+    `max_positives`, each against the negatives alone."""
     max_positives: int = 4
     """Of one question, where `positives` is "all"."""
     symmetric: bool = False

@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxretr.config import Art, Typos
 from jaxretr.models.layers import Params
+from jaxretr.objectives.art_passages import filled, without_repeats
 from jaxretr.objectives.distillation import kl_divergence
 from jaxretr.objectives.index_aware import on_stored, storage_error
 from jaxretr.objectives.live_index import (
@@ -45,6 +46,7 @@ from jaxretr.parallel.mesh import DATA
 from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data, state_stays
 from jaxretr.parallel.split_parameters import global_norm, reduced, varying
 from jaxretr.state import CorpusState, CorpusTokens, TokenRows, TrainState
+from jaxretr.streams import KeyStream
 
 
 def art_loss(
@@ -116,6 +118,9 @@ class QuestionBatch:
     """Of the questions in the training data, int32 [B]."""
     forms: TokenRows | None = None
     """The questions' misspelt forms, tokens [B, V, L] and lengths [B, V]; None without terms for typos."""
+    given: jax.Array | None = None
+    """Corpus rows of passages that are compared besides the retrieved ones, int32 [B, G], -1 where there is none; None
+    without any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +131,16 @@ class ArtProgram(IndexProgram):
     art: Art
     top_k: int
     """`art.top_k`, or the size of a smaller corpus."""
+    given: int = 0
+    """Passages of a question that the batch brings."""
     temperature: float
     """`art.temperature`, or its default for the size of the embedding."""
     typos: Typos = field(default_factory=Typos)
+
+    @property
+    def compared(self) -> int:
+        """Passages of a question in a step."""
+        return self.top_k + self.given + self.art.uniform
 
 
 def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh: Mesh) -> Callable[..., Any]:
@@ -166,11 +178,15 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
     ) -> tuple[TrainState, CorpusState, TableState | None, dict[str, jax.Array], jax.Array]:
         # "Varying" keeps the gradients local; there is one reduction below, outside of every loop.
         params = varying(state.params)
-        keys = TextKeys.of_step(program, state.step, len(batch.tokens), program.top_k, program.typos.forms)
+        keys = TextKeys.of_step(program, state.step, len(batch.tokens), program.compared, program.typos.forms)
 
         # 1. Search with the question vectors of this step, dropout and all, as the authors do.
-        searched = embed_questions(program, params, state.frozen, batch.tokens, batch.lengths, keys.questions)
-        _, rows = find_passages(program, mesh, searched, index, program.top_k)  # [B, K]
+        rows = jnp.zeros((len(batch.tokens) * lax.axis_size(DATA), 0), jnp.int32)
+        if program.top_k:
+            searched = embed_questions(program, params, state.frozen, batch.tokens, batch.lengths, keys.questions)
+            _, rows = find_passages(program, mesh, searched, index, program.top_k)  # [B, K]
+        if program.compared > program.top_k:
+            rows = with_others(program, rows, batch, state.step)
 
         # 2. Fetch the found passages' tokens for this device's own questions.
         found = fetch_rows(passages, rows)  # [b, K, L], [b, K]
@@ -217,6 +233,20 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
         return state.apply_gradients(gradients, optimizer), index, taught.table, metrics, rows
 
     return step
+
+
+def with_others(program: ArtProgram, rows: jax.Array, batch: QuestionBatch, step: jax.Array) -> jax.Array:
+    """The retrieved rows int32 [B, top_k], then given and drawn ones, [B, K]: the same on all devices."""
+    b = len(rows)
+    parts = [rows]
+    if program.given:
+        assert batch.given is not None
+        # In front: of a passage that is given and retrieved, the given place stays.
+        parts.insert(0, lax.all_gather(batch.given, DATA, tiled=True, to="invarying"))
+    parts.append(jnp.full((b, program.art.uniform), -1, jnp.int32))
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(program.seed), step), KeyStream.UNIFORM_PASSAGES)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(b))
+    return filled(without_repeats(jnp.concatenate(parts, axis=1)), program.corpus_rows, keys)
 
 
 def student_loss(

@@ -28,6 +28,7 @@ from jaxretr.recipes.art_texts import read_art_texts
 from jaxretr.recipes.corpus_sizes import CorpusSize, most_questions
 from jaxretr.recipes.corpus_tokens import columns, corpus_tokens, width_of
 from jaxretr.recipes.encoder_start import frozen_branches, load_model, model_config
+from jaxretr.recipes.given_passages import GivenPassages, places
 from jaxretr.recipes.index_codes import IndexCodes
 from jaxretr.recipes.index_upkeep import IndexUpkeep
 from jaxretr.recipes.outline import (
@@ -105,6 +106,7 @@ class ArtPrograms:
                 "leave them out"
             )
         index_aware.check(config.index_aware)
+        given = places(config)
         top_k = min(config.art.top_k, corpus_rows)
         if top_k < config.art.top_k:
             log.warning("art.top_k=%d, but the corpus has %d passages: using %d", config.art.top_k, top_k, top_k)
@@ -127,9 +129,15 @@ class ArtPrograms:
             ),
             art=config.art,
             top_k=top_k,
+            given=given,
             temperature=config.art.temperature or float(encoder.embedding_size) ** 0.5,
             typos=config.typos,
         )
+        if self.program.compared > corpus_rows:
+            raise UsageError(
+                f"art.top_k, .positives, .hard_negatives and .uniform are {self.program.compared} passages a question, and the "
+                f"corpus has {corpus_rows}; lower them"
+            )
         self.frozen = frozen_branches(config.encoder, config.joint)
         self.optimizer = optim.build(config.optimizer, config.train.steps)
         self.train_step = make_step(self.program, self.optimizer, mesh)
@@ -172,6 +180,7 @@ class ArtRun(ArtPrograms):
         # ---- questions -----------------------------------------------------------------------------------------------
         self.batches = QuestionBatches(len(self.questions), config.train.batch_size, config.train.seed)
         self.read = StepQuestions(questions, config.typos, self.model, stores, config.train.seed)
+        self.given = GivenPassages(config, self.corpus, questions) if self.program.given else None
         self.made = MadeAhead(self._on_host)
         self.dev = DevSet(texts.dev, self.corpus, self.model, mesh, stores, config.typos)
         self.suites = Suites(config.train.suites, self.model, self.program, config.index, mesh, stores)
@@ -197,8 +206,11 @@ class ArtRun(ArtPrograms):
         questions, forms = corpus.questions(config.train.batch_size, config.typos)
         targets = abstract_tokens(mesh, ids, config.train.batch_size, shape.question_length)
         numbers = abstract_rows(mesh, "int32", config.train.batch_size)
-        batch = QuestionBatch(questions.tokens, questions.lengths, targets.tokens, targets.lengths, numbers, forms)
-        table = abstract_table(config.table, most_questions(config), run.program.top_k, mesh)
+        rows = abstract_rows(mesh, "int32", config.train.batch_size, run.program.given) if run.program.given else None
+        batch = QuestionBatch(
+            questions.tokens, questions.lengths, targets.tokens, targets.lengths, numbers, forms, rows
+        )
+        table = abstract_table(config.table, most_questions(config), run.program.compared, mesh)
         resident = {**of_state(state), TOKENS: (passages, scorer_passages), INDEX: index, SCORER: scorer, TABLE: table}
         programs = [
             training_step(run.train_step, (state, index, table, passages, scorer_passages, scorer, batch), resident),
@@ -252,7 +264,7 @@ class ArtRun(ArtPrograms):
 
     def abstract_table(self) -> TableState | None:
         """The shapes and shardings of the table of scores, if there is one."""
-        return abstract_table(self.config.table, len(self.questions), self.program.top_k, self.mesh)
+        return abstract_table(self.config.table, len(self.questions), self.program.compared, self.mesh)
 
     def new_table(self) -> TableState | None:
         """The table of scores as a run begins with it: empty, or read from a file."""
@@ -294,14 +306,21 @@ class ArtRun(ArtPrograms):
 
     def batch(self, number: int) -> QuestionBatch:
         """The questions of step `number`, a function of (seed, number) alone."""
-        arrays, forms = self.made[number]
-        return QuestionBatch(*(put_batch(self.mesh, x) for x in arrays), forms=put_forms(self.mesh, forms))
+        arrays, forms, given = self.made[number]
+        return QuestionBatch(
+            *(put_batch(self.mesh, x) for x in arrays),
+            forms=put_forms(self.mesh, forms),
+            given=None if given is None else put_batch(self.mesh, given),
+        )
 
-    def _on_host(self, number: int) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, np.ndarray] | None]:
-        """The arrays of a step: tokens, lengths, targets and theirs, numbers; forms. The teacher reads no typos."""
+    def _on_host(
+        self, number: int
+    ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, np.ndarray] | None, np.ndarray | None]:
+        """The arrays of a step: tokens, lengths, targets and theirs, numbers; forms; given rows. The teacher reads no typos."""
         chosen = self.batches.indices(number)
         tokens, lengths, forms = self.read.of_step(chosen, number)
-        return (tokens, lengths, *select(self.target_rows, chosen), chosen.astype(np.int32)), forms
+        given = None if self.given is None else self.given.rows(chosen, number)
+        return (tokens, lengths, *select(self.target_rows, chosen), chosen.astype(np.int32)), forms, given
 
 
 def teacher_widths(teacher: T5Teacher | PairTeacher, passages: TokenStore, questions: TokenStore) -> TeacherWidths:

@@ -57,7 +57,8 @@ class ExampleDraws:
         self.seed, self.examples = config.train.seed, examples
         self.static = config.negatives.static
         most = int(examples.positives.lengths.max())
-        self.positives = 1 if config.contrastive.positives == "draw" else min(config.contrastive.max_positives, most)
+        self._first = config.contrastive.positives == "first"
+        self.positives = min(config.contrastive.max_positives, most) if config.contrastive.positives == "all" else 1
         self._known = _known_positives(examples, contents)
         self._known_width = int(self._known.lengths.max())
         # DPR: a question without hard negatives falls back to its others.
@@ -82,7 +83,11 @@ class ExampleDraws:
     def rows(self, chosen: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray | None]:
         """See `Draws`."""
         rng = host_generator(self.seed, HostStream.EXAMPLES, step)
-        positives, of_positives = draw_entries(rng, self.examples.positives, chosen, self.positives)
+        if self._first:
+            of_positives = self.examples.positives.offsets[chosen][:, None]
+            positives = self.examples.positives.values[of_positives]
+        else:
+            positives, of_positives = draw_entries(rng, self.examples.positives, chosen, self.positives)
         negatives, of_negatives = draw_entries(rng, self._negatives, chosen, self.static)
         parts = [positives, negatives]
         if self._mined is not None:
@@ -209,7 +214,7 @@ class LexicalDraws:
             raise UsageError(f"data.teacher_positives={self.ranks}: {config.data.train} has 1 to {there} a query")
         if self.static > ranks:
             raise UsageError(f"negatives.static={self.static}: {config.data.train} has {ranks} a query; lower it")
-        if config.negatives.mined or config.contrastive.positives == "all":
+        if config.negatives.mined or config.contrastive.positives != "draw":
             raise UsageError(
                 f"{config.data.train}: is a lexical set, of which each step draws one positive; leave "
                 "negatives.mined and contrastive.positives at their defaults"

@@ -45,6 +45,20 @@ def draws(examples: TrainingSet, mined: TrainingSet | None = None, **changes: di
     return ExampleDraws(settings(**changes), examples, mined, duplicate_groups(PASSAGES))
 
 
+def test_the_first_positive_is_taken_where_that_is_set_with_its_score() -> None:
+    scores = {
+        "positive_scores": Ragged.from_rows([[1.0], [2.0, 3.0], [4.0], [5.0]], np.float32),
+        "negative_scores": Ragged.from_rows([[0.0, 0.0, 0.0], [0.0], [], []], np.float32),
+    }
+    changes = {"contrastive": {"positives": "first"}, "distillation": {"loss": "kl"}, "negatives": {"static": 1}}
+    drawn = draws(training_set(**scores), **changes)
+    for step in range(8):
+        rows, teacher = drawn.rows(np.array([3, 1, 0]), step)
+        assert rows[:, 0].tolist() == [3, 1, 0] and rows.dtype == np.int32
+        assert teacher is not None and teacher[:, 0].tolist() == [5.0, 2.0, 1.0]
+    assert len({drawn.rows(np.array([0]), step)[0][0, 1].item() for step in range(20)}) == 3, "negatives are drawn"
+
+
 def test_a_step_draws_without_replacement_and_leaves_places_open() -> None:
     drawn = draws(training_set(), negatives={"static": 2})
     seen: list[set[int]] = [set() for _ in range(4)]
