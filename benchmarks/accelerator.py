@@ -49,7 +49,7 @@ PLANS = {
     "machine": Plan(30, 0, lambda parts, part: parts.machine(part)),
     "encode-minilm": Plan(50, 0, lambda parts, part: parts.encode(part, parts.MINILM, 131_072)),
     "encode-bert-base": Plan(60, 0, lambda parts, part: parts.encode(part, parts.BERT_BASE, 32_768)),
-    "search": Plan(80, 0, lambda parts, part: parts.search(part)),
+    "search": Plan(65, 0, lambda parts, part: parts.search(part)),
     "contrastive": Plan(90, 0, lambda parts, part: parts.contrastive_step(part, (256, 64))),
     "art-t5-base": Plan(70, 0.92, lambda parts, part: parts.art_step(part, parts.T5_BASE, 256)),
     "art-t5-xl": Plan(100, 0.92, lambda parts, part: parts.art_step(part, parts.T5_XL, 64)),

@@ -32,6 +32,8 @@ from jaxretr.objectives.token_step import make_token_step
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import DATA, padded_rows, put_rows
 from jaxretr.search.topk import BLOCK_ROWS, search_step
+from jaxretr.search.topk.accelerators import GPU, pyramid_topk
+from jaxretr.search.topk.shard import Shard
 from jaxretr.state import CorpusState, TrainState
 from on_gpu import formulas
 from on_gpu.art_sizes import ArtSizes
@@ -164,21 +166,32 @@ def search(part: Part) -> None:
     program = _index_program(_encoder(part, BERT_BASE), n)
     part.say(f"{n:,} x {dim}")
 
+    # What `find_passages` rounds questions to.
+    kept = jnp.float32 if mesh.devices.flat[0].platform == "cpu" else index.embeddings.dtype
+
     def of_training(questions: jax.Array, index: CorpusState) -> Any:
         return find_passages(program, mesh, questions, index, k)
 
     def of_index(questions: jax.Array, index: CorpusState) -> Any:
         return search_step(questions, index.embeddings, k, num_valid=n, block_rows=BLOCK_ROWS)
 
-    # A training step searches with few questions a device; many fp32 questions against bfloat16 rows are no matrix unit's.
+    def in_blocks(questions: jax.Array, index: CorpusState) -> Any:
+        """What a training step does on GPUs that the kernel is not for."""
+        shard = Shard(index.embeddings, jnp.int32(n))
+        return pyramid_topk(questions.astype(kept), shard, k, program.index.block_rows, kind=GPU)
+
     counts = (1, 8) if part.toy else (1, 8, 64, 512)
     cases = [
         (count, name, step) for count in counts for name, step in (("training", of_training), ("ExactIndex", of_index))
     ]
+    compared = counts[-1] if part.toy else 64
+    cases.append((compared, "training, XLA alone", in_blocks))
+    found = {}
     for done, (count, name, step) in enumerate(cases):
         questions = np.random.default_rng(count).standard_normal((count, dim), np.float32)
-        sharded = P(DATA) if step is of_training else P()
-        jitted = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(sharded, P(DATA)), out_specs=P()))
+        sharded = P() if step is of_index else P(DATA)
+        out = P() if step is not in_blocks else P(DATA)
+        jitted = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(sharded, P(DATA)), out_specs=out))
         call, seconds = compiled(jitted, questions, index)
         with_peer = part.torch and step is of_training
         part.compare(
@@ -192,6 +205,26 @@ def search(part: Part) -> None:
             compile=seconds,
             shape=f"{n} x {dim} bfloat16, k = {k}" + ("" if n == WIKIPEDIA or part.toy else ", the most that fits"),
         )
+        found[count, name] = jax.device_get(call(questions, index))
+        _assert_near_scores(found[count, name], questions.astype(np.float32 if step is of_index else kept), index)
+    _assert_same_rows(found[compared, "training"], found[compared, "training, XLA alone"])
+    _assert_same_rows(found[compared, "training"], found[compared, "ExactIndex"], least=0.9)
+
+
+def _assert_near_scores(found: Any, questions: np.ndarray, index: CorpusState) -> None:
+    """Scores belong to the rows that they came with; raises where they do not."""
+    scores, rows = found
+    vectors = np.asarray(index.embeddings[rows[:1]], np.float64)[0]
+    error = np.abs(vectors @ questions[0].astype(np.float64) - scores[0]).max() / np.abs(scores[0]).max()
+    if not error < 1e-5:
+        raise ValueError(f"scores differ from those of their rows by {error:.2g} of the largest")
+
+
+def _assert_same_rows(found: Any, others: Any, least: float = 0.999) -> None:
+    """Two searches find the same rows but for those whose scores are equal up to rounding; raises where they do not."""
+    same = np.mean([np.isin(one, other).mean() for one, other in zip(found[1], others[1], strict=True)])
+    if not same >= least:
+        raise ValueError(f"two formulations of the search have only {same:.4f} of their rows in common")
 
 
 def _device_bytes() -> float:

@@ -24,7 +24,7 @@ class LiveIndex:
     dtype: Dtype = "bfloat16"
     """Of the embeddings."""
     block_rows: int = 16384
-    """Corpus rows that the search scores at once on each device, at most; a GPU with 8 questions or fewer scores all."""
+    """Corpus rows that the search scores at once on each device, at most, where it goes block by block; GPUs mostly do not."""
     encode_rows: int = 512
     """Corpus rows that the refresh encodes at once on each device."""
 

@@ -68,8 +68,7 @@ class ExactIndex:
             takes no memory). Exact where an error bound proves it, which `search_proven` tells for each question and
             the log in sum; `first_pass_recall` measures the rest. None: the search itself is exact.
           mesh: devices to search on, rows sharded over its "data" axis; all local devices by default.
-          block_rows: rows scored at a time on each device, at most; a GPU scores all at once for 8 questions or fewer,
-            whose scores take little memory.
+          block_rows: rows scored at a time on each device, at most, where it goes block by block; GPUs mostly do not.
           max_device_bytes: bytes of embeddings that one device may hold. A larger corpus stays where it is (so do not
             change the array) and every search streams it through the devices; results are the same.
           source: what errors call the embeddings.

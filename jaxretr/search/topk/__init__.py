@@ -62,7 +62,7 @@ def local_topk(
         has no bfloat16 on CPUs and would make all rows float32 before the first block.
       k: number of results; may exceed n.
       num_valid_local: int32 scalar; rows at or after it are padding and never returned.
-      block_rows: rows scored at a time, at most; a GPU scores all rows at once for `GPU.few` questions or fewer.
+      block_rows: rows scored at a time, at most, where a formulation goes block by block.
       allowed: bool [n], the rows that may be returned; None: all.
       scales: float32 [n], what to multiply a row's scores with (int8 rows); None: nothing.
 
