@@ -347,6 +347,48 @@ MUTATIONS = (
         "(number < 0 and number % every == 0)",
         ("test_supervised_guarantees.py::test_the_loss_falls_and_the_index_follows",),
     ),
+    Mutation(
+        "a slice of each device's own row numbers",
+        "objectives/index_refresh.py",
+        "jnp.mod(step - first, every)",
+        "jnp.mod(step, every)",
+        ("test_index_refresh.py::test_the_slices_of_all_devices_are_the_rows_of_the_step",),
+    ),
+    Mutation(
+        "what was found as if it were fresh",
+        "objectives/contrastive.py",
+        "staleness_of(index, found_rows, state.step) / devices",
+        "0 * staleness_of(index, found_rows, state.step) / devices",
+        ("test_rolling_refresh.py::test_each_step_encodes_its_slice_and_ages_are_logged",),
+    ),
+    Mutation(
+        "the greatest age of the device with the freshest rows",
+        "objectives/live_index.py",
+        "lax.pmax(_ages(index, step, corpus_rows).max(), DATA)",
+        "lax.pmin(_ages(index, step, corpus_rows).max(), DATA)",
+        ("test_index_refresh.py::test_ages_are_those_of_the_corpus_and_of_what_was_found",),
+    ),
+    Mutation(
+        "a share of the step without its slice",
+        "recipes/index_upkeep.py",
+        "corpus_flops * (1 - share) / (share",
+        "corpus_flops / (share",
+        ("test_rolling_refresh.py::test_a_share_gives_the_steps_of_a_round",),
+    ),
+    Mutation(
+        "another R than the one that the state keeps",
+        "recipes/index_upkeep.py",
+        "self._every = int(to_host(every))",
+        "self._every = int(to_host(every)) + 1",
+        ("test_rolling_refresh.py::test_r_is_counted_once_and_kept_in_the_checkpoint",),
+    ),
+    Mutation(
+        "an evaluation of a rolling refresh that finds old rows",
+        "recipes/index_upkeep.py",
+        "return self.evaluates and number > 0 and is_evaluated(number, self.train)",
+        "return False",
+        ("test_rolling_refresh.py::test_each_step_encodes_its_slice_and_ages_are_logged",),
+    ),
     # ---- DPR ---------------------------------------------------------------------------------------------------------
     Mutation(
         "segment ids 0 and 1",

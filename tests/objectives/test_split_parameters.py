@@ -58,7 +58,7 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "encoder": {"dropout": 0.1, "activations": "recompute"},
         "negatives": {"static": 1, "retrieved": 1, "first_rank": 2},
         "contrastive": {"chunk": 3},
-        "index": {"write_back": True},
+        "index": {"write_back": True, "refresh": "rolling", "refresh_every": 2},
     },
     "kept": {"encoder": {"dropout": 0.1, "activations": "keep"}, "contrastive": {"chunk": 3}},
     "adapters": {"encoder": {"adapter": ADAPTER, "shared": True}, "contrastive": {"chunk": 3}},
