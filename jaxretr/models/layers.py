@@ -163,7 +163,9 @@ def attend(
         scores = scores if early else scores * scale
         if isinstance(bias, KeyBias) and bias.positions is not None:
             # XLA would write the bias out for all rows, for cuBLAS to add the product to.
-            scores = jax.lax.platform_dependent(scores, cuda=jax.lax.optimization_barrier, default=lambda scores: scores)
+            scores = jax.lax.platform_dependent(
+                scores, cuda=jax.lax.optimization_barrier, default=lambda scores: scores
+            )
         for part in (bias.hidden, bias.positions) if isinstance(bias, KeyBias) else (bias,):
             scores = scores if part is None else scores + part.swapaxes(-1, -2)
         probabilities = drop(jax.nn.softmax(scores, axis=-1))
