@@ -294,8 +294,8 @@ MUTATIONS = (
     Mutation(
         "MPNet's biases of relative positions left out",
         "models/bert.py",
-        "if self.config.relative_attention_num_buckets:\n                bias",
-        "if False:\n                bias",
+        "if self.config.relative_attention_num_buckets:\n                positions",
+        "if False:\n                positions",
         ("test_bert_parity.py",),
     ),
     Mutation(

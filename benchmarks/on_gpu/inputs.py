@@ -63,18 +63,23 @@ def random_tokens(mesh: Mesh, lengths: np.ndarray, width: int, vocabulary: int, 
 
 
 def random_corpus(
-    mesh: Mesh, lengths: np.ndarray, width: int, vocabulary: int, dtype: Any = jnp.uint16
+    mesh: Mesh, lengths: np.ndarray, width: int, vocabulary: int, dtype: Any = jnp.uint16, *, room: bool = False
 ) -> CorpusTokens:
-    """A corpus of rows of these lengths, at most `width`, split by row; the number of rows is a multiple of 1024."""
+    """A corpus of rows of these lengths, at most `width`, split by row; the number of rows is a multiple of 1024.
+
+    With `room` there are as many ids as if all rows were `width` long: corpora of other lengths have the same shape.
+    """
     rows = NamedSharding(mesh, sharding.ROWS)
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     layout = Layout(offsets, len(lengths), width, mesh.shape[DATA])
+    widest = Layout(np.arange(len(lengths) + 1) * width, len(lengths), width, mesh.shape[DATA])
+    shape = widest.shape if room else layout.shape
 
     @partial(jax.jit, out_shardings=rows)
     def make() -> jax.Array:
         # In rows of 4096, of which lengths are multiples.
-        ids = _hashed(math.prod(layout.shape) // 4096, 4096, vocabulary)
-        return ids.astype(dtype).reshape(layout.shape)
+        ids = _hashed(math.prod(shape) // 4096, 4096, vocabulary)
+        return ids.astype(dtype).reshape(shape)
 
     numbers = (layout.offsets(0, len(lengths)), lengths.astype(np.int32))
     return CorpusTokens(make(), *(jax.device_put(each, rows) for each in numbers), width)

@@ -47,6 +47,15 @@ class Part:
         with self._report.open("a") as file:
             file.write(json.dumps({"case": case, **facts}) + "\n")
 
+    def compiled(self, case: str, jitted: Any, *arguments: Any) -> tuple[Any, float]:
+        """As `compiled`; that and how long the case compiled is known even if the time runs out before it is measured."""
+        self.report(case, compiling=max(0.0, self.left))
+        self.say(f"{case}: compiling")
+        program, seconds = compiled(jitted, *arguments)
+        self.report(case, compile=seconds)
+        self.say(f"{case}: compiled in {seconds:.0f} s")
+        return program, seconds
+
     def compare(
         self, case: str, ours: Call, peer: Callable[[], Call] | None, *, share: float = 1.0, **facts: Any
     ) -> dict[str, list[float]]:

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -14,12 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 from jaxretr import optim
 from jaxretr.config import Art, LiveIndex, Negatives, Optimizer
-from jaxretr.models.bert_config import BertConfig
-from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed
-from jaxretr.models.encode import Engine
-from jaxretr.models.layers import Params, define
+from jaxretr.models.embed import DualEncoderConfig, abstract_params
+from jaxretr.models.layers import define
 from jaxretr.models.masked_lm import MaskedLm
-from jaxretr.models.scorers.t5_scorer import Prompt
 from jaxretr.models.scorers.teachers import T5Teacher
 from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.objectives import art, contrastive
@@ -37,33 +33,15 @@ from jaxretr.search.topk.shard import Shard
 from jaxretr.state import CorpusState, TrainState
 from on_gpu import formulas
 from on_gpu.art_sizes import ArtSizes
+from on_gpu.encoding import assert_near
 from on_gpu.inputs import mesh_of_one, random_corpus, random_params, random_rows, random_tokens
-from on_gpu.measuring import Part, compiled, repeat, waits
+from on_gpu.measuring import Part, compiled, waits
+from on_gpu.shapes import BERT_BASE, PROMPT, TOY_PROMPT, TOY_T5, WIDTH, encoder_of, words_of
 
 # Of Wikipedia in passages of 100 words, as ART and DPR search it.
 WIKIPEDIA = 21_015_324
-WIDTH = 256
 
-MINILM = BertConfig(hidden_size=384, num_hidden_layers=6, intermediate_size=1536)
-BERT_BASE = BertConfig()
-TOY_BERT = BertConfig(vocab_size=500, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
-T5_BASE = T5Config(d_model=768, d_ff=2048, num_layers=12, num_decoder_layers=12, num_heads=12)
-T5_XL = T5Config(d_model=2048, d_ff=5120, num_layers=24, num_decoder_layers=24, num_heads=32)
-TOY_T5 = T5Config(vocab_size=500, d_model=32, d_kv=16, d_ff=48, num_layers=2, num_decoder_layers=2, num_heads=2)
-# ART's instruction in T5's own pieces.
-PROMPT = Prompt((3424, 545, 10), (3, 5, 863, 1431, 3, 9, 822, 3, 390, 30, 48, 5454, 5, 1))
-TOY_PROMPT = Prompt((7, 8, 9), (3, 5, 1))
-
-
-def _encoder(part: Part, bert: BertConfig, *, dropout: float = 0.0, shared: bool = False) -> DualEncoderConfig:
-    if part.toy:  # Dropout's random bits take XLA on CPUs half a minute to compile.
-        bert, dropout = TOY_BERT, 0.0
-    bert = dataclasses.replace(bert, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
-    return DualEncoderConfig(bert, shared=shared)
-
-
-def _shape(bert: BertConfig) -> str:
-    return f"{bert.num_hidden_layers} layers of {bert.hidden_size}"
+_WITHOUT_LIMIT = 1 << 60
 
 
 # ---- the machine -----------------------------------------------------------------------------------------------------
@@ -83,76 +61,6 @@ def machine(part: Part) -> None:
     part.compare("matmul", waits(partial(product, one, other)), None, share=0.9, flops=2.0 * side**3, shape=shape)
 
 
-# ---- encoding --------------------------------------------------------------------------------------------------------
-
-
-def encode(part: Part, bert: BertConfig, texts: int) -> None:
-    """Token ids on the host to vectors on the host, by the engine behind `encode_passages`."""
-    config = _encoder(part, bert, shared=True)
-    n = part.scaled(texts, 64)
-    lengths = formulas.draw_lengths(formulas.PASSAGE_TOKENS, n, WIDTH)
-    rng = np.random.default_rng(0)
-    ids = [rng.integers(5, config.backbone.vocab_size, length, dtype=np.int32) for length in lengths]
-    params = random_params(abstract_params(config), mesh_of_one())["shared"]
-    engine = Engine(
-        jax.jit(lambda params, tokens, lengths: embed(config, params, tokens, lengths, dtype="bfloat16")),
-        params,
-        "bfloat16",
-    )
-
-    def rows(start: int, stop: int) -> tuple[list[Any], int]:
-        return ids[start:stop], 0
-
-    def run() -> np.ndarray:
-        return engine.encode(rows, n, config.embedding_size, max_length=WIDTH, progress=False)[0]
-
-    compile_seconds = _compile_shapes(engine, run)
-
-    def peer() -> Callable[[], np.ndarray]:
-        theirs = part.torch.encoding(config.backbone, params["bert"], ids, 65536)
-        _assert_near(run()[:256], theirs()[:256])
-        return theirs
-
-    tokens = int(lengths.sum())
-    part.compare(
-        f"encode, {_shape(config.backbone)}",
-        run,
-        peer if part.torch else None,
-        flops=formulas.bert_flops(config.backbone, lengths),
-        rate=("tokens/s", tokens),
-        compile=compile_seconds,
-        shape=f"{n} texts of {lengths.mean():.0f} tokens, bfloat16",
-    )
-
-
-def _compile_shapes(engine: Engine, run: Callable[[], Any]) -> float:
-    """Compiles all programs of a job at the same time; returns the seconds."""
-    program, shapes = engine.embed, {}
-
-    def note(params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        shapes[tokens.shape] = tokens, lengths
-        return jnp.zeros((len(tokens), engine.params["bert"]["norm"]["scale"].shape[0]))
-
-    engine.embed = note
-    run()
-    engine.embed = program
-    with ThreadPoolExecutor(8) as pool:
-        taken = list(pool.map(lambda pair: _seconds(lambda: program(engine.params, *pair)), shapes.values()))
-    return max(taken)
-
-
-def _seconds(call: Callable[[], Any]) -> float:
-    return repeat(waits(call), 0.0, 1, 1)[0]
-
-
-def _assert_near(ours: np.ndarray, theirs: np.ndarray) -> None:
-    """The peer computes the same up to bfloat16's rounding; raises where it is another function."""
-    ours, theirs = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (ours, theirs))
-    least = float((ours * theirs).sum(1).min())
-    if not least > 0.99:
-        raise ValueError(f"the peer's vectors differ: least cosine {least:.4f}")
-
-
 # ---- search ----------------------------------------------------------------------------------------------------------
 
 
@@ -163,7 +71,7 @@ def search(part: Part) -> None:
     n = part.scaled(_rows_that_fit(2 * dim, 0.75, _device_bytes()), 4096)
     rows = random_rows(mesh, padded_rows(n, mesh), dim)
     index = CorpusState(rows, jnp.zeros(len(rows), jnp.int32))
-    program = _index_program(_encoder(part, BERT_BASE), n)
+    program = _index_program(encoder_of(part, BERT_BASE), n)
     part.say(f"{n:,} x {dim}")
 
     # What `find_passages` rounds questions to.
@@ -192,10 +100,11 @@ def search(part: Part) -> None:
         sharded = P() if step is of_index else P(DATA)
         out = P() if step is not in_blocks else P(DATA)
         jitted = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(sharded, P(DATA)), out_specs=out))
-        call, seconds = compiled(jitted, questions, index)
+        case = f"search for {count} ({name})"
+        call, seconds = part.compiled(case, jitted, questions, index)
         with_peer = part.torch and step is of_training
         part.compare(
-            f"search for {count} ({name})",
+            case,
             waits(partial(call, questions, index)),
             (lambda questions=questions: part.torch.search(rows, questions, k)) if with_peer else None,
             share=1 / (len(cases) - done),
@@ -254,7 +163,7 @@ def _index_program(encoder: DualEncoderConfig, rows: int) -> IndexProgram:
 
 def refresh(part: Part) -> None:
     """The index's refresh: tokens on the device to embeddings on the device."""
-    mesh, encoder = mesh_of_one(), _encoder(part, BERT_BASE)
+    mesh, encoder = mesh_of_one(), encoder_of(part, BERT_BASE)
     n = part.scaled(131_072, 1024, 1024)
     lengths = formulas.draw_lengths(formulas.PASSAGE_TOKENS, n, WIDTH)
     passages = random_corpus(mesh, lengths, WIDTH, encoder.backbone.vocab_size)
@@ -262,7 +171,7 @@ def refresh(part: Part) -> None:
     index = CorpusState(jnp.zeros((n, encoder.embedding_size), jnp.bfloat16), jnp.zeros(n, jnp.int32))
     index = jax.device_put(index, passages.lengths.sharding)
     program = _index_program(encoder, n)
-    call, seconds = compiled(make_refresh(program, mesh), params, passages, index, jnp.int32(0))
+    call, seconds = part.compiled("refresh", make_refresh(program, mesh), params, passages, index, jnp.int32(0))
 
     def run() -> None:
         nonlocal index
@@ -277,7 +186,7 @@ def refresh(part: Part) -> None:
             lengths,
             program.index.encode_rows,
         )
-        _assert_near(np.asarray(index.embeddings[:256], np.float32), theirs()[:256].float().cpu().numpy())
+        assert_near(np.asarray(index.embeddings[:256], np.float32), theirs()[:256].float().cpu().numpy())
         return theirs
 
     part.compare(
@@ -287,7 +196,7 @@ def refresh(part: Part) -> None:
         flops=formulas.bert_flops(encoder.backbone, lengths),
         rate=("passages/s", n),
         compile=seconds,
-        shape=f"{_shape(encoder.backbone)}, {n} passages of {lengths.mean():.0f} tokens, blocks of {program.index.encode_rows}",
+        shape=f"{words_of(encoder.backbone)}, {n} passages of {lengths.mean():.0f} tokens, blocks of {program.index.encode_rows}",
     )
 
 
@@ -308,69 +217,67 @@ class _Stepped:
             raise ValueError(f"the loss is {loss}")
 
 
-def contrastive_step(part: Part, chunks: tuple[int, ...]) -> None:
-    """DPR's step: 128 questions with a positive and a hard negative each."""
-    mesh, encoder = mesh_of_one(), _encoder(part, BERT_BASE, dropout=0.1)
-    b, c, n = (8, 2, 1024) if part.toy else (128, 2, 65_536)
-    width = 32 if part.toy else WIDTH
+def contrastive_step(part: Part, chunk: int, *, keep: bool = False) -> None:
+    """DPR's step: 128 questions with a positive and a hard negative each; `keep` the activations of all chunks, or none."""
+    mesh, encoder = mesh_of_one(), encoder_of(part, BERT_BASE, dropout=0.1)
+    c, n, width = (2, 1024, 32) if part.toy else (2, 65_536, WIDTH)
+    # What does not fit is made smaller by the chunk, or by the batch where all of it is kept.
+    b = part.scaled(128, 8) if keep else 8 if part.toy else 128
+    chunk = chunk if keep and not part.toy else part.scaled(chunk, chunk // 16)
     optimizer = optim.build(Optimizer(learning_rate=1e-6, clip=2.0, weight_decay=0.0), 1000)
     rng = np.random.default_rng(0)
-    began = part.left
     question_lengths = formulas.draw_lengths(formulas.QUESTION_TOKENS, b, 32)
     questions = random_tokens(mesh, question_lengths, 32, encoder.backbone.vocab_size)
     rows = rng.choice(n, (b, c), replace=False).astype(np.int32)
     params = random_params(abstract_params(encoder), mesh)
+    program = _contrastive_program(encoder, n, chunk, _WITHOUT_LIMIT if keep else 0)
+    contents = put_rows(mesh, np.arange(n, dtype=np.int32), (n,), np.int32)
+    known = np.full((b, 1), contrastive.NO_PASSAGE, np.int32)
+    batch = contrastive.ContrastiveBatch(
+        questions.tokens, questions.lengths, *(put_rows(mesh, x, x.shape, np.int32) for x in (rows, known)), None
+    )
+    # The first step donates what it is given.
+    state = jax.tree.map(jnp.copy, sharding.put(TrainState.create(params, optimizer), mesh))
+    step, seconds = None, 0.0
+    how = f"chunk {chunk}, activations kept" if keep else f"chunk {chunk}"
     of_text = {
         "real lengths": formulas.draw_lengths(formulas.PASSAGE_TOKENS, n, width),
         f"all of {width} tokens": np.full(n, width, np.int32),
     }
-    for number, chunk in enumerate(chunks):
-        chunk = part.scaled(chunk, chunk // 16)
-        if number and part.left < began - part.left:
-            part.say(f"no time for chunk {chunk}")
-            break
-        program = _contrastive_program(encoder, n, chunk)
-        contents = put_rows(mesh, np.arange(n, dtype=np.int32), (n,), np.int32)
-        known = np.full((b, 1), contrastive.NO_PASSAGE, np.int32)
-        batch = contrastive.ContrastiveBatch(
-            questions.tokens, questions.lengths, *(put_rows(mesh, x, x.shape, np.int32) for x in (rows, known)), None
+    for place, (name, lengths) in enumerate(of_text.items()):
+        case = f"contrastive step, {name}, {how}"
+        passages = random_corpus(mesh, lengths, width, encoder.backbone.vocab_size, room=True)
+        arguments = state, None, passages, contents, batch
+        if step is None:
+            call, seconds = part.compiled(case, contrastive.make_step(program, optimizer, mesh), *arguments)
+            step = _Stepped(call, (state, None), passages, contents, batch)
+        step.others = passages, contents, batch
+        read = lengths[rows]
+        flops = 3 * sum(formulas.bert_flops(encoder.backbone, x) for x in (question_lengths, read.reshape(-1)))
+
+        def peer(passages: Any = passages, read: np.ndarray = read) -> Callable[[], float]:
+            chosen = np.asarray(passages.take(jnp.asarray(rows.reshape(-1))).tokens)
+            asked = np.asarray(questions.tokens), question_lengths
+            return part.torch.contrastive(encoder.backbone, params, asked, (chosen, read.reshape(-1)))
+
+        part.compare(
+            case,
+            step,
+            peer if part.torch else None,
+            share=1 / (2 - place),
+            flops=flops,
+            rate=("questions/s", b),
+            compile=seconds,
+            shape=f"2 x {words_of(encoder.backbone)}, {b} questions x {c} passages, dropout {encoder.backbone.hidden_dropout_prob:g}, {how}",
         )
-        state = sharding.put(TrainState.create(params, optimizer), mesh)
-        # The first step donates what it is given.
-        state = jax.tree.map(jnp.copy, state)
-        step = None
-        for place, (name, lengths) in enumerate(of_text.items()):
-            passages = random_corpus(mesh, lengths, width, encoder.backbone.vocab_size)
-            arguments = state, None, passages, contents, batch
-            if step is None:
-                call, seconds = compiled(contrastive.make_step(program, optimizer, mesh), *arguments)
-                step = _Stepped(call, (state, None), passages, contents, batch)
-            step.others = passages, contents, batch
-            read = lengths[rows]
-            flops = 3 * sum(formulas.bert_flops(encoder.backbone, x) for x in (question_lengths, read.reshape(-1)))
-
-            def peer(passages: Any = passages, read: np.ndarray = read) -> Callable[[], float]:
-                chosen = np.asarray(passages.take(jnp.asarray(rows.reshape(-1))).tokens)
-                asked = np.asarray(questions.tokens), question_lengths
-                return part.torch.contrastive(encoder.backbone, params, asked, (chosen, read.reshape(-1)))
-
-            left = 2 * (len(chunks) - number) - place
-            part.compare(
-                f"contrastive step, {name}, chunk {chunk}",
-                step,
-                peer if part.torch and number == 0 else None,
-                share=1 / left,
-                flops=flops,
-                rate=("questions/s", b),
-                compile=seconds,
-                shape=f"2 x {_shape(encoder.backbone)}, {b} questions x {c} passages, dropout {encoder.backbone.hidden_dropout_prob:g}, chunk {chunk}",
-            )
 
 
-def _contrastive_program(encoder: DualEncoderConfig, rows: int, chunk: int) -> contrastive.ContrastiveProgram:
+def _contrastive_program(
+    encoder: DualEncoderConfig, rows: int, chunk: int, activation_bytes: int
+) -> contrastive.ContrastiveProgram:
     """As configs/dpr_nq.py has it."""
     return contrastive.ContrastiveProgram(
-        **{**_fields(_index_program(encoder, rows)), "chunk": chunk},
+        **{**_fields(_index_program(encoder, rows)), "chunk": chunk, "activation_bytes": activation_bytes},
         positives=1,
         negatives=Negatives(mask_known_positives=False, mask_duplicates=False),
         sizes=(encoder.embedding_size,),
@@ -383,7 +290,7 @@ def _fields(program: IndexProgram) -> dict[str, Any]:
 
 def art_sizes(part: Part, t5: T5Config, limit: float) -> ArtSizes:
     """The sizes of ART's step for a device with `limit` bytes of memory."""
-    encoder = _encoder(part, BERT_BASE, dropout=0.1)
+    encoder = encoder_of(part, BERT_BASE, dropout=0.1)
     t5, prompt = (TOY_T5, TOY_PROMPT) if part.toy else (t5, PROMPT)
     b, k = (4, 4) if part.toy else (64, 32)
     width, scorer_width = (32, 32) if part.toy else (WIDTH, 496)
@@ -433,10 +340,8 @@ def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
         temperature=math.sqrt(encoder.embedding_size),
         art=Art(),
     )
-    part.say("compiling")
-    call, seconds = compiled(
-        art.make_step(program, optimizer, mesh), state, index, None, passages, scorer_passages, scorer, batch
-    )
+    given = state, index, None, passages, scorer_passages, scorer, batch
+    call, seconds = part.compiled(sizes.case, art.make_step(program, optimizer, mesh), *given)
     step = _Stepped(call, (state, index, None), passages, scorer_passages, scorer, batch)
     # Random rows are found, so that their lengths are the corpus's.
     pairs = b * k
@@ -452,14 +357,14 @@ def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
         flops=scored + learnt + 2.0 * b * n * encoder.embedding_size,
         rate=("questions/s", b),
         compile=seconds,
-        shape=f"2 x {_shape(encoder.backbone)}, {b} questions x {k} of {n} passages, teacher's chunk {chunk}",
+        shape=f"2 x {words_of(encoder.backbone)}, {b} questions x {k} of {n} passages, teacher's chunk {chunk}",
     )
 
 
 def mlm_step(part: Part, chunk: int) -> None:
     """Masked language modelling, as DDR's domain modules learn."""
     mesh = mesh_of_one()
-    bert = _encoder(part, BERT_BASE, dropout=0.1).backbone
+    bert = encoder_of(part, BERT_BASE, dropout=0.1).backbone
     b, width = (8, 32) if part.toy else (1024, 104)
     chunk = part.scaled(chunk, 4)
     lengths = formulas.draw_lengths(formulas.PASSAGE_TOKENS, b, width)
@@ -479,7 +384,7 @@ def mlm_step(part: Part, chunk: int) -> None:
     weights = jax.device_get(params["bert"])
     state = sharding.put(TrainState.create(params, optimizer), mesh)
     step = make_token_step(masked_lm_loss(bert, "bfloat16"), optimizer, mesh, chunk=chunk, dropout_seed=0)
-    call, seconds = compiled(step, state, batch)
+    call, seconds = part.compiled("MLM step", step, state, batch)
     part.compare(
         "MLM step",
         _Stepped(call, (state,), batch),
@@ -487,5 +392,5 @@ def mlm_step(part: Part, chunk: int) -> None:
         flops=3 * formulas.mlm_flops(bert, lengths, int(drawn.weights.sum())),
         rate=("tokens/s", int(lengths.sum())),
         compile=seconds,
-        shape=f"{_shape(bert)}, {b} rows of {width} tokens, chunk {chunk}, dropout {bert.hidden_dropout_prob:g}",
+        shape=f"{words_of(bert)}, {b} rows of {width} tokens, chunk {chunk}, dropout {bert.hidden_dropout_prob:g}",
     )

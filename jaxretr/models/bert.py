@@ -8,6 +8,7 @@ from flax import nnx
 
 from jaxretr.config import AdapterShape
 from jaxretr.models.adapter_layers import LayerAdapter, adapted, beside_feed_forward, layers_and_adapters, make_adapters
+from jaxretr.models.attention_kernels import KeyBias
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.dropout import ATTENTION, EMBEDDINGS, Dropout, folded
 from jaxretr.models.layers import (
@@ -16,8 +17,8 @@ from jaxretr.models.layers import (
     Embedding,
     LayerNorm,
     attend,
+    key_bias,
     make_layers,
-    mask_bias,
     scan_layers,
 )
 from jaxretr.models.positions import relative_bias
@@ -44,9 +45,9 @@ class BertLayer(nnx.Module):
         self.dtype = dtype
 
     def __call__(
-        self, x: jax.Array, bias: jax.Array, keys: jax.Array | None, adapter: LayerAdapter | None = None
+        self, x: jax.Array, bias: KeyBias, keys: jax.Array | None, adapter: LayerAdapter | None = None
     ) -> jax.Array:
-        """One layer: x float32 [B, L, D], bias [B, 1 or H, L, 1 or L] -> float32 [B, L, D]."""
+        """One layer: x float32 [B, L, D] -> float32 [B, L, D]."""
         drop_hidden = Dropout(keys, self.config.hidden_dropout_prob)
         drop_attention = Dropout(folded(keys, ATTENTION), self.config.attention_probs_dropout_prob)
         if self.config.pre_layer_norm:
@@ -56,7 +57,7 @@ class BertLayer(nnx.Module):
         x = self.attention_norm(x + drop_hidden(self.attention(x, bias, drop_attention, adapter)))
         return self.ffn_norm(x + drop_hidden(self.feed_forward(x, adapter)) + beside_feed_forward(adapter, x))
 
-    def attention(self, x: jax.Array, bias: jax.Array, drop: Dropout, adapter: LayerAdapter | None) -> jax.Array:
+    def attention(self, x: jax.Array, bias: KeyBias, drop: Dropout, adapter: LayerAdapter | None) -> jax.Array:
         batch, length, size = x.shape
         heads = self.config.num_attention_heads
         split = (batch, length, heads, size // heads)
@@ -137,9 +138,10 @@ class BertEncoder(nnx.Module):
             x = self.norm(x)
         x = Dropout(folded(keys, EMBEDDINGS), self.config.hidden_dropout_prob)(x)
         if self.config.num_hidden_layers:
-            bias = mask_bias(lengths, length)
+            positions = None
             if self.config.relative_attention_num_buckets:
-                bias = bias + relative_bias(self.relative_positions, length, FURTHEST, bidirectional=True)
+                positions = relative_bias(self.relative_positions, length, FURTHEST, bidirectional=True)
+            bias = key_bias(lengths, length, positions)
             x = scan_layers(
                 layers_and_adapters(self),
                 x,

@@ -7,6 +7,7 @@ in the model's compute type, summed in float32 and rounded once, in both passes:
 import contextlib
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxretr.models.attention_kernels import KeyBias, by_cudnn, uses_cudnn
 from jaxretr.models.dropout import Dropout, folded
 from jaxretr.models.products import product
 from jaxretr.parallel.split_parameters import rows_of, whole
@@ -127,7 +129,7 @@ def attend(
     q_blhd: jax.Array,
     k_bmhd: jax.Array,
     v_bmhd: jax.Array,
-    bias: jax.Array,
+    bias: jax.Array | KeyBias,
     dtype: Any,
     drop: Dropout,
     *,
@@ -143,7 +145,8 @@ def attend(
       q_blhd: queries, with shape [B, L, H, d].
       k_bmhd: keys, with shape [B, M, H, d].
       v_bmhd: values, with shape [B, M, H, d].
-      bias: added to the scores, broadcastable to [B, H, M, L]; a very negative number masks.
+      bias: added to the scores, broadcastable to [B, H, M, L]; a very negative number masks. What is known to come from
+        rows' lengths and positions can be left to cuDNN, see attention_kernels.py.
       dtype: of the matmuls' operands.
       drop: dropout of the attention probabilities.
       scale: of the scores.
@@ -151,15 +154,44 @@ def attend(
     Returns:
       [B, L, H * d], of type `dtype`.
     """
-    # Queries are the smaller array; where scaling would round them again, the scores are scaled instead.
-    early = jnp.dtype(dtype) == jnp.float32
-    q, k, v = (x.astype(dtype).transpose(0, 2, 1, 3) for x in (q_blhd * scale if early else q_blhd, k_bmhd, v_bmhd))
-    scores = product("bhld,bhmd->bhlm", q, k, dtype, result=jnp.float32)
-    scores = (scores if early else scores * scale) + bias.swapaxes(-1, -2)
-    probabilities = drop(jax.nn.softmax(scores, axis=-1))
-    out = product("bhlm,bhmd->bhld", probabilities.astype(dtype), v, dtype)
-    batch, heads, length, size = out.shape
-    return out.transpose(0, 2, 1, 3).reshape(batch, length, heads * size)
+
+    def written_out(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: Any) -> jax.Array:
+        # Queries are the smaller array; where scaling would round them again, the scores are scaled instead.
+        early = jnp.dtype(dtype) == jnp.float32
+        q, k, v = (x.astype(dtype).transpose(0, 2, 1, 3) for x in (q_blhd * scale if early else q_blhd, k_bmhd, v_bmhd))
+        scores = product("bhld,bhmd->bhlm", q, k, dtype, result=jnp.float32)
+        scores = scores if early else scores * scale
+        if isinstance(bias, KeyBias) and bias.positions is not None:
+            # XLA would write the bias out for all rows, for cuBLAS to add the product to.
+            scores = jax.lax.platform_dependent(
+                scores, cuda=jax.lax.optimization_barrier, default=lambda scores: scores
+            )
+        for part in (bias.hidden, bias.positions) if isinstance(bias, KeyBias) else (bias,):
+            scores = scores if part is None else scores + part.swapaxes(-1, -2)
+        probabilities = drop(jax.nn.softmax(scores, axis=-1))
+        out = product("bhlm,bhmd->bhld", probabilities.astype(dtype), v, dtype)
+        batch, heads, length, size = out.shape
+        return out.transpose(0, 2, 1, 3).reshape(batch, length, heads * size)
+
+    if not isinstance(bias, KeyBias) or drop.keys is not None or not uses_cudnn(dtype, q_blhd.shape[-1]):
+        return written_out(q_blhd, k_bmhd, v_bmhd, bias)
+    q_blhd, k_bmhd, v_bmhd = (x.astype(dtype) for x in (q_blhd, k_bmhd, v_bmhd))
+    return jax.lax.platform_dependent(
+        *(q_blhd, k_bmhd, v_bmhd, bias),
+        cuda=partial(by_cudnn, scale=scale),
+        default=written_out,
+    )
+
+
+def key_bias(lengths: jax.Array, length: int, positions: jax.Array | None = None) -> KeyBias:
+    """The bias of self-attention over rows padded to `length`.
+
+    Args:
+      lengths: number of real tokens of each row, int32 [B].
+      length: L.
+      positions: the bias of relative positions, float32 [1, H, keys, queries], or None.
+    """
+    return KeyBias(mask_bias(lengths, length), positions, lengths)
 
 
 def mask_bias(lengths: jax.Array, positions: int) -> jax.Array:

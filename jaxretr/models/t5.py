@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxretr.models.adapter_layers import LayerAdapter, adapted
+from jaxretr.models.attention_kernels import KeyBias
 from jaxretr.models.dropout import Dropout
 from jaxretr.models.layers import (
     ACTIVATIONS,
@@ -16,6 +17,7 @@ from jaxretr.models.layers import (
     RMSNorm,
     attend,
     chosen_log_probs,
+    key_bias,
     mask_bias,
     scan_layers,
     stack_layers,
@@ -75,7 +77,7 @@ class T5Attention(nnx.Module):
         self,
         x: jax.Array,
         memory: jax.Array,
-        bias: jax.Array,
+        bias: jax.Array | KeyBias,
         drop: Dropout = NO_DROPOUT,
         adapter: LayerAdapter | None = None,
     ) -> jax.Array:
@@ -138,7 +140,7 @@ class T5EncoderLayer(nnx.Module):
     def __call__(
         self,
         x: jax.Array,
-        bias: jax.Array,
+        bias: jax.Array | KeyBias,
         drop: Dropout = NO_DROPOUT,
         drop_attention: Dropout = NO_DROPOUT,
         adapter: LayerAdapter | None = None,
@@ -220,7 +222,8 @@ class T5Model(nnx.Module):
     def encode(self, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         """Encodes passages: ids [B, M] padded on the right, lengths int32 [B] -> float32 [B, M, D]."""
         length = tokens.shape[1]
-        bias = mask_bias(lengths, length) + self.relative_bias(self.encoder_positions, length, bidirectional=True)
+        positions = self.relative_bias(self.encoder_positions, length, bidirectional=True)
+        bias = key_bias(lengths, length, positions)
         x = self.embedding(tokens.astype(jnp.int32))
         x = scan_layers(self.encoder, x, lambda layer, x, *_: layer(x, bias), None)
         return self.encoder_norm(x)

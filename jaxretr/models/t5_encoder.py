@@ -12,8 +12,8 @@ from jaxretr.models.dropout import ATTENTION, EMBEDDINGS, Dropout, folded
 from jaxretr.models.layers import (
     Embedding,
     RMSNorm,
+    key_bias,
     make_layers,
-    mask_bias,
     scan_layers,
 )
 from jaxretr.models.positions import relative_bias
@@ -59,7 +59,8 @@ class T5Encoder(nnx.Module):
         drop = Dropout(folded(keys, EMBEDDINGS), config.hidden_dropout_prob)
         x = drop(self.word_embedding(tokens.astype(jnp.int32)) if words is None else words)
         furthest = config.relative_attention_max_distance
-        bias = mask_bias(lengths, length) + relative_bias(self.relative_positions, length, furthest, bidirectional=True)
+        positions = relative_bias(self.relative_positions, length, furthest, bidirectional=True)
+        bias = key_bias(lengths, length, positions)
 
         def apply(pair: Any, x: jax.Array, keys: jax.Array | None, _: Any) -> jax.Array:
             drop_hidden = Dropout(keys, config.hidden_dropout_prob)

@@ -1,0 +1,68 @@
+"""Attention by cuDNN, which writes no scores out: chosen by JAXRETR_ATTENTION, for programs without dropout on NVIDIA GPUs."""
+
+import os
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+ATTENTION_VARIABLE = "JAXRETR_ATTENTION"
+
+
+class KeyBias(NamedTuple):
+    """What is added to the scores of self-attention, in parts: their sum would be as large as the scores.
+
+    Attributes:
+      hidden: a very negative number at padding keys, 0 elsewhere, float32 [B, 1, keys, 1].
+      positions: of relative positions, float32 [1, H, keys, queries]; None where there is none.
+      lengths: number of real tokens of each row, int32 [B]: the keys behind them are hidden.
+    """
+
+    hidden: jax.Array
+    positions: jax.Array | None
+    lengths: jax.Array
+
+
+def uses_cudnn(dtype: Any, size: int) -> bool:
+    """Whether programs that are lowered for CUDA leave attention to cuDNN: if JAXRETR_ATTENTION is "cudnn", it can.
+
+    Args:
+      dtype: of the products.
+      size: of a head.
+
+    Raises:
+      ValueError: JAXRETR_ATTENTION is neither "cudnn" nor "xla".
+    """
+    chosen = os.environ.get(ATTENTION_VARIABLE) or "xla"
+    if chosen not in ("cudnn", "xla"):
+        raise ValueError(f"{ATTENTION_VARIABLE}={chosen}: give cudnn or xla")
+    return chosen == "cudnn" and jnp.dtype(dtype) == jnp.bfloat16 and size % 8 == 0 and size <= 128
+
+
+def by_cudnn(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyBias, scale: float) -> jax.Array:
+    """Attention of every query position over the real key positions.
+
+    Args:
+      q_blhd: queries, bfloat16 [B, L, H, d].
+      k_bmhd: keys, bfloat16 [B, L, H, d].
+      v_bmhd: values, bfloat16 [B, L, H, d].
+      bias: of the scores.
+      scale: of the scores, before the bias.
+
+    Returns:
+      bfloat16 [B, L, H * d]; at padding positions anything.
+    """
+    positions = None if bias.positions is None else bias.positions.swapaxes(-1, -2).astype(q_blhd.dtype)
+    # A row of no tokens would be divided by a sum over nothing.
+    lengths = jnp.maximum(bias.lengths, 1).astype(jnp.int32)
+    out = jax.nn.dot_product_attention(
+        q_blhd,
+        k_bmhd,
+        v_bmhd,
+        bias=positions,
+        scale=scale,
+        query_seq_lengths=lengths,
+        key_value_seq_lengths=lengths,
+        implementation="cudnn",
+    )
+    return out.reshape(*out.shape[:2], -1)
