@@ -64,7 +64,7 @@ class Kind(NamedTuple):
 
 
 GPU = Kind(rows=16, fan=16, few=8)
-CUDA = GPU._replace(kernel=fused_maxima)
+CUDA = GPU._replace(few=1, kernel=fused_maxima)
 TPU = Kind(rows=16, fan=128, few=0)
 
 
