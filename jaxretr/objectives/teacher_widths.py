@@ -1,5 +1,6 @@
 """The padded lengths at which a teacher reads rows: few, for each is a part of the compiled step, and near the real lengths."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,8 @@ from jaxretr.models.scorers.teachers import Teacher
 # Padding tokens a real token that are as few as need be, widths at most, and what these are multiples of. Blocks that are
 # not full add to the padding of rows. Questions are a small part of the work.
 _ROWS = {"padding": 0.12, "most": 8, "multiple": 8}
+# Few questions are longer.
+_QUESTION = 32
 _QUESTIONS = {"padding": 0.4, "most": 2, "multiple": 4}
 
 
@@ -19,15 +22,30 @@ class TeacherWidths:
     Attributes:
       rows: of what the teacher's encoder reads, see `Teacher.row_lengths`.
       questions: of the questions that a T5's decoder reads.
+      average: those of a row and of a question of average length, which a plan takes all to have.
     """
 
     rows: tuple[int, ...]
     questions: tuple[int, ...]
+    average: tuple[int, int]
 
     @staticmethod
-    def of_longest(teacher: Teacher, passage_width: int, question_width: int) -> "TeacherWidths":
-        """Those of texts of which no more is known than the columns of their token ids."""
-        return TeacherWidths((teacher.longest_row(passage_width, question_width),), (question_width,))
+    def of_averages(teacher: Teacher, passage: float, passage_width: int, question_width: int) -> "TeacherWidths":
+        """Those of texts of which no more is known: two of rows and of questions, or one if they are about as long.
+
+        Args:
+          teacher: what its rows are.
+          passage: tokens of an average passage.
+          passage_width: columns of the passages' token ids.
+          question_width: of the questions'.
+        """
+        question = min(_QUESTION, question_width)
+        average = int(teacher.row_lengths(np.array(math.ceil(passage)), np.array(question)))
+        # With the padding that real rows will have.
+        padded = -(-int((1 + _ROWS["padding"]) * average) // 8) * 8
+        longest = teacher.longest_row(passage_width, question_width)
+        rows, questions = ({*x, y} for x, y in (((min(padded, longest),), longest), ((question,), question_width)))
+        return TeacherWidths(tuple(sorted(rows)), tuple(sorted(questions)), (min(rows), min(questions)))
 
     @staticmethod
     def of_lengths(
@@ -48,10 +66,14 @@ class TeacherWidths:
         """
         rows = teacher.row_lengths(passages, np.resize(questions, len(passages)))
         longest = teacher.longest_row(passage_width, question_width)
-        return TeacherWidths(
-            fewest_widths(rows, longest, **_ROWS),
-            fewest_widths(questions, question_width, **_QUESTIONS),
-        )
+        of_rows = fewest_widths(rows, longest, **_ROWS)
+        of_questions = fewest_widths(questions, question_width, **_QUESTIONS)
+        average = _holding(of_rows, rows.mean()), _holding(of_questions, questions.mean())
+        return TeacherWidths(of_rows, of_questions, average)
+
+
+def _holding(widths: tuple[int, ...], length: float) -> int:
+    return next(width for width in widths if width >= length)
 
 
 def fewest_widths(lengths: np.ndarray, longest: int, *, padding: float, most: int, multiple: int) -> tuple[int, ...]:

@@ -163,8 +163,8 @@ def _ask(
             done = _counted(block(taken, done, width, size), count, blocks=1, row_tokens=size * width)
             return taken + size, done
 
-        # As a plan counts it, all rows are as long as the longest may be.
-        trips = num_blocks(slots, size) if width == widths.rows[-1] else 0
+        # As a plan counts it, every row is of average length.
+        trips = num_blocks(slots, size) if width == widths.average[0] else 0
         with jax.named_scope(f"width_{width}"):
             taken, done = while_counted(is_left, next_block, (taken, done), trips)
     done = lax.psum(done, DATA)
@@ -235,8 +235,9 @@ def _ask_by_passage(
             return first + several, _counted(done, count, question_tokens=several * question_width)
 
         first = lax.pcast(jnp.zeros((), jnp.int32), DATA, to="varying")
+        own_pairs = -(-count * size // (units * lax.axis_size(DATA)))
         for rank, question_width in enumerate(widths):
-            trips = num_blocks(-(-count * size // (units * lax.axis_size(DATA))), several) if rank == 0 else 0
+            trips = num_blocks(own_pairs, several) if question_width == teaching.widths.average[1] else 0
             first, done = while_counted(
                 lambda carry, rank=rank: carry[0] < until[rank],
                 lambda carry, width=question_width: of_questions(carry, width),

@@ -190,9 +190,11 @@ class ArtRun(ArtPrograms):
     def outline(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
         """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it."""
         encoder, shape = model_config(config.encoder, config.joint), teacher_shape(config.scorer)
-        # The lengths of the texts are not known: all rows take the longest, as far as memory and work are concerned.
-        longest = columns(shape.passage_length), columns(shape.question_length)
-        widths = TeacherWidths.of_longest(shape.teacher, *longest)
+        mean, longest = (
+            size.mean_ids(shape.passage_length),
+            (columns(shape.passage_length), columns(shape.question_length)),
+        )
+        widths = TeacherWidths.of_averages(shape.teacher, mean, *longest)
         run = ArtPrograms(config, encoder, shape.teacher, widths, size.searched, mesh)
         split = run.program.shard_parameters
         codes = IndexCodes(run.program, mesh, size.searched)

@@ -85,7 +85,7 @@ def test_equal_distributions_cost_nothing(scores: tuple[np.ndarray, np.ndarray])
 def test_by_default_scores_are_divided_by_the_root_of_the_embedding_s_size(tmp_path: Path) -> None:
     config, encoder = art_config(tmp_path), DualEncoderConfig(BERT)
     teacher = T5Teacher(T5, Prompt((), ()))
-    program = ArtPrograms(config, encoder, teacher, TeacherWidths((16,), (16,)), 20, make_mesh()).program
+    program = ArtPrograms(config, encoder, teacher, TeacherWidths((16,), (16,), (16, 16)), 20, make_mesh()).program
     assert program.temperature == 4.0 == BERT.hidden_size**0.5
 
 

@@ -31,7 +31,7 @@ SEED = 11
 N, L, Q, T = 64, 40, 24, 12
 FIXED = 3
 PROMPT = 16  # Of T0's tokenizer.
-WIDTHS = TeacherWidths((11, 19, 27, 43), (4, 12))
+WIDTHS = TeacherWidths((11, 19, 27, 43), (4, 12), (27, 12))
 
 
 def total(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -72,7 +72,7 @@ TEACHERS = {
     "by passage": (Adding(), WIDTHS),
     "in pairs": (
         AddingPairs(None, PairFrame((0,), (0,), (0,), 200)),  # pyright: ignore[reportArgumentType]
-        TeacherWidths((15, 31, 55), (12,)),
+        TeacherWidths((15, 31, 55), (12,), (31, 12)),
     ),
 }
 
@@ -128,6 +128,13 @@ def asking(teacher: Any, widths: TeacherWidths, mesh: Mesh, *, chunk: int = 4, r
     return compiled_quickly(taught)
 
 
+def in_rows(tokens: np.ndarray, lengths: np.ndarray, devices: int) -> CorpusTokens:
+    """Padded rows [n, width] as a corpus that so many devices share, for each of which the rows are counted anew."""
+    n, width = tokens.shape
+    offsets = np.arange(n, dtype=np.int32) % (n // devices) * width
+    return CorpusTokens(jnp.array(tokens.reshape(-1)), jnp.array(offsets), jnp.array(lengths), width)
+
+
 def step(rng: np.random.Generator, b: int = 16, k: int = 4) -> tuple[np.ndarray, np.ndarray]:
     """Questions, of which the first stands in the batch twice, and their passages, of which a few are popular."""
     numbers = rng.choice(Q, b, replace=False)
@@ -146,7 +153,7 @@ def test_scores_are_those_of_each_pair(kind: str, devices: int, mesh1: Mesh, mes
     texts, rng = Texts.draw(), np.random.default_rng(SEED)
     teacher, widths = TEACHERS[kind]
     taught = asking(teacher, widths, mesh1 if devices == 1 else mesh8)
-    corpus = CorpusTokens(jnp.array(texts.passages), jnp.array(texts.lengths))
+    corpus = in_rows(texts.passages, texts.lengths, devices)
     table = TableState(jnp.full((Q, 16), EMPTY, jnp.int32), jnp.zeros((Q, 16), jnp.float32))
     for number in range(3):
         numbers, rows = step(rng)
@@ -172,7 +179,7 @@ def test_without_a_table_scores_are_those_of_each_pair(mesh8: Mesh) -> None:
     texts = Texts.draw()
     numbers, rows = step(np.random.default_rng(SEED))
     questions = texts.of(numbers)
-    corpus = CorpusTokens(jnp.array(texts.passages), jnp.array(texts.lengths))
+    corpus = in_rows(texts.passages, texts.lengths, 8)
     result = asking(Adding(), WIDTHS, mesh8)(corpus, rows, questions, None)
     np.testing.assert_array_equal(result.scores, texts.scores(numbers, rows))
     assert result.table is None and float(result.hits) == 0
@@ -261,7 +268,7 @@ def test_padding_costs_a_quarter_at_most(devices: int, mesh1: Mesh, mesh8: Mesh)
     near = rng.integers(0, n, (64, 1)) + rng.integers(-150, 150, (64, 32))
     rows = (near % n).astype(np.int32)
     pairs = len(set(zip(np.repeat(numbers, 32), rows.reshape(-1), strict=True)))
-    corpus = CorpusTokens(jnp.ones((n, columns[0]), jnp.int32), jnp.array(lengths[:n]))
+    corpus = in_rows(np.ones((n, columns[0]), np.int32), lengths[:n], devices)
     questions = Questions(
         jnp.array(numbers), jnp.ones((64, columns[1]), jnp.int32), jnp.array(question_lengths[numbers])
     )

@@ -66,7 +66,7 @@ def test_an_art_run_is_planned_as_it_is(tiny_models: Path, tmp_path: Path, devic
     outlined = outline(config, mesh, corpus_size(config))
     step = outlined.programs[0]
     state, batch = run.init(), run.batch(0)
-    real = (*state[:2], run.whole.passages, run.scorer_passages, run.scorer_params, batch)
+    real = (*state[:3], run.whole.passages, run.scorer_passages, run.scorer_params, batch)
     same_arrays(real, step.arguments)
     same_program(run.train_step, step)
     refresh, _, search = outlined.programs[1:]
@@ -82,6 +82,7 @@ def test_an_art_run_is_planned_as_it_is(tiny_models: Path, tmp_path: Path, devic
         "corpus tokens": on_one_device((run.whole.passages, run.scorer_passages)),
         "index embeddings": on_one_device(state.index),
         "scorer": on_one_device(run.scorer_params),
+        "table of scores": on_one_device(state.table),
         "batch": on_one_device(batch),
     }
     # The compiler's own sum of the arguments, which may only differ by their alignment.
