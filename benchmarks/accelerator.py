@@ -276,7 +276,7 @@ def table(results: dict[str, Any]) -> str:
     ]
     for name, part in results["parts"].items():
         for case_name, case in part["cases"].items():
-            if "ours" in case:
+            if "torch" not in case or "ours" in case:  # What a part in PyTorch alone measured stands beside ours.
                 lines.append(row(case_name, with_peer(name, case, results), results))
         if part["status"] != "done":
             why = next((attempt["error"] for attempt in reversed(part["attempts"]) if attempt["error"]), "")
@@ -288,7 +288,7 @@ def with_peer(part: str, case: dict[str, Any], results: dict[str, Any]) -> dict[
     """A case with what a part of its own measured of PyTorch; the ratio's ends are those of the times."""
     for name, other in results["parts"].items():
         peer = other["cases"].get(case["case"], {})
-        if PLANS[name].peer_of == part and "torch" in peer and peer["size"] == case["size"]:
+        if PLANS[name].peer_of == part and "torch" in peer and "ours" in case and peer["size"] == case["size"]:
             ours, torch = case["ours"], peer["torch"]
             ends = (("median", "median"), ("min", "max"), ("max", "min"))
             return {**case, "torch": torch, "ratio": {one: torch[one] / ours[other] for one, other in ends}}

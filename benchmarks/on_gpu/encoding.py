@@ -115,7 +115,8 @@ def attention(part: Part) -> None:
     chosen = os.environ.get(ATTENTION_VARIABLE)
     for done, (name, program, params, width, vocabulary) in enumerate(works):
         lengths = np.full(part.scaled(65_536 // width, 4), width, np.int32)
-        rows = random_tokens(mesh, lengths, width, vocabulary)
+        texts = random_tokens(mesh, lengths, width, vocabulary)
+        rows = texts.tokens, texts.lengths
         for place, kind in enumerate(kinds):
             os.environ[ATTENTION_VARIABLE] = kind
             case = f"attention by {kind}, {name}"
