@@ -272,6 +272,17 @@ def test_train(main: Main, minilm: Path) -> None:
     assert "ratio by CPU time" in main(module, "--model", minilm, *words)
 
 
+def test_art_step(main: Main, minilm: Path, tiny_models: Path, data: Path) -> None:
+    pytest.importorskip("torch", reason="it is what art_step.py compares with")
+    pytest.importorskip("transformers", reason="its models are the peer's")
+    words = ["--model", minilm, "--scorer", tiny_models / "scorer", "--data", data / "wiki_qa", "--questions", 4]
+    words += ["--batch-size", 2, "--top-k", 2, "--epochs", 2, "--threads", 1, "--dtype", "float32"]
+    settings = ["--encoder.max-passage-length", 32, "--encoder.max-question-length", 16, "--scorer.max-length", 80]
+    printed = main(importlib.import_module("art_step"), *words, "--settings", *settings)
+    # The program itself compares the numbers of both.
+    assert printed.count("gradient_norm") == 3 and printed.count("PyTorch / ours by CPU time") == 2
+
+
 def test_typos_step(main: Main, data: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("typos_step")
     arms = module.arms(2)
