@@ -3,9 +3,11 @@
     python benchmarks/index_aware.py --data DATA/wiki_qa --runs runs/index_aware --seeds 0 1 2
     python benchmarks/index_aware.py                                        # the data in the repository
 
+    python benchmarks/index_aware.py --start words                          # an encoder without layers: a minute a run
+
 Every arm is a run of configs/dpr_small.py with in-batch negatives and with the settings of `index_aware` that its name says,
-from the small encoder that ships with the package; finished runs are not repeated. The last step's model is measured. It
-embeds --passages of the corpus (all judged ones among them), which are then stored in several ways and searched for the
+from the small encoder that ships with the package or from one without layers (a bag of word pieces, which begins as weighted
+random projections); finished runs are not repeated. The last step's model is measured. It embeds --passages of the corpus (all judged ones among them), which are then stored in several ways and searched for the
 questions of all splits, none of which was trained on:
 
 - float32, and int8 as embedding stores have it,
@@ -19,22 +21,27 @@ the questions' means over the seeds.
 """
 
 import argparse
+import logging
 import statistics
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
-from once import kept, trained
+from once import kept
 from parts import part_of
 from tables import cell, difference, markdown
 
+import jaxretr
 from jaxretr.assets import QUICKSTART
+from jaxretr.config import override
 from jaxretr.data.readers import beir_splits, read_beir
 from jaxretr.evaluate import metrics
+from jaxretr.experiment import load_config
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.objectives.quantised import decoded, fitted_codebook, nearest_codes
 from jaxretr.search.scann.engines import engine_of
@@ -43,20 +50,32 @@ from jaxretr.stores.vector_files import dequantise, quantise
 
 ROOT = Path(__file__).parents[1]
 METRICS = ("ndcg@10", "recall@20")
-PRODUCT = ("--index-aware.kind", "product", "--index-aware.relearn-every", "50", "--index-aware.sample", "2048")
-ARMS: dict[str, list[str]] = {
-    "exact": [],
-    "int8": ["--index-aware.kind", "int8"],
-    "2 dimensions a code": [*PRODUCT, "--index-aware.block", "2"],
-    "4 dimensions a code": [*PRODUCT, "--index-aware.block", "4"],
-    "8 dimensions a code": [*PRODUCT, "--index-aware.block", "8"],
+PRODUCT = {"index_aware.kind": "product", "index_aware.relearn_every": 50, "index_aware.sample": 2048}
+ARMS: dict[str, dict[str, Any]] = {
+    "exact": {},
+    "int8": {"index_aware.kind": "int8"},
+    "2 dimensions a code": {**PRODUCT, "index_aware.block": 2},
+    "4 dimensions a code": {**PRODUCT, "index_aware.block": 4},
+    "8 dimensions a code": {**PRODUCT, "index_aware.block": 8},
+    "8, with commitment": {**PRODUCT, "index_aware.block": 8, "index_aware.commitment": 0.1},
+}
+# What runs of the quickstart's lexical model have.
+STARTS: dict[str, dict[str, Any]] = {
+    "small": {},
+    "words": {
+        "encoder.fresh": {"hidden_size": 512, "layers": 0, "heads": 8, "intermediate_size": 2048},
+        "encoder.fresh_start": "lexical",
+        "train.batch_size": 128,
+        "contrastive.chunk": 64,
+        "optimizer.learning_rate": 5e-4,
+    },
 }
 BLOCKS = (2, 4, 8)
 STORED = ("float32", "int8", *(f"{block} dimensions a code" for block in BLOCKS), "FAISS codes", "ScaNN codes")
-SHARED = [
-    *("--data.dev", "None", "--data.dev-questions", "None", "--data.dev-qrels", "None", "--train.best-metric", "loss"),
-    *("--train.eval-every", "10000", "--train.save-every", "10000", "--negatives.retrieved", "0"),
-]
+SHARED: dict[str, Any] = {
+    **{"data.dev": None, "data.dev_questions": None, "data.dev_qrels": None, "train.best_metric": "loss"},
+    **{"train.eval_every": 10_000, "train.save_every": 10_000, "negatives.retrieved": 0},
+}
 DEPTH, SHARE = 20, 0.95
 # Rows that an engine's codebook is learnt from.
 _SAMPLE = 5_000
@@ -68,9 +87,12 @@ Values = dict[str, dict[str, dict[str, float]]]
 
 def train(arm: str, seed: int, args: argparse.Namespace) -> Path:
     """Runs one arm to its end, unless that has been done; returns its folder."""
-    words = ["--data.train", args.data, "--data.corpus", args.data, "--train.seed", seed, "--train.steps", args.steps]
-    words += ["--data.token-cache", args.runs / "tokens", *SHARED, *ARMS[arm], *args.settings]
-    return trained(ROOT / "configs/dpr_small.py", args.runs / f"{arm.replace(' ', '_')}_{seed}", words)
+    folder = args.runs / f"{arm.replace(' ', '_')}_{seed}"
+    of_run = {"train.seed": seed, "train.steps": args.steps, "data.token_cache": args.runs / "tokens"}
+    of_run |= {"data.train": args.data, "data.corpus": args.data}
+    config = load_config(ROOT / "configs/dpr_small.py", **SHARED, **STARTS[args.start], **ARMS[arm], **of_run)
+    jaxretr.train(override(config, args.settings), folder)  # does nothing where all steps are done
+    return folder
 
 
 def measure(model: Path, args: argparse.Namespace) -> Values:
@@ -147,6 +169,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=QUICKSTART, help="a BEIR folder with the split train and others")
     parser.add_argument("--passages", type=int, default=0, help="that are searched: the judged and others (0: all)")
     parser.add_argument("--runs", type=Path, default=Path("runs/index_aware"))
+    parser.add_argument("--start", choices=STARTS, default="small")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
@@ -155,6 +178,7 @@ def main() -> None:
     )
     parser.add_argument("--settings", nargs=argparse.REMAINDER, default=[], help="further settings of every run, last")
     args = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
     there = beir_splits(args.data)
     args.splits = args.splits or [split for split in ("squad", "tydi") if split in there] or ["test"]
     args.searched = part_of(args.data, args.runs / "part", args.splits, args.passages)
