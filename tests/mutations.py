@@ -388,6 +388,34 @@ MUTATIONS = (
         "return self.evaluates and number > 0 and is_evaluated(number, self.train)",
         "return False",
         ("test_rolling_refresh.py::test_each_step_encodes_its_slice_and_ages_are_logged",),
+    # ---- what lies on the devices ------------------------------------------------------------------------------------
+    Mutation(
+        "the ids behind a passage's end are the next passage's",
+        "state.py",
+        "tokens, 0), lengths)",
+        "tokens, tokens), lengths)",
+        ("test_corpus_tokens.py::test_rows_are_fetched_as_the_store_has_them",),
+    ),
+    Mutation(
+        "where a passage begins counted from the corpus's first id",
+        "recipes/corpus_tokens.py",
+        "self._offsets[there] - self.bounds[there // self._rows]",
+        "self._offsets[there] - self.bounds[0 * there]",
+        ("test_corpus_tokens.py::test_rows_are_fetched_as_the_store_has_them",),
+    ),
+    Mutation(
+        "the first device's part of the parameters updated with every device's moments",
+        "parallel/split_parameters.py",
+        "lax.axis_index(DATA) * size, size, axis)",
+        "0 * lax.axis_index(DATA), size, axis)",
+        ("test_split_parameters.py::test_split_moments_give_the_updates_of_whole_ones",),
+    ),
+    Mutation(
+        "scattered gradients summed where their mean is wanted",
+        "parallel/split_parameters.py",
+        "return factor * lax.psum_scatter(",
+        "return lax.psum_scatter(",
+        ("test_split_parameters.py::test_split_moments_give_the_updates_of_whole_ones",),
     ),
     # ---- DPR ---------------------------------------------------------------------------------------------------------
     Mutation(

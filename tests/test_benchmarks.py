@@ -30,9 +30,12 @@ from jaxretr import cli, config
 from jaxretr.assets import QUICKSTART
 from jaxretr.checkpoint import Checkpoints
 from jaxretr.data.readers import read_beir
+from jaxretr.errors import UserError
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.question_scorer import QuestionScorer
 from jaxretr.parallel.mesh import make_mesh
+from jaxretr.plan.compiled_facts import CollectivePlan
+from jaxretr.plan.requirements import Plan, ProgramPlan
 from jaxretr.recipes.encoder_start import load_encoder
 from jaxretr.train import build
 from jaxretr.train import train as run_training
@@ -256,6 +259,36 @@ def test_search(main: Main) -> None:
     words = ["--rows", 3000, "--dim", 16, "--queries", 8, "-k", 5, "--repeats", 1, "--also", "bfloat16", "first-int8"]
     printed = main(importlib.import_module("search"), *words)
     assert "| questions | 8 |" in printed and "| numpy | " in printed
+
+
+def test_plans(main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run writes what the second compares with; devices without a compiler are left out."""
+    module = importlib.import_module("plans")
+    peak = 3 << 30
+
+    def planned(system: str, config: Any, place: str, programs: Sequence[str], known: Any) -> Plan:
+        if place == "h100:8":
+            raise UserError("no plugin")
+        facts = {field.name: None for field in dataclasses.fields(ProgramPlan)}
+        reduced = CollectivePlan("all-reduce", 1, 5 << 20, False)
+        facts |= {
+            "name": "step",
+            "peak": peak,
+            "fits": True,
+            "flops": 2 * 10**12,
+            "seconds": 0.5,
+            "collectives": (reduced,),
+        }
+        plan = {field.name: None for field in dataclasses.fields(Plan)}
+        return Plan(**{**plan, "capacity": 4 << 30, "programs": (ProgramPlan(**facts),)})
+
+    monkeypatch.setattr(module, "plan_system", planned)
+    words = ["--systems", "dpr", "--topologies", "v5e:4x4,h100:8", "--before", tmp_path / "before.json"]
+    first = main(module, *words, "--write", tmp_path / "before.json")
+    expected = "| DPR, in-batch negatives, 1M passages | v5e:4x4 | step | 2 | 0.500 | {}3.00 of 4.00 | 5 | 0 |"
+    assert first.splitlines()[2:] == [expected.format("")]
+    peak //= 2
+    assert main(module, *words).splitlines()[2:] == [expected.format("3.00 -> ").replace("-> 3.00", "-> 1.50")]
 
 
 def test_live_index(main: Main) -> None:

@@ -27,7 +27,7 @@ def _may_have_tpu() -> bool:
 
 
 def compile_for_tpus() -> None:
-    """Lets libtpu compile in this process without touching or waiting for chips; call it before JAX is imported."""
+    """Lets libtpu, or XLA for GPUs, compile in this process without touching or waiting for chips; before JAX is imported."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")

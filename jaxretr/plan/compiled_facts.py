@@ -50,7 +50,7 @@ class CompiledFacts:
     """Of arguments that are overwritten by results."""
     collectives: tuple[CollectivePlan, ...] = ()
     reduced_floats: int | None = None
-    """Elements of float32 in all-reduces: gradients, and little else."""
+    """Elements of float32 that are added up over the devices, of the whole arrays: gradients, and little else."""
     loops: int | None = None
     largest_array: int | None = None
     """Elements."""
@@ -132,7 +132,11 @@ def compile_facts(lowered: Any, options: dict[str, Any] | None) -> CompiledFacts
         aliased=memory.alias_size_in_bytes,
         collectives=_collectives(text),
         reduced_floats=sum(
-            array.elements for op in text.of_kind("all-reduce") for array in op.results if array.dtype == "f32"
+            array.elements * (op.devices if kind == "reduce-scatter" else 1)
+            for kind in ("all-reduce", "reduce-scatter")
+            for op in text.of_kind(kind)
+            for array in op.results
+            if array.dtype == "f32"
         ),
         loops=text.loops,
         largest_array=max(array.elements for array in text.arrays),

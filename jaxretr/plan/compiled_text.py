@@ -120,7 +120,7 @@ def _goes_on(line: str, computation: list[str]) -> bool:
 def _results(found: re.Match[str]) -> tuple[Array, ...]:
     """What a collective gives; the first half of some asynchronous ones names the operands as well."""
     named = arrays(found[1])
-    if found[3] and found[2] in ("all-gather", "collective-permute"):
+    if found[3] and found[2] in ("all-gather", "reduce-scatter", "collective-permute"):
         named = [array for array in named if array.dtype != "u32" or array.shape]
         named = named[len(named) // 2 :]
     return tuple(named)

@@ -29,6 +29,8 @@ GIB = 2**30
 
 # For TPUs the compiler then takes a fraction of the time, and finds the same use of memory to within some percent.
 TPU_OPTIONS = {"exec_time_optimization_effort": -1.0}
+# Tuning measures kernels on a GPU, and there is none.
+GPU_OPTIONS = {"xla_gpu_autotune_level": 0}
 # LLVM's optimisations come after all that is read here.
 CPU_OPTIONS = {"xla_backend_optimization_level": 0}
 
@@ -51,7 +53,7 @@ class ProgramPlan:
     """Into a device's memory; None where that is not known."""
     collectives: tuple[CollectivePlan, ...]
     reduced_floats: int | None
-    """Elements of float32 in all-reduces: gradients, and little else."""
+    """Elements of float32 that are added up over the devices, of the whole arrays: gradients, and little else."""
     loops: int | None
     largest_array: int | None
     """Elements."""
@@ -70,6 +72,8 @@ class Plan:
     config: str
     passages: int
     passages_source: str
+    words: float | None
+    """Of a passage on average, from which its token ids are estimated; None: not known, and each is of full length."""
     topology: str
     devices: int
     chips: int
@@ -104,7 +108,12 @@ class Plan:
             f"{self.config} on {self.topology}: {self.devices} devices ({self.data} share batch and corpus"
             + (f", {self.model} one copy of the model)" if self.model > 1 else ")"),
             f"parameters: {self.parameters:,}",
-            f"passages: {self.passages:,} ({self.passages_source})"
+            f"passages: {self.passages:,} ({self.passages_source}), "
+            + (
+                "each as long as it may be"
+                if self.words is None
+                else f"{self.words:.0f} words each, so that ids are estimated"
+            )
             if self.passages
             else "passages: none on the devices",
             "memory of a device: "
@@ -145,8 +154,9 @@ def plan(
 
     Args:
       config: of the run.
-      topology: what to compile for: a slice of TPUs by name, such as "v5e:4x4", for which no TPU is needed (call
-        `jaxretr.parallel.tpu_environment.compile_for_tpus` before JAX is imported); None: the devices at hand.
+      topology: what to compile for: a slice of TPUs, such as "v5e:4x4", or a host's GPUs, such as "h100:8", none of which
+        is needed (call `jaxretr.parallel.tpu_environment.compile_for_tpus` before JAX is imported); None: the devices at
+        hand.
       passages: size of the corpus; None: counted in its files, or known by their name.
       programs: names of those to compile; all by default.
       known: programs that need not be compiled again.
@@ -176,6 +186,7 @@ def plan(
         config=config.name,
         passages=size.passages,
         passages_source=size.source,
+        words=size.words,
         topology=name,
         devices=len(devices.devices),
         chips=devices.chips,
@@ -214,8 +225,7 @@ def _program(
     flops = matmul_flops(traced)
     seconds = None if tflops is None else flops / (len(devices.devices) * tflops * 1e12)
     log.info("compiling %s for %d devices", program.name, len(devices.devices))
-    on_cpu = devices.devices[0].platform == "cpu"
-    options = TPU_OPTIONS if devices.chip is not None else CPU_OPTIONS if on_cpu else None
+    options = {"tpu": TPU_OPTIONS, "cpu": CPU_OPTIONS}.get(devices.devices[0].platform, GPU_OPTIONS)
     facts = known.facts(traced.lower(), options, target)
     # An argument that a program does not read (a refresh, the questions' tower) is none of the compiled one; it is held
     # all the same.

@@ -1,4 +1,4 @@
-"""TPUs by name: what one chip can do, and slices of them to compile for with no TPU at hand."""
+"""TPUs and GPUs by name: what one chip can do, and several of them to compile for with none at hand."""
 
 import math
 import re
@@ -17,7 +17,7 @@ class Chip(NamedTuple):
     """bfloat16, 10^12 a second."""
     hbm_gib: float
     usable_gib: float
-    """What the compiler leaves to a program."""
+    """What a program can use: of a TPU what the compiler leaves to it, of a GPU 95 % (XLA_PYTHON_CLIENT_MEM_FRACTION=.95)."""
 
 
 # https://cloud.google.com/tpu/docs/v4, .../v5e, .../v5p, .../v6e ("Peak compute per chip (bf16)", "HBM capacity").
@@ -26,6 +26,9 @@ CHIPS = {
     "v5e": Chip(197, 16, 15.75),
     "v5p": Chip(459, 95, 95.74),
     "v6e": Chip(918, 32, 31.25),
+    # NVIDIA's data sheets of the SXM cards: "BFLOAT16 Tensor Core" without sparsity. CUDA reports 79.1 and 141.0 GiB.
+    "h100": Chip(989, 79.1, 75.1),
+    "h200": Chip(989, 141.0, 133.9),
 }
 KINDS = {
     "TPU v4": "v4",
@@ -35,11 +38,44 @@ KINDS = {
     "TPU v5p": "v5p",
     "TPU v6 lite": "v6e",
     "TPU v6e": "v6e",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
 }
 """JAX's names of the devices."""
 
-EXAMPLES = ("v4:2x2x2", "v5e:2x4", "v5e:4x4", "v5e:8x8", "v5p:2x2x2", "v5p:4x4x4", "v6e:4x4")
+EXAMPLES = ("v4:2x2x2", "v5e:2x4", "v5e:4x4", "v5e:8x8", "v5p:2x2x2", "v5p:4x4x4", "v6e:4x4", "h100:8", "h200:1")
 _NAME = re.compile(r"(\w+):(\d+(?:x\d+)*)")
+
+# What XLA asks of a GPU while it compiles (its GpuTargetConfigProto). The Hopper cards differ in memory and its speed alone.
+_HOPPER = """
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
+  threads_per_core_limit: 2048
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+  memory_bandwidth: {bandwidth}
+  device_memory_size: {memory}
+  cuda_compute_capability {{ major: 9 }}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 }}
+device_description_str: "{name}"
+"""
+_GPUS = {
+    "h100": _HOPPER.format(name="NVIDIA H100 80GB HBM3", memory=84_942_979_072, bandwidth=3_352_320_000_000),
+    "h200": _HOPPER.format(name="NVIDIA H200", memory=151_397_597_184, bandwidth=4_800_000_000_000),
+}
 
 # libtpu is loaded with the first slice, and only once.
 _loading = threading.Lock()
@@ -53,7 +89,7 @@ class Devices(NamedTuple):
     """Name of the kind in CHIPS; None for other devices."""
     chips: int
     name: str = ""
-    """Of a slice of TPUs."""
+    """Of a slice of TPUs, or of GPUs that are not at hand."""
 
     @property
     def per_chip(self) -> int:
@@ -62,19 +98,23 @@ class Devices(NamedTuple):
 
 
 def topology(name: str) -> Devices:
-    """A slice of TPUs to compile for; its devices run nothing.
+    """A slice of TPUs, or the GPUs of a host, to compile for; its devices run nothing.
 
     Args:
-      name: kind and shape in chips, for instance "v5e:4x4".
+      name: kind and shape in chips, for instance "v5e:4x4"; of GPUs kind and number, "h100:8".
 
     Raises:
-      UserError: no such slice, or libtpu is not installed.
+      UserError: no such slice, or its compiler (libtpu, JAX's plugin for CUDA) is not installed.
     """
     known = f"(for instance {', '.join(EXAMPLES)})"
     parts = _NAME.fullmatch(name)
-    if parts is None or parts[1] not in CHIPS:
+    if parts is None or parts[1] not in CHIPS or (parts[1] in _GPUS and not parts[2].isdigit()):
         hint = did_you_mean(name, EXAMPLES)
-        raise UserError(f"--topology {name}: not a kind and a shape of TPUs{hint}; give one {known}")
+        raise UserError(
+            f"--topology {name}: not a kind and a shape of TPUs, or a number of GPUs{hint}; give one {known}"
+        )
+    if parts[1] in _GPUS:
+        return _gpus(name, parts[1], int(parts[2]))
     import_extra("libtpu", "tpu")
     from jax.experimental import topologies
 
@@ -85,6 +125,23 @@ def topology(name: str) -> Devices:
         what = str(error).splitlines()[0].removeprefix("INVALID_ARGUMENT: ")
         raise UserError(f"--topology {name}: no such slice of TPUs ({what}); give one {known}") from error
     return Devices(list(devices), parts[1], math.prod(int(size) for size in parts[2].split("x")), name)
+
+
+def _gpus(name: str, kind: str, count: int) -> Devices:
+    """GPUs of one host, which NVLink connects."""
+    from jax.experimental import topologies
+
+    jax.devices()  # Only then JAX knows its plugins.
+    try:
+        with _loading:
+            devices: Any = topologies.get_topology_desc(
+                platform="cuda", target_config=_GPUS[kind], topology=f"1x1x{count}"
+            ).devices
+    except NotImplementedError as error:
+        raise UserError(
+            f"--topology {name}: JAX's plugin for CUDA is not installed; run: pip install 'jaxretr[cuda]'"
+        ) from error
+    return Devices(list(devices), kind, count, name)
 
 
 def at_hand() -> Devices:

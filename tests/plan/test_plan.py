@@ -310,10 +310,22 @@ def test_wrong_words(tiny_config: Path, words: str, expected: str, capsys: pytes
     assert expected in capsys.readouterr().err
 
 
+def _no_plugin(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("topology not implemented for cuda")
+
+
 def test_unknown_slices_and_a_missing_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("v5e:4x", "v5litepod:4x4", "16 chips"):
         with pytest.raises(UserError, match=r"--topology .*not a kind and a shape of TPUs.*v5e:4x4, v5e:8x8"):
             topology(name)
+    for name in ("h100:2x2", "h100", "a100:8"):
+        with pytest.raises(
+            UserError, match=r"--topology .*not a kind and a shape of TPUs, or a number of GPUs.*h100:8"
+        ):
+            topology(name)
+    monkeypatch.setattr("jax.experimental.topologies.get_topology_desc", _no_plugin)
+    with pytest.raises(UserError, match=r"--topology h100:8: JAX's plugin for CUDA is not installed.*jaxretr\[cuda\]"):
+        topology("h100:8")
     monkeypatch.setitem(sys.modules, "libtpu", None)
     with pytest.raises(UserError, match=r"libtpu is not installed.*jaxretr\[tpu\]"):
         topology("v5e:4x4")
