@@ -147,7 +147,7 @@ def run_part(name: str, args: argparse.Namespace, deadline: float) -> dict[str, 
     plan, size, torch = PLANS[name], 1.0, not args.no_torch
     began, attempts, cases = time.monotonic(), [], {}
     while True:
-        seconds = min(plan.seconds, deadline - time.monotonic())
+        seconds = min(plan.seconds * args.pace, deadline - time.monotonic())
         if seconds < (5 if args.toy else STARTUP):
             status = "out of time"
             break
@@ -328,6 +328,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PLANS, default=[name for name in PLANS if not PLANS[name].extra])
     parser.add_argument("--again", action="store_true", help="also those that are done")
     parser.add_argument("--minutes", type=float, default=9.5, help="for all parts (default: %(default)s)")
+    parser.add_argument("--pace", type=float, default=1.0, help="of each part's seconds (default: %(default)s)")
     parser.add_argument("--peak-tflops", type=float, help="of the device, bfloat16 (default: by its name)")
     parser.add_argument("--peak-gbs", type=float, help="of its memory, 10^9 bytes a second (default: by its name)")
     parser.add_argument("--no-torch", action="store_true", help="leave the peers out")

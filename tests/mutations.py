@@ -388,6 +388,7 @@ MUTATIONS = (
         "return self.evaluates and number > 0 and is_evaluated(number, self.train)",
         "return False",
         ("test_rolling_refresh.py::test_each_step_encodes_its_slice_and_ages_are_logged",),
+    ),
     # ---- what lies on the devices ------------------------------------------------------------------------------------
     Mutation(
         "the ids behind a passage's end are the next passage's",
