@@ -153,7 +153,7 @@ MUTATIONS = (
         "models/t5.py",
         "k, v = (kept[number] for kept in states)",
         "k, v = (kept[0] for kept in states)",
-        ("test_art_guarantees.py::test_the_teachers_score_is_the_scorers",),
+        ("test_t5_parity.py::test_kept_keys_and_values_are_those_of_every_layer",),
     ),
     Mutation(
         "the KL divergence reversed",

@@ -122,6 +122,26 @@ def test_states_and_target_log_probs_equal_transformers(case: Case, batch: Any) 
     np.testing.assert_allclose(np.asarray(our_log_probs)[target_real], expected, atol=1e-5, rtol=0)
 
 
+def test_kept_keys_and_values_are_those_of_every_layer(case: Case, batch: Any) -> None:
+    """Each passage read once, for any of the targets: as if it had been read anew for each."""
+    graph, _ = define(lambda rngs: T5Model(case.config, rngs=rngs))
+    of, targets = np.array([2, 0, 0, 1]), np.array([0, 1, 2, 2])
+
+    @partial(jax.jit, static_argnums=1)
+    def log_probs(params: Any, keep: bool) -> jax.Array:
+        model = nnx.merge(graph, params)
+        read = model.read(batch["tokens"], LENGTHS, keep=keep)
+        return model.target_log_probs(batch["targets"][targets], read, of)
+
+    found, expected = (np.asarray(log_probs(case.params, keep)) for keep in (True, False))
+    np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
+    with torch.no_grad():
+        chosen = {name: batch[name][of] for name in ("tokens", "real")}
+        theirs = _reference(case.theirs, {**chosen, "targets": batch["targets"][targets]})[1].numpy()
+    real = batch["target_real"][targets]
+    np.testing.assert_allclose(found[real], theirs[real], atol=1e-5, rtol=0)
+
+
 def test_every_gradient_equals_transformers(case: Case, batch: Any) -> None:
     case.theirs.zero_grad()
     _, log_probs = _reference(case.theirs, batch)
