@@ -205,7 +205,7 @@ def test_named_configs_and_settings_exist(path: Path) -> None:
         if re.fullmatch(r"(art|dpr|spar|ddr|typos)(_\w+)+", code):
             assert code in configs, f"{name_of(path)}: no config {code}"
         setting = re.fullmatch(r"(?:--)?([a-z_]+)\.([a-z_-]+)(?: .*)?", code)
-        if setting and setting[1] in sections and setting[2] not in ("py", "json", "jsonl", "save"):
+        if setting and setting[1] in sections and setting[2] not in ("py", "json", "jsonl", "md", "save"):
             assert known(f"{setting[1]}.{setting[2].replace('-', '_')}", settings), (
                 f"{name_of(path)}: no setting {code}"
             )
