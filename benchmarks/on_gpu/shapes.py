@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from jaxretr.models.backbone_config import Backbone
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.scorers.t5_scorer import Prompt
@@ -28,6 +29,6 @@ def encoder_of(part: Part, bert: BertConfig, *, dropout: float = 0.0, shared: bo
     return DualEncoderConfig(bert, shared=shared)
 
 
-def words_of(bert: BertConfig) -> str:
+def words_of(bert: Backbone) -> str:
     """A shape in words."""
     return f"{bert.num_hidden_layers} layers of {bert.hidden_size}"

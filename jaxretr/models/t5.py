@@ -95,7 +95,7 @@ class T5Attention(nnx.Module):
         x: jax.Array,
         k: jax.Array,
         v: jax.Array,
-        bias: jax.Array,
+        bias: jax.Array | KeyBias,
         drop: Dropout = NO_DROPOUT,
         adapter: LayerAdapter | None = None,
     ) -> jax.Array:

@@ -79,10 +79,11 @@ def test_what_cudnn_is_asked_for_is_our_attention(monkeypatch: pytest.MonkeyPatc
     rng = np.random.default_rng(0)
     q, k, v = (jnp.bfloat16(rng.standard_normal((3, 16, 2, 8))) for _ in range(3))
     positions = jnp.float32(jnp.bfloat16(rng.standard_normal((1, 2, 16, 16))))
-    lengths = np.array([16, 5, 1], np.int32)
+    lengths = jnp.array([16, 5, 1])
     bias = key_bias(lengths, 16, positions)
     found = attention_kernels.by_cudnn(q, k, v, bias, 0.3)
     ours = attend(q, k, v, bias, "bfloat16", Dropout(None, 0.0), scale=0.3)
-    real = np.arange(16) < lengths[:, None]
-    np.testing.assert_allclose(np.float32(found)[real], np.float32(ours)[real], atol=0.03)
-    assert np.abs(np.float32(ours)).max() > 1
+    real = np.arange(16) < np.asarray(lengths)[:, None]
+    one, other = (np.asarray(x, np.float32)[real] for x in (found, ours))
+    np.testing.assert_allclose(one, other, atol=0.03)
+    assert np.abs(np.asarray(ours, np.float32)).max() > 1

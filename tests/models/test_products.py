@@ -22,7 +22,7 @@ def drawn(spec: str) -> list[np.ndarray]:
     return [rng.standard_normal([SIZES[i] for i in part], np.float32) for part in spec.replace("->", ",").split(",")]
 
 
-def rounded(x: np.ndarray) -> np.ndarray:
+def rounded(x: Any) -> np.ndarray:
     return np.asarray(jnp.asarray(x, jnp.bfloat16), np.float64)
 
 
