@@ -105,7 +105,7 @@ def measure(model: Path, args: argparse.Namespace) -> Values:
     rows, asked = encode_texts(encoder, passages, None), encode_texts(encoder, [*questions.values()], None)
     exact = asked @ rows.T
     values: Values = {}
-    for storage in STORED:
+    for storage in args.stored:
         scores = exact if storage == "float32" else scores_of(storage, rows, asked)
         if scores is None:
             continue
@@ -171,6 +171,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/index_aware"))
     parser.add_argument("--start", choices=STARTS, default="small")
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--stored", nargs="+", choices=STORED, default=list(STORED), help="ways to store the passages")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument(
@@ -188,7 +189,9 @@ def main() -> None:
         for arm in args.arms:
             model, path = train(arm, seed, args), args.runs / f"measured/{arm.replace(' ', '_')}_{seed}.json"
             found.setdefault(arm, []).append(kept(path, lambda model=model: measure(model, args)))
-    stored = [storage for storage in STORED if all(storage in values for each in found.values() for values in each)]
+    stored = [
+        storage for storage in args.stored if all(storage in values for each in found.values() for values in each)
+    ]
 
     def line(of_seeds: list[Values], metric: str) -> list[str]:
         factor = 1 if metric == "candidates" else 100

@@ -413,6 +413,27 @@ def test_dpr_negatives(main: Main, data: Path, encoder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_index_aware(main: Main, data: Path, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def trained(settings: Any, workdir: Path) -> None:
+        asked.append((workdir.name, settings.index_aware.kind, settings.encoder.fresh))
+        start = dataclasses.replace(settings.encoder, path=str(encoder), fresh=None)
+        load_encoder(start, 0).save(workdir / "model")
+
+    monkeypatch.setattr("jaxretr.train", trained)
+    words = ["--data", data / "wiki_qa", "--runs", tmp_path / "runs", "--passages", 30, "--splits", "dev", "--seeds", 0]
+    words += ["--start", "words", "--arms", "exact", "int8", "--stored", "float32", "int8", "8 dimensions a code"]
+    printed = main(importlib.import_module("index_aware"), *words)
+    assert [each[:2] for each in asked] == [("exact_0", "none"), ("int8_0", "int8")]
+    assert asked[0][2] == config.BertShape(hidden_size=512, layers=0, heads=8, intermediate_size=2048)
+    for metric in ("ndcg@10", "recall@20", "candidates"):
+        assert f"| {metric}, trained on | float32 | int8 | 8 dimensions a code |" in printed
+    assert "\ntrained on int8 - on exact, stored as 8 dimensions a code, recall@20: +0.0 points" in printed
+    row = re.search(r"candidates.*\n.*\n\| exact \| (\S+) \| \S+ \| (\S+) \|", printed)
+    assert row and 19 <= float(row[1]) < float(row[2]) <= 30, "codes spread the first 20 over more candidates"
+
+
 def test_art_encoders(main: Main, data: Path, encoder: Path, minilm: Path, tmp_path: Path, monkeypatch) -> None:
     module = importlib.import_module("art_encoders")
     monkeypatch.setattr(module, "PASSAGES", 30)

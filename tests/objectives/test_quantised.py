@@ -133,7 +133,8 @@ def test_the_threshold_is_that_of_our_scann_index() -> None:
     rows = np.random.default_rng(SEED).normal(size=(50, 384)).astype(np.float32)
     weights = np.arange(50) < 40
     length = np.sqrt(np.square(rows[:40]).sum(axis=1).mean())
-    np.testing.assert_allclose(score_threshold(rows, weights), length * 0.2 * (128 / 384) ** 0.75, rtol=1e-5)
+    threshold = score_threshold(jnp.asarray(rows), jnp.asarray(weights))
+    np.testing.assert_allclose(threshold, length * 0.2 * (128 / 384) ** 0.75, rtol=1e-5)
 
 
 # ---- the fit ---------------------------------------------------------------------------------------------------------

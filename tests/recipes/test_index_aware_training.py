@@ -30,7 +30,7 @@ from jaxretr.state import ProductCodes, TrainState
 from jaxretr.stores.vector_files import dequantise, quantise
 from jaxretr.train import train
 
-PRODUCT = {"kind": "product", "block": 4, "centres": 4, "commitment": 0.1, "relearn_every": 2}
+PRODUCT: dict[str, object] = {"kind": "product", "block": 4, "centres": 4, "commitment": 0.1, "relearn_every": 2}
 
 
 # ---- the codes -------------------------------------------------------------------------------------------------------
@@ -96,6 +96,7 @@ def test_the_codes_fit_the_passages_of_the_corpus(outcomes: dict[int, Outcome], 
     run, first = outcomes[devices].run, outcomes[devices].first
     assert first.codes is not None and int(first.codes.learnt_at) == 0
     corpus, model = run.examples.passages, run.model
+    assert isinstance(model, DualEncoder)
     passages = [{"title": title, "text": text} for title, text in zip(corpus.titles, corpus.texts, strict=True)]
     rows = DualEncoder(model.config, model.params, model.tokenizer).encode_passages(passages, batch_size=20)
     expected = jax.jit(fitted_codebook, static_argnums=(2, 3))(rows, np.ones(20), 4, 4)
@@ -154,7 +155,9 @@ def test_arts_loss_is_that_on_the_scores_of_the_index(kind: Any) -> None:
     np.testing.assert_allclose(student, scores / 2, rtol=1e-5, atol=1e-5)
     error = (np.square(values - flat).sum(axis=1) / np.square(flat).sum(axis=1)).mean()
     np.testing.assert_allclose(terms["storage_error"], error, rtol=1e-4)
-    np.testing.assert_allclose(loss, art_loss(scores, teacher, temperature=2.0) + 0.5 * error, rtol=1e-5)
+    np.testing.assert_allclose(
+        loss, art_loss(jnp.asarray(scores), jnp.asarray(teacher), temperature=2.0) + 0.5 * error, rtol=1e-5
+    )
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -173,7 +176,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(
         data={**write_supervised(tmp_path / "data"), "dev_questions": None},
         negatives={"static": 1},
         train={"steps": 4, "save_every": 1, "eval_every": 4},
-        index_aware=PRODUCT | {"relearn_every": 3},
+        index_aware={**PRODUCT, "relearn_every": 3},
     )
     train(config, tmp_path / "whole")
     step = ContrastiveRun.step
