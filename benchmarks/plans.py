@@ -29,8 +29,8 @@ PLACES = ("v5e:4x4", "v5p:2x2x2", "h200:1", "h100:8")
 PROGRAMS = ("step", "refresh")
 
 HEAD = """\
-| system | devices | program | TFLOP | s at peak | peak GiB a device | collectives MiB | in a loop |
-|---|---|---|---:|---:|---:|---:|---:|"""
+| system | devices | program | TFLOP | s at peak | peak GiB a device | collectives MiB | beside compute | in a loop |
+|---|---|---|---:|---:|---:|---:|---:|---:|"""
 
 
 def numbers(planned: Plan) -> dict[str, dict[str, Any]]:
@@ -44,6 +44,7 @@ def numbers(planned: Plan) -> dict[str, dict[str, Any]]:
             "fits": program.fits,
             "collectives_mib": sum(each.bytes for each in program.collectives) / 2**20,
             "in_loop_mib": sum(each.bytes for each in program.collectives if each.in_loop) / 2**20,
+            "overlapped_mib": sum(each.overlapped for each in program.collectives) / 2**20,
             "collectives": {
                 kind: sum(each.bytes for each in program.collectives if each.kind == kind) / 2**20
                 for kind in sorted({each.kind for each in program.collectives})
@@ -69,6 +70,7 @@ def row(system: str, place: str, program: str, before: dict[str, Any] | None, af
         cell("seconds", ".3f"),
         cell("peak_gib", ".2f") + fits,
         cell("collectives_mib", ",.0f"),
+        cell("overlapped_mib", ",.0f"),
         cell("in_loop_mib", ",.0f"),
     ]
     return f"| {' | '.join(cells)} |"

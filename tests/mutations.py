@@ -414,9 +414,16 @@ MUTATIONS = (
     Mutation(
         "scattered gradients summed where their mean is wanted",
         "parallel/split_parameters.py",
-        "return factor * lax.psum_scatter(",
-        "return lax.psum_scatter(",
+        "return factor * scattered(",
+        "return scattered(",
         ("test_split_parameters.py::test_split_moments_give_the_updates_of_whole_ones",),
+    ),
+    Mutation(
+        "sums in two steps that give a device another one's part",
+        "parallel/split_parameters.py",
+        "for groups in (rows.T, rows):",
+        "for groups in (rows, rows.T):",
+        ("test_split_parameters.py::test_a_sum_in_two_steps_gives_each_device_the_part_of_a_sum_at_once",),
     ),
     # ---- DPR ---------------------------------------------------------------------------------------------------------
     Mutation(

@@ -285,7 +285,7 @@ def test_plans(main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "plan_system", planned)
     words = ["--systems", "dpr", "--topologies", "v5e:4x4,h100:8", "--before", tmp_path / "before.json"]
     first = main(module, *words, "--write", tmp_path / "before.json")
-    expected = "| DPR, in-batch negatives, 1M passages | v5e:4x4 | step | 2 | 0.500 | {}3.00 of 4.00 | 5 | 0 |"
+    expected = "| DPR, in-batch negatives, 1M passages | v5e:4x4 | step | 2 | 0.500 | {}3.00 of 4.00 | 5 | 0 | 0 |"
     assert first.splitlines()[2:] == [expected.format("")]
     peak //= 2
     assert main(module, *words).splitlines()[2:] == [expected.format("3.00 -> ").replace("-> 3.00", "-> 1.50")]

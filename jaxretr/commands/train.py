@@ -53,7 +53,7 @@ def add_commands(commands: Commands) -> None:
         action="store_true",
         help="compile for the local devices, or for --topology, and stop; exits with 1 if the run does not fit",
     )
-    add("--topology", metavar="NAME", help="TPU type and shape, for instance v5e:4x4; no TPU is needed")
+    add("--topology", metavar="NAME", help="TPU type and shape (v5e:4x4), or GPUs of a host (h100:8); none is needed")
     add("--passages", type=at_least_one, metavar="N", help="size of the corpus, if its file is not available")
     add("--format", choices=("text", "json"), help="output format (default: text)")
     add_processes(parser)

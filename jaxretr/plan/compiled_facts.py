@@ -34,6 +34,8 @@ class CollectivePlan:
     """Of the whole arrays that are reduced or gathered, on one device."""
     in_loop: bool
     """Then each is counted once, however often the loop runs."""
+    overlapped: int = 0
+    """Of the bytes, those that are sent while loops, branches or matrix products run."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +150,10 @@ def _bytes(number: str, unit: str) -> int:
 
 
 def _collectives(text: Program) -> tuple[CollectivePlan, ...]:
-    counts, sizes = Counter(), Counter()
+    counts, sizes, overlapped = Counter(), Counter(), Counter()
     for collective in text.collectives:
         key = collective.kind, collective.in_loop
         counts[key] += 1
         sizes[key] += collective.bytes
-    return tuple(CollectivePlan(kind, counts[kind, loop], sizes[kind, loop], loop) for kind, loop in sorted(counts))
+        overlapped[key] += collective.bytes * collective.overlapped
+    return tuple(CollectivePlan(key[0], counts[key], sizes[key], key[1], overlapped[key]) for key in sorted(counts))

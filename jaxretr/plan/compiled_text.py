@@ -13,6 +13,10 @@ _CALLED_LISTS = re.compile(r"(?:branch_computations|called_computations)=\{([^}]
 _LOOP = re.compile(r" while\(.*condition=%?([\w.-]+), body=%?([\w.-]+)")
 # The "-done" half of an asynchronous collective is left out: it is the same one again.
 _COLLECTIVE = re.compile(rf"= (.*?) ({_COLLECTIVES})(-start)?\(")
+_STARTED = re.compile(r"(%?[\w.-]+) = .*-start\(")
+_DONE = re.compile(r"-done\(")
+# Loops, branches and matrix products, which GPUs have in fusions and custom calls of such names.
+_WORK = re.compile(r" (?:while|conditional|dot|convolution)\(|%(?:gemm_fusion|cublas|cudnn|convolution)[\w.-]* = ")
 _COPY = re.compile(r"= (.*?) copy(?:-start)?\(")
 _GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\])")
 _ARRAY = re.compile(r"\b(pred|bf16|[fsu]\d+)\[([\d,]*)\]")
@@ -41,12 +45,15 @@ class Collective:
       results: what a device has of it afterwards.
       in_loop: whether it is in the body of a loop.
       devices: how many take part in a group.
+      overlapped: whether a loop, a conditional or a matrix product stands between its start and its end, or it is spread over
+        other work.
     """
 
     kind: str
     results: tuple[Array, ...]
     in_loop: bool
     devices: int = 1
+    overlapped: bool = False
 
     @property
     def bytes(self) -> int:
@@ -84,9 +91,9 @@ class Program:
                 inside.add(name)
                 waiting.extend(calls[name])
         self.collectives = [
-            Collective(found[2], _results(found), name in inside, _group_size(line))
+            Collective(found[2], _results(found), name in inside, _group_size(line), _overlaps(line, lines[number:]))
             for name, lines in computations.items()
-            for line in lines
+            for number, line in enumerate(lines)
             if (found := _COLLECTIVE.search(line)) and not _goes_on(line, lines)
         ]
 
@@ -115,6 +122,17 @@ def _goes_on(line: str, computation: list[str]) -> bool:
     TPUs can spread a collective over other work: a chain of pieces from AsyncCollectiveStart to AsyncCollectiveDone.
     """
     return "chain_id=" in line and not any("AsyncCollectiveStart" in other for other in computation)
+
+
+def _overlaps(line: str, following: list[str]) -> bool:
+    """Whether other work of some size is done while a collective is under way, which starts in `line`."""
+    if "chain_id=" in line and any("AsyncCollectiveStart" in other for other in following):
+        return True
+    started = _STARTED.search(line)
+    if started is None:
+        return False
+    done = next((place for place, other in enumerate(following) if _DONE.search(other) and started[1] in other), 0)
+    return any(_WORK.search(other) for other in following[:done])
 
 
 def _results(found: re.Match[str]) -> tuple[Array, ...]:

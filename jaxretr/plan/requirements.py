@@ -135,6 +135,7 @@ def _lines_of(program: ProgramPlan, tflops: float | None) -> list[str]:
     lines += [f"  {name:<36} {bytes / 2**30:>10.4f} GiB" for name, bytes in rows]
     for collective in program.collectives:
         where = ", in a loop" if collective.in_loop else ""
+        where += ", overlapped" if collective.overlapped == collective.bytes > 0 else ""
         lines.append(f"  {f'{collective.count} x {collective.kind}{where}':<36} {collective.bytes / 2**20:>10.4f} MiB")
     lines.append(f"  {'matrix products':<36} {program.flops / 1e12:>10.4f} TFLOP, all devices together")
     if program.seconds is not None:

@@ -28,7 +28,7 @@ from jaxretr.models.formats.rotary_names import ROTARY_NAMES
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import DATA, make_mesh
 from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data
-from jaxretr.parallel.split_parameters import global_norm, reduced, varying
+from jaxretr.parallel.split_parameters import global_norm, reduced, scattered, scattered_in_two_steps, varying
 from jaxretr.plan.compiled_text import Program
 from jaxretr.recipes.art import ArtRun
 from jaxretr.recipes.contrastive import ContrastiveRun
@@ -203,6 +203,20 @@ def test_split_moments_give_the_updates_of_whole_ones() -> None:
     jax.tree.map(_same_place, state, sharding.abstract(state, mesh))
     split = [leaf for leaf in jax.tree.leaves(state.opt_state) if not leaf.sharding.is_fully_replicated]
     assert len(split) == 4 and elements_a_device(split) == 1 / 8 and elements_a_device(state.params) == 1
+
+
+@pytest.mark.parametrize("devices", [2, 6, 8])
+def test_a_sum_in_two_steps_gives_each_device_the_part_of_a_sum_at_once(devices: int) -> None:
+    """Small integers, whose sums are exact."""
+    x = np.random.default_rng(0).integers(-50, 50, (devices * 3, 2 * devices, 5)).astype(np.float32)
+    mesh, out = make_mesh(jax.devices()[:devices]), P(None, DATA)
+
+    def of(scatter: Any) -> jax.Array:
+        return jax.jit(jax.shard_map(scatter, mesh=mesh, in_specs=P(DATA), out_specs=out, axis_names={DATA}))(x)
+
+    found = of(partial(scattered_in_two_steps, axis=1))
+    np.testing.assert_array_equal(found, x.reshape(devices, 3, 2 * devices, 5).sum(0))
+    np.testing.assert_array_equal(of(partial(scattered, axis=1)), found)
 
 
 def _same_place(array: jax.Array, shape: jax.ShapeDtypeStruct) -> None:

@@ -10,6 +10,7 @@ from tiny import art_config
 
 from jaxretr.plan import compiled_facts
 from jaxretr.plan.compiled_facts import CompiledFacts, KnownPrograms, fingerprint
+from jaxretr.plan.compiled_text import Program
 from jaxretr.plan.requirements import plan
 from jaxretr.plan.topologies import at_hand
 from jaxretr.recipes.corpus_sizes import corpus_size
@@ -78,3 +79,28 @@ def test_without_a_file_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -
     refuse(monkeypatch)
     with pytest.raises(AssertionError, match="compiled again"):
         known.facts(lowered(), None, "cpu")
+
+
+GPU_TEXT = """
+%cond (c: (s32[], f32[4])) -> pred[] {
+}
+%body (b: (s32[], f32[4])) -> (s32[], f32[4]) {
+}
+%fused (f: f32[8,16]) -> f32[8] {
+}
+ENTRY %main (p: f32[8,16]) -> f32[1,16] {
+  %a-start = ((f32[8,16]{1,0}), f32[1,16]{1,0}) reduce-scatter-start(%p), replica_groups={{0,1,2,3,4,5,6,7}}
+  %loop = (s32[], f32[4]{0}) while(%t), condition=%cond, body=%body
+  %a-done = f32[1,16]{1,0} reduce-scatter-done(%a-start)
+  %b-start = (f32[1,16]{1,0}, f32[8,16]{1,0}) all-gather-start(%a-done), replica_groups={{0,1,2,3,4,5,6,7}}
+  %copied = f32[8]{0} fusion(%p), kind=kLoop, calls=%fused
+  %b-done = f32[8,16]{1,0} all-gather-done(%b-start)
+  %c = f32[16]{0} all-reduce(%p), replica_groups={{0,1,2,3,4,5,6,7}}
+}
+"""
+
+
+def test_a_collective_beside_a_loop_is_overlapped() -> None:
+    """The halves of an asynchronous one count once, with the bytes of the whole array; a copy between them is no work."""
+    found = [(each.kind, each.bytes, each.overlapped) for each in Program(GPU_TEXT).collectives]
+    assert found == [("reduce-scatter", 512, True), ("all-gather", 512, False), ("all-reduce", 64, False)]
