@@ -144,6 +144,8 @@ def pyramid_topk(
 ) -> tuple[jax.Array, jax.Array]:
     """`local_topk` where `can_narrow`; holds the maxima of all groups, and the scores of a block or of all rows."""
     rows, exact = shard.rows, queries.dtype == jnp.float32
+    # XLA would take back the rounding of questions to bfloat16 where one of the two scorings reads them as float32.
+    queries = lax.optimization_barrier(queries)
     layout = Layout.of(rows.shape, rows.dtype.itemsize, len(queries), k, block_rows, kind, exact=exact)
     levels = _pyramid(group_maxima(queries, shard, layout, kind), kind.fan, max(TOP, 2 * kind.fan * layout.count))
     groups = _first_groups(levels, layout.count, kind.fan)
