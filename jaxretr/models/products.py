@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from jaxretr.parallel.mesh import varying_alike
+
 
 def product(
     spec: str,
@@ -42,6 +44,8 @@ def product(
     if jnp.dtype(dtype) == jnp.float32:
         y = jnp.einsum(spec, a.astype(jnp.float32), b.astype(jnp.float32), preferred_element_type=jnp.float32)
         return y if bias is None else y + bias
+    # Frozen parameters do not vary over the devices; the gradient's rule, whose result for them nobody reads, must not mind.
+    a, b, bias = varying_alike(a, b, bias)
     return _rounded(a, b, bias, spec, _Types(jnp.dtype(dtype), jnp.dtype(result or dtype), a.dtype, b.dtype))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
@@ -130,3 +131,22 @@ def varying_like(x: jax.Array, like: jax.Array) -> jax.Array:
     What a loop carries must have that mark from the start. The compiler removes the choice.
     """
     return jnp.where(like.ravel()[0] > 0, x, x)
+
+
+def varying_alike(*arrays: Any) -> tuple[Any, ...]:
+    """The same arrays, marked as varying over all mesh axes that any of them varies over; None stays None.
+
+    Custom gradients and kernels inside a shard_map need that of what they take together.
+    """
+    given = [array for array in arrays if array is not None]
+    axes = frozenset[str]().union(*(_varying_axes(array) for array in given))
+
+    def vary(array: Any) -> Any:
+        missing = () if array is None else tuple(axes - _varying_axes(array))
+        return lax.pcast(array, missing, to="varying") if missing else array
+
+    return tuple(map(vary, arrays))
+
+
+def _varying_axes(array: Any) -> frozenset[str]:
+    return jax.typeof(array).manual_axis_type.varying

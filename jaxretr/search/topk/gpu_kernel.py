@@ -13,6 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from jaxretr.parallel.mesh import varying_alike
 from jaxretr.search.topk.shard import Shard, as_numbers, unsigned_zero
 
 # Of a tile of scores: rows, and questions at most. Rows, questions and numbers of each are powers of two, as Triton wants.
@@ -58,7 +59,8 @@ def fused_maxima(terms: jax.Array, count: int, shard: Shard, width: int, *, inte
     given = [array for array in (shard.allowed, shard.scales) if array is not None]
     grid = padded // tile, pl.cdiv(n, TILE_ROWS)  # the tiles of the same rows one after the other
     arrays = [jnp.reshape(shard.num_valid, 1), terms.reshape(-1, dim), as_numbers(shard.rows, terms), *given]
-    arrays, varying = _varying_alike(arrays)
+    arrays = varying_alike(*arrays)
+    varying: Any = jax.typeof(arrays[0]).manual_axis_type
     kernel = functools.partial(
         _kernel,
         questions=padded,
@@ -81,18 +83,6 @@ def fused_maxima(terms: jax.Array, count: int, shard: Shard, width: int, *, inte
         interpret=interpret,
     )(*arrays)
     return maxima[:batch]
-
-
-def _varying_alike(arrays: list[jax.Array]) -> tuple[list[jax.Array], Any]:
-    """Arrays that vary over the mesh axes that any of them varies over, as a kernel in a shard_map needs; and that type."""
-    axes = frozenset[str]().union(*(jax.typeof(array).manual_axis_type.varying for array in arrays))
-
-    def vary(array: jax.Array) -> jax.Array:
-        missing = tuple(axes - jax.typeof(array).manual_axis_type.varying)
-        return lax.pcast(array, missing, to="varying") if missing else array
-
-    arrays = [vary(array) for array in arrays]
-    return arrays, jax.typeof(arrays[0]).manual_axis_type
 
 
 def _kernel(
