@@ -418,7 +418,7 @@ def test_index_aware(main: Main, data: Path, encoder: Path, tmp_path: Path, monk
 
     def trained(settings: Any, workdir: Path) -> None:
         asked.append((workdir.name, settings.index_aware.kind, settings.encoder.fresh))
-        start = dataclasses.replace(settings.encoder, path=str(encoder), fresh=None)
+        start = dataclasses.replace(settings.encoder, path=str(encoder), fresh=None, fresh_start="random")
         load_encoder(start, 0).save(workdir / "model")
 
     monkeypatch.setattr("jaxretr.train", trained)
