@@ -418,7 +418,8 @@ def test_index_aware(main: Main, data: Path, encoder: Path, tmp_path: Path, monk
 
     def trained(settings: Any, workdir: Path) -> None:
         asked.append((workdir.name, settings.index_aware.kind, settings.encoder.fresh))
-        start = dataclasses.replace(settings.encoder, path=str(encoder), fresh=None, fresh_start="random")
+        tiny = {"path": str(encoder), "fresh": None, "fresh_start": "random", "max_passage_length": 48}
+        start = dataclasses.replace(settings.encoder, **tiny)
         load_encoder(start, 0).save(workdir / "model")
 
     monkeypatch.setattr("jaxretr.train", trained)
