@@ -187,8 +187,9 @@ def main() -> None:
     found: dict[str, list[Values]] = {}
     for seed in args.seeds:
         for arm in args.arms:
-            model, path = train(arm, seed, args), args.runs / f"measured/{arm.replace(' ', '_')}_{seed}.json"
-            found.setdefault(arm, []).append(kept(path, lambda model=model: measure(model, args)))
+            path = args.runs / f"measured/{arm.replace(' ', '_')}_{seed}.json"
+            values = kept(path, lambda arm=arm, seed=seed: measure(train(arm, seed, args), args))
+            found.setdefault(arm, []).append(values)
     stored = [
         storage for storage in args.stored if all(storage in values for each in found.values() for values in each)
     ]
