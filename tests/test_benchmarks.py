@@ -448,6 +448,23 @@ def test_art_encoders(main: Main, data: Path, encoder: Path, minilm: Path, tmp_p
         config.load(BENCHMARKS.parent / "configs/art_small.py", arm)
 
 
+def test_rolling_refresh(main: Main, data: Path, encoder: Path, tiny_models: Path, tmp_path: Path) -> None:
+    """Both refreshes encode as much, the rolling one equally much at every step; and the picture is drawn."""
+    words = ["--data", data, "--runs", tmp_path, "--seeds", 0, "--every", 2, "--rounds", 2]
+    settings = ["--encoder.path", encoder, "--scorer.path", tiny_models / "scorer", "--train.batch-size", 2, *SHORT]
+    printed = main(importlib.import_module("rolling_refresh"), *words, "--settings", *settings)
+    for row in ("the encoder as it comes", "full", "rolling", "never"):
+        assert f"\n| {row} | " in printed
+    assert "rolling - full, recall@20" in printed
+    steps = {arm: json.loads((tmp_path / f"wiki_qa_{arm}_0/steps.json").read_text()) for arm in ("full", "rolling")}
+    assert {arm: [step["encoded"] for step in run] for arm, run in steps.items()} == {
+        "full": [0, 0, 1, 0, 1],
+        "rolling": [0, 0.5, 0.5, 0.5, 0.5],
+    }
+    assert [step["staleness_max"] for step in steps["rolling"]] == [0, 1, 1, 1, 1]
+    assert (tmp_path / "refresh.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_art_teachers(main: Main, data: Path, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module, trained = importlib.import_module("art_teachers"), []
     monkeypatch.setattr(
