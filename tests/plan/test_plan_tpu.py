@@ -62,6 +62,8 @@ class _Plans(dict[str, dict[str, Any]]):
             shutil.copy(KNOWN, self.known)
 
     def __missing__(self, name: str) -> dict[str, Any]:
+        if name.endswith(ELSEWHERE) and not os.environ.get("JAXRETR_ALL_SLICES"):
+            pytest.skip("JAXRETR_ALL_SLICES=1 compiles for the other slices, which takes up to half an hour")
         for prefix, slices, systems, programs, settings in _PARTS:
             if name not in {f"{prefix}{system} {place}" for system in systems for place in slices}:
                 continue
@@ -81,8 +83,8 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> _Plans:
     Every program is lowered here. One that KNOWN has, by the sha256 of its lowered text and of the compiler, is not compiled
     again: that takes minutes each. A changed one is; without the file all are.
 
-    As published on one slice. On the others without dropout, whose random numbers are half the time that compiling takes
-    and change memory by some percent.
+    As published on one slice. With JAXRETR_ALL_SLICES=1 on others, too, without dropout, whose random numbers are half the
+    time that compiling takes and change memory by some percent.
     """
     return _Plans(tmp_path_factory.mktemp("plans"))
 
@@ -111,9 +113,10 @@ def reduced(step: dict[str, Any]) -> int:
 @pytest.mark.slow
 def test_the_compiler_still_says_so(plans: Any, tmp_path: Path) -> None:
     """One program, compiled here and now, is what the file knows of it."""
+    recorded = plans["ddr_rem v5e:8x8"]
     words = ("--systems", "ddr_rem", "--topologies", "v5e:8x8", "--programs", "step", "--encoder.dropout", "0")
     planned, _ = plan_table(tmp_path, *words)
-    assert planned["ddr_rem v5e:8x8"] == plans["ddr_rem v5e:8x8"]
+    assert planned["ddr_rem v5e:8x8"] == recorded
 
 
 @on_each_slice
