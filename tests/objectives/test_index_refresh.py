@@ -31,13 +31,13 @@ def program() -> IndexProgram:
     return contrastive_program(encoder=ENCODER, corpus_rows=REAL, encode_rows=3)
 
 
-@pytest.fixture(scope="module")
-def passages() -> CorpusTokens:
-    """Rows of any length, those behind the corpus empty."""
+def passages_on(devices: int) -> CorpusTokens:
+    """Rows of any length, those behind the corpus empty; each has WIDTH places, for so many devices."""
     rng = np.random.default_rng(SEED)
     lengths = np.where(np.arange(ROWS) < REAL, rng.integers(1, WIDTH + 1, ROWS), 0).astype(np.int32)
     tokens = np.where(np.arange(WIDTH) < lengths[:, None], rng.integers(5, BERT.vocab_size, (ROWS, WIDTH)), 0)
-    return CorpusTokens(tokens.astype(np.uint16), lengths)
+    offsets = (np.arange(ROWS) % (ROWS // devices) * WIDTH).astype(np.int32)
+    return CorpusTokens(tokens.astype(np.uint16).ravel(), offsets, lengths, WIDTH)
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +46,9 @@ def params() -> Any:
 
 
 @pytest.fixture(scope="module")
-def whole(program: IndexProgram, passages: CorpusTokens, params: Any, mesh1: Mesh) -> np.ndarray:
+def whole(program: IndexProgram, params: Any, mesh1: Mesh) -> np.ndarray:
     """The embeddings of all rows, from the refresh of the whole corpus."""
-    return np.asarray(make_refresh(program, mesh1)(params, passages, old_index(), np.int32(1)).embeddings)
+    return np.asarray(make_refresh(program, mesh1)(params, passages_on(1), old_index(), np.int32(1)).embeddings)
 
 
 def old_index() -> CorpusState:
@@ -62,22 +62,20 @@ def old_index() -> CorpusState:
     [(8, 3), (8, 20), pytest.param(1, 3, marks=pytest.mark.slow), pytest.param(8, 1, marks=pytest.mark.slow)],
 )
 def test_a_slice_is_encoded_and_nothing_else(
-    program: IndexProgram, passages: CorpusTokens, params: Any, whole: np.ndarray, devices: int, every: int
+    program: IndexProgram, params: Any, whole: np.ndarray, devices: int, every: int
 ) -> None:
     """R = 3, R above a device's 13 rows, and R = 1, which is the refresh of the whole corpus: on one device and on eight."""
     refresh = make_rolling_refresh(program, make_mesh(jax.devices()[:devices]), every)
     old = old_index()
     for step in (0, 1, every - 1, every + 2, 1000):
-        index: Any = jax.device_get(refresh(params, passages, old, np.int32(step)))
+        index: Any = jax.device_get(refresh(params, passages_on(devices), old, np.int32(step)))
         fresh = np.arange(ROWS) % every == step % every
         np.testing.assert_array_equal(index.encoded_at, np.where(fresh, step, old.encoded_at))
         np.testing.assert_array_equal(index.embeddings[~fresh], old.embeddings[~fresh])
         np.testing.assert_allclose(index.embeddings[:REAL][fresh[:REAL]], whole[:REAL][fresh[:REAL]], atol=1e-5)
 
 
-def test_the_program_needs_no_other_device_and_copies_no_index(
-    program: IndexProgram, passages: CorpusTokens, params: Any, mesh8: Mesh
-) -> None:
+def test_the_program_needs_no_other_device_and_copies_no_index(program: IndexProgram, params: Any, mesh8: Mesh) -> None:
     """It is overwritten in its place: the temporaries are those of a slice."""
     n = 1 << 20
     rows = jax.sharding.NamedSharding(mesh8, P(DATA))
@@ -85,7 +83,7 @@ def test_the_program_needs_no_other_device_and_copies_no_index(
     def array(dtype: Any, *shape: int) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
 
-    tokens = CorpusTokens(array(np.uint16, n, WIDTH), array(np.int32, n))
+    tokens = CorpusTokens(array(np.uint16, n * WIDTH), *2 * [array(np.int32, n)], WIDTH)
     index = CorpusState(array(np.float32, n, BERT.hidden_size), array(np.int32, n))
     refresh: Any = make_rolling_refresh(dataclasses.replace(program, corpus_rows=n), mesh8, 1000)
     compiled = refresh.lower(params, tokens, index, np.int32(3)).compile({"xla_backend_optimization_level": 0})

@@ -127,7 +127,7 @@ def test_every_systems_step_fits(plans: Any, system: str, slice_name: str, recor
     assert not any(collective["in_loop"] for collective in step["collectives"])
     assert step["loops"] >= 1
     # Weights, both moments of AdamW, and the index stay in their places.
-    state = ("parameters", "frozen parameters", "optimizer state", "index embeddings")
+    state = ("parameters", "frozen parameters", "optimizer state", "index embeddings", "table of scores")
     overwritten = sum(step["groups"].get(name, 0) for name in state)
     assert math.isclose(step["aliased"], overwritten, rel_tol=0.01)
 

@@ -119,7 +119,7 @@ def test_an_older_checkpoint_begins_with_an_empty_table(with_table: ArtRun, tmp_
 def test_a_folder_whose_teacher_has_changed_is_refused(with_table: ArtRun, monkeypatch: pytest.MonkeyPatch) -> None:
     with_table.init()
     with_table.abstract_state()
-    monkeypatch.setattr(with_table, "scorer_print", "another")
+    monkeypatch.setattr(with_table, "_scorer_print", "another")
     with pytest.raises(UserError, match=r"score_table.json: .*other data \(scorer\); restore"):
         with_table.abstract_state()
 
