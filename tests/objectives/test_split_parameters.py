@@ -137,12 +137,14 @@ def test_steps_are_those_of_one_device(
     state, metrics = stepped(run)
     for theirs, ours in zip(its_metrics, metrics, strict=True):
         assert theirs["gradient_norm"] > 2 * OPTIMIZER["clip"], "nothing was clipped"
-        for name, value in theirs.items():
+        for name in theirs.keys() - {"teacher_blocks"}:  # Every device reads at least one.
+            value = theirs[name]
             np.testing.assert_allclose(ours[name], value, rtol=1e-4, err_msg=name)
     # In three steps with rate 1e-2 a parameter moves by up to 3e-2.
     jax.tree.map(lambda theirs, ours: np.testing.assert_allclose(ours, theirs, atol=3e-5), expected.train, state.train)
     if state.index is not None:
-        np.testing.assert_allclose(state.index.embeddings, expected.index.embeddings, atol=1e-3)
+        real = run.program.corpus_rows  # Nothing reads what padding became.
+        np.testing.assert_allclose(state.index.embeddings[:real], expected.index.embeddings[:real], atol=1e-3)
     # The program gives the state back as it got it, and would not be compiled again for the next step.
     jax.tree.map(
         lambda array, shape: _same_place(array, shape), jax.tree.leaves(state), jax.tree.leaves(run.abstract_state())
