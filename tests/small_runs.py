@@ -139,3 +139,23 @@ def train_disturbed(run: Any, folder: Path, at: int, disturb: Any) -> None:
             train(run.config, folder)
     finally:
         run.step = step
+
+
+def train_killed_once(kind: type, config: Any, folder: Path, at: int) -> Any:
+    """Trains a run of this class until step `at` (counted from 0), which kills it; then to the end in the same folder.
+
+    Returns:
+      What `train` gives at the end.
+    """
+    step = kind.step
+
+    def killed(run: Any, state: Any, number: int, batch: Any) -> Any:
+        if number == at:
+            raise Killed
+        return step(run, state, number, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, "step", killed)
+        with pytest.raises(Killed):
+            train(config, folder)
+    return train(config, folder)

@@ -112,20 +112,8 @@ def _stream(
     return result, mean / jnp.where(found, total, 1.0)[:, None] / temperature
 
 
-def _forward(
-    settings: Any,
-    queries: jax.Array,
-    rows: jax.Array,
-    contents: jax.Array,
-    each: jax.Array,
-    stored: StoredRows | None,
-) -> Any:
-    result, gradient = _stream(settings, queries, rows, contents, each, stored)
-    return result, gradient
-
-
 def _backward(settings: Any, gradient: jax.Array, cotangent: jax.Array) -> Any:
     return cotangent[:, None] * gradient, None, None, None, None
 
 
-_logsumexp.defvjp(_forward, _backward)
+_logsumexp.defvjp(_stream, _backward)

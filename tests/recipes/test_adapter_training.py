@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import small_runs
 from contrastive_reference import Examples, negatives_of
 from jax.sharding import NamedSharding
 from tiny import (
@@ -38,7 +39,7 @@ from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import make_mesh
 from jaxretr.plan.compiled_text import Program
 from jaxretr.recipes.art import ArtRun
-from jaxretr.recipes.contrastive import ContrastiveRun, ContrastiveState
+from jaxretr.recipes.contrastive import ContrastiveRun
 from jaxretr.recipes.whole_corpus import select
 from jaxretr.state import CorpusTokens, TrainState
 
@@ -146,11 +147,7 @@ def test_an_art_run_moves_the_adapters_alone(folder: Path, tmp_path: Path, mesh1
     assert sum(leaf.size for leaf in jax.tree.leaves(state.train.opt_state) if leaf.ndim) == 2 * trained
 
 
-class Killed(Exception):
-    """What ends a run in the middle of a step."""
-
-
-def test_a_killed_run_ends_as_an_undisturbed_one(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_ends_as_an_undisturbed_one(folder: Path, tmp_path: Path) -> None:
     """Both as models: the same bits, the backbone that they came from, and adapters that can be trained on."""
     plan = config(
         folder,
@@ -160,18 +157,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(folder: Path, tmp_path: Path, m
         optimizer={"learning_rate": 1e-2, "clip": 1e9},
     )
     training.train(plan, tmp_path / "whole")
-    step = ContrastiveRun.step
-
-    def killed(run: ContrastiveRun, state: ContrastiveState, number: int, batch: Any) -> Any:
-        if number == 2:
-            raise Killed
-        return step(run, state, number, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ContrastiveRun, "step", killed)
-        with pytest.raises(Killed):
-            training.train(plan, tmp_path / "resumed")
-    training.train(plan, tmp_path / "resumed")
+    small_runs.train_killed_once(ContrastiveRun, plan, tmp_path / "resumed", at=2)
 
     whole, resumed = (DualEncoder.from_pretrained(tmp_path / name) for name in ("whole", "resumed"))
     assert whole.config.adapter == SHAPE == resumed.config.adapter

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import small_runs
 from safetensors.numpy import load_file
 from tiny import contrastive_config, write_supervised
 
@@ -28,10 +29,6 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-class Killed(Exception):
-    """What ends a run in the middle of a step."""
-
-
 @pytest.mark.parametrize(
     "kind",
     [
@@ -39,9 +36,7 @@ class Killed(Exception):
         *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if "index" not in KINDS[kind]),
     ],
 )
-def test_a_killed_run_ends_as_an_undisturbed_one(
-    kind: str, tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_ends_as_an_undisturbed_one(kind: str, tiny_models: Path, tmp_path: Path) -> None:
     data = write_supervised(tmp_path / "data")
     config = contrastive_config(
         tiny_models,
@@ -52,18 +47,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(
     figures = train(config, tmp_path / "whole")
     assert {"loss", "average_rank"} <= figures.keys()
 
-    step = ContrastiveRun.step
-
-    def killed(run: ContrastiveRun, state: Any, number: int, batch: Any) -> Any:
-        if number == 3:
-            raise Killed
-        return step(run, state, number, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ContrastiveRun, "step", killed)
-        with pytest.raises(Killed):
-            train(config, tmp_path / "resumed")
-    train(config, tmp_path / "resumed")
+    small_runs.train_killed_once(ContrastiveRun, config, tmp_path / "resumed", at=3)
 
     weights = [load_file(tmp_path / name / "model/model.safetensors") for name in ("whole", "resumed")]
     for name, value in weights[0].items():

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import small_runs
 from safetensors.numpy import load_file
 from tiny import compiled_quickly, contrastive_config, few_padding_rows, write_supervised
 
@@ -163,13 +164,7 @@ def test_arts_loss_is_that_on_the_scores_of_the_index(kind: Any) -> None:
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
-class Killed(Exception):
-    """What ends a run in the middle of a step."""
-
-
-def test_a_killed_run_ends_as_an_undisturbed_one(
-    tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_ends_as_an_undisturbed_one(tiny_models: Path, tmp_path: Path) -> None:
     """With codes that were fitted two steps before."""
     config = contrastive_config(
         tiny_models,
@@ -179,18 +174,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(
         index_aware={**PRODUCT, "relearn_every": 3},
     )
     train(config, tmp_path / "whole")
-    step = ContrastiveRun.step
-
-    def killed(run: ContrastiveRun, state: Any, number: int, batch: Any) -> Any:
-        if number == 2:
-            raise Killed
-        return step(run, state, number, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ContrastiveRun, "step", killed)
-        with pytest.raises(Killed):
-            train(config, tmp_path / "resumed")
-    train(config, tmp_path / "resumed")
+    small_runs.train_killed_once(ContrastiveRun, config, tmp_path / "resumed", at=2)
     weights = [load_file(tmp_path / name / "model/model.safetensors") for name in ("whole", "resumed")]
     for name, value in weights[0].items():
         np.testing.assert_array_equal(weights[1][name], value, err_msg=name)

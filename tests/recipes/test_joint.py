@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import small_runs
 from scipy.special import log_softmax
 from tiny import DATA, art_config, contrastive_config, few_padding_rows, write_models, write_tokenizer
 
@@ -94,22 +95,10 @@ def test_the_loss_is_of_the_weighted_scores(folder: Path) -> None:
     np.testing.assert_allclose(losses[0], expected, rtol=1e-5)
 
 
-def test_a_joint_run_is_resumed_and_saved_as_one_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_joint_run_is_resumed_and_saved_as_one_model(folder: Path) -> None:
     plan = config(folder, train={"steps": 4, "save_every": 2, "eval_every": 2})
     whole = training.train(plan, folder / "whole")
-
-    original = ContrastiveRun.step
-
-    def killed(self: ContrastiveRun, state: ContrastiveState, number: int, batch: Any):
-        if number == 2:
-            raise RuntimeError("killed")
-        return original(self, state, number, batch)
-
-    monkeypatch.setattr(ContrastiveRun, "step", killed)
-    with pytest.raises(RuntimeError, match="killed"):
-        training.train(plan, folder / "resumed")
-    monkeypatch.setattr(ContrastiveRun, "step", original)
-    assert training.train(plan, folder / "resumed") == whole
+    assert small_runs.train_killed_once(ContrastiveRun, plan, folder / "resumed", at=2) == whole
 
     models = [CombinedEncoder.from_pretrained(folder / name) for name in ("whole", "resumed")]
     questions = ["who wrote the book", "where is it"]
