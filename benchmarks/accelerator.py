@@ -8,11 +8,12 @@
 
 It needs this repository, jax, flax and numpy; no weights and no data, which are drawn at random in the shapes and lengths
 of real ones. Where PyTorch sees the same card, the same work in plain PyTorch is timed in turns with ours; ART's step, which
-takes most of the memory, in a part of its own behind all others (-torch; it needs transformers as well). Every part runs in a process of its own with a budget of time: what runs out of memory is tried again at
-half the size, what fails or takes too long is recorded and the rest goes on. Writes results.json and table.md into --out
-after every part; a part that is done is not repeated without --again, and compiled programs are kept beside the results. What
-a case took to compile is recorded before it is timed. On GPUs XLA tries out kernels of its own for every matrix product; the
-flag above leaves all products to cuBLAS.
+takes most of the memory, in a part of its own behind all others (-torch; it needs transformers as well). Every part runs in
+a process of its own with a budget of time: what runs out of memory is tried again at half the size, what fails or takes too
+long is recorded and the rest goes on. Writes results.json and table.md into --out after every part; a part that is done is
+not repeated without --again, and compiled programs are kept beside the results. What a case took to compile is recorded
+before it is timed. On GPUs XLA tries out kernels of its own for every matrix product; the flag above leaves all products to
+cuBLAS.
 """
 
 import argparse

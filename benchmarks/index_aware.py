@@ -7,8 +7,9 @@
 
 Every arm is a run of configs/dpr_small.py with in-batch negatives and with the settings of `index_aware` that its name says,
 from the small encoder that ships with the package or from one without layers (a bag of word pieces, which begins as weighted
-random projections); finished runs are not repeated. The last step's model is measured. It embeds --passages of the corpus (all judged ones among them), which are then stored in several ways and searched for the
-questions of all splits, none of which was trained on:
+random projections); finished runs are not repeated. The last step's model is measured. It embeds --passages of the corpus
+(all judged ones among them), which are then stored in several ways and searched for the questions of all splits, none of
+which was trained on:
 
 - float32, and int8 as embedding stores have it,
 - product codes of 16 centres for blocks of 2, 4 and 8 dimensions, with centres fitted to the embedded passages; ranked by

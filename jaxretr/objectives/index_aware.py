@@ -25,7 +25,7 @@ from jaxretr.config import IndexAware
 from jaxretr.errors import UsageError
 from jaxretr.models.layers import Params
 from jaxretr.objectives.live_index import IndexProgram, embed_passages, fetch_rows
-from jaxretr.objectives.quantised import StoredRows, fitted_codebook, score_threshold
+from jaxretr.objectives.quantised import StoredRows, fitted_codebook, threshold_of
 from jaxretr.parallel.mesh import DATA
 from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.state import CorpusTokens, ProductCodes
@@ -112,7 +112,7 @@ def make_learn(program: IndexProgram, mesh: Mesh, count: int) -> Callable[..., P
         weights = (rows >= 0).astype(jnp.float32)
         start = None if codes is None else codes.codebook
         codebook = fitted_codebook(everyone, weights, settings.block, settings.centres, start)
-        return ProductCodes(codebook, score_threshold(everyone, weights), step)
+        return ProductCodes(codebook, threshold_of(everyone, weights), step)
 
     return learn
 

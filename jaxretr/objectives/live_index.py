@@ -1,7 +1,7 @@
 """The live index: a corpus's tokens and embeddings on the devices, searched, fetched from and written to in compiled code.
 
-How it is encoded again is in index_refresh.py. Everything here runs inside a shard_map over the mesh's "data" axis: b = B / devices questions and n = N / devices corpus
-rows are local. ART and the contrastive objectives share it.
+How it is encoded again is in index_refresh.py. Everything here runs inside a shard_map over the mesh's "data" axis:
+b = B / devices questions and n = N / devices corpus rows are local. ART and the contrastive objectives share it.
 """
 
 import logging

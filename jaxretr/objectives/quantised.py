@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxretr.config import IndexAware
+from jaxretr.search.scann.learnt import score_threshold
 from jaxretr.state import ProductCodes
 
 _LARGEST = 127
@@ -21,10 +22,6 @@ _ITERATIONS = 10
 
 # Blocks of dimensions whose centres are fitted at once: the distances of all of them would take much memory.
 _BLOCKS = 32
-
-# The weight of errors along a passage follows from a score of .2 for passages of length 1 and 128 dimensions or fewer; see
-# jaxretr/search/scann/worker.py.
-_SCORE, _SCORE_DIMENSIONS = 0.2, 128
 
 
 @dataclass(frozen=True)
@@ -150,7 +147,7 @@ def decoded(codes: jax.Array, codebook: jax.Array, dim: int) -> jax.Array:
     return values.reshape(len(codes), -1)[:, :dim]
 
 
-def score_threshold(rows: jax.Array, weights: jax.Array) -> jax.Array:
+def threshold_of(rows: jax.Array, weights: jax.Array) -> jax.Array:
     """T of the score-aware loss for such rows, float32 scalar, as our ScaNN index sets it.
 
     Args:
@@ -158,7 +155,7 @@ def score_threshold(rows: jax.Array, weights: jax.Array) -> jax.Array:
       weights: float32 [m], 0 for rows that do not count.
     """
     mean = (jnp.square(rows).sum(axis=-1) * weights).sum() / weights.sum()
-    return jnp.sqrt(mean) * (_SCORE * min(1, _SCORE_DIMENSIONS / rows.shape[-1]) ** 0.75)
+    return jnp.sqrt(mean) * score_threshold(rows.shape[-1])
 
 
 def fitted_codebook(

@@ -18,7 +18,7 @@ from jaxretr.objectives.quantised import (
     int8_rows,
     nearest_codes,
     score_aware_codes,
-    score_threshold,
+    threshold_of,
 )
 from jaxretr.search.scann import faiss_engine
 from jaxretr.search.scann.codes import codes_of
@@ -133,7 +133,7 @@ def test_the_threshold_is_that_of_our_scann_index() -> None:
     rows = np.random.default_rng(SEED).normal(size=(50, 384)).astype(np.float32)
     weights = np.arange(50) < 40
     length = np.sqrt(np.square(rows[:40]).sum(axis=1).mean())
-    threshold = score_threshold(jnp.asarray(rows), jnp.asarray(weights))
+    threshold = threshold_of(jnp.asarray(rows), jnp.asarray(weights))
     np.testing.assert_allclose(threshold, length * 0.2 * (128 / 384) ** 0.75, rtol=1e-5)
 
 

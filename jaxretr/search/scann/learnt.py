@@ -60,3 +60,19 @@ def nearest(rows: NDArray[np.float32], centres: NDArray[np.float32]) -> NDArray[
 def _message(module: str, kind: str, path: Path) -> Any:
     """A file of one of ScaNN's protocol buffers."""
     return getattr(import_extra(f"scann.{module}", "scann"), kind).FromString(path.read_bytes())
+
+
+# Of ScaNN's examples, which have 100 dimensions. With more dimensions the same number would weigh errors along a vector more
+# and more, until the codes find nothing.
+_SCORE, _DIMENSIONS = 0.2, 128
+
+
+def score_threshold(dim: int) -> float:
+    """Above this inner product with a vector of length 1 errors along it count for more than those across it.
+
+    It is in proportion to the length of vectors of another length. Training for such codes takes it, too.
+
+    Args:
+      dim: dimensions of the vectors.
+    """
+    return _SCORE * min(1, _DIMENSIONS / dim) ** 0.75

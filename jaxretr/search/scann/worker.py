@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxretr.errors import import_extra
 from jaxretr.search.scann.instructions import load_scann
-from jaxretr.search.scann.learnt import CODEBOOK, CONFIG, TREE, Learnt, leaf_centres, nearest
+from jaxretr.search.scann.learnt import CODEBOOK, CONFIG, TREE, Learnt, leaf_centres, nearest, score_threshold
 
 CODES = "hashed_dataset.npy"
 TOKENS = "datapoint_to_token.npy"
@@ -34,11 +34,6 @@ _KINDS = {
 # Pairs of dimensions share a codebook, as in ScaNN's own examples; above 512 dimensions more do, because ScaNN has its
 # fastest loop for up to 256 codes a row.
 _DIMENSIONS_A_CODE, _MOST_CODES = 2, 256
-
-# Errors along a vector of length 1 count for more than those across it where the inner product is above .2 (of vectors of
-# another length, in proportion), as in ScaNN's examples of 100 dimensions. With more dimensions the same number would
-# weigh them more and more, until the codes find nothing.
-_ANISOTROPY, _ANISOTROPY_DIMENSIONS = 0.2, 128
 
 # How much more an error along a vector counts in the centre of its leaf: searching with it takes .8 times as long as with
 # means (195,388 x 384, recall .90 and .95), and as long at .99.
@@ -91,7 +86,7 @@ def train(vectors: str, out: str, leaves: int, sample: int, seed: int, threads: 
     }
     codes = {
         "dimensions_per_block": dimensions_a_code(dim),
-        "anisotropic_quantization_threshold": length * _ANISOTROPY * min(1, _ANISOTROPY_DIMENSIONS / dim) ** 0.75,
+        "anisotropic_quantization_threshold": length * score_threshold(dim),
         "training_sample_size": sample,
     }
     wanted = _builder(rows[:1]).score_ah(**codes) if leaves < 2 else _builder(rows[:1]).tree(**tree).score_ah(**codes)
