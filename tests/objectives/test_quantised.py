@@ -119,7 +119,7 @@ def test_score_aware_codes_are_scanns(rows: NDArray[np.float32], block: int) -> 
     learnt = Learnt(np.zeros((1, D), np.float32), codebook, threshold)
     expected, _ = codes_of(rows, learnt)
     codes = np.asarray(jax.jit(score_aware_codes)(rows, codebook, threshold))
-    # A sum in another order decides between two centres that cost the same but for rounding.
+    # A sum in another order may choose the other of two centres whose costs differ by rounding alone.
     assert (codes == expected).mean() > 0.999
     nearest = np.asarray(nearest_codes(jnp.asarray(rows), jnp.asarray(codebook)))
     assert (expected != nearest).mean() > 0.05, "the loss chooses other centres than the nearest"

@@ -99,7 +99,7 @@ def test_the_grouped_formulation_is_brute_force(search, limit, whole):
 
 @st.composite
 def pyramids(draw):
-    """A search, and small constants with which few rows make a pyramid of several levels and blocks."""
+    """A search, and constants so small that a few rows make a pyramid of several levels and blocks."""
     search = draw(searches())
     kind = accelerators.Kind(*(draw(st.sampled_from(of)) for of in ([2, 4], [2, 3, 8], [0, 5])))
     search["block_rows"] = max(search["block_rows"], kind.rows)
@@ -142,7 +142,7 @@ def test_the_kernel_of_gpus_computes_the_maxima_of_groups(dtype: str, query_dtyp
     n, dim, batch, width = 300, 128, 17, 32  # no whole tiles
     rng = np.random.default_rng(0)
     queries, rows = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((batch, dim), (n, dim)))
-    # Whole numbers of 12 bits, which no bfloat16 holds, are the sum of several.
+    # A bfloat16 has no room for whole numbers of 12 bits: they are cut into several terms.
     queries = queries.astype(query_dtype) if dtype == "bfloat16" else queries * 2049
     mask, masks = np.arange(n) < 290, {}
     scores = queries.astype(np.float64) @ rows.T.astype(np.float64)
