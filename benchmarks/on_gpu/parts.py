@@ -25,6 +25,7 @@ from jaxretr.objectives.mlm import mask, masked_lm_loss
 from jaxretr.objectives.teacher_widths import TeacherWidths
 from jaxretr.objectives.teaching import Teaching
 from jaxretr.objectives.token_step import make_token_step
+from jaxretr.objectives.widths import passage_widths
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import DATA, padded_rows, put_rows
 from jaxretr.search.topk import BLOCK_ROWS, search_step
@@ -149,7 +150,8 @@ def _rows_that_fit(row_bytes: int, share: float, limit: float) -> int:
     return n
 
 
-def _index_program(encoder: DualEncoderConfig, rows: int) -> IndexProgram:
+def _index_program(encoder: DualEncoderConfig, rows: int, passages: np.ndarray | None = None) -> IndexProgram:
+    """A run's; `passages` are their lengths, which a run knows."""
     return IndexProgram(
         encoder=encoder,
         encoder_dtype="bfloat16",
@@ -158,6 +160,7 @@ def _index_program(encoder: DualEncoderConfig, rows: int) -> IndexProgram:
         chunk=64,
         activation_bytes=0,
         seed=0,
+        passage_widths=() if passages is None else passage_widths(passages, WIDTH),
     )
 
 
@@ -170,7 +173,7 @@ def refresh(part: Part) -> None:
     params = random_params(abstract_params(encoder), mesh)
     index = CorpusState(jnp.zeros((n, encoder.embedding_size), jnp.bfloat16), jnp.zeros(n, jnp.int32))
     index = jax.device_put(index, passages.lengths.sharding)
-    program = _index_program(encoder, n)
+    program = _index_program(encoder, n, lengths)
     call, seconds = part.compiled("refresh", make_refresh(program, mesh), params, passages, index, jnp.int32(0))
 
     def run() -> None:
@@ -230,7 +233,6 @@ def contrastive_step(part: Part, chunk: int, *, keep: bool = False) -> None:
     questions = random_tokens(mesh, question_lengths, 32, encoder.backbone.vocab_size)
     rows = rng.choice(n, (b, c), replace=False).astype(np.int32)
     params = random_params(abstract_params(encoder), mesh)
-    program = _contrastive_program(encoder, n, chunk, _WITHOUT_LIMIT if keep else 0)
     contents = put_rows(mesh, np.arange(n, dtype=np.int32), (n,), np.int32)
     known = np.full((b, 1), contrastive.NO_PASSAGE, np.int32)
     batch = contrastive.ContrastiveBatch(
@@ -244,6 +246,7 @@ def contrastive_step(part: Part, chunk: int, *, keep: bool = False) -> None:
         "real lengths": formulas.draw_lengths(formulas.PASSAGE_TOKENS, n, width),
         f"all of {width} tokens": np.full(n, width, np.int32),
     }
+    program = _contrastive_program(encoder, of_text["real lengths"], chunk, _WITHOUT_LIMIT if keep else 0)
     for place, (name, lengths) in enumerate(of_text.items()):
         case = f"contrastive step, {name}, {how}"
         passages = random_corpus(mesh, lengths, width, encoder.backbone.vocab_size, room=True)
@@ -273,11 +276,15 @@ def contrastive_step(part: Part, chunk: int, *, keep: bool = False) -> None:
 
 
 def _contrastive_program(
-    encoder: DualEncoderConfig, rows: int, chunk: int, activation_bytes: int
+    encoder: DualEncoderConfig, passages: np.ndarray, chunk: int, activation_bytes: int
 ) -> contrastive.ContrastiveProgram:
     """As configs/dpr_nq.py has it."""
     return contrastive.ContrastiveProgram(
-        **{**_fields(_index_program(encoder, rows)), "chunk": chunk, "activation_bytes": activation_bytes},
+        **{
+            **_fields(_index_program(encoder, len(passages), passages)),
+            "chunk": chunk,
+            "activation_bytes": activation_bytes,
+        },
         positives=1,
         negatives=Negatives(mask_known_positives=False, mask_duplicates=False),
         sizes=(encoder.embedding_size,),
@@ -333,7 +340,7 @@ def art_step(part: Part, t5: T5Config, teacher_chunk: int) -> None:
     teacher = T5Teacher(t5, prompt)
     widths = TeacherWidths.of_lengths(teacher, drawn[1], target_lengths, sizes.scorer_width, 40)
     program = art.ArtProgram(
-        **_fields(_index_program(encoder, n)),
+        **_fields(_index_program(encoder, n, drawn[0])),
         # Without a table: every pair is asked for in every step.
         teaching=Teaching(teacher=teacher, widths=widths, dtype="bfloat16", chunk=chunk, replacement="unused"),
         top_k=k,

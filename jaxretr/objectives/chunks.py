@@ -16,6 +16,7 @@ from jax import lax
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import join
 from jaxretr.objectives.kept_chunks import embed_kept
+from jaxretr.objectives.widths import chosen_widths
 from jaxretr.parallel.split_parameters import longest_row
 
 EmbedRows = Callable[..., jax.Array]
@@ -33,6 +34,7 @@ def embed_in_chunks(
     keep: bool = False,
     words: tuple[str, ...] | None = None,
     together: bool = False,
+    widths: tuple[int, ...] = (),
 ) -> jax.Array:
     """Embeds rows, at most `chunk` at once; differentiable with respect to `params`.
 
@@ -55,6 +57,7 @@ def embed_in_chunks(
         row by row. None: `embed_rows` looks them up, and the table's gradient is a dense one in each chunk.
       together: the devices of the "data" axis exchange parts of parameters in `embed_rows`, so they must all take the same
         way: their first chunks have one width, the second ones, and so on.
+      widths: that suit the rows' lengths, as `chosen_widths` takes them.
 
     Returns:
       float32 [n, D], in the order of the rows.
@@ -68,7 +71,7 @@ def embed_in_chunks(
     filled = jnp.concatenate([jnp.broadcast_to(order[:1], (spare,)), order])
     rows = (tokens[filled], lengths[filled], None if keys is None else keys[filled])
     chunks = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), rows)
-    widths = tuple(bucket_widths(width))
+    widths = chosen_widths(width, widths)
     if keep:
         embeddings: Any = embed_kept(embed_rows, widths, words, together, params, frozen or {}, chunks)
     else:
@@ -131,11 +134,6 @@ def zeros_placed_like(x: jax.Array) -> jax.Array:
     x has both: a choice between two zeros, which the compiler removes.
     """
     return jnp.where(x > 0, jnp.zeros((), x.dtype), jnp.zeros((), x.dtype))
-
-
-def bucket_widths(width: int) -> list[int]:
-    """The padded lengths to choose from: quarters of the longest, in multiples of 16."""
-    return sorted({min(width, -(-width * part // 4 // 16) * 16) for part in (1, 2, 3, 4)} | {width})
 
 
 def largest_divisor(n: int, limit: int) -> int:

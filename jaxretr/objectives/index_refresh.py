@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 from jaxretr.models.embed import embed, tower
 from jaxretr.models.layers import Params
 from jaxretr.objectives.blocks import block_size, block_start, num_blocks
-from jaxretr.objectives.chunks import bucket_widths
 from jaxretr.objectives.live_index import IndexProgram
+from jaxretr.objectives.widths import chosen_widths
 from jaxretr.parallel.mesh import DATA
 from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.parallel.split_parameters import longest_row
@@ -104,7 +104,7 @@ def encode_rows(
     """
     n, width, m = len(passages.lengths), passages.width, len(rows)
     size = block_size(m, program.index.encode_rows)
-    widths = bucket_widths(width)
+    widths = chosen_widths(width, program.passage_widths)
     # Shortest first, so that a block's rows have about the same length and none pays for a longer one. What the first block
     # shares with the second, the shortest rows, is encoded twice.
     lengths_of_rows = jnp.where(rows < n, passages.lengths.at[rows].get(mode="clip"), 0)

@@ -49,6 +49,8 @@ class IndexProgram:
     """The encoder's large matrices are split over "data", see jaxretr/parallel/split_parameters.py."""
     index_aware: IndexAware = field(default_factory=IndexAware)
     """How the loss's scores are rounded."""
+    passage_widths: tuple[int, ...] = ()
+    """That passages are cut to, see `chosen_widths`."""
 
 
 @jax.named_scope("questions")
@@ -99,7 +101,7 @@ def embed_passages(
     b, k, length = found.tokens.shape
     flat = found.tokens.reshape(b * k, length), found.lengths.reshape(-1), None if keys is None else keys.reshape(-1)
     towers = tower(params, "passage"), tower(frozen, "passage")
-    return _embed_texts(program, *towers, *flat, program.chunk).reshape(b, k, -1)
+    return _embed_texts(program, *towers, *flat, program.chunk, program.passage_widths).reshape(b, k, -1)
 
 
 def _embed_texts(
@@ -110,6 +112,7 @@ def _embed_texts(
     lengths: jax.Array,
     keys: jax.Array | None,
     chunk: int,
+    widths: tuple[int, ...] = (),
 ) -> jax.Array:
     embed_rows = row_encoder(program.encoder, program.encoder_dtype)
     # A split table is looked up with all devices together, which `embed_rows` does.
@@ -130,6 +133,7 @@ def _embed_texts(
         keep=keep,
         words=words if keep else None,
         together=program.shard_parameters,
+        widths=widths,
     )
 
 

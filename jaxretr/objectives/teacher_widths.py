@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxretr.models.scorers.teachers import Teacher
+from jaxretr.objectives.widths import fewest_widths
 
 # Padding tokens a real token that are as few as need be, widths at most, and what these are multiples of. Blocks that are
 # not full add to the padding of rows. Questions are a small part of the work.
@@ -74,43 +75,3 @@ class TeacherWidths:
 
 def _holding(widths: tuple[int, ...], length: float) -> int:
     return next(width for width in widths if width >= length)
-
-
-def fewest_widths(lengths: np.ndarray, longest: int, *, padding: float, most: int, multiple: int) -> tuple[int, ...]:
-    """The fewest widths to which rows can be padded with so little padding.
-
-    Args:
-      lengths: of all rows, integers [n], at most `longest`.
-      longest: the last width.
-      padding: padding tokens a real token that are allowed on average.
-      most: widths, even if there is more padding.
-      multiple: all widths but `longest` are multiples of it.
-
-    Returns:
-      The widths with the least padding of all that are as many.
-    """
-    counts = np.bincount(np.maximum(lengths, 1), minlength=longest + 1)
-    widths = np.array(sorted({*range(multiple, longest, multiple), longest}))
-    # Rows that are no longer than each width, and behind the first entry none.
-    held = np.concatenate([[0], np.cumsum(counts)[widths]])
-    real = int((counts * np.arange(len(counts))).sum())
-    # tokens[j]: of all rows up to width j - 1 with the widths allowed so far; chosen: where the width before stands.
-    tokens = np.where(np.arange(len(held)) == 0, 0.0, np.inf)
-    history: list[np.ndarray] = []
-    for _ in range(most):
-        step = np.where(
-            np.tri(len(held), k=-1, dtype=bool),
-            tokens[None, :] + (held[:, None] - held[None, :]) * np.concatenate([[0], widths])[:, None],
-            np.inf,
-        )
-        history.append(step.argmin(axis=1))
-        tokens = step.min(axis=1)
-        if tokens[-1] <= (1 + padding) * real:
-            break
-    chosen, at = [], len(widths)
-    for before in reversed(history):
-        if at == 0:
-            break
-        chosen.append(int(widths[at - 1]))
-        at = int(before[at])
-    return tuple(reversed(chosen))

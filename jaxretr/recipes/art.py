@@ -53,11 +53,13 @@ from jaxretr.recipes.whole_corpus import (
     abstract_train_state,
     activation_bytes,
     initial_state,
+    passage_store,
     put_batch,
     put_forms,
     save_model,
     select,
     splits,
+    widths_of,
 )
 from jaxretr.state import CorpusState, TrainState
 
@@ -86,6 +88,7 @@ class ArtPrograms:
         widths: TeacherWidths,
         corpus_rows: int,
         mesh: Mesh,
+        passage_widths: tuple[int, ...] = (),
     ):
         """Builds the step; nothing is compiled yet.
 
@@ -96,6 +99,7 @@ class ArtPrograms:
           widths: that its rows are padded to.
           corpus_rows: passages of the corpus.
           mesh: the devices.
+          passage_widths: that suit the passages as the encoder reads them, where they are known.
 
         Raises:
           UsageError: settings that do not apply to ART.
@@ -120,6 +124,7 @@ class ArtPrograms:
             seed=config.train.seed,
             shard_parameters=splits(config.mesh, encoder, mesh),
             index_aware=config.index_aware,
+            passage_widths=passage_widths,
             teaching=Teaching(
                 teacher=teacher,
                 widths=widths,
@@ -169,10 +174,13 @@ class ArtRun(ArtPrograms):
         widths = teacher_widths(self.scorer.teacher, passage_rows, self.target_rows)
 
         # ---- programs ------------------------------------------------------------------------------------------------
-        super().__init__(config, self.model.config, self.scorer.teacher, widths, len(self.corpus), mesh)
+        store = passage_store(self.model, self.corpus, stores)
+        super().__init__(
+            config, self.model.config, self.scorer.teacher, widths, len(self.corpus), mesh, widths_of(store)
+        )
 
         # ---- corpus --------------------------------------------------------------------------------------------------
-        self.whole = WholeCorpus(self.model, self.corpus, self.program, mesh, stores, config.index.dtype)
+        self.whole = WholeCorpus(self.model, store, self.program, mesh, config.index.dtype)
         self.scorer_passages, self.passage_key = corpus_tokens(passage_rows, self.whole.rows, mesh), passage_rows.key
 
         self.codes = IndexCodes(self.program, mesh, len(self.corpus))

@@ -42,10 +42,12 @@ from jaxretr.recipes.whole_corpus import (
     activation_bytes,
     dev_questions,
     initial_state,
+    passage_store,
     put_batch,
     put_forms,
     save_model,
     splits,
+    widths_of,
 )
 from jaxretr.state import CorpusState, TrainState
 
@@ -71,6 +73,7 @@ class ContrastivePrograms:
         corpus_rows: int,
         positives: int,
         mesh: Mesh,
+        passage_widths: tuple[int, ...] = (),
     ):
         """Builds the step; nothing is compiled yet.
 
@@ -80,6 +83,7 @@ class ContrastivePrograms:
           corpus_rows: passages that are searched.
           positives: places of positives among an example's passages.
           mesh: the devices.
+          passage_widths: that suit the passages, where they are known.
 
         Raises:
           UsageError: settings that contradict each other.
@@ -101,6 +105,7 @@ class ContrastivePrograms:
             seed=config.train.seed,
             shard_parameters=splits(config.mesh, encoder, mesh),
             index_aware=config.index_aware,
+            passage_widths=passage_widths,
             positives=positives,
             sizes=sizes,
             contrastive=config.contrastive,
@@ -146,10 +151,11 @@ class ContrastiveRun(ContrastivePrograms):
         self.made = MadeAhead(self._on_host)
 
         # ---- programs ------------------------------------------------------------------------------------------------
-        super().__init__(config, self.model.config, self.corpus_rows, self.draws.positives, mesh)
+        store = passage_store(self.model, passages, stores)
+        super().__init__(config, self.model.config, self.corpus_rows, self.draws.positives, mesh, widths_of(store))
 
         # ---- passages ------------------------------------------------------------------------------------------------
-        self.whole = WholeCorpus(self.model, passages, self.program, mesh, stores, config.index.dtype)
+        self.whole = WholeCorpus(self.model, store, self.program, mesh, config.index.dtype)
         self.codes = IndexCodes(self.program, mesh, self.corpus_rows or len(passages))
         self.device_contents = put_rows(mesh, self.contents, (self.whole.rows,), np.int32)
         if data.dev_questions is not None and not self.corpus_rows:

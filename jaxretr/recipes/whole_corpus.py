@@ -1,5 +1,6 @@
 """What every run that searches a corpus shares: its state, the corpus on the devices, its dev set."""
 
+import dataclasses
 import functools
 import logging
 import sys
@@ -30,6 +31,7 @@ from jaxretr.models.layers import Params
 from jaxretr.models.partition import partition
 from jaxretr.objectives.index_refresh import make_refresh, make_rolling_refresh
 from jaxretr.objectives.live_index import IndexProgram, make_search
+from jaxretr.objectives.widths import passage_widths
 from jaxretr.parallel import memory, sharding
 from jaxretr.parallel.mesh import DATA, padded_rows, put_rows, to_host
 from jaxretr.recipes.corpus_tokens import corpus_tokens, width_of
@@ -56,30 +58,22 @@ class Model(Protocol):
 class WholeCorpus:
     """The passages on the devices, and the compiled programs that encode and search them."""
 
-    def __init__(
-        self, model: Model, passages: Corpus, program: IndexProgram, mesh: Mesh, stores: Path, index_dtype: Dtype
-    ):
-        """Tokenises the passages, or opens the store where that has been done, and puts them on the devices.
+    def __init__(self, model: Model, store: TokenStore, program: IndexProgram, mesh: Mesh, index_dtype: Dtype):
+        """Puts the passages on the devices.
 
         Args:
-          model: its tokenizer, template and passage length.
-          passages: at least `program.corpus_rows`; those behind are fetched by row but never found by a search.
-          program: constants of the compiled programs.
+          model: whose embeddings are indexed.
+          store: the passages' tokens, as `passage_store` makes them: at least `program.corpus_rows`; those behind are
+            fetched by row but never found by a search.
+          program: constants of the compiled programs; the passages' widths are those of the store.
           mesh: the devices.
-          stores: folder of the token stores.
           index_dtype: of the index's embeddings.
         """
         self.mesh, self.size = mesh, model.config.embedding_size
         self.index_dtype: Dtype = index_dtype
-        self.rows = padded_rows(len(passages), mesh)
-        self.store = TokenStore.build(
-            stores,
-            passages,
-            model.tokenizer,
-            Template(f"passage_{model.config.passage_template}"),
-            model.config.max_passage_length,
-            prompt=model.config.passage_prompt,
-        )
+        self.rows = padded_rows(len(store.lengths), mesh)
+        self.store = store
+        program = dataclasses.replace(program, passage_widths=widths_of(store))
         self.passages = corpus_tokens(self.store, self.rows, mesh)
         self.refresh_program, self.search = index_programs(program, mesh)
         self.rolling_program = functools.cache(functools.partial(make_rolling_refresh, program, mesh))
@@ -117,6 +111,29 @@ class WholeCorpus:
             out_shardings=NamedSharding(self.mesh, sharding.ROWS),
         )
         return make()
+
+
+def passage_store(model: Model, passages: Corpus, stores: Path) -> TokenStore:
+    """Tokenises passages, or opens the store where that has been done.
+
+    Args:
+      model: its tokenizer, template and passage length.
+      passages: of the corpus, and what training data has besides.
+      stores: folder of the token stores.
+    """
+    return TokenStore.build(
+        stores,
+        passages,
+        model.tokenizer,
+        Template(f"passage_{model.config.passage_template}"),
+        model.config.max_passage_length,
+        prompt=model.config.passage_prompt,
+    )
+
+
+def widths_of(store: TokenStore) -> tuple[int, ...]:
+    """The padded lengths that suit a store's rows."""
+    return passage_widths(store.lengths, width_of(store))
 
 
 def index_programs(program: IndexProgram, mesh: Mesh) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -12,7 +12,8 @@ from tiny import BERT, lively
 
 from jaxretr.models.embed import DualEncoderConfig, embed, init_params
 from jaxretr.models.partition import partition
-from jaxretr.objectives.chunks import bucket_widths, embed_in_chunks
+from jaxretr.objectives.chunks import embed_in_chunks
+from jaxretr.objectives.widths import chosen_widths, passage_widths
 
 ROWS, WIDTH, VOCABULARY, SIZE = 7, 64, 50, 6
 # Unsorted, two of them empty, and one that fills the rectangle: every width that a chunk can be cut to is taken.
@@ -124,12 +125,39 @@ def test_rows_are_cut_to_what_the_longest_of_a_chunk_needs(rows: Given) -> None:
     widths = embed_in_chunks(width_taken, jnp.zeros(()), tokens, lengths, None, chunk=2)[:, 0]
     # In order of length, two at a time from the longest: 64 with 48, 33 with 20, 3 and a 0, a 0 alone.
     np.testing.assert_array_equal(widths, [48, 16, 64, 16, 48, 16, 64])
+    known = embed_in_chunks(width_taken, jnp.zeros(()), tokens, lengths, None, chunk=2, widths=(24, 56, 96))[:, 0]
+    np.testing.assert_array_equal(known, [56, 24, 64, 24, 56, 24, 64])
 
 
-@pytest.mark.parametrize(("width", "expected"), [(64, [16, 32, 48, 64]), (8, [8]), (40, [16, 32, 40]), (1, [1])])
-def test_widths_to_choose_from(width: int, expected: list[int]) -> None:
-    """Few, for each is compiled; the last holds every row."""
-    assert bucket_widths(width) == expected
+@pytest.mark.parametrize(
+    ("width", "known", "expected"),
+    [
+        (64, (), (16, 32, 48, 64)),
+        (8, (), (8,)),
+        (40, (), (16, 32, 40)),
+        (1, (), (1,)),
+        (64, (24, 64, 80), (24, 64)),
+        (16, (24, 64), (16,)),
+    ],
+)
+def test_widths_to_choose_from(width: int, known: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Few, for each is compiled; the last is the array's own, and so holds every row."""
+    assert chosen_widths(width, known) == expected
+
+
+def test_widths_of_a_corpus_are_near_its_passages_lengths() -> None:
+    """Passages of 100 words have 110 to 160 tokens: of quarters of 256, chunks in order of length would fill up a third more."""
+    rng = np.random.default_rng(SEED)
+    lengths = np.concatenate([rng.normal(136, 13, 10_000).astype(int), rng.integers(10, 257, 300)]).clip(1, 256)
+
+    def padded(widths: tuple[int, ...]) -> float:
+        return np.array(widths)[np.searchsorted(widths, lengths)].sum() / lengths.sum()
+
+    widths = passage_widths(lengths, 256)
+    assert len(widths) <= 4
+    assert widths[-1] == 256
+    assert padded(widths) < 1.12
+    assert padded(chosen_widths(256)) > 1.25
 
 
 def test_dropout_of_the_encoder_does_not_depend_on_the_chunk() -> None:

@@ -22,8 +22,9 @@ from jaxretr.models.scorers.pair_frame import PairFrame
 from jaxretr.models.scorers.teachers import PairTeacher
 from jaxretr.objectives import dealing
 from jaxretr.objectives.score_table import EMPTY, TableState
-from jaxretr.objectives.teacher_widths import TeacherWidths, fewest_widths
+from jaxretr.objectives.teacher_widths import TeacherWidths
 from jaxretr.objectives.teaching import Questions, Taught, Teaching, teach
+from jaxretr.objectives.widths import fewest_widths
 from jaxretr.parallel.mesh import DATA
 from jaxretr.state import CorpusTokens
 
