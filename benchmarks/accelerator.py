@@ -4,6 +4,7 @@
     python benchmarks/accelerator.py --out results/h100 --parts art-t5-xl --again
     python benchmarks/accelerator.py --out results/h100 --parts attention
     XLA_FLAGS=--xla_gpu_enable_triton_gemm=false python benchmarks/accelerator.py --out results/h100-cublas
+    python benchmarks/accelerator.py --out results/h100 --side-by-side          # where many cores wait for one card
     JAX_PLATFORMS=cpu python benchmarks/accelerator.py --out /tmp/toy --toy
 
 It needs this repository, jax, flax and numpy; no weights and no data, which are drawn at random in the shapes and lengths
@@ -25,7 +26,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -51,20 +53,28 @@ class Plan(NamedTuple):
     extra: bool = False
     """Runs only where --parts names it."""
 
+    @property
+    def side_by_side(self) -> bool:
+        """Whether its programs take long to compile, and its arrays leave memory to others."""
+        return self.seconds > 30 and self.peer_of is None and self.run is not _search
+
+
+def _search(gpu: Any, part: Any) -> None:
+    gpu.parts.search(part)
+
 
 PLANS = {
     "machine": Plan(20, 0, lambda gpu, part: gpu.parts.machine(part)),
     "encode-minilm": Plan(35, 0, lambda gpu, part: gpu.encoding.encode(part, gpu.shapes.MINILM, 131_072)),
     "encode-bert-base": Plan(50, 0, lambda gpu, part: gpu.encoding.encode(part, gpu.shapes.BERT_BASE, 32_768)),
-    "search": Plan(60, 0, lambda gpu, part: gpu.parts.search(part)),
-    "contrastive": Plan(110, 0, lambda gpu, part: gpu.parts.contrastive_step(part, 256)),
-    "contrastive-kept": Plan(110, 0, lambda gpu, part: gpu.parts.contrastive_step(part, 256, keep=True), extra=True),
+    "search": Plan(60, 0, _search),
+    "contrastive": Plan(110, 0, lambda gpu, part: gpu.parts.contrastive_step(part, 64)),
+    "contrastive-kept": Plan(110, 0, lambda gpu, part: gpu.parts.contrastive_step(part, 64, keep=True)),
     "art-t5-base": Plan(90, 0.92, lambda gpu, part: gpu.parts.art_step(part, gpu.shapes.T5_BASE, 256)),
     "art-t5-xl": Plan(125, 0.92, lambda gpu, part: gpu.parts.art_step(part, gpu.shapes.T5_XL, 64)),
     "refresh": Plan(40, 0, lambda gpu, part: gpu.parts.refresh(part)),
     "mlm": Plan(40, 0, lambda gpu, part: gpu.parts.mlm_step(part, 128)),
     "attention": Plan(120, 0, lambda gpu, part: gpu.encoding.attention(part), extra=True),
-    "contrastive-64": Plan(120, 0, lambda gpu, part: gpu.parts.contrastive_step(part, 64), extra=True),
     "art-t5-base-torch": Plan(
         60, 0, lambda gpu, part: gpu.parts.art_peer(part, gpu.shapes.T5_BASE, 256), "art-t5-base"
     ),
@@ -82,7 +92,16 @@ def child(args: argparse.Namespace) -> int:
     import on_gpu.parts
     from on_gpu.measuring import Part, first_line
 
-    part = Part(args.report, args.seconds, size=args.size, toy=args.toy, torch=peers(args), profile=args.profile)
+    torch = None if args.compile_only else peers(args)
+    part = Part(
+        args.report,
+        args.seconds,
+        size=args.size,
+        toy=args.toy,
+        torch=torch,
+        profile=args.profile,
+        compile_only=args.compile_only,
+    )
     try:
         PLANS[args.part].run(on_gpu, part)
     except Exception as error:
@@ -178,8 +197,40 @@ def run_part(name: str, args: argparse.Namespace, deadline: float) -> dict[str, 
     }
 
 
+def compile_side_by_side(
+    names: Sequence[str], args: argparse.Namespace, deadline: float
+) -> dict[str, dict[str, float]]:
+    """Compiles the programs of several parts at the same time, into the folder of compiled programs.
+
+    Returns:
+      part -> case -> seconds; what does not fit into the memory beside the others, or not into the time, is missing.
+    """
+    seconds = deadline - time.monotonic()
+    chosen = [name for name in names if PLANS[name].side_by_side]
+    with ThreadPoolExecutor(max(1, len(chosen))) as pool:
+        ran = pool.map(
+            lambda name: run_child(name, args, 1.0, False, seconds, 0, compile_only=True)[1], chosen, timeout=None
+        )
+        found = {
+            name: {line["case"]: line["compile"] for line in lines if "compile" in line}
+            for name, lines in zip(chosen, ran, strict=True)
+        }
+    for name, cases in found.items():
+        print(
+            f"{name}: compiled beside the others in {', '.join(f'{each:.0f} s' for each in cases.values())}", flush=True
+        )
+    return found
+
+
 def run_child(
-    name: str, args: argparse.Namespace, size: float, torch: bool, seconds: float, memory: float
+    name: str,
+    args: argparse.Namespace,
+    size: float,
+    torch: bool,
+    seconds: float,
+    memory: float,
+    *,
+    compile_only: bool = False,
 ) -> tuple[int | None, list[dict[str, Any]]]:
     """Runs a part's process; returns its exit code (None if it was stopped) and what it reported by then."""
     report = args.out / f"{name}.part"
@@ -187,6 +238,7 @@ def run_child(
     words = ["--part", name, "--report", report, "--size", size, "--seconds", max(1.0, seconds - STARTUP)]
     words += ["--out", args.out, *(["--toy"] if args.toy else []), *([] if torch else ["--no-torch"])]
     words += ["--profile"] if args.profile else []
+    words += ["--compile-only"] if compile_only else []
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
@@ -335,6 +387,10 @@ def main() -> None:
     parser.add_argument("--no-torch", action="store_true", help="leave the peers out")
     parser.add_argument("--profile", action="store_true", help="also the kernels that a call of each case took")
     parser.add_argument("--toy", action="store_true", help="tiny shapes, to try the program on a CPU")
+    parser.add_argument(
+        "--side-by-side", action="store_true", help="compile all parts' programs first, at the same time"
+    )
+    parser.add_argument("--compile-only", action="store_true", help=argparse.SUPPRESS)
     for hidden, kind in (("--part", str), ("--report", Path), ("--size", float), ("--seconds", float)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -356,11 +412,15 @@ def main() -> None:
     tflops, gbs = args.peak_tflops or (known and known.tflops), args.peak_gbs or (known and known.gbs)
     peak = {"tflops": tflops, "gbs": gbs} if tflops and gbs else None
     results |= {"machine": machine, "peak": peak, "toy": args.toy}
+    left = [name for name in args.parts if args.again or results["parts"].get(name, {}).get("status") != "done"]
+    compiled = compile_side_by_side(left, args, deadline) if args.side_by_side else {}
     for name in args.parts:
         if not args.again and results["parts"].get(name, {}).get("status") == "done":
             print(f"{name}: done before; --again repeats it")
             continue
         results["parts"][name] = run_part(name, args, deadline)
+        for case, seconds in compiled.get(name, {}).items():
+            results["parts"][name]["cases"].get(case, {})["compile"] = seconds
         print(f"{name}: {results['parts'][name]['status']}", flush=True)
         for path, text in ((file, json.dumps(results, indent=1)), (args.out / "table.md", table(results))):
             beside = path.with_suffix(".new")

@@ -46,7 +46,7 @@ import accelerator, jax
 jax.config.update("jax_disable_most_optimizations", True)
 for name in [name for name, plan in accelerator.PLANS.items() if not plan.peer_of]:
     report = Path(sys.argv[1]) / name
-    accelerator.child(argparse.Namespace(part=name, report=report, seconds=0.2, size=1.0, toy=True, no_torch=False, profile=False))
+    accelerator.child(argparse.Namespace(part=name, report=report, seconds=0.2, size=1.0, toy=True, no_torch=False, profile=False, compile_only=False))
 """
 
 

@@ -22,11 +22,23 @@ class Part:
       toy: tiny shapes, for a CPU.
       torch: the peers' module, or None where PyTorch does not run on the device.
       profile: reports the kernels of one call of each case, too.
+      compile_only: times nothing.
     """
 
-    def __init__(self, report: Path, budget: float, *, size: float, toy: bool, torch: Any, profile: bool = False):
+    def __init__(
+        self,
+        report: Path,
+        budget: float,
+        *,
+        size: float,
+        toy: bool,
+        torch: Any,
+        profile: bool = False,
+        compile_only: bool = False,
+    ):
         self._report, self._end = report, time.monotonic() + budget
         self.size, self.toy, self.torch, self.profile = size, toy, torch, profile
+        self.compile_only = compile_only
 
     @property
     def left(self) -> float:
@@ -68,6 +80,10 @@ class Part:
           share: of the time that is left, which this case may take.
           facts: of the case, for the report.
         """
+        if self.compile_only:
+            if "compile" in facts:
+                self.report(case, compile=facts["compile"])
+            return {}
         limit = self.left * share
         ours()  # The first run of a compiled program loads it.
         taken = {"ours": repeat(ours, limit * (0.3 if peer else 0.8))}
