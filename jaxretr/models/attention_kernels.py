@@ -1,4 +1,4 @@
-"""Attention by cuDNN, which writes no scores out: chosen by JAXRETR_ATTENTION, for programs without dropout on NVIDIA GPUs."""
+"""What attention is left to on NVIDIA GPUs, as JAXRETR_ATTENTION says; and attention by cuDNN, for programs without dropout."""
 
 import os
 from typing import Any, NamedTuple
@@ -6,7 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxretr.errors import UsageError, did_you_mean
+
 ATTENTION_VARIABLE = "JAXRETR_ATTENTION"
+_CHOICES = "fused", "cudnn", "xla"
 
 
 class KeyBias(NamedTuple):
@@ -23,20 +26,22 @@ class KeyBias(NamedTuple):
     lengths: jax.Array
 
 
-def uses_cudnn(dtype: Any, size: int) -> bool:
-    """Whether programs that are lowered for CUDA leave attention to cuDNN: if JAXRETR_ATTENTION is "cudnn", it can.
-
-    Args:
-      dtype: of the products.
-      size: of a head.
+def chosen_attention() -> str:
+    """What programs that are lowered for CUDA leave attention to where it can be left: "fused", "cudnn", or "xla" for none.
 
     Raises:
-      ValueError: JAXRETR_ATTENTION is neither "cudnn" nor "xla".
+      UsageError: JAXRETR_ATTENTION is none of these.
     """
-    chosen = os.environ.get(ATTENTION_VARIABLE) or "xla"
-    if chosen not in ("cudnn", "xla"):
-        raise ValueError(f"{ATTENTION_VARIABLE}={chosen}: give cudnn or xla")
-    return chosen == "cudnn" and jnp.dtype(dtype) == jnp.bfloat16 and size % 8 == 0 and size <= 128
+    chosen = os.environ.get(ATTENTION_VARIABLE) or _CHOICES[0]
+    if chosen not in _CHOICES:
+        known = f"{', '.join(_CHOICES[:-1])} or {_CHOICES[-1]}"
+        raise UsageError(f"{ATTENTION_VARIABLE}={chosen}: set it to {known}{did_you_mean(chosen, _CHOICES)}")
+    return chosen
+
+
+def can_use_cudnn(dtype: Any, size: int) -> bool:
+    """Whether cuDNN has attention for products of this type and heads of this size."""
+    return jnp.dtype(dtype) == jnp.bfloat16 and size % 8 == 0 and size <= 128
 
 
 def by_cudnn(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyBias, scale: float) -> jax.Array:

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 ATTENTION, EMBEDDINGS = 1 << 16, 1 << 17
 """Places of dropout, as `folded` takes them: in a layer the attention's probabilities, in an encoder what is before its
@@ -29,13 +30,37 @@ class Dropout:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Float [B, ...] -> float32 [B, ...]; x itself outside training."""
+        return dropped(x, self.next_keys(), self.rate)
+
+    def next_keys(self) -> Any:
+        """Each row's key for the next call, which is then counted as made: uint32 [B, 2]; None outside training."""
         if self.keys is None:
-            return x
+            return None
         self.calls += 1
-        bits = random_bits(folded(self.keys, self.calls), x.shape[1:])
-        keep = bits >= jnp.uint32(round(self.rate * 2**32))
-        # A product, for XLA on GPUs writes out the zeros that a choice is made from.
-        return x.astype(jnp.float32) * (keep.astype(jnp.float32) * (1.0 / (1.0 - self.rate)))
+        return folded(self.keys, self.calls)
+
+
+def dropped(x: jax.Array, keys: jax.Array | None, rate: float) -> jax.Array:
+    """Dropout of x by the keys of one call of a `Dropout`.
+
+    Args:
+      x: float [B, ...].
+      keys: what `Dropout.next_keys` returned.
+      rate: of the `Dropout`.
+
+    Returns:
+      float32 [B, ...]; x itself without keys.
+    """
+    if keys is None:
+        return x
+    keep = random_bits(keys, x.shape[1:]) >= jnp.uint32(threshold(rate))
+    # A product, for XLA on GPUs writes out the zeros that a choice is made from.
+    return x.astype(jnp.float32) * (keep.astype(jnp.float32) * (1.0 / (1.0 - rate)))
+
+
+def threshold(rate: float) -> int:
+    """The least of an element's 32 bits with which it is kept."""
+    return round(rate * 2**32)
 
 
 def folded(keys: jax.Array | None, number: Any) -> Any:
@@ -52,9 +77,13 @@ def folded(keys: jax.Array | None, number: Any) -> Any:
         return None
     if jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
         keys = jax.random.key_data(keys)
-    one, other = keys[..., 0], keys[..., 1]
-    one = _mixed(one + (jnp.asarray(number).astype(jnp.uint32) + 1) * jnp.uint32(_GOLDEN))
-    return jnp.stack([one, _mixed(other ^ one)], axis=-1)
+    return jnp.stack(folded_words(keys[..., 0], keys[..., 1], jnp.asarray(number).astype(jnp.uint32)), axis=-1)
+
+
+def folded_words(one: jax.Array, other: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`folded`, of keys whose two words stand apart; all uint32, and in kernels as well."""
+    one = _mixed(one + (number + 1) * np.uint32(_GOLDEN))
+    return one, _mixed(other ^ one)
 
 
 def random_bits(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -69,17 +98,21 @@ def random_bits(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """
     for size in shape[:-1]:  # a key for each line of the last dimension
         keys = folded(keys[..., None, :], jnp.arange(size))
-    one, other = keys[..., 0, None], keys[..., 1, None]
+    return element_bits(keys[..., 0, None], keys[..., 1, None], jnp.arange(shape[-1], dtype=jnp.uint32))
+
+
+def element_bits(one: jax.Array, other: jax.Array, place: jax.Array) -> jax.Array:
+    """`random_bits`, by the two words of a line's key and the element's place in the line; all uint32."""
     # The finaliser of MurmurHash3, with a word of the key in its middle: lines whose counters overlap differ all the same.
-    x = one + jnp.arange(shape[-1], dtype=jnp.uint32) * jnp.uint32(_GOLDEN)
-    x = (x ^ (x >> 16)) * jnp.uint32(_FIRST)
+    x = one + place * np.uint32(_GOLDEN)
+    x = (x ^ (x >> 16)) * np.uint32(_FIRST)
     x = x ^ other
-    x = (x ^ (x >> 13)) * jnp.uint32(_SECOND)
+    x = (x ^ (x >> 13)) * np.uint32(_SECOND)
     return x ^ (x >> 16)
 
 
 def _mixed(x: jax.Array) -> jax.Array:
     """The finaliser of MurmurHash3 (Appleby 2011): a bijection of uint32 in which every bit depends on every other."""
-    x = (x ^ (x >> 16)) * jnp.uint32(_FIRST)
-    x = (x ^ (x >> 13)) * jnp.uint32(_SECOND)
+    x = (x ^ (x >> 16)) * np.uint32(_FIRST)
+    x = (x ^ (x >> 13)) * np.uint32(_SECOND)
     return x ^ (x >> 16)

@@ -7,7 +7,6 @@ in the model's compute type, summed in float32 and rounded once, in both passes:
 import contextlib
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,8 +14,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxretr.models.attention_kernels import KeyBias, by_cudnn, uses_cudnn
-from jaxretr.models.dropout import Dropout, folded
+from jaxretr.models.attention_kernels import KeyBias, by_cudnn, can_use_cudnn, chosen_attention
+from jaxretr.models.dropout import Dropout, dropped, folded
+from jaxretr.models.fused_attention import Form, can_fuse, fused_attention
 from jaxretr.models.products import product
 from jaxretr.parallel.split_parameters import rows_of, whole
 
@@ -146,7 +146,7 @@ def attend(
       k_bmhd: keys, with shape [B, M, H, d].
       v_bmhd: values, with shape [B, M, H, d].
       bias: added to the scores, broadcastable to [B, H, M, L]; a very negative number masks. What is known to come from
-        rows' lengths and positions can be left to cuDNN, see attention_kernels.py.
+        rows' lengths and positions can be left to a kernel, see attention_kernels.py.
       dtype: of the matmuls' operands.
       drop: dropout of the attention probabilities.
       scale: of the scores.
@@ -155,32 +155,41 @@ def attend(
       [B, L, H * d], of type `dtype`.
     """
 
-    def written_out(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: Any) -> jax.Array:
+    keys, size = drop.next_keys(), q_blhd.shape[-1]
+    early = jnp.dtype(dtype) == jnp.float32
+
+    def written_out(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: Any, keys: Any) -> jax.Array:
         # Queries are the smaller array; where scaling would round them again, the scores are scaled instead.
-        early = jnp.dtype(dtype) == jnp.float32
         q, k, v = (x.astype(dtype).transpose(0, 2, 1, 3) for x in (q_blhd * scale if early else q_blhd, k_bmhd, v_bmhd))
         scores = product("bhld,bhmd->bhlm", q, k, dtype, result=jnp.float32)
         scores = scores if early else scores * scale
-        if isinstance(bias, KeyBias) and bias.positions is not None:
+        if isinstance(bias, KeyBias):
             # XLA would write the bias out for all rows, for cuBLAS to add the product to.
             scores = jax.lax.platform_dependent(
                 scores, cuda=jax.lax.optimization_barrier, default=lambda scores: scores
             )
         for part in (bias.hidden, bias.positions) if isinstance(bias, KeyBias) else (bias,):
             scores = scores if part is None else scores + part.swapaxes(-1, -2)
-        probabilities = drop(jax.nn.softmax(scores, axis=-1))
+        probabilities = dropped(jax.nn.softmax(scores, axis=-1), keys, drop.rate)
         out = product("bhlm,bhmd->bhld", probabilities.astype(dtype), v, dtype)
         batch, heads, length, size = out.shape
         return out.transpose(0, 2, 1, 3).reshape(batch, length, heads * size)
 
-    if not isinstance(bias, KeyBias) or drop.keys is not None or not uses_cudnn(dtype, q_blhd.shape[-1]):
-        return written_out(q_blhd, k_bmhd, v_bmhd, bias)
-    q_blhd, k_bmhd, v_bmhd = (x.astype(dtype) for x in (q_blhd, k_bmhd, v_bmhd))
-    return jax.lax.platform_dependent(
-        *(q_blhd, k_bmhd, v_bmhd, bias),
-        cuda=partial(by_cudnn, scale=scale),
-        default=written_out,
-    )
+    arguments = q_blhd, k_bmhd, v_bmhd, bias, keys
+    chosen = chosen_attention() if isinstance(bias, KeyBias) else "xla"
+    if chosen == "fused" and can_fuse(dtype, size):
+        form = Form(scale, drop.rate)
+
+        def on_cuda(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyBias, keys: Any) -> jax.Array:
+            q, k, v = (x.astype(dtype) for x in (q_blhd, k_bmhd, v_bmhd))
+            return fused_attention(q, k, v, bias, keys, form, written_out)
+    elif chosen == "cudnn" and keys is None and can_use_cudnn(dtype, size):
+
+        def on_cuda(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyBias, keys: Any) -> jax.Array:
+            return by_cudnn(*(x.astype(dtype) for x in (q_blhd, k_bmhd, v_bmhd)), bias, scale)
+    else:
+        return written_out(*arguments)
+    return jax.lax.platform_dependent(*arguments, cuda=on_cuda, default=written_out)
 
 
 def key_bias(lengths: jax.Array, length: int, positions: jax.Array | None = None) -> KeyBias:
