@@ -69,7 +69,7 @@ PLANS = {
     "encode-bert-base": Plan(50, 0, lambda gpu, part: gpu.encoding.encode(part, gpu.shapes.BERT_BASE, 32_768)),
     "search": Plan(60, 0, _search),
     "contrastive": Plan(110, 0, lambda gpu, part: gpu.parts.contrastive_step(part, 64)),
-    "contrastive-kept": Plan(110, 0, lambda gpu, part: gpu.parts.contrastive_step(part, 64, keep=True)),
+    "contrastive-kept": Plan(110, 0, lambda gpu, part: gpu.parts.contrastive_step(part, 64, keep=True), extra=True),
     "art-t5-base": Plan(90, 0.92, lambda gpu, part: gpu.parts.art_step(part, gpu.shapes.T5_BASE, 256)),
     "art-t5-xl": Plan(125, 0.92, lambda gpu, part: gpu.parts.art_step(part, gpu.shapes.T5_XL, 64)),
     "refresh": Plan(40, 0, lambda gpu, part: gpu.parts.refresh(part)),

@@ -236,7 +236,9 @@ def test_the_peer_of_art_takes_the_papers_step(tmp_path: Path) -> None:
 
 
 def arguments(out: Path) -> argparse.Namespace:
-    return argparse.Namespace(out=out, toy=True, no_torch=False, profile=False, pace=1.0, python=[sys.executable])
+    return argparse.Namespace(
+        out=out, toy=True, no_torch=False, profile=False, pace=1.0, python=[sys.executable], side_by_side=False
+    )
 
 
 @pytest.mark.parametrize(
