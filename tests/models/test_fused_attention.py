@@ -201,7 +201,8 @@ def layers(
     """A sum over what a scan of checkpointed layers of attention gives at real positions."""
 
     def body(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:
-        out = attention(x, weight.astype(x.dtype) * x, v, key_bias(lengths, x.shape[1]), keys)
+        k = (weight * x.astype(jnp.float32)).astype(x.dtype)
+        out = attention(x, k, v, key_bias(lengths, x.shape[1]), keys)
         return x + out.reshape(x.shape), None
 
     x = jax.lax.scan(jax.checkpoint(body, prevent_cse=False), q, weights)[0]
@@ -225,7 +226,7 @@ def test_the_kernels_run_in_checkpointed_layers_on_several_devices(monkeypatch: 
     # JAX cannot check the types of kernels that it runs as operations.
     found = jax.jit(jax.shard_map(apart, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=False))
     for one, other in zip(found(weights, *data), expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3 * float(jnp.abs(other).max()))
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * float(jnp.abs(other).max()))
 
     # Those of a program for GPUs it checks.
     monkeypatch.delenv(ATTENTION_VARIABLE, raising=False)
@@ -265,4 +266,4 @@ def test_only_programs_for_nvidia_gpus_take_the_kernels(monkeypatch: pytest.Monk
     assert "triton" not in lowered(partial(gradient, dtype="float32"), "cuda", q)
     assert "triton" not in lowered(gradient, "cuda", jax.ShapeDtypeStruct((2, 24, 2, 8), jnp.bfloat16))
     monkeypatch.setenv(ATTENTION_VARIABLE, "xla")
-    assert "triton" not in lowered(gradient, "cuda", q)
+    assert "triton" not in lowered(partial(gradient), "cuda", q)
