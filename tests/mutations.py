@@ -92,6 +92,27 @@ MUTATIONS = (
         ("test_topk.py::test_the_kernel_of_gpus_computes_the_maxima_of_groups",),
     ),
     Mutation(
+        "padding keys in the attention kernel of GPUs",
+        "models/fused_attention.py",
+        "jnp.where((there.places < length)[None, :], scores, -jnp.inf)",
+        "jnp.where((there.places < k.shape[0])[None, :], scores, -jnp.inf)",
+        ("test_fused_attention.py::test_attention_and_its_gradient_are_those_of_float64",),
+    ),
+    Mutation(
+        "another mask in the gradient of the attention kernel of GPUs",
+        "models/fused_attention.py",
+        "_kept(_words(keys, row, head, there), here, form, keys_first=True)",
+        "_kept(_words(keys, row, head, here), there, form)",
+        ("test_fused_attention.py::test_attention_and_its_gradient_are_those_of_float64",),
+    ),
+    Mutation(
+        "the sum of an earlier block not rescaled in the attention kernel of GPUs",
+        "models/fused_attention.py",
+        "total = total * shrink + weights.sum(1)",
+        "total = total + weights.sum(1)",
+        ("test_fused_attention.py::test_attention_and_its_gradient_are_those_of_float64",),
+    ),
+    Mutation(
         "rows of the last block found twice",
         "search/topk/shard.py",
         "lowest = jnp.maximum(start, number * size)",

@@ -152,9 +152,11 @@ def attend(
       scale: of the scores.
 
     Returns:
-      [B, L, H * d], of type `dtype`.
-    """
+      [B, L, H * d], of type `dtype`; at padding positions of a `KeyBias` anything that is finite.
 
+    Raises:
+      UsageError: JAXRETR_ATTENTION names no kind of attention.
+    """
     keys, size = drop.next_keys(), q_blhd.shape[-1]
     early = jnp.dtype(dtype) == jnp.float32
 
@@ -186,7 +188,8 @@ def attend(
     elif chosen == "cudnn" and keys is None and can_use_cudnn(dtype, size):
 
         def on_cuda(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyBias, keys: Any) -> jax.Array:
-            return by_cudnn(*(x.astype(dtype) for x in (q_blhd, k_bmhd, v_bmhd)), bias, scale)
+            q, k, v = (x.astype(dtype) for x in (q_blhd, k_bmhd, v_bmhd))
+            return by_cudnn(q, k, v, bias, scale)
     else:
         return written_out(*arguments)
     return jax.lax.platform_dependent(*arguments, cuda=on_cuda, default=written_out)

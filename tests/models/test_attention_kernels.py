@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 from tiny import BERT, T5
 
+from jaxretr.errors import UsageError
 from jaxretr.models.attention_kernels import ATTENTION_VARIABLE
 from jaxretr.models.dropout import Dropout
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed
@@ -65,8 +66,8 @@ def test_dropout_and_the_default_do_without(monkeypatch: pytest.MonkeyPatch) -> 
     assert "fmha" not in lowered(lambda q: attention(q, 0.1), "cuda", q)
     monkeypatch.delenv(ATTENTION_VARIABLE)
     assert "fmha" not in lowered(lambda q: attention(q, 0.0), "cuda", q)
-    monkeypatch.setenv(ATTENTION_VARIABLE, "flash")
-    with pytest.raises(ValueError, match="JAXRETR_ATTENTION=flash: give cudnn or xla"):
+    monkeypatch.setenv(ATTENTION_VARIABLE, "fuse")
+    with pytest.raises(UsageError, match="JAXRETR_ATTENTION=fuse: set it to fused, cudnn or xla; did you mean 'fused'"):
         lowered(lambda q: attention(q, 0.0), "cuda", q)
 
 
