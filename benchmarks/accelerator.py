@@ -66,7 +66,7 @@ def _search(gpu: Any, part: Any) -> None:
 PLANS = {
     "machine": Plan(20, 0, lambda gpu, part: gpu.parts.machine(part)),
     "encode-minilm": Plan(35, 0, lambda gpu, part: gpu.encoding.encode(part, gpu.shapes.MINILM, 131_072)),
-    "encode-bert-base": Plan(50, 0, lambda gpu, part: gpu.encoding.encode(part, gpu.shapes.BERT_BASE, 32_768)),
+    "encode-bert-base": Plan(50, 0, lambda gpu, part: gpu.encoding.encode(part, gpu.shapes.BERT_BASE, 16_384)),
     "search": Plan(60, 0, _search),
     "contrastive": Plan(110, 0, lambda gpu, part: gpu.parts.contrastive_step(part, 64)),
     "contrastive-kept": Plan(110, 0, lambda gpu, part: gpu.parts.contrastive_step(part, 64, keep=True), extra=True),
