@@ -108,7 +108,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_attention, "BLOCK", 16)
 
 
-@pytest.mark.parametrize(("rate", "biased"), [(0.0, False), (RATE, False), (RATE, True)])
+@pytest.mark.parametrize(
+    ("rate", "biased"), [pytest.param(0.0, False, marks=pytest.mark.slow), (RATE, False), (RATE, True)]
+)
 @pytest.mark.usefixtures("small_blocks")
 def test_attention_and_its_gradient_are_those_of_float64(rate: float, biased: bool) -> None:
     """Rows that fill all blocks, end within one, at the end of one, and with their first token; nothing of padding is read."""
@@ -125,8 +127,7 @@ def test_attention_and_its_gradient_are_those_of_float64(rate: float, biased: bo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [8, 72, 144, 256, 512])
-@pytest.mark.parametrize("size", [16, 32, 64, 128])
+@pytest.mark.parametrize(("length", "size"), [(8, 16), (72, 32), (144, 64), (256, 128), (512, 64)])
 def test_every_length_and_size(length: int, size: int) -> None:
     lengths = sorted({1, length // 3 + 1, 64, length} - set(range(length + 1, 65)))
     for biased in (False, True) if size == 64 else (False,):
@@ -211,6 +212,7 @@ def layers(
 
 
 @pytest.mark.usefixtures("small_blocks")
+@pytest.mark.slow
 def test_the_kernels_run_in_checkpointed_layers_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = drawn([24, 9, 17, 1], 24)
     weights = jnp.linspace(0.5, 1.5, 2 * 16).reshape(2, 16)
