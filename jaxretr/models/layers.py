@@ -5,8 +5,9 @@ in the model's compute type, summed in float32 and rounded once, in both passes:
 """
 
 import contextlib
+import contextvars
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -51,7 +52,47 @@ class Dense(nnx.Module):
         kernel = whole(self.kernel[...], self.shape, self.dtype)
         bias = None if self.bias is None else self.bias[...]
         y = product("nd,de->ne", flat, kernel, self.dtype, bias=bias, result=self.result)
-        return checkpoint_name(y, _DENSE).reshape(*x.shape[:-1], -1)
+        return _named(y).reshape(*x.shape[:-1], -1)
+
+
+_bits_are_kept = contextvars.ContextVar("bits_are_kept", default=False)
+
+
+@contextlib.contextmanager
+def bits_are_kept() -> Iterator[None]:
+    """A context to trace a model in on CPUs: what `scan_layers` keeps as bfloat16 is kept as integers of its bits.
+
+    XLA on CPUs has no bfloat16 but in matmuls: to write a layer's activations among those of all layers it casts all of
+    them to float32 and back, in every layer.
+    """
+    token = _bits_are_kept.set(True)
+    try:
+        yield
+    finally:
+        _bits_are_kept.reset(token)
+
+
+def _named(y: jax.Array) -> jax.Array:
+    """A dense layer's result, which `scan_layers` may keep."""
+    if not _bits_are_kept.get() or y.dtype != jnp.bfloat16:
+        return checkpoint_name(y, _DENSE)
+    return _as_bits(y)
+
+
+def _through_bits(y: jax.Array) -> jax.Array:
+    bits = checkpoint_name(jax.lax.bitcast_convert_type(y, jnp.uint16), _DENSE)
+    return jax.lax.bitcast_convert_type(bits, y.dtype)
+
+
+@jax.custom_jvp
+def _as_bits(y: jax.Array) -> jax.Array:
+    return _through_bits(y)
+
+
+@_as_bits.defjvp
+def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    # Not `_as_bits`: in a call of that, the name would not be seen.
+    return _through_bits(*primals), *tangents
 
 
 class LayerNorm(nnx.Module):
