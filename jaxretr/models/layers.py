@@ -141,7 +141,19 @@ class Embedding(nnx.Module):
         self.size = size
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        return rows_of(self.table[...], ids, self.size).astype(jnp.float32)
+        table = self.table[...]
+        if table.dtype != jnp.bfloat16:
+            return rows_of(table, ids, self.size).astype(jnp.float32)
+
+        def on_cpus(table: jax.Array, ids: jax.Array) -> jax.Array:
+            # XLA on CPUs would cast the whole table to float32 first.
+            bits = rows_of(jax.lax.bitcast_convert_type(table, jnp.uint16), ids, self.size)
+            return jax.lax.bitcast_convert_type(bits, table.dtype)
+
+        found = jax.lax.platform_dependent(
+            table, ids, cpu=on_cpus, default=lambda table, ids: rows_of(table, ids, self.size)
+        )
+        return found.astype(jnp.float32)
 
 
 def linear(params: Params, x: jax.Array) -> jax.Array:
