@@ -319,7 +319,34 @@ def scan_layers(
     policy = policies.save_only_these_names(_DENSE) if keep_matmuls else policies.nothing_saveable
     # The two passes are loops of their own: nothing has to keep the compiler from sharing between them.
     body = jax.checkpoint(body, policy=policy, prevent_cse=False)
-    return jax.lax.scan(body, x, (params, jnp.arange(count)))[0]
+
+    def scan(x: Any, params: Any) -> Any:
+        return jax.lax.scan(body, x, (params, jnp.arange(count)))[0]
+
+    if all(leaf.dtype != jnp.bfloat16 for leaf in jax.tree.leaves(params)):
+        return scan(x, params)
+
+    def on_cpus(x: Any, params: Any) -> Any:
+        # Layers stored as bfloat16 are frozen. Taken out of the stack as such, each would be cast to float32 and back.
+        types = jax.tree.map(lambda leaf: leaf.dtype, params)
+        bits = jax.tree.map(_bits, params)
+
+        def of_bits(x: Any, slice_: Any) -> tuple[Any, None]:
+            bits, number = slice_
+            return body(x, (jax.tree.map(_of_bits, bits, types), number))
+
+        return jax.lax.scan(of_bits, x, (bits, jnp.arange(count)))[0]
+
+    return jax.lax.platform_dependent(x, params, cpu=on_cpus, default=scan)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    """bfloat16 as integers of its bits, anything else as it is."""
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def _of_bits(x: jax.Array, dtype: Any) -> jax.Array:
+    return jax.lax.bitcast_convert_type(x, dtype) if x.dtype != dtype else x
 
 
 def unstack(params: Params) -> dict[int, Params]:
