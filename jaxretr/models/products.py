@@ -129,9 +129,7 @@ def _on_cpus(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     turned = [*batch, *rows, *(index for index in one if index not in c)]
     out = [*batch, *rows, *columns]
     a = _row_major(a.transpose([one.index(index) for index in turned]))
-    y = jnp.einsum(
-        f"{''.join(turned)},{other}->{''.join(out)}", a, _row_major(b), preferred_element_type=jnp.float32
-    )
+    y = jnp.einsum(f"{''.join(turned)},{other}->{''.join(out)}", a, _row_major(b), preferred_element_type=jnp.float32)
     # Not transposed within the product either.
     return _row_major(y).transpose([out.index(index) for index in c])
 
