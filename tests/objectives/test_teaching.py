@@ -111,7 +111,13 @@ SPECS: Any = P(), P(DATA), P(), P()
 
 
 def asking(
-    teacher: Any, widths: TeacherWidths, mesh: Mesh, *, chunk: int = 4, replacement: Any = "unused", on_cpus: bool = False
+    teacher: Any,
+    widths: TeacherWidths,
+    mesh: Mesh,
+    *,
+    chunk: int = 4,
+    replacement: Any = "unused",
+    on_cpus: bool = False,
 ) -> Any:
     """taught(passages, lengths, rows, questions, table) -> Taught."""
     teaching = Teaching(
