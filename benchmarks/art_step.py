@@ -213,7 +213,7 @@ class Peer:
             return tokens(read.tokens, read.lengths)
 
         def batch(number: int) -> Any:
-            arrays, _ = ours.run._on_host(number)
+            arrays, *_ = ours.run._on_host(number)
             return Batch(tokens(*arrays[:2]), tokens(*arrays[2:4]))
 
         run, self.batch, dtype = ours.run, batch, getattr(torch, dtype)

@@ -5,8 +5,9 @@ in the model's compute type, summed in float32 and rounded once, in both passes:
 """
 
 import contextlib
+import contextvars
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -51,7 +52,47 @@ class Dense(nnx.Module):
         kernel = whole(self.kernel[...], self.shape, self.dtype)
         bias = None if self.bias is None else self.bias[...]
         y = product("nd,de->ne", flat, kernel, self.dtype, bias=bias, result=self.result)
-        return checkpoint_name(y, _DENSE).reshape(*x.shape[:-1], -1)
+        return _named(y).reshape(*x.shape[:-1], -1)
+
+
+_bits_are_kept = contextvars.ContextVar("bits_are_kept", default=False)
+
+
+@contextlib.contextmanager
+def bits_are_kept() -> Iterator[None]:
+    """A context to trace a model in on CPUs: what `scan_layers` keeps as bfloat16 is kept as integers of its bits.
+
+    XLA on CPUs has no bfloat16 but in matmuls: to write a layer's activations among those of all layers it casts all of
+    them to float32 and back, in every layer.
+    """
+    token = _bits_are_kept.set(True)
+    try:
+        yield
+    finally:
+        _bits_are_kept.reset(token)
+
+
+def _named(y: jax.Array) -> jax.Array:
+    """A dense layer's result, which `scan_layers` may keep."""
+    if not _bits_are_kept.get() or y.dtype != jnp.bfloat16:
+        return checkpoint_name(y, _DENSE)
+    return _as_bits(y)
+
+
+def _through_bits(y: jax.Array) -> jax.Array:
+    bits = checkpoint_name(jax.lax.bitcast_convert_type(y, jnp.uint16), _DENSE)
+    return jax.lax.bitcast_convert_type(bits, y.dtype)
+
+
+@jax.custom_jvp
+def _as_bits(y: jax.Array) -> jax.Array:
+    return _through_bits(y)
+
+
+@_as_bits.defjvp
+def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    # Not `_as_bits`: in a call of that, the name would not be seen.
+    return _through_bits(*primals), *tangents
 
 
 class LayerNorm(nnx.Module):
@@ -100,7 +141,19 @@ class Embedding(nnx.Module):
         self.size = size
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        return rows_of(self.table[...], ids, self.size).astype(jnp.float32)
+        table = self.table[...]
+        if table.dtype != jnp.bfloat16:
+            return rows_of(table, ids, self.size).astype(jnp.float32)
+
+        def on_cpus(table: jax.Array, ids: jax.Array) -> jax.Array:
+            # XLA on CPUs would cast the whole table to float32 first.
+            bits = rows_of(jax.lax.bitcast_convert_type(table, jnp.uint16), ids, self.size)
+            return jax.lax.bitcast_convert_type(bits, table.dtype)
+
+        found = jax.lax.platform_dependent(
+            table, ids, cpu=on_cpus, default=lambda table, ids: rows_of(table, ids, self.size)
+        )
+        return found.astype(jnp.float32)
 
 
 def linear(params: Params, x: jax.Array) -> jax.Array:
@@ -278,7 +331,34 @@ def scan_layers(
     policy = policies.save_only_these_names(_DENSE) if keep_matmuls else policies.nothing_saveable
     # The two passes are loops of their own: nothing has to keep the compiler from sharing between them.
     body = jax.checkpoint(body, policy=policy, prevent_cse=False)
-    return jax.lax.scan(body, x, (params, jnp.arange(count)))[0]
+
+    def scan(x: Any, params: Any) -> Any:
+        return jax.lax.scan(body, x, (params, jnp.arange(count)))[0]
+
+    if all(leaf.dtype != jnp.bfloat16 for leaf in jax.tree.leaves(params)):
+        return scan(x, params)
+
+    def on_cpus(x: Any, params: Any) -> Any:
+        # Layers stored as bfloat16 are frozen. Taken out of the stack as such, each would be cast to float32 and back.
+        types = jax.tree.map(lambda leaf: leaf.dtype, params)
+        bits = jax.tree.map(_bits, params)
+
+        def of_bits(x: Any, slice_: Any) -> tuple[Any, None]:
+            bits, number = slice_
+            return body(x, (jax.tree.map(_of_bits, bits, types), number))
+
+        return jax.lax.scan(of_bits, x, (bits, jnp.arange(count)))[0]
+
+    return jax.lax.platform_dependent(x, params, cpu=on_cpus, default=scan)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    """bfloat16 as integers of its bits, anything else as it is."""
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+
+
+def _of_bits(x: jax.Array, dtype: Any) -> jax.Array:
+    return jax.lax.bitcast_convert_type(x, dtype) if x.dtype != dtype else x
 
 
 def unstack(params: Params) -> dict[int, Params]:

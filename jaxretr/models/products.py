@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
 
 from jaxretr.parallel.mesh import varying_alike
@@ -63,7 +64,7 @@ def _rounded(a: jax.Array, b: jax.Array, bias: jax.Array | None, spec: str, type
 
 def _forward(a: jax.Array, b: jax.Array, bias: jax.Array | None, spec: str, types: _Types) -> tuple[jax.Array, Any]:
     a, b = a.astype(types.multiplied), b.astype(types.multiplied)
-    return _sums(spec, a, b, types.result, bias), (a, b, bias is not None)
+    return _sums(spec, a, b, types.result, bias, trained=True), (a, b, bias is not None)
 
 
 def _backward(spec: str, types: _Types, saved: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array, Any]:
@@ -72,8 +73,8 @@ def _backward(spec: str, types: _Types, saved: Any, cotangent: jax.Array) -> tup
     of_bias = cotangent.astype(jnp.float32).sum(axis=range(cotangent.ndim - 1)) if biased else None
     cotangent = cotangent.astype(types.multiplied)
     return (
-        _sums(f"{c},{other}->{one}", cotangent, b, types.a),
-        _sums(f"{one},{c}->{other}", a, cotangent, types.b),
+        _sums(f"{c},{other}->{one}", cotangent, b, types.a, trained=True),
+        _sums(f"{one},{c}->{other}", a, cotangent, types.b, trained=True),
         of_bias,
     )
 
@@ -81,15 +82,24 @@ def _backward(spec: str, types: _Types, saved: Any, cotangent: jax.Array) -> tup
 _rounded.defvjp(_forward, _backward)
 
 
-def _sums(spec: str, a: jax.Array, b: jax.Array, result: Any, bias: jax.Array | None = None) -> jax.Array:
-    """The product of rounded operands, summed in float32 and then rounded to the type of the result."""
+def _sums(
+    spec: str, a: jax.Array, b: jax.Array, result: Any, bias: jax.Array | None = None, *, trained: bool = False
+) -> jax.Array:
+    """The product of rounded operands, summed in float32 and then rounded to the type of the result.
+
+    Args:
+      spec: as in `product`.
+      a: rounded.
+      b: rounded.
+      result: the type.
+      bias: of type `result`.
+      trained: whether the program has a backward pass; others can be exported, which layouts can not.
+    """
 
     def on_cpus(a: jax.Array, b: jax.Array, bias: jax.Array | None) -> jax.Array:
-        # XLA on CPUs is fast at bfloat16 operands with a float32 result, unless the sums run over the rows of both; and
-        # products of bfloat16 numbers are exact in float32. The numbers are the same.
-        if _over_rows(spec):
-            a, b = a.astype(jnp.float32), b.astype(jnp.float32)
-        y = jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
+        # XLA on CPUs is fast at bfloat16 operands with a float32 result. The numbers are the same: products of bfloat16
+        # numbers are exact in float32.
+        y = _on_cpus(spec, a, b) if trained else jnp.einsum(spec, a, b, preferred_element_type=jnp.float32)
         return (y if bias is None else y + bias).astype(result)
 
     def elsewhere(a: jax.Array, b: jax.Array, bias: jax.Array | None) -> jax.Array:
@@ -101,10 +111,32 @@ def _sums(spec: str, a: jax.Array, b: jax.Array, result: Any, bias: jax.Array | 
     return lax.platform_dependent(a, b, bias, cpu=on_cpus, default=elsewhere)
 
 
-def _over_rows(spec: str) -> bool:
-    """Whether the sums run over an index that is last in neither operand, as in a kernel's gradient."""
+@partial(jax.jit, static_argnums=0, inline=True)
+def _on_cpus(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """einsum(spec, a, b) of bfloat16 in float32, with operands that are written as the multiplication reads them.
+
+    Where an operand is transposed before or within the product, XLA on CPUs casts both to float32. With AMX that takes four
+    times as long as transposing first and multiplying then. Of a product whose sums run over an index that is last in
+    neither operand, as in a kernel's gradient, the smaller operand is transposed.
+    """
     one, other, c = _indices(spec)
-    return one[-1] in c and other[-1] in c
+    if one[-1] not in c or other[-1] not in c:
+        return jnp.einsum(spec, _row_major(a), _row_major(b), preferred_element_type=jnp.float32)
+    if a.size > b.size:
+        a, b, one, other = b, a, other, one
+    batch = [index for index in one if index in other and index in c]
+    rows, columns = ([index for index in indices if index in c and index not in batch] for indices in (one, other))
+    turned = [*batch, *rows, *(index for index in one if index not in c)]
+    out = [*batch, *rows, *columns]
+    a = _row_major(a.transpose([one.index(index) for index in turned]))
+    y = jnp.einsum(f"{''.join(turned)},{other}->{''.join(out)}", a, _row_major(b), preferred_element_type=jnp.float32)
+    # Not transposed within the product either.
+    return _row_major(y).transpose([out.index(index) for index in c])
+
+
+def _row_major(x: jax.Array) -> jax.Array:
+    """x, so written in memory, whatever XLA would choose."""
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 def _indices(spec: str) -> tuple[str, str, str]:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxretr.models.layers import Params
+from jaxretr.models.layers import Params, bits_are_kept
 from jaxretr.models.partition import join
 from jaxretr.parallel.mesh import varying_like
 from jaxretr.parallel.split_parameters import longest_row
@@ -174,7 +174,8 @@ def _with_pull(
         whole = _put(rest, words, lax.stop_gradient(table))
         return embed_rows(join(whole, frozen), tokens, lengths, keys, looked_up)
 
-    embeddings, pull = jax.vjp(of_chunk, rest, looked_up)
+    with bits_are_kept():
+        embeddings, pull = jax.vjp(of_chunk, rest, looked_up)
     leaves, tree = jax.tree.flatten(pull)
     given = {id(leaf) for leaf in jax.tree.leaves((rest, looked_up, frozen))}
     places = [place for place, leaf in enumerate(leaves) if id(leaf) not in given]

@@ -26,6 +26,8 @@ from jaxretr.state import CorpusTokens, TokenRows
 
 # A device's rows make about so many blocks, so that the last one's empty places are few.
 _BLOCKS = 32
+# On CPUs a block has about so many tokens: attention over long rows is slow where its scores do not fit into a core's cache.
+_TOKENS_ON_CPUS = 1536
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,8 @@ class Teaching:
     """Rows of full length that the teacher reads at once; as many tokens of shorter ones."""
     replacement: Replacement
     """What a full row of the table loses."""
+    on_cpus: bool = False
+    """Whether the program runs on CPUs, which want smaller blocks of longer rows."""
 
 
 class Questions(NamedTuple):
@@ -174,7 +178,8 @@ def _ask(
 def _block_rows(slots: int, width: int, teaching: Teaching) -> int:
     """Rows of a block of this width."""
     most = teaching.chunk * teaching.widths.rows[-1] // width
-    return min(max(1, min(most, _eights(num_blocks(slots, _BLOCKS)))), slots)
+    wanted = _TOKENS_ON_CPUS // width if teaching.on_cpus else _eights(num_blocks(slots, _BLOCKS))
+    return min(max(1, min(most, wanted)), slots)
 
 
 def _eights(n: int) -> int:

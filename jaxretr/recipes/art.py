@@ -131,6 +131,7 @@ class ArtPrograms:
                 dtype=config.scorer.dtype,
                 chunk=config.scorer.chunk,
                 replacement=config.table.replacement,
+                on_cpus=mesh.devices.flat[0].platform == "cpu",
             ),
             art=config.art,
             top_k=top_k,

@@ -14,6 +14,7 @@ from jaxretr.models.embed import DualEncoderConfig, embed, init_params
 from jaxretr.models.partition import partition
 from jaxretr.objectives.chunks import embed_in_chunks
 from jaxretr.objectives.widths import chosen_widths, passage_widths
+from jaxretr.parallel.matmul_flops import matmul_flops
 
 ROWS, WIDTH, VOCABULARY, SIZE = 7, 64, 50, 6
 # Unsorted, two of them empty, and one that fills the rectangle: every width that a chunk can be cut to is taken.
@@ -178,3 +179,20 @@ def test_dropout_of_the_encoder_does_not_depend_on_the_chunk() -> None:
     whole = jax.jit(encoder)(params, tokens, lengths, keys)
     chunked = jax.jit(partial(embed_in_chunks, encoder, chunk=1))(params, tokens, lengths, keys)
     np.testing.assert_allclose(chunked, whole, atol=1e-5)
+
+
+def test_a_step_that_keeps_bfloat16_activations_multiplies_no_more_than_one_of_float32() -> None:
+    """The results of the dense layers are kept in either type, as bits or as they are: none is computed again."""
+    config = DualEncoderConfig(dataclasses.replace(BERT, num_hidden_layers=2))
+    params = init_params(config, 0)["passage"]
+    tokens, lengths = jnp.zeros((4, 32), jnp.int32), jnp.array([20, 3, 30, 9])
+
+    def gradient(dtype: str) -> Any:
+        def encoder(params: Any, tokens: jax.Array, lengths: jax.Array, keys: Any, words: Any = None) -> jax.Array:
+            return embed(config, params, tokens, lengths, dtype=dtype, keep_matmuls=True, words=words)
+
+        embedded = partial(embed_in_chunks, encoder, chunk=2, keep=True)
+        return jax.jit(jax.grad(lambda params: embedded(params, tokens, lengths, None).sum())).trace(params)
+
+    counted = {dtype: matmul_flops(gradient(dtype)) for dtype in ("float32", "bfloat16")}
+    assert counted["bfloat16"] == counted["float32"] > 0

@@ -111,9 +111,19 @@ class Texts:
 SPECS: Any = P(), P(DATA), P(), P()
 
 
-def asking(teacher: Any, widths: TeacherWidths, mesh: Mesh, *, chunk: int = 4, replacement: Any = "unused") -> Any:
+def asking(
+    teacher: Any,
+    widths: TeacherWidths,
+    mesh: Mesh,
+    *,
+    chunk: int = 4,
+    replacement: Any = "unused",
+    on_cpus: bool = False,
+) -> Any:
     """taught(passages, lengths, rows, questions, table) -> Taught."""
-    teaching = Teaching(teacher=teacher, widths=widths, dtype="float32", chunk=chunk, replacement=replacement)
+    teaching = Teaching(
+        teacher=teacher, widths=widths, dtype="float32", chunk=chunk, replacement=replacement, on_cpus=on_cpus
+    )
 
     @jax.jit
     @partial(
@@ -148,12 +158,12 @@ def step(rng: np.random.Generator, b: int = 16, k: int = 4) -> tuple[np.ndarray,
 
 
 @pytest.mark.parametrize("kind", TEACHERS)
-@pytest.mark.parametrize("devices", [1, 8])
-def test_scores_are_those_of_each_pair(kind: str, devices: int, mesh1: Mesh, mesh8: Mesh) -> None:
+@pytest.mark.parametrize(("devices", "on_cpus"), [(1, False), (8, False), (8, True)])
+def test_scores_are_those_of_each_pair(kind: str, devices: int, on_cpus: bool, mesh1: Mesh, mesh8: Mesh) -> None:
     """With known pairs among them, and without any; what was asked for once is not asked for again."""
     texts, rng = Texts.draw(), np.random.default_rng(SEED)
     teacher, widths = TEACHERS[kind]
-    taught = asking(teacher, widths, mesh1 if devices == 1 else mesh8)
+    taught = asking(teacher, widths, mesh1 if devices == 1 else mesh8, on_cpus=on_cpus)
     corpus = in_rows(texts.passages, texts.lengths, devices)
     table = TableState(jnp.full((Q, 16), EMPTY, jnp.int32), jnp.zeros((Q, 16), jnp.float32))
     for number in range(3):
