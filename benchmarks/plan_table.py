@@ -80,15 +80,19 @@ ENCODERS = {
 }
 """The table of docs/results/encoder_plans.md: parameters as copies on every chip, or split over all of them."""
 
-ART = {
-    "art_webq": System("WebQuestions, batches of 16", "art_webq_t0_3b.py"),
-    "art_msmarco": System("MS MARCO, batches of 512, 8 passages", "art_msmarco_t0_3b.py", passages=8_841_823),
-    "art_11b": System("11B teacher, batches of 32, 16 passages", "art_nq_t5_11b.py"),
+OTHERS = {
+    "art_webq": System("ART, WebQuestions, batches of 16", "art_webq_t0_3b.py"),
+    "art_triviaqa": System("ART, TriviaQA", "art_triviaqa_t0_3b.py"),
+    "art_squad": System("ART, SQuAD-Open", "art_squad_t0_3b.py"),
+    "art_msmarco": System("ART, MS MARCO, batches of 512, 8 passages each", "art_msmarco_t0_3b.py"),
+    "art_large": System("ART, BERT-large towers", "art_nq_large.py"),
+    "art_11b": System("ART, 11B teacher, batches of 32, 16 passages each", "art_nq_t5_11b.py"),
     "art_11b_split": System("the same, teacher split over 4", "art_nq_t5_11b.py", ("--mesh.model", "4")),
-    "art_large": System("BERT-large towers", "art_nq_large.py"),
-    "art_128": System("128 passages a question", "art_nq_t0_3b.py", ("--art.top-k", "128")),
+    "art_128": System("ART, 128 passages a question", "art_nq_t0_3b.py", ("--art.top-k", "128")),
+    "spar_paq": System("SPAR, PAQ's questions", "spar_paq_lexical.py"),
+    "typos_forms": System("typo-robust DPR, 40 forms as positives", "typos_msmarco_multi_positive.py"),
 }
-"""The table of docs/results/plans.md: ART's other settings in the paper."""
+"""The last table of docs/results/plans.md: the recipes' other settings in their papers."""
 
 TOPOLOGIES = ("v5e:4x4", "v5e:8x8", "v5p:2x2x2")
 
@@ -97,10 +101,10 @@ def config_of(name: str, settings: Sequence[str] = ()) -> "Config":
     """The config of a system.
 
     Args:
-      name: among SYSTEMS, ENCODERS or ART.
+      name: among SYSTEMS, ENCODERS or OTHERS.
       settings: further ones, as they are typed.
     """
-    system = (SYSTEMS | ENCODERS | ART)[name]
+    system = (SYSTEMS | ENCODERS | OTHERS)[name]
     return configuration.load(CONFIGS / system.config, (*system.settings, *settings))
 
 
@@ -115,7 +119,7 @@ def plan_system(
     """Plans one system on one slice.
 
     Args:
-      name: among SYSTEMS, ENCODERS or ART.
+      name: among SYSTEMS, ENCODERS or OTHERS.
       config: its own.
       slice_name: as for `jaxretr train --topology`.
       programs: names of those to compile; all if there are none.
@@ -126,7 +130,7 @@ def plan_system(
     if chips is not None:
         used = devices.devices[: chips * devices.per_chip]
         devices = devices._replace(devices=used, chips=chips, name=f"{chips} of {slice_name}")
-    return plan(config, devices, (SYSTEMS | ENCODERS | ART)[name].passages, programs=programs, known=known)
+    return plan(config, devices, (SYSTEMS | ENCODERS | OTHERS)[name].passages, programs=programs, known=known)
 
 
 def row(name: str, config: "Config", planned: Plan, utilisation: float) -> str:
@@ -141,7 +145,7 @@ def row(name: str, config: "Config", planned: Plan, utilisation: float) -> str:
     seconds = step.seconds or 0.0
     hours = seconds / utilisation * config.train.steps * planned.chips / 3600
     cells = [
-        (SYSTEMS | ENCODERS | ART)[name].what,
+        (SYSTEMS | ENCODERS | OTHERS)[name].what,
         planned.topology,
         f"{config.train.batch_size}",
         gib("parameters", "frozen parameters"),
@@ -167,7 +171,7 @@ HEAD = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="or of ENCODERS or ART (default: %(default)s)")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="or of ENCODERS or OTHERS (default: %(default)s)")
     parser.add_argument("--topologies", default=",".join(TOPOLOGIES), help="(default: %(default)s)")
     parser.add_argument(
         "--chips", type=int, metavar="N", help="compile for the first N chips of a slice (default: all)"

@@ -3,7 +3,8 @@
     python benchmarks/plans.py --known known.json                     # minutes a program; goes on where it was stopped
 
 Steps and refreshes of the published recipes are compiled ahead of time, with none of the devices at hand. The table
-compares with a file of an earlier version's numbers (docs/results/plans_before.json), written by --write of that version.
+compares with a file of an earlier version's numbers (docs/results/plans_before.json), written by --write of that version;
+what it did not measure (what collectives ran beside; rounded numbers of its own table for some slices) is left out there.
 """
 
 import argparse
@@ -58,7 +59,7 @@ def row(system: str, place: str, program: str, before: dict[str, Any] | None, af
     """One line of the table; "a -> b" where a number has changed."""
 
     def cell(name: str, form: str) -> str:
-        texts = [format(facts[name], form) for facts in (before, after) if facts is not None]
+        texts = [format(facts[name], form) for facts in (before, after) if facts is not None and name in facts]
         return texts[0] if len(set(texts)) == 1 else " -> ".join(texts)
 
     fits = f" of {after['capacity_gib']:.2f}" + ("" if after["fits"] else " (does not fit)")
