@@ -95,7 +95,11 @@ def _specs(tree: Any, mesh: Mesh, axes: Collection[str], split: bool) -> Any:
         name = dotted(path)
         large = math.prod(leaf.shape[-2:]) >= SPLIT_FROM
         over_data = large and (split or name.startswith(_OPTIMIZER))
-        return P(*(axes_of(length, axis, over_data) for length, axis in zip(leaf.shape, spec_of(name), strict=False)))
+        named = [axes_of(length, axis, over_data) for length, axis in zip(leaf.shape, spec_of(name), strict=False)]
+        # As a compiled step states the places of its results: another form of the same would have the next step compiled again.
+        while named and named[-1] is None:
+            named.pop()
+        return P(*named)
 
     return jax.tree_util.tree_map_with_path(one, tree)
 
