@@ -186,8 +186,8 @@ MUTATIONS = (
     Mutation(
         "a kernel's gradient rounded to bfloat16",
         "models/products.py",
-        '_sums(f"{one},{c}->{other}", a, cotangent, types.b)',
-        '_sums(f"{one},{c}->{other}", a, cotangent, types.a).astype(types.b)',
+        '_sums(f"{one},{c}->{other}", a, cotangent, types.b, trained=True)',
+        '_sums(f"{one},{c}->{other}", a, cotangent, types.a, trained=True).astype(types.b)',
         ("test_products.py::test_sums_are_of_rounded_operands_and_rounded_once",),
     ),
     Mutation(
@@ -203,14 +203,14 @@ MUTATIONS = (
     Mutation(
         "dropout of all layers alike",
         "models/dropout.py",
-        "one = _mixed(one + (jnp.asarray(number)",
-        "one = _mixed(one + (0 * jnp.asarray(number)",
+        "one = _mixed(one + (number + 1)",
+        "one = _mixed(one + (0 * number + 1)",
         ("test_dropout.py::test_masks_are_as_good_as_random",),
     ),
     Mutation(
         "dropout's counter used as it is",
         "models/dropout.py",
-        "x = (x ^ (x >> 16)) * jnp.uint32(_FIRST)\n    x = x ^ other",
+        "x = (x ^ (x >> 16)) * np.uint32(_FIRST)\n    x = x ^ other",
         "x = x ^ other",
         ("test_dropout.py::test_the_bits_are_those_of_the_reference",),
     ),
