@@ -21,7 +21,8 @@ from jaxretr.models.combined_encoder import CombinedEncoder, mapped
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import embed
 from jaxretr.models.formats.hf_files import write_safetensors
-from jaxretr.models.layers import Params, unstack
+from jaxretr.models.layer_stacks import unstack
+from jaxretr.models.layers import Params
 from jaxretr.parallel.mesh import to_host
 from jaxretr.storage.files import atomic_write
 

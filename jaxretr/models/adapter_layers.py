@@ -20,7 +20,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxretr.config import AdapterShape
 from jaxretr.models.backbone_config import Backbone
-from jaxretr.models.layers import Dense, Params, define, initialise, make_layers
+from jaxretr.models.layer_stacks import make_layers
+from jaxretr.models.layers import Dense, Params, define, initialise
 from jaxretr.models.t5_encoder_config import T5_DENSE
 
 

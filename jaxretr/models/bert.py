@@ -11,16 +11,8 @@ from jaxretr.models.adapter_layers import LayerAdapter, adapted, beside_feed_for
 from jaxretr.models.attention_kernels import KeyBias
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.dropout import ATTENTION, EMBEDDINGS, Dropout, folded
-from jaxretr.models.layers import (
-    ACTIVATIONS,
-    Dense,
-    Embedding,
-    LayerNorm,
-    attend,
-    key_bias,
-    make_layers,
-    scan_layers,
-)
+from jaxretr.models.layer_stacks import make_layers, scan_layers
+from jaxretr.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, attend, key_bias
 from jaxretr.models.positions import relative_bias
 
 FURTHEST = 128

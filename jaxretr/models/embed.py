@@ -300,7 +300,7 @@ def embed(
       lengths: number of real tokens of each row, int32 [B]; a row of length 0 gives some finite vector.
       dtype: of the encoder's matmul operands, float32 or bfloat16.
       keys: one PRNG key a row [B] switches dropout on.
-      keep_matmuls: as in `jaxretr.models.layers.scan_layers`.
+      keep_matmuls: as in `jaxretr.models.layer_stacks.scan_layers`.
       words: the tokens' rows of the table at `word_table`, float32 [B, L, D'], where the caller looked them up.
 
     Returns:

@@ -23,7 +23,8 @@ from jaxretr.config import Dtype
 from jaxretr.errors import UserError
 from jaxretr.models.backbone_config import BACKBONE
 from jaxretr.models.batches import Batch, Shapes, make_batches
-from jaxretr.models.layers import Params, unstack
+from jaxretr.models.layer_stacks import unstack
+from jaxretr.models.layers import Params
 from jaxretr.parallel.compilation_cache import keep_programs, keep_short_programs
 from jaxretr.parallel.machine import multiplies_bfloat16
 from jaxretr.parallel.mesh import DATA, make_mesh, replicate

@@ -1,30 +1,26 @@
-"""The few layers that the encoders and T5 are made of, and the scan over stacked layers.
+"""The few layers that the encoders and T5 are made of, and how a model of them is made, bound and traced.
 
 Numbers: parameters, the residual stream, norms and softmax are float32. What dense layers and attention read and return is
 in the model's compute type, summed in float32 and rounded once, in both passes: see products.py.
 """
 
 import contextlib
-import contextvars
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
 from jaxretr.models.attention_kernels import KeyBias, by_cudnn, can_use_cudnn, chosen_attention
-from jaxretr.models.dropout import Dropout, dropped, folded
+from jaxretr.models.dropout import Dropout, dropped
 from jaxretr.models.fused_attention import Form, can_fuse, fused_attention
+from jaxretr.models.layer_stacks import bits_of, from_bits, kept_result
 from jaxretr.models.products import product
 from jaxretr.parallel.split_parameters import rows_of, whole
 
 Params = dict[str, Any]
-
-
-_DENSE = "dense"
 
 
 class Dense(nnx.Module):
@@ -52,47 +48,7 @@ class Dense(nnx.Module):
         kernel = whole(self.kernel[...], self.shape, self.dtype)
         bias = None if self.bias is None else self.bias[...]
         y = product("nd,de->ne", flat, kernel, self.dtype, bias=bias, result=self.result)
-        return _named(y).reshape(*x.shape[:-1], -1)
-
-
-_bits_are_kept = contextvars.ContextVar("bits_are_kept", default=False)
-
-
-@contextlib.contextmanager
-def bits_are_kept() -> Iterator[None]:
-    """A context to trace a model in on CPUs: what `scan_layers` keeps as bfloat16 is kept as integers of its bits.
-
-    XLA on CPUs has no bfloat16 but in matmuls: to write a layer's activations among those of all layers it casts all of
-    them to float32 and back, in every layer.
-    """
-    token = _bits_are_kept.set(True)
-    try:
-        yield
-    finally:
-        _bits_are_kept.reset(token)
-
-
-def _named(y: jax.Array) -> jax.Array:
-    """A dense layer's result, which `scan_layers` may keep."""
-    if not _bits_are_kept.get() or y.dtype != jnp.bfloat16:
-        return checkpoint_name(y, _DENSE)
-    return _as_bits(y)
-
-
-def _through_bits(y: jax.Array) -> jax.Array:
-    bits = checkpoint_name(jax.lax.bitcast_convert_type(y, jnp.uint16), _DENSE)
-    return jax.lax.bitcast_convert_type(bits, y.dtype)
-
-
-@jax.custom_jvp
-def _as_bits(y: jax.Array) -> jax.Array:
-    return _through_bits(y)
-
-
-@_as_bits.defjvp
-def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    # Not `_as_bits`: in a call of that, the name would not be seen.
-    return _through_bits(*primals), *tangents
+        return kept_result(y).reshape(*x.shape[:-1], -1)
 
 
 class LayerNorm(nnx.Module):
@@ -147,8 +103,7 @@ class Embedding(nnx.Module):
 
         def on_cpus(table: jax.Array, ids: jax.Array) -> jax.Array:
             # XLA on CPUs would cast the whole table to float32 first.
-            bits = rows_of(jax.lax.bitcast_convert_type(table, jnp.uint16), ids, self.size)
-            return jax.lax.bitcast_convert_type(bits, table.dtype)
+            return from_bits(rows_of(bits_of(table), ids, self.size), table.dtype)
 
         found = jax.lax.platform_dependent(
             table, ids, cpu=on_cpus, default=lambda table, ids: rows_of(table, ids, self.size)
@@ -272,109 +227,6 @@ def mask_bias(lengths: jax.Array, positions: int) -> jax.Array:
     """
     real = jnp.arange(positions) < lengths[:, None]
     return jnp.where(real, 0.0, -1e9)[:, None, :, None]
-
-
-def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs) -> nnx.Module:
-    """Creates `count` layers of the same kind as one module whose parameters have a leading [count] axis."""
-
-    @nnx.split_rngs(splits=count)
-    @nnx.vmap(in_axes=0, out_axes=0)
-    def create(rngs: nnx.Rngs) -> nnx.Module:
-        return make(rngs)
-
-    return create(rngs)
-
-
-def make_layers(
-    make: Callable[[nnx.Rngs], nnx.Module], count: int, *, stacked: bool, rngs: nnx.Rngs
-) -> nnx.Module | nnx.List:
-    """`count` layers of the same kind for `scan_layers`, stacked, or apart for programs without a backward pass."""
-    return stack_layers(make, count, rngs) if stacked else nnx.List([make(rngs) for _ in range(count)])
-
-
-def scan_layers(
-    layers: Any,
-    x: Any,
-    apply: Callable[[Any, Any, jax.Array | None, Any], Any],
-    keys: jax.Array | None,
-    *,
-    keep_matmuls: bool = False,
-) -> Any:
-    """Runs layers one after the other; of stacked ones, keeps only each layer's input for the backward pass.
-
-    Args:
-      layers: what `stack_layers` made, or a tuple of several such, of which `apply` gets a tuple; or a list of layers,
-        for programs without a backward pass (see `unstack`).
-      x: the first layer's input, any tree of arrays.
-      apply: (layer, x, keys of this layer's dropout or None, the layer's number, which is traced for stacked layers) ->
-        the next x.
-      keys: one PRNG key a row [B], or None.
-      keep_matmuls: keep the results of the dense layers' matmuls as well: less to compute again, for callers that
-        bound the memory in another way.
-
-    Returns:
-      The last layer's output.
-    """
-    if isinstance(layers, nnx.List | list):
-        for number, layer in enumerate(layers):
-            x = apply(layer, x, folded(keys, number), number)
-        return x
-    graph, params = nnx.split(layers)
-    count = jax.tree.leaves(params)[0].shape[0]
-
-    def body(x: Any, slice_: Any) -> tuple[Any, None]:
-        params, number = slice_
-        return apply(nnx.merge(graph, params), x, folded(keys, number), number), None
-
-    # Attention's products are computed again even then: writing them out costs more.
-    policies = jax.checkpoint_policies
-    policy = policies.save_only_these_names(_DENSE) if keep_matmuls else policies.nothing_saveable
-    # The two passes are loops of their own: nothing has to keep the compiler from sharing between them.
-    body = jax.checkpoint(body, policy=policy, prevent_cse=False)
-
-    def scan(x: Any, params: Any) -> Any:
-        return jax.lax.scan(body, x, (params, jnp.arange(count)))[0]
-
-    if all(leaf.dtype != jnp.bfloat16 for leaf in jax.tree.leaves(params)):
-        return scan(x, params)
-
-    def on_cpus(x: Any, params: Any) -> Any:
-        # Layers stored as bfloat16 are frozen. Taken out of the stack as such, each would be cast to float32 and back.
-        types = jax.tree.map(lambda leaf: leaf.dtype, params)
-        bits = jax.tree.map(_bits, params)
-
-        def of_bits(x: Any, slice_: Any) -> tuple[Any, None]:
-            bits, number = slice_
-            return body(x, (jax.tree.map(_of_bits, bits, types), number))
-
-        return jax.lax.scan(of_bits, x, (bits, jnp.arange(count)))[0]
-
-    return jax.lax.platform_dependent(x, params, cpu=on_cpus, default=scan)
-
-
-def _bits(x: jax.Array) -> jax.Array:
-    """bfloat16 as integers of its bits, anything else as it is."""
-    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
-
-
-def _of_bits(x: jax.Array, dtype: Any) -> jax.Array:
-    return jax.lax.bitcast_convert_type(x, dtype) if x.dtype != dtype else x
-
-
-def unstack(params: Params) -> dict[int, Params]:
-    """Cuts the parameters of stacked layers into those of an nnx.List of layers.
-
-    On CPUs a scan copies each layer's slice of the weights at every call; without that copy, encoding in bfloat16
-    takes 0.83 of the time. Do it once, outside the compiled program.
-
-    Args:
-      params: nested dict of arrays with a leading [count] axis.
-
-    Returns:
-      number -> nested dict of arrays, for each layer.
-    """
-    count = jax.tree.leaves(params)[0].shape[0]
-    return {number: jax.tree.map(lambda array, number=number: array[number], params) for number in range(count)}
 
 
 def define(make: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Params]:

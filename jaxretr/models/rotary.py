@@ -9,17 +9,8 @@ from flax import nnx
 from jaxretr.config import AdapterShape
 from jaxretr.models.adapter_layers import LayerAdapter, adapted, beside_feed_forward, layers_and_adapters, make_adapters
 from jaxretr.models.dropout import ATTENTION, EMBEDDINGS, Dropout, folded
-from jaxretr.models.layers import (
-    ACTIVATIONS,
-    Dense,
-    Embedding,
-    LayerNorm,
-    RMSNorm,
-    attend,
-    make_layers,
-    mask_bias,
-    scan_layers,
-)
+from jaxretr.models.layer_stacks import make_layers, scan_layers
+from jaxretr.models.layers import ACTIVATIONS, Dense, Embedding, LayerNorm, RMSNorm, attend, mask_bias
 from jaxretr.models.positions import rotary_frequencies, rotate
 from jaxretr.models.rotary_config import RotaryConfig
 

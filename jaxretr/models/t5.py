@@ -10,6 +10,7 @@ from flax import nnx
 from jaxretr.models.adapter_layers import LayerAdapter, adapted
 from jaxretr.models.attention_kernels import KeyBias
 from jaxretr.models.dropout import Dropout
+from jaxretr.models.layer_stacks import map_layers, scan_layers, stack_layers
 from jaxretr.models.layers import (
     ACTIVATIONS,
     Dense,
@@ -19,8 +20,6 @@ from jaxretr.models.layers import (
     chosen_log_probs,
     key_bias,
     mask_bias,
-    scan_layers,
-    stack_layers,
 )
 from jaxretr.models.positions import relative_bias
 from jaxretr.models.products import product
@@ -246,18 +245,7 @@ class T5Model(nnx.Module):
             layer: Any = nnx.merge(graph, params)
             return layer.cross.keys_and_values(memory)
 
-        def on_cpus(params: Any) -> Any:
-            # XLA on CPUs casts all layers' to float32 and back as often as it writes a layer's, unless they are integers.
-            bits = jax.lax.map(lambda params: jax.tree.map(bits_of, of_layer(params)), params)
-            return jax.tree.map(lambda x: jax.lax.bitcast_convert_type(x, self.dtype), bits)
-
-        def bits_of(x: jax.Array) -> jax.Array:
-            return jax.lax.bitcast_convert_type(x, jnp.uint16)
-
-        if jnp.dtype(self.dtype) != jnp.bfloat16:
-            return PassagesRead(jax.lax.map(of_layer, params), lengths)
-        kept = jax.lax.platform_dependent(params, cpu=on_cpus, default=lambda params: jax.lax.map(of_layer, params))
-        return PassagesRead(kept, lengths)
+        return PassagesRead(map_layers(of_layer, params, self.dtype), lengths)
 
     def decode(self, targets: jax.Array, read: PassagesRead, of: jax.Array | None = None) -> jax.Array:
         """The states from which each target token is predicted (teacher forcing).

@@ -9,13 +9,8 @@ from flax import nnx
 from jaxretr.config import AdapterShape
 from jaxretr.models.adapter_layers import layers_and_adapters, make_adapters
 from jaxretr.models.dropout import ATTENTION, EMBEDDINGS, Dropout, folded
-from jaxretr.models.layers import (
-    Embedding,
-    RMSNorm,
-    key_bias,
-    make_layers,
-    scan_layers,
-)
+from jaxretr.models.layer_stacks import make_layers, scan_layers
+from jaxretr.models.layers import Embedding, RMSNorm, key_bias
 from jaxretr.models.positions import relative_bias
 from jaxretr.models.t5 import T5EncoderLayer
 from jaxretr.models.t5_encoder_config import T5EncoderConfig

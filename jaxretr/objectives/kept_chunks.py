@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxretr.models.layers import Params, bits_are_kept
+from jaxretr.models.layer_stacks import bits_are_kept
+from jaxretr.models.layers import Params
 from jaxretr.models.partition import join
 from jaxretr.parallel.mesh import varying_like
 from jaxretr.parallel.split_parameters import longest_row

@@ -22,7 +22,8 @@ from jaxretr.models.bert import BertEncoder
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, embed, init_params
-from jaxretr.models.layers import define, unstack
+from jaxretr.models.layer_stacks import unstack
+from jaxretr.models.layers import define
 
 SEED = 5
 TARGETS = ("query", "key", "value", "attention_out", "ffn_in", "ffn_out")

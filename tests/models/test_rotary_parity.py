@@ -38,7 +38,8 @@ from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.formats.encoder_params import encoder_shape_of, export_encoder, import_checkpoint, read_checkpoint
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, write_safetensors
 from jaxretr.models.formats.rotary_params import rotary_shape
-from jaxretr.models.layers import define, unstack
+from jaxretr.models.layer_stacks import unstack
+from jaxretr.models.layers import define
 from jaxretr.models.masked_lm import MaskedLm
 from jaxretr.models.positions import rotary_frequencies
 from jaxretr.models.rotary_config import RotaryConfig, RotaryScaling

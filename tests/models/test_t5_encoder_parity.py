@@ -44,7 +44,8 @@ from jaxretr.models.formats.adapter_formats import read_peft, write_peft
 from jaxretr.models.formats.encoder_params import encoder_shape_of, export_encoder, read_checkpoint
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, write_safetensors
 from jaxretr.models.formats.model_shapes import KNOWN_ENCODERS
-from jaxretr.models.layers import define, unstack
+from jaxretr.models.layer_stacks import unstack
+from jaxretr.models.layers import define
 from jaxretr.models.t5_encoder_config import T5EncoderConfig
 from jaxretr.parallel.sharding import spec_of
 

@@ -86,7 +86,7 @@ def relevance(
         encoder knows two types.
       dtype: of the encoder's matmul operands.
       keys: one PRNG key a row [n] switches dropout on.
-      keep_matmuls: as in `jaxretr.models.layers.scan_layers`.
+      keep_matmuls: as in `jaxretr.models.layer_stacks.scan_layers`.
 
     Returns:
       float32 [n], logits.
