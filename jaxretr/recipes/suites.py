@@ -15,7 +15,7 @@ from jaxretr.data.readers import read_beir
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.suite import DataSet, find_data_sets
 from jaxretr.objectives.live_index import IndexProgram
-from jaxretr.recipes.whole_corpus import DevSet, Judged, Model, WholeCorpus, passage_store
+from jaxretr.recipes.whole_corpus import DevSet, Judged, Model, WholeCorpus, passage_store, widths_of
 from jaxretr.state import TrainState
 
 log = logging.getLogger(__name__)
@@ -64,8 +64,9 @@ class Suites:
             self._members[suite] = []
             for one in data_sets:
                 beir = read_beir(one.folder, one.split)
-                sized = dataclasses.replace(program, corpus_rows=len(beir.corpus))
-                whole = WholeCorpus(model, passage_store(model, beir.corpus, stores), sized, mesh, index.dtype)
+                store = passage_store(model, beir.corpus, stores)
+                sized = dataclasses.replace(program, corpus_rows=len(beir.corpus), passage_widths=widths_of(store))
+                whole = WholeCorpus(model, store, sized, mesh, index.dtype)
                 judged = Judged(beir.questions, beir.qrels, str(one.folder))
                 # The questions as they are, also in runs that train for typos.
                 dev = DevSet(judged, beir.corpus, model, mesh, stores, Typos())

@@ -1,6 +1,5 @@
 """What every run that searches a corpus shares: its state, the corpus on the devices, its dev set."""
 
-import dataclasses
 import functools
 import logging
 import sys
@@ -65,7 +64,7 @@ class WholeCorpus:
           model: whose embeddings are indexed.
           store: the passages' tokens, as `passage_store` makes them: at least `program.corpus_rows`; those behind are
             fetched by row but never found by a search.
-          program: constants of the compiled programs; the passages' widths are those of the store.
+          program: constants of the compiled programs, with the store's `widths_of`.
           mesh: the devices.
           index_dtype: of the index's embeddings.
         """
@@ -73,7 +72,6 @@ class WholeCorpus:
         self.index_dtype: Dtype = index_dtype
         self.rows = padded_rows(len(store.lengths), mesh)
         self.store = store
-        program = dataclasses.replace(program, passage_widths=widths_of(store))
         self.passages = corpus_tokens(self.store, self.rows, mesh)
         self.refresh_program, self.search = index_programs(program, mesh)
         self.rolling_program = functools.cache(functools.partial(make_rolling_refresh, program, mesh))
