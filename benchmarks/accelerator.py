@@ -38,6 +38,9 @@ ROOT = Path(__file__).parents[1]
 STARTUP = 15
 SMALLEST = 1 / 16
 
+# Parts whose programs compile within seconds, and whose arrays would leave the others no memory.
+NOT_BESIDE_OTHERS = ("machine", "search")
+
 
 class Plan(NamedTuple):
     """A part of the benchmark."""
@@ -53,21 +56,12 @@ class Plan(NamedTuple):
     extra: bool = False
     """Runs only where --parts names it."""
 
-    @property
-    def side_by_side(self) -> bool:
-        """Whether its programs take long to compile, and its arrays leave memory to others."""
-        return self.seconds > 30 and self.peer_of is None and self.run is not _search
-
-
-def _search(gpu: Any, part: Any) -> None:
-    gpu.parts.search(part)
-
 
 PLANS = {
     "machine": Plan(20, 0, lambda gpu, part: gpu.parts.machine(part)),
     "encode-minilm": Plan(35, 0, lambda gpu, part: gpu.encoding.encode(part, gpu.shapes.MINILM, 131_072)),
     "encode-bert-base": Plan(50, 0, lambda gpu, part: gpu.encoding.encode(part, gpu.shapes.BERT_BASE, 16_384)),
-    "search": Plan(60, 0, _search),
+    "search": Plan(60, 0, lambda gpu, part: gpu.parts.search(part)),
     "contrastive": Plan(110, 0, lambda gpu, part: gpu.parts.contrastive_step(part, 64)),
     "contrastive-kept": Plan(110, 0, lambda gpu, part: gpu.parts.contrastive_step(part, 64, keep=True), extra=True),
     "art-t5-base": Plan(90, 0.92, lambda gpu, part: gpu.parts.art_step(part, gpu.shapes.T5_BASE, 256)),
@@ -200,17 +194,15 @@ def run_part(name: str, args: argparse.Namespace, deadline: float) -> dict[str, 
 def compile_side_by_side(
     names: Sequence[str], args: argparse.Namespace, deadline: float
 ) -> dict[str, dict[str, float]]:
-    """Compiles the programs of several parts at the same time, into the folder of compiled programs.
+    """Compiles several parts' programs at the same time, each part in a process, and leaves them in the cache.
 
     Returns:
       part -> case -> seconds; what does not fit into the memory beside the others, or not into the time, is missing.
     """
     seconds = deadline - time.monotonic()
-    chosen = [name for name in names if PLANS[name].side_by_side]
+    chosen = [name for name in names if name not in NOT_BESIDE_OTHERS and not PLANS[name].peer_of]
     with ThreadPoolExecutor(max(1, len(chosen))) as pool:
-        ran = pool.map(
-            lambda name: run_child(name, args, 1.0, False, seconds, 0, compile_only=True)[1], chosen, timeout=None
-        )
+        ran = pool.map(lambda name: run_child(name, args, 1.0, False, seconds, 0, compile_only=True)[1], chosen)
         found = {
             name: {line["case"]: line["compile"] for line in lines if "compile" in line}
             for name, lines in zip(chosen, ran, strict=True)
@@ -415,17 +407,19 @@ def main() -> None:
     left = [name for name in args.parts if args.again or results["parts"].get(name, {}).get("status") != "done"]
     compiled = compile_side_by_side(left, args, deadline) if args.side_by_side else {}
     for name in args.parts:
-        if not args.again and results["parts"].get(name, {}).get("status") == "done":
+        if name not in left:
             print(f"{name}: done before; --again repeats it")
             continue
         results["parts"][name] = run_part(name, args, deadline)
-        for case, seconds in compiled.get(name, {}).items():
-            results["parts"][name]["cases"].get(case, {})["compile"] = seconds
+        beside = compiled.get(name, {})
+        for case, facts in results["parts"][name]["cases"].items():
+            if case in beside:
+                facts["compile"] = beside[case]
         print(f"{name}: {results['parts'][name]['status']}", flush=True)
         for path, text in ((file, json.dumps(results, indent=1)), (args.out / "table.md", table(results))):
-            beside = path.with_suffix(".new")
-            beside.write_text(text)
-            beside.replace(path)
+            fresh = path.with_suffix(".new")
+            fresh.write_text(text)
+            fresh.replace(path)
     print(table(results))
     if any(results["parts"][name]["status"] != "done" for name in args.parts):
         sys.exit("not all parts are done; the same command goes on with the rest")

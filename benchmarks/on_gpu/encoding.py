@@ -90,8 +90,8 @@ def assert_near(ours: np.ndarray, theirs: np.ndarray) -> None:
 
 
 def attention(part: Part) -> None:
-    """What encodes texts of one length, with attention by our kernels, written out, and by cuDNN: BERT-base, and T5-base's encoder with its
-    bias of positions."""
+    """What encodes texts of one length, with attention by our kernels, written out, and by cuDNN: BERT-base, and T5-base's
+    encoder with its bias of positions."""
     bert, t5 = encoder_of(part, BERT_BASE, shared=True), TOY_T5 if part.toy else T5_BASE
     mesh = mesh_of_one()
     weights = random_params(abstract_params(bert), mesh, jnp.bfloat16)["shared"]
