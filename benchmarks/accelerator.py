@@ -2,7 +2,7 @@
 
     python benchmarks/accelerator.py --out results/h100              # unattended, under ten minutes
     python benchmarks/accelerator.py --out results/h100 --parts art-t5-xl --again
-    python benchmarks/accelerator.py --out results/h100 --parts attention
+    python benchmarks/accelerator.py --out results/h100 --parts attention attention-alone
     XLA_FLAGS=--xla_gpu_enable_triton_gemm=false python benchmarks/accelerator.py --out results/h100-cublas
     python benchmarks/accelerator.py --out results/h100 --side-by-side          # where many cores wait for one card
     JAX_PLATFORMS=cpu python benchmarks/accelerator.py --out /tmp/toy --toy
@@ -69,6 +69,7 @@ PLANS = {
     "refresh": Plan(40, 0, lambda gpu, part: gpu.parts.refresh(part)),
     "mlm": Plan(40, 0, lambda gpu, part: gpu.parts.mlm_step(part, 128)),
     "attention": Plan(120, 0, lambda gpu, part: gpu.encoding.attention(part), extra=True),
+    "attention-alone": Plan(90, 0, lambda gpu, part: gpu.attention.alone(part), extra=True),
     "art-t5-base-torch": Plan(
         60, 0, lambda gpu, part: gpu.parts.art_peer(part, gpu.shapes.T5_BASE, 256), "art-t5-base"
     ),
@@ -82,6 +83,7 @@ PLANS = {
 def child(args: argparse.Namespace) -> int:
     """Runs the part that --part names; returns 0, or 3 if memory ran out, or 1."""
     replace_progress_bars()
+    import on_gpu.attention
     import on_gpu.encoding
     import on_gpu.parts
     from on_gpu.measuring import Part, first_line

@@ -78,8 +78,8 @@ def test_every_part_runs_with_jax_and_flax_alone(tmp_path: Path) -> None:
         found[name] = {line["case"]: line for line in lines}
         assert all(line["ours"]["min"] > 0 and line["ours"]["runs"] >= 3 for line in found[name].values())
     assert [*found["machine"]] == ["copy", "matmul"]
-    assert len(found["search"]) == 4 and len(found["contrastive"]) == len(found["contrastive-kept"]) == 2
-    assert len(found["attention"]) == 2
+    assert len(found["search"]) == 5 and len(found["contrastive"]) == len(found["contrastive-kept"]) == 2
+    assert len(found["attention"]) == len(found["attention-alone"]) == 2
     machine = {"device": "toy", "nvidia_smi": None, "host": "h", "python": "3", "versions": {}}
     parts = {
         name: {"status": "done", "attempts": [], "cases": {case: {**line, "size": 1} for case, line in cases.items()}}

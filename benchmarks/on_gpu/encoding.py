@@ -1,6 +1,5 @@
 """What encoding texts takes, by the engine and by the form of attention."""
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxretr.models.attention_kernels import ATTENTION_VARIABLE
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import abstract_params, embed
 from jaxretr.models.encode import Engine
 from jaxretr.models.layers import Params, bind, define
 from jaxretr.models.t5 import T5Model
 from on_gpu import formulas
+from on_gpu.attention import left_to
 from on_gpu.inputs import mesh_of_one, random_params, random_tokens
 from on_gpu.measuring import Part, repeat, waits
 from on_gpu.shapes import BERT_BASE, T5_BASE, TOY_T5, WIDTH, encoder_of, words_of
@@ -112,16 +111,15 @@ def attention(part: Part) -> None:
         (f"T5's encoder, {t5.num_layers} of {t5.d_model}", encode_t5, of_t5, 32 if part.toy else 512, t5.vocab_size)
     )
     kinds = ("fused", "xla", "cudnn") if jax.default_backend() == "gpu" else ("xla",)
-    chosen = os.environ.get(ATTENTION_VARIABLE)
     for done, (name, program, params, width, vocabulary) in enumerate(works):
         lengths = np.full(part.scaled(65_536 // width, 4), width, np.int32)
         texts = random_tokens(mesh, lengths, width, vocabulary)
         rows = texts.tokens, texts.lengths
         for place, kind in enumerate(kinds):
-            os.environ[ATTENTION_VARIABLE] = kind
             case = f"attention by {kind}, {name}"
-            # A function of its own each: JAX would take what it traced for the other.
-            call, seconds = part.compiled(case, jax.jit(partial(program)), params, *rows)
+            with left_to(kind):
+                # A function of its own each: JAX would take what it traced for the other.
+                call, seconds = part.compiled(case, jax.jit(partial(program)), params, *rows)
             part.compare(
                 case,
                 waits(partial(call, params, *rows)),
@@ -131,6 +129,3 @@ def attention(part: Part) -> None:
                 compile=seconds,
                 shape=f"{len(lengths)} texts, bfloat16",
             )
-    os.environ.pop(ATTENTION_VARIABLE)
-    if chosen is not None:
-        os.environ[ATTENTION_VARIABLE] = chosen

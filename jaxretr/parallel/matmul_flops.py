@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from jax.extend import core
+from jax.interpreters import partial_eval
 
 from jaxretr.parallel.mesh import DATA
 
@@ -20,7 +21,8 @@ def matmul_flops(traced: Any) -> int:
     A multiplication and an addition are two. Of the branches of a conditional the dearest counts, so that a refresh is
     counted as if all passages were of full length; the body of a loop whose length follows from the data counts as often
     as `while_counted` says, which is for a teacher that knows no score yet and reads rows of full length. What is
-    computed again for the backward pass counts again.
+    computed again for the backward pass counts again. Products that nobody reads, as the gradients of frozen kernels, do
+    not count: the compiler drops them.
 
     Args:
       traced: what `jax.jit(f).trace(...)` gives.
@@ -29,7 +31,8 @@ def matmul_flops(traced: Any) -> int:
 
 
 def _count(jaxpr: Any) -> int:
-    return sum(_of_equation(equation) for equation in jaxpr.eqns)
+    read, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    return sum(_of_equation(equation) for equation in read.eqns)
 
 
 def _of_equation(equation: Any) -> int:

@@ -19,6 +19,7 @@ from jaxretr import config as configuration
 from jaxretr.config import Config
 from jaxretr.errors import UserError
 from jaxretr.models.formats.model_shapes import encoder_shape, scorer_shape
+from jaxretr.models.products import product
 from jaxretr.parallel.matmul_flops import matmul_flops
 from jaxretr.parallel.mesh import make_mesh
 from jaxretr.plan.requirements import plan, remedy
@@ -216,6 +217,20 @@ def test_matrix_products_in_loops_count_as_often_as_they_run() -> None:
 
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 16), (16, 16))]
     assert matmul_flops(program.trace(*shapes)) == 64 * 16 * 16 * 2 * 2 * 5  # the dearer branch
+
+
+def test_gradients_of_frozen_kernels_count_nothing() -> None:
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 16), (16, 16))]
+
+    def loss(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        deep, _ = lax.scan(
+            lambda x, _: (product("nd,de->ne", x, kernel, jnp.bfloat16), None), x.astype(jnp.bfloat16), length=3
+        )
+        return deep.astype(jnp.float32).sum()
+
+    once = 2 * 64 * 16 * 16 * 3
+    frozen, trained = (jax.jit(jax.value_and_grad(loss, places)) for places in (0, (0, 1)))
+    assert [matmul_flops(program.trace(*shapes)) for program in (frozen, trained)] == [2 * once, 3 * once]
 
 
 def test_the_number_of_passages(tiny_models: Path, tmp_path: Path) -> None:
