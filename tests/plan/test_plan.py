@@ -16,18 +16,24 @@ from tiny import art_config, contrastive_config, write_models, write_supervised
 
 from jaxretr import cli
 from jaxretr import config as configuration
-from jaxretr.config import Config
+from jaxretr.config import ArtConfig, Config
+from jaxretr.data.token_store import TokenStore
 from jaxretr.errors import UserError
 from jaxretr.models.formats.model_shapes import encoder_shape, scorer_shape
 from jaxretr.models.products import product
+from jaxretr.models.scorers.teachers import T5Teacher
+from jaxretr.objectives.teacher_widths import TeacherWidths
 from jaxretr.parallel.matmul_flops import matmul_flops
 from jaxretr.parallel.mesh import make_mesh
 from jaxretr.plan.requirements import plan, remedy
 from jaxretr.plan.topologies import Devices, topology
+from jaxretr.recipes import art
 from jaxretr.recipes.art import ArtRun
 from jaxretr.recipes.contrastive import ContrastiveRun
 from jaxretr.recipes.corpus_sizes import corpus_size
+from jaxretr.recipes.corpus_tokens import width_of
 from jaxretr.recipes.outline import Planned
+from jaxretr.recipes.teacher_start import teacher_shape
 from jaxretr.train import outline
 
 REPOSITORY = Path(__file__).parents[2]
@@ -55,6 +61,19 @@ def same_program(real: Any, planned: Planned) -> None:
     assert real.lower(*planned.arguments).as_text() == planned.program.lower(*planned.arguments).as_text()  # pyright: ignore
 
 
+def art_run_of_estimated_lengths(config: ArtConfig, mesh: jax.sharding.Mesh, folder: Path) -> ArtRun:
+    """A run that pads its rows as a plan supposes, which knows the texts' average length alone."""
+
+    def teacher_widths(teacher: T5Teacher, passages: TokenStore, questions: TokenStore) -> TeacherWidths:
+        mean = corpus_size(config).mean_ids(teacher_shape(config.scorer).passage_length)
+        return TeacherWidths.of_averages(teacher, mean, width_of(passages), width_of(questions))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(art, "teacher_widths", teacher_widths)
+        patch.setattr(art, "widths_of", lambda store: ())
+        return ArtRun(config, mesh, folder)
+
+
 # ---- the run's own programs and arrays -------------------------------------------------------------------------------
 
 
@@ -63,7 +82,7 @@ def test_an_art_run_is_planned_as_it_is(tiny_models: Path, tmp_path: Path, devic
     """The same program, text for text, and on each device as many bytes as the real arrays take."""
     mesh = mesh_of(devices)
     config = art_config(tiny_models, encoder={"max_passage_length": 32})
-    run = ArtRun(config, mesh, tmp_path)
+    run = art_run_of_estimated_lengths(config, mesh, tmp_path)
     outlined = outline(config, mesh, corpus_size(config))
     step = outlined.programs[0]
     state, batch = run.init(), run.batch(0)
@@ -131,10 +150,10 @@ def test_what_stands_beside_a_program_counts(tiny_models: Path) -> None:
         config, Devices(jax.devices()[:1], None, 1), corpus_size(config), programs=["step", "refresh", "encode"]
     ).programs
     assert not step.beside
-    assert set(refresh.beside) == {"optimizer state", "scorer", "corpus tokens"}
+    assert set(refresh.beside) == {"optimizer state", "scorer", "corpus tokens", "table of scores"}
     assert refresh.groups["corpus tokens"] + refresh.beside["corpus tokens"] == step.groups["corpus tokens"]
     # The evaluation's index stands beside the live one.
-    assert set(encode.beside) == {"optimizer state", "scorer", "corpus tokens", "index embeddings"}
+    assert set(encode.beside) == {*refresh.beside, "index embeddings"}
     assert encode.peak - refresh.peak == pytest.approx(encode.beside["index embeddings"], rel=0.01)
     assert refresh.peak >= sum(refresh.groups.values()) + sum(refresh.beside.values())
 
@@ -165,7 +184,7 @@ def test_a_rolling_refresh_is_planned_as_it_is(tiny_models: Path, tmp_path: Path
         index={"refresh": "rolling", "refresh_share": 0.3},
         train={"eval_every": 4, "steps": 7},
     )
-    run = ArtRun(config, mesh, tmp_path)
+    run = art_run_of_estimated_lengths(config, mesh, tmp_path)
     state = run.init()
     assert state.refresh_every is not None and int(state.refresh_every) > 1
     step, refresh, rolling, search = outline(config, mesh, corpus_size(config)).programs
