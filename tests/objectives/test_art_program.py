@@ -117,9 +117,10 @@ def test_gradients_are_reduced_once(compiled: Compiled) -> None:
 def test_no_array_is_larger_than_the_corpus_shard(compiled: Compiled) -> None:
     """Never scores of all questions and passages: neither [B, N] nor a device's [B, N / devices]."""
     n = N // DEVICES
-    widths = {1, compiled.run.model.config.embedding_size}
-    widths |= {tokens.width for tokens in (compiled.run.whole.passages, compiled.run.scorer_passages)}
+    corpora = compiled.run.whole.passages, compiled.run.scorer_passages
+    widths = {1, compiled.run.model.config.embedding_size, *(tokens.width for tokens in corpora)}
+    flat = {(n * tokens.width // 2,) for tokens in corpora}
     for program in (compiled.step, compiled.refresh, compiled.search):
         assert max(array.elements for array in program.arrays) <= n * max(widths)
         long = {array.shape for array in program.arrays if max(array.shape, default=0) >= n}
-        assert long <= {(n,), *((n, width) for width in widths)}, long
+        assert long <= {(n,), *flat, *((n, width) for width in widths)}, long
