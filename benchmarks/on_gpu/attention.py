@@ -1,10 +1,10 @@
 """Self-attention alone: by our kernels, written out, and by cuDNN, each checked against float32 and timed."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -117,18 +117,9 @@ def repeated(case: Case, given: Given) -> Any:
     return jax.lax.fori_loop(0, CALLS, once, (given.q, given.k, given.v))
 
 
-@contextmanager
-def left_to(kind: str) -> Iterator[None]:
+def left_to(kind: str) -> AbstractContextManager[Any]:
     """Attention by "fused", "xla" or "cudnn", in what is traced meanwhile."""
-    before = os.environ.get(ATTENTION_VARIABLE)
-    os.environ[ATTENTION_VARIABLE] = kind
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[ATTENTION_VARIABLE]
-        else:
-            os.environ[ATTENTION_VARIABLE] = before
+    return mock.patch.dict(os.environ, {ATTENTION_VARIABLE: kind})
 
 
 def kinds_of(case: Case) -> tuple[str, ...]:
@@ -157,10 +148,8 @@ def alone(part: Part) -> None:
 
 def worst(case: Case, kind: str, given: Given, expected: tuple[jax.Array, ...]) -> float:
     """The largest relative error of results and gradients; raises where one is too large."""
-    call: Callable[..., Any]
     with left_to(kind):
-        call = jax.jit(partial(attended, case, "bfloat16"))
-        found = call(given)
+        found = jax.jit(partial(attended, case, "bfloat16"))(given)
     errors = [float(jnp.linalg.norm(x - y) / jnp.linalg.norm(y)) for x, y in zip(found, expected, strict=True)]
     if not max(errors) < TOLERANCE:
         raise ValueError(f"attention by {kind}, {case.name}, differs from float32 by {max(errors):.3g}")

@@ -2,7 +2,8 @@
 
 A run's class outlines it (`ArtRun.outline` and its like) with the functions that also build the run. What the run
 learns from its files is stated or estimated instead: widths of token arrays from the maximum lengths (real rows may be
-shorter), the lengths that rows are padded to, the number of passages, vocabularies. `jaxretr train --plan` compiles what an outline gives.
+shorter), the lengths that rows are padded to, the number of passages, vocabularies. `jaxretr train --plan` compiles what
+an outline gives.
 """
 
 from collections.abc import Callable
