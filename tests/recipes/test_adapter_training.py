@@ -1,7 +1,6 @@
 """Runs that train adapters alone: the encoder under them keeps every bit, and costs neither gradients nor moments."""
 
 import dataclasses
-import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +38,7 @@ from jaxretr.objectives.contrastive import NO_PASSAGE, ContrastiveBatch, make_st
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import make_mesh
 from jaxretr.plan.compiled_text import Program
+from jaxretr.plan.requirements import shard_bytes
 from jaxretr.recipes.art import ArtRun
 from jaxretr.recipes.contrastive import ContrastiveRun
 from jaxretr.recipes.whole_corpus import select
@@ -303,8 +303,7 @@ def test_training_adapters_needs_less_memory_than_training_all(mesh8: jax.shardi
         return (jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree),)
 
     def on_one_device(state: TrainState) -> int:
-        leaves = jax.tree.leaves(state)
-        return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+        return sum(map(shard_bytes, jax.tree.leaves(state)))
 
     whole, full = compiled(plain, ())
     state, step = compiled(dataclasses.replace(plain, adapter=shape), BACKBONE)
