@@ -40,14 +40,9 @@ class Local:
             known = ", ".join(SearchOptions.__dataclass_fields__)
             raise UsageError(f"search: {error}; in the same process these options are known: {known}") from None
         vectors = self.embed([query], "query") if isinstance(query, str) else np.asarray([query], np.float32)
-        hits = self.index.search(vectors, k, chosen)[0]
-        documents = self.index.documents([hit.id for hit in hits])
-        return [
-            Found(hit.id, hit.score)
-            if document is None
-            else Found(hit.id, hit.score, document.title, document.text, document.metadata)
-            for hit, document in zip(hits, documents, strict=True)
-        ]
+        found = self.index.find(vectors, k, chosen, with_documents=True)
+        documents = [(found.documents[hit.id], hit.score) for hit in found.hits[0]]
+        return [Found(each.id, score, each.title, each.text, each.metadata) for each, score in documents]
 
     def embed(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
         """Embeds texts -> float32 [n, D]."""

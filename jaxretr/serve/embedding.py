@@ -28,13 +28,11 @@ class Embedded:
     """Texts as vectors.
 
     Attributes:
-      computed: float32 [n, sum of the parts' D], the parts' vectors without weights.
       vectors: float32 [n, D], the model's.
       tokens: of all texts.
       cut: how many texts were longer than the model reads.
     """
 
-    computed: np.ndarray
     vectors: np.ndarray
     tokens: int
     cut: int
@@ -151,7 +149,7 @@ class Embedding:
         rows = await self.batcher.run(model.lanes[side], tokenised.rows, tokenised.lengths)
         computed = np.stack(rows) if rows else np.empty((0, encoder.slices()[-1].stop), np.float32)
         vectors = encoder.vectors(side, computed, weights)
-        return Embedded(computed, vectors, sum(tokenised.lengths), tokenised.cut)
+        return Embedded(vectors, sum(tokenised.lengths), tokenised.cut)
 
 
 def _lane(encoder: BatchEncoder, side: Side, name: str) -> Lane:

@@ -1,6 +1,6 @@
 """From a search's request to question vectors, and from an index's hits to what the answer says of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from jaxretr.serve import answers
 from jaxretr.serve.encoding import BatchEncoder
 from jaxretr.serve.problems import Invalid
 from jaxretr.serve.requests import MAX_HITS, SearchRequest
-from jaxretr.serve.served import Document, Hit, SearchOptions, ServedIndex
+from jaxretr.serve.served import Document, Findings, Hit, SearchOptions
 
 
 def search_options(request: SearchRequest) -> SearchOptions:
@@ -79,48 +79,32 @@ class AnswerHits:
 
     Args:
       encoder: the model, whose parts may have scores of their own.
-      index: the one that was searched.
       request: what is asked for.
-      rerank: whether the documents' texts are needed even if the request does not ask for them.
     """
 
-    def __init__(self, encoder: BatchEncoder, index: ServedIndex, request: SearchRequest, rerank: bool):
-        self._encoder, self._index, self._request, self._rerank = encoder, index, request, rerank
+    def __init__(self, encoder: BatchEncoder, request: SearchRequest):
+        self._encoder, self._request = encoder, request
 
-    def answered(
-        self, found: Sequence[Sequence[Hit]], computed: np.ndarray | None, vectors: np.ndarray
-    ) -> tuple[dict[str, Document], list[answers.Hits]]:
-        """The documents of the hits by id, and what the answer says of each question; blocks.
+    @property
+    def has_parts(self) -> bool:
+        """Whether hits have scores of the model's parts, which are computed from their vectors."""
+        model = self._encoder.encoder
+        given = self._request.query is None  # as vectors, perhaps of other weights
+        return not given and isinstance(model, CombinedEncoder) and model.config.how == "concatenate"
+
+    def answered(self, found: Findings, vectors: np.ndarray) -> list[answers.Hits]:
+        """What the answer says of each question.
 
         Args:
-          found: what the index found.
-          computed: the questions' vectors without weights; None: not known.
+          found: what the index found, with the hits' documents and vectors where they are needed.
           vectors: the questions', float32 [B, D].
         """
-        documents = self._documents(found)
-        return documents, self._hits(found, documents, computed, vectors)
-
-    def _documents(self, found: Sequence[Sequence[Hit]]) -> dict[str, Document]:
-        """The hits' documents, by id. A document that was deleted since the search has no text."""
-        if not self._request.fields and not self._rerank:
-            return {}
-        ids = list(dict.fromkeys(hit.id for hits in found for hit in hits))
-        there = self._index.documents(ids)
-        return {id: document or Document(id, "", "") for id, document in zip(ids, there, strict=True)}
-
-    def _hits(
-        self,
-        found: Sequence[Sequence[Hit]],
-        documents: Mapping[str, Document],
-        computed: np.ndarray | None,
-        vectors: np.ndarray,
-    ) -> list[answers.Hits]:
-        parts = self._parts(found, vectors) if computed is not None else None
         results: list[answers.Hits] = []
-        for number, hits in enumerate(found):
-            shown = [self._hit(hit, documents.get(hit.id)) for hit in hits]
-            if parts is not None:
-                for hit, scores in zip(shown, parts[number], strict=True):
+        for vector, hits in zip(vectors, found.hits, strict=True):
+            shown = [self._hit(hit, found.documents.get(hit.id)) for hit in hits]
+            if self.has_parts and hits:
+                passages = np.stack([found.vectors[hit.id] for hit in hits])
+                for hit, scores in zip(shown, self._parts(passages, vector), strict=True):
                     hit["parts"] = scores
             results.append({"hits": shown})
         return results
@@ -154,20 +138,12 @@ class AnswerHits:
             shown["metadata"] = dict(document.metadata)
         return shown
 
-    def _parts(self, found: Sequence[Sequence[Hit]], vectors: np.ndarray) -> list[list[dict[str, float]]] | None:
-        """The parts' scores of each hit, which sum to its score. None for a model without parts of their own."""
+    def _parts(self, passages: np.ndarray, vector: np.ndarray) -> list[dict[str, float]]:
+        """The parts' scores of a question's hits, float32 [n, D], which sum to their scores."""
         model = self._encoder.encoder
-        if not isinstance(model, CombinedEncoder) or model.config.how != "concatenate":
-            return None
-        slices = self._encoder.slices()
-        scores: list[list[dict[str, float]]] = []
-        for vector, hits in zip(vectors, found, strict=True):
-            passages = self._index.vectors([hit.id for hit in hits]) if hits else np.empty((0, len(vector)), np.float32)
-            by_part = [passages[:, part].astype(np.float64) @ vector[part].astype(np.float64) for part in slices]
-            scores.append(
-                [
-                    {name: float(of_part[n]) for name, of_part in zip(model.names, by_part, strict=True)}
-                    for n in range(len(hits))
-                ]
-            )
-        return scores
+        assert isinstance(model, CombinedEncoder)
+        by_part = [
+            (passages[:, part].astype(np.float64) @ vector[part].astype(np.float64)).tolist()
+            for part in self._encoder.slices()
+        ]
+        return [dict(zip(model.names, scores, strict=True)) for scores in zip(*by_part, strict=True)]

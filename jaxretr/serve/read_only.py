@@ -15,7 +15,7 @@ from jaxretr.search.exact import ExactIndex, search_blocks
 from jaxretr.search.exact.footprint import estimate
 from jaxretr.search.filters import FilterOptions, Filters, Value
 from jaxretr.search.searching import check_dim, check_scann, check_store
-from jaxretr.serve.served import Document, Hit, SearchOptions, Standing
+from jaxretr.serve.served import Document, Hit, SearchOptions, Standing, find_unchanging
 from jaxretr.stores import index_folder
 from jaxretr.stores.encoding import Encoder, name_of
 from jaxretr.stores.opening import open_store
@@ -102,6 +102,8 @@ class ReadOnlyIndex:
             [Hit(self._ids[int(row)], score) for row, score in zip(*each, strict=True)]
             for each in zip(rows.tolist(), scores.tolist(), strict=True)
         ]
+
+    find = find_unchanging
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
         """See `ServedIndex.documents`."""

@@ -1,7 +1,6 @@
 """Searches: from a request to its answer, over the queue of the encoder, an index, and the re-ranker."""
 
 import time
-from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -15,7 +14,7 @@ from jaxretr.serve.metrics import Metrics
 from jaxretr.serve.problems import Invalid
 from jaxretr.serve.requests import Rerank, SearchRequest
 from jaxretr.serve.reranker import Reranker
-from jaxretr.serve.served import Document, Hit, SearchOptions, ServedIndex
+from jaxretr.serve.served import Findings, SearchOptions, ServedIndex
 from jaxretr.serve.sharing import Kind, SharedSearches
 from jaxretr.serve.threads import Threads
 
@@ -46,23 +45,29 @@ class Searching:
         """
         depth, began = self._depth(request), time.monotonic()
         async with self._indexes.used(name) as index:
-            standing = index.standing
-            model = self._embedding.of(standing)
-            questions, computed, vectors = await self._questions(request, index, model)
+            model = self._embedding.of(index.standing)
+            questions, vectors = await self._questions(request, index, model)
             encoded = time.monotonic()
-            options = search_options(request)
-            known = model.fingerprint if questions is not None and isinstance(index, LiveIndex) else None
-            found = await self._found(index, vectors, depth or request.k, options, known)
+            answering = AnswerHits(model.encoder, request)
+            kind = Kind(
+                index,
+                depth or request.k,
+                request.exact,
+                request.target_recall,
+                model.fingerprint if questions is not None and isinstance(index, LiveIndex) else None,
+                with_documents=bool(request.fields) or depth is not None,
+                with_vectors=answering.has_parts,
+            )
+            found = await self._found(kind, vectors, search_options(request))
             searched = time.monotonic()
-            answering = AnswerHits(model.encoder, index, request, rerank=depth is not None)
-            documents, results = await self._threads.search(answering.answered, found, computed, vectors)
+            results = await self._threads.search(answering.answered, found, vectors)
             if depth is not None:
-                results = answering.reranked(results, await self._scores(questions or [], found, documents))
+                results = answering.reranked(results, await self._scores(questions or [], found))
             done = time.monotonic()
         self._metrics.searched(name, searched - encoded)
         answer: answers.SearchAnswer = {
             "index": name,
-            "model": standing.model or model.name,
+            "model": found.standing.model or model.name,
             "results": results,
             "took": {
                 "encode_ms": _ms(encoded - began),
@@ -70,40 +75,35 @@ class Searching:
                 "rerank_ms": _ms(done - searched) if depth is not None else 0.0,
                 "total_ms": _ms(done - began),
             },
-            "exact": index.is_exact(options),
+            "exact": found.exact,
         }
-        if standing.sequence is not None:
-            answer["sequence"] = standing.sequence
+        if found.standing.sequence is not None:
+            answer["sequence"] = found.standing.sequence
         return answer
 
-    async def _found(
-        self, index: ServedIndex, vectors: np.ndarray, k: int, options: SearchOptions, fingerprint: str | None
-    ) -> list[list[Hit]]:
-        """The hits of each question, from a pass over the index that other searches may share."""
-        told = {} if fingerprint is None else {"model_fingerprint": fingerprint}
+    async def _found(self, kind: Kind, vectors: np.ndarray, options: SearchOptions) -> Findings:
+        """What each question finds, in a pass over the index that other searches may share."""
+        told = {} if kind.model_fingerprint is None else {"model_fingerprint": kind.model_fingerprint}
+        read = {"with_documents": kind.with_documents, "with_vectors": kind.with_vectors}
 
-        async def search(vectors: np.ndarray) -> list[list[Hit]]:
-            return await self._threads.search(partial(index.search, vectors, k, options, **told))
+        async def search(vectors: np.ndarray) -> Findings:
+            return await self._threads.search(partial(kind.index.find, vectors, kind.k, options, **read, **told))
 
-        kind = Kind(index, k, options.exact, options.target_recall, fingerprint)
         return await self._shared.run(kind, vectors, options, search)
 
     async def _questions(
         self, request: SearchRequest, index: ServedIndex, model: Model
-    ) -> tuple[list[str] | None, np.ndarray | None, np.ndarray]:
-        """The texts of a search, their parts' vectors without weights, and the vectors to search with.
-
-        The first two are None where vectors are given.
-        """
+    ) -> tuple[list[str] | None, np.ndarray]:
+        """The texts of a search, None where vectors are given, and the vectors to search with."""
         texts, weights = asked_texts(request), asked_weights(model.encoder, request)
         if texts is None:
-            return None, None, asked_vectors(request, index.dim)
+            return None, asked_vectors(request, index.dim)
         if index.dim != model.encoder.dim:
             raise Invalid(
                 f"the index has {index.dim} dimensions, the model {model.encoder.dim}; give vector, not query", "query"
             )
         found = await self._embedding.embed("question", texts, weights=weights, model=model)
-        return texts, found.computed, found.vectors
+        return texts, found.vectors
 
     def _depth(self, request: SearchRequest) -> int | None:
         """Hits of a question that are re-ranked; None: none are."""
@@ -117,12 +117,14 @@ class Searching:
             raise Invalid("re-ranking reads the question: give query, not vector", "rerank")
         return request.rerank.depth if isinstance(request.rerank, Rerank) else Rerank().depth
 
-    async def _scores(
-        self, questions: list[str], found: list[list[Hit]], documents: Mapping[str, Document]
-    ) -> np.ndarray:
+    async def _scores(self, questions: list[str], found: Findings) -> np.ndarray:
         """The re-ranker's scores of all hits, float32 [n]."""
         assert self._reranker is not None
-        pairs = [(q, documents[hit.id]) for q, hits in zip(questions, found, strict=True) for hit in hits]
+        pairs = [(q, found.documents[hit.id]) for q, hits in zip(questions, found.hits, strict=True) for hit in hits]
+        if pairs and not any(document.title or document.text for _, document in pairs):
+            raise Invalid(
+                "the index has no texts to re-rank; start the service with --corpus, or leave rerank out", "rerank"
+            )
         return await self._reranker.score([q for q, _ in pairs], [document for _, document in pairs])
 
 

@@ -1,7 +1,7 @@
 """What the service needs of an index: documents, hits, and the protocols for reading and writing."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -72,6 +72,29 @@ class Standing:
     sequence: int | None = None
 
 
+@dataclass(frozen=True)
+class Findings:
+    """What a search found, all of it from one state of the index, whatever was written meanwhile.
+
+    Attributes:
+      standing: the index's at that state.
+      exact: whether every passage that may be found was scored.
+      hits: of each question, best first.
+      documents: id -> the document of every hit; empty unless asked for.
+      vectors: id -> the vector of every hit, float32 [D]; empty unless asked for.
+    """
+
+    standing: Standing
+    exact: bool
+    hits: list[list[Hit]]
+    documents: Mapping[str, Document] = field(default_factory=dict)
+    vectors: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def of(self, first: int, until: int) -> "Findings":
+        """Those of some of the questions."""
+        return replace(self, hits=self.hits[first:until])
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """What a write changed.
@@ -127,12 +150,32 @@ class ServedIndex(Protocol):
         """
         ...
 
+    def find(
+        self,
+        vectors: np.ndarray,
+        k: int,
+        options: SearchOptions,
+        *,
+        with_documents: bool = False,
+        with_vectors: bool = False,
+    ) -> Findings:
+        """Searches as `search` does, and reads what an answer says of the hits from the state that was searched.
+
+        Args:
+          vectors, k, options: see `search`.
+          with_documents, with_vectors: whether the hits' documents and vectors are read.
+
+        Raises:
+          UserError: as `search`.
+        """
+        ...
+
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
-        """The passages of these ids, None for one that is not there."""
+        """The passages of these ids now, None for one that is not there."""
         ...
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """float32 [n, D] of passages that are there; for the parts of a combined model's scores.
+        """float32 [n, D] of passages that are there now.
 
         Raises:
           UserError: an id is not there.
@@ -177,3 +220,30 @@ class WritableIndex(ServedIndex, Protocol):
 
 class StorageFull(Exception):
     """A write was refused because the disk is full; answered with 507."""
+
+
+def find_unchanging(
+    index: ServedIndex,
+    vectors: np.ndarray,
+    k: int,
+    options: SearchOptions,
+    *,
+    with_documents: bool = False,
+    with_vectors: bool = False,
+) -> Findings:
+    """`ServedIndex.find` of an index that has one state only."""
+    hits = index.search(vectors, k, options)
+    ids = ids_of(hits)
+    documents = index.documents(ids) if with_documents else []
+    return Findings(
+        index.standing,
+        index.is_exact(options),
+        hits,
+        {document.id: document for document in documents if document is not None},
+        dict(zip(ids, index.vectors(ids), strict=True)) if with_vectors else {},
+    )
+
+
+def ids_of(hits: Sequence[Sequence[Hit]]) -> list[str]:
+    """The ids of all questions' hits, each once."""
+    return list(dict.fromkeys(hit.id for each in hits for hit in each))

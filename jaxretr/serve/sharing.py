@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxretr.serve.served import Hit, SearchOptions, ServedIndex
+from jaxretr.serve.served import Findings, SearchOptions, ServedIndex
 
 # Questions of a pass; a request of more is a pass of its own.
 _MOST = 64
 
-Search = Callable[[np.ndarray], Awaitable[list[list[Hit]]]]
-"""Vectors float32 [B, D] -> B lists of hits."""
+Search = Callable[[np.ndarray], Awaitable[Findings]]
+"""Vectors float32 [B, D] -> what B questions found."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Kind:
       k: hits per question.
       exact, target_recall: of `SearchOptions`.
       model_fingerprint: of the questions; None: not told to the index.
+      with_documents, with_vectors: what is read of the hits; see `ServedIndex.find`.
     """
 
     index: ServedIndex
@@ -31,6 +32,8 @@ class Kind:
     exact: bool
     target_recall: float | None
     model_fingerprint: str | None
+    with_documents: bool = False
+    with_vectors: bool = False
 
 
 class SharedSearches:
@@ -41,10 +44,10 @@ class SharedSearches:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[Kind, list[tuple[np.ndarray, asyncio.Future[list[list[Hit]]]]]] = {}
+        self._waiting: dict[Kind, list[tuple[np.ndarray, asyncio.Future[Findings]]]] = {}
         self._running: set[asyncio.Task[None]] = set()
 
-    async def run(self, kind: Kind, vectors: np.ndarray, options: SearchOptions, search: Search) -> list[list[Hit]]:
+    async def run(self, kind: Kind, vectors: np.ndarray, options: SearchOptions, search: Search) -> Findings:
         """Searches, together with others of the kind.
 
         Args:
@@ -54,14 +57,14 @@ class SharedSearches:
           search: searches for any number of questions of this kind.
 
         Returns:
-          B lists of hits.
+          What the B questions found.
 
         Raises:
           Whatever `search` raises.
         """
         if len(vectors) > _MOST or options.where or options.deny or options.allow is not None:
             return await search(vectors)
-        found: asyncio.Future[list[list[Hit]]] = asyncio.get_running_loop().create_future()
+        found: asyncio.Future[Findings] = asyncio.get_running_loop().create_future()
         if kind in self._waiting:
             self._waiting[kind].append((vectors, found))
         else:
@@ -84,9 +87,9 @@ class SharedSearches:
         del self._waiting[kind]
 
 
-async def _answered(taken: list[tuple[np.ndarray, asyncio.Future[list[list[Hit]]]]], search: Search) -> None:
+async def _answered(taken: list[tuple[np.ndarray, asyncio.Future[Findings]]], search: Search) -> None:
     try:
-        hits = await search(np.concatenate([vectors for vectors, _ in taken]))
+        findings = await search(np.concatenate([vectors for vectors, _ in taken]))
     except Exception as error:
         for _, found in taken:
             if not found.done():
@@ -95,5 +98,5 @@ async def _answered(taken: list[tuple[np.ndarray, asyncio.Future[list[list[Hit]]
     start = 0
     for vectors, found in taken:
         if not found.done():
-            found.set_result(hits[start : start + len(vectors)])
+            found.set_result(findings.of(start, start + len(vectors)))
         start += len(vectors)

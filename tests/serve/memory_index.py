@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 
 from jaxretr.errors import UnavailableError, UserError
-from jaxretr.serve.served import Document, Hit, SearchOptions, Standing, StorageFull, Written
+from jaxretr.serve.served import (
+    Document,
+    Findings,
+    Hit,
+    SearchOptions,
+    Standing,
+    StorageFull,
+    Written,
+    find_unchanging,
+)
 
 
 class MemoryIndex:
@@ -16,7 +25,7 @@ class MemoryIndex:
     def __init__(self, name: str, dim: int):
         self.name, self._dim = name, dim
         self._rows: dict[str, tuple[Document, np.ndarray]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._sequence = 0
         self.full = self.away = False
         self.closed = False
@@ -53,6 +62,10 @@ class MemoryIndex:
             order = sorted(range(len(rows)), key=lambda n: -scores[n])[:k]
             found.append([Hit(rows[n][0].id, scores[n]) for n in order])
         return found
+
+    def find(self, vectors: np.ndarray, k: int, options: SearchOptions, **reading: bool) -> Findings:
+        with self._lock:
+            return find_unchanging(self, vectors, k, options, **reading)
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
         return [self._rows[id][0] if id in self._rows else None for id in ids]

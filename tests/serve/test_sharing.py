@@ -8,7 +8,7 @@ import pytest
 from memory_index import MemoryIndex
 
 from jaxretr.errors import UserError
-from jaxretr.serve.served import Hit, SearchOptions
+from jaxretr.serve.served import Findings, Hit, SearchOptions, Standing
 from jaxretr.serve.sharing import Kind, SharedSearches
 
 INDEX = MemoryIndex("notes", 2)
@@ -25,12 +25,12 @@ class Passes:
         self.passes: list[list[float]] = []
         self.go = asyncio.Semaphore(0)
 
-    async def __call__(self, vectors: np.ndarray) -> list[list[Hit]]:
+    async def __call__(self, vectors: np.ndarray) -> Findings:
         self.passes.append(vectors[:, 0].tolist())
         await self.go.acquire()
         if np.isnan(vectors).any():
             raise UserError("no such question")
-        return [[Hit(f"{vector[0]:g}", 1.0)] for vector in vectors]
+        return Findings(Standing(None, None), True, [[Hit(f"{vector[0]:g}", 1.0)] for vector in vectors])
 
 
 def vector(*numbers: float) -> np.ndarray:
@@ -41,7 +41,7 @@ def test_those_that_wait_share_a_pass_and_get_their_own_hits() -> None:
     async def main() -> None:
         shared, search = SharedSearches(), Passes()
 
-        def ask(numbers: list[float], k: int = 1, **options: Any) -> asyncio.Task[list[list[Hit]]]:
+        def ask(numbers: list[float], k: int = 1, **options: Any) -> asyncio.Task[Findings]:
             return asyncio.create_task(shared.run(kind(k), vector(*numbers), SearchOptions(**options), search))
 
         first = ask([0])
@@ -56,10 +56,10 @@ def test_those_that_wait_share_a_pass_and_get_their_own_hits() -> None:
         for _ in range(20):
             search.go.release()
         for task, numbers in zip(rest, ([1], [2, 3], [4], [5] * 60, [6] * 3), strict=True):
-            assert [hits[0].id for hits in await task] == [f"{number}" for number in numbers]
-        assert [hits[0].id for hits in await first] == ["0"]
+            assert [hits[0].id for hits in (await task).hits] == [f"{number}" for number in numbers]
+        assert [hits[0].id for hits in (await first).hits] == ["0"]
         for task, number in zip(others, (7, 8, 9), strict=True):
-            assert {hits[0].id for hits in await task} == {f"{number}"}
+            assert {hits[0].id for hits in (await task).hits} == {f"{number}"}
         # 64 questions are in a pass; another k, filters and many questions go alone; who left is not searched for.
         assert search.passes[0] == [0]
         shared_passes = [[1, 2, 3, 4] + [5] * 60, [6] * 3]
@@ -78,12 +78,12 @@ def test_an_error_is_told_to_all_of_its_pass_and_to_no_other() -> None:
             await asyncio.sleep(0.01)
         search.go.release()
         search.go.release()
-        assert (await tasks[0])[0][0].id == "0"
+        assert (await tasks[0]).hits[0][0].id == "0"
         for task in tasks[1:]:
             with pytest.raises(UserError, match="no such question"):
                 await task
         later = asyncio.create_task(shared.run(kind(), vector(3), SearchOptions(), search))
         search.go.release()
-        assert (await later)[0][0].id == "3"
+        assert (await later).hits[0][0].id == "3"
 
     asyncio.run(main())

@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 psycopg = import_extra("psycopg", "pgvector")
 errors = import_extra("psycopg.errors", "pgvector")
+sql = import_extra("psycopg.sql", "pgvector")
 pgvector = import_extra("pgvector.psycopg", "pgvector")
 
 Connection: TypeAlias = Any
@@ -44,11 +45,16 @@ class Database:
             self._idle.put(None)
         self._closed = threading.Event()
 
-    def run(self, work: Callable[[Connection], T]) -> T:
+    def run(self, work: Callable[[Connection], T], *, one_state_of: Any = None) -> T:
         """Runs work in one transaction, which is committed afterwards, or rolled back if the work raises.
 
         If the connection turns out to be broken before the commit is sent, for instance after a restart of the server, it
         is replaced, and the work runs once more.
+
+        Args:
+          work: is given the connection.
+          one_state_of: a table, quoted, that nobody can exchange until the transaction ends; all of the work then sees the
+            database as it is once that is so, whatever others commit. None: each statement sees what was committed before it.
 
         Raises:
           UnavailableError: the database cannot be reached, or is too slow.
@@ -69,7 +75,7 @@ class Database:
                 committing = False
                 try:
                     with connection.transaction():
-                        self._set_timeout(connection)
+                        self._begin(connection, one_state_of)
                         found = work(connection)
                         committing = True
                 except (psycopg.Error, UserError) as error:
@@ -139,8 +145,14 @@ class Database:
                 connection.close()
             self._idle.put(None)
 
-    def _set_timeout(self, connection: Connection) -> None:
-        connection.execute("SELECT set_config('statement_timeout', %s, true)", (f"{round(self.timeout_s * 1000)}",))
+    def _begin(self, connection: Connection, one_state_of: Any) -> None:
+        # None of these statements reads, so the state is that of the work's first one.
+        statements = sql.SQL("SET LOCAL statement_timeout = {}").format(sql.Literal(round(self.timeout_s * 1000)))
+        if one_state_of is not None:
+            statements = sql.SQL(
+                "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; {}; LOCK TABLE {} IN ACCESS SHARE MODE"
+            ).format(statements, one_state_of)
+        connection.execute(statements)
 
     def _ours(self, error: Exception, commit_lost: bool) -> UserError:
         return as_user_error(self.address, error, self.timeout_s, commit_lost)

@@ -13,7 +13,7 @@ from jaxretr.search import certificate as certificates
 from jaxretr.search.engine_certificate import Certificate, settings_of, width_of
 from jaxretr.search.lance import KIND, LanceTable, Only
 from jaxretr.serve.engines.checks import check_model, check_questions
-from jaxretr.serve.served import Document, Hit, SearchOptions, Standing
+from jaxretr.serve.served import Document, Hit, SearchOptions, Standing, find_unchanging
 from jaxretr.stores import manifest
 from jaxretr.stores.encoding import Encoder
 
@@ -78,6 +78,8 @@ class LanceIndex:
             width = width_of(self._settings, options.target_recall, str(self._folder))
         found = self._table.search(vectors, k, width, Only(options.where, options.allow, options.deny))
         return [[Hit(*hit) for hit in zip(one.ids, one.scores.tolist(), strict=True)] for one in found]
+
+    find = find_unchanging
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
         """See `ServedIndex.documents`."""

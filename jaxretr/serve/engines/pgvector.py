@@ -18,7 +18,7 @@ from jaxretr.search.pgvector.connections import Connection, Database, DatabaseFu
 from jaxretr.search.pgvector.searching import Only, search
 from jaxretr.search.pgvector.table import Names, State, holds
 from jaxretr.serve.engines.checks import check_documents, check_model, check_questions
-from jaxretr.serve.served import Document, Hit, SearchOptions, Standing, StorageFull, Written
+from jaxretr.serve.served import Document, Findings, Hit, SearchOptions, Standing, StorageFull, Written, ids_of
 from jaxretr.stores.encoding import Encoder
 
 sql = import_extra("psycopg.sql", "pgvector")
@@ -94,8 +94,7 @@ class PgvectorIndex:
     @property
     def standing(self) -> Standing:
         """See `ServedIndex`; as the last request found the table."""
-        facts = self._known.facts
-        return Standing(facts.model, facts.model_fingerprint, self._known.sequence)
+        return _standing(self._known)
 
     def is_exact(self, options: SearchOptions) -> bool:
         """See `ServedIndex.is_exact`."""
@@ -103,10 +102,22 @@ class PgvectorIndex:
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
         """See `ServedIndex.search`. Exact scores are PostgreSQL's sums in float32."""
+        return self.find(vectors, k, options).hits
+
+    def find(
+        self,
+        vectors: np.ndarray,
+        k: int,
+        options: SearchOptions,
+        *,
+        with_documents: bool = False,
+        with_vectors: bool = False,
+    ) -> Findings:
+        """See `ServedIndex.find`; one transaction."""
         vectors = check_questions(vectors, self.dim, k)
         only = Only(options.where, options.allow, options.deny)
 
-        def ask(connection: Connection, state: State) -> list[list[Hit]]:
+        def ask(connection: Connection, state: State) -> Findings:
             if vectors.shape[1] != state.facts.dim:
                 raise UserError(f"{self._address.shown}: the table now has another number of dimensions; try again")
             settings = state.facts.settings
@@ -114,32 +125,40 @@ class PgvectorIndex:
             if not options.exact and settings:
                 width = width_of(settings, options.target_recall, self._address.shown) or None
             found = search(connection, self._names, state, vectors, k, width, only)
-            return [[Hit(*hit) for hit in zip(one.ids, one.scores, strict=True)] for one in found]
+            hits = [[Hit(*hit) for hit in zip(one.ids, one.scores, strict=True)] for one in found]
+            return Findings(
+                _standing(state),
+                options.exact or not settings,
+                hits,
+                self._documents(connection, ids_of(hits)) if with_documents else {},
+                self._vectors(connection, ids_of(hits)) if with_vectors else {},
+            )
 
         return self._run(ask)
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
         """See `ServedIndex.documents`."""
-        statement = sql.SQL("SELECT id, title, text, metadata FROM {} WHERE id = ANY(%s)").format(self._names.passages)
-        wanted = [name for name in ids if holds(name)]
-        rows = self._run(lambda connection, state: connection.execute(statement, (wanted,)).fetchall())
-        found = {row[0]: Document(*row) for row in rows}
+        found = self._run(lambda connection, state: self._documents(connection, ids))
         return [found.get(name) for name in ids]
+
+    def _documents(self, connection: Connection, ids: Sequence[str]) -> dict[str, Document]:
+        statement = sql.SQL("SELECT id, title, text, metadata FROM {} WHERE id = ANY(%s)").format(self._names.passages)
+        rows = connection.execute(statement, ([name for name in ids if holds(name)],)).fetchall()
+        return {row[0]: Document(*row) for row in rows}
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
         """See `ServedIndex.vectors`."""
-        statement = sql.SQL("SELECT id, embedding FROM {} WHERE id = ANY(%s)").format(self._names.passages)
-        wanted = [name for name in ids if holds(name)]
-
-        def ask(connection: Connection, state: State) -> list[tuple[Any, ...]]:
-            with connection.cursor(binary=True) as cursor:
-                return cursor.execute(statement, (wanted,)).fetchall()
-
-        found = {row[0]: row[1].to_numpy() for row in self._run(ask)}
+        found = self._run(lambda connection, state: self._vectors(connection, ids))
         missing = [name for name in ids if name not in found]
         if missing:
             raise UserError(f"{missing[0][:80]!r} is not in the index ({len(missing)} such ids); leave it out")
         return np.array([found[name] for name in ids], np.float32).reshape(len(ids), self.dim)
+
+    def _vectors(self, connection: Connection, ids: Sequence[str]) -> dict[str, np.ndarray]:
+        statement = sql.SQL("SELECT id, embedding FROM {} WHERE id = ANY(%s)").format(self._names.passages)
+        with connection.cursor(binary=True) as cursor:
+            rows = cursor.execute(statement, ([name for name in ids if holds(name)],)).fetchall()
+        return {row[0]: row[1].to_numpy() for row in rows}
 
     def upsert(self, documents: Sequence[Document], vectors: np.ndarray) -> Written:
         """See `WritableIndex.upsert`."""
@@ -168,10 +187,12 @@ class PgvectorIndex:
     def facts(self) -> dict[str, Any]:
         """See `ServedIndex.facts`; `bytes` is 0, since the memory is PostgreSQL's, and `disk_bytes` is its size there."""
         table = self._names.passages.as_string(None)
-        size = self._run(
-            lambda connection, state: connection.execute("SELECT pg_total_relation_size(%s)", (table,)).fetchone()
+        state, size = self._run(
+            lambda connection, state: (
+                state,
+                connection.execute("SELECT pg_total_relation_size(%s)", (table,)).fetchone(),
+            )
         )
-        state = self._known
         facts = state.facts
         certificate = None if facts.certificate is None else asdict(facts.certificate) | {"stale": state.changed > 0}
         return {
@@ -203,20 +224,20 @@ class PgvectorIndex:
         assert self._state is not None
         return self._state
 
-    def _run(self, work: Callable[[Connection, State], T]) -> T:
-        """Runs work in a transaction, after checking whether the table is still the same."""
+    def _run(self, work: Callable[[Connection, State], T], *, writes: bool = False) -> T:
+        """Runs work in a transaction that sees one state, after checking whether the table is still the same."""
 
         def checked(connection: Connection) -> T:
             state = tables.read_state(connection, self._address, self._state)
             self._notice(state)
             return work(connection, state)
 
-        return self._database.run(checked)
+        return self._database.run(checked, one_state_of=None if writes else self._names.facts)
 
     def _write(self, work: Callable[[Connection, State], T | None]) -> T:
         """Runs a write; refuses it if an export has replaced the table, since the vectors may be another model's."""
         try:
-            found = self._run(work)
+            found = self._run(work, writes=True)
         except DatabaseFullError as error:
             raise StorageFull(str(error)) from None
         if found is None:
@@ -234,6 +255,10 @@ class PgvectorIndex:
             known = self._state
             if known is None or known.generation != state.generation or known.sequence < state.sequence:
                 self._state = state
+
+
+def _standing(state: State) -> Standing:
+    return Standing(state.facts.model, state.facts.model_fingerprint, state.sequence)
 
 
 def _is_durable(connection: Connection) -> bool:

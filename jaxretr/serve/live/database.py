@@ -297,16 +297,33 @@ def missing(
 
 def documents(connection: sqlite3.Connection, ids: Sequence[str]) -> list[Document | None]:
     """The documents of these ids, None for one that is not there."""
-    found: dict[str, Document] = {}
-    for start in range(0, len(ids), _AT_A_TIME):
-        part = ids[start : start + _AT_A_TIME]
+    found = {document.id: document for _, document in _documents(connection, "id", ids)}
+    return [found.get(id) for id in ids]
+
+
+def documents_in(connection: sqlite3.Connection, rows: Sequence[int]) -> dict[int, Document]:
+    """The documents in these rows, by row; without rows that are not there."""
+    return dict(_documents(connection, "row", rows))
+
+
+def _documents(
+    connection: sqlite3.Connection, column: str, values: Sequence[str] | Sequence[int]
+) -> Iterator[tuple[int, Document]]:
+    """Yields row and document of those that have one of the values in a column."""
+    for start in range(0, len(values), _AT_A_TIME):
+        part = values[start : start + _AT_A_TIME]
         rows = connection.execute(
-            f"""SELECT d.id, t.title, t.text, d.metadata FROM documents d JOIN texts t USING (row)
-            WHERE d.id IN ({",".join("?" * len(part))})""",
+            f"""SELECT d.row, d.id, t.title, t.text, d.metadata FROM documents d JOIN texts t USING (row)
+            WHERE d.{column} IN ({",".join("?" * len(part))})""",
             part,
         )
-        found |= {id: Document(id, title, text, json.loads(metadata)) for id, title, text, metadata in rows}
-    return [found.get(id) for id in ids]
+        for row, id, title, text, metadata in rows:
+            yield row, Document(id, title, text, json.loads(metadata))
+
+
+def sequence(connection: sqlite3.Connection) -> int:
+    """The number of the last write, as it is in this transaction."""
+    return connection.execute("SELECT sequence FROM state").fetchone()[0]
 
 
 def rows(connection: sqlite3.Connection) -> Iterator[tuple[int, str, str]]:

@@ -1,4 +1,4 @@
-"""Named places at which a crash would hurt the most. Tests kill the process there; otherwise nothing happens."""
+"""Named places at which a crash would hurt the most, or a write would disturb a search. Otherwise nothing happens there."""
 
 from collections.abc import Callable
 
@@ -11,6 +11,9 @@ POINTS = (
     *("switch.begun", "switch.written", "switch.done", "forget.begun", "forget.done"),
 )
 
+SEARCH_POINTS = ("search.begun", "search.found", "search.read")
+"""Between the steps of a search; tests write there."""
+
 
 def _nothing(name: str) -> None:
     del name
@@ -21,6 +24,6 @@ hook: Callable[[str], None] = _nothing
 
 
 def reached(name: str) -> None:
-    """Notes that the process has reached one of `POINTS`."""
-    assert name in POINTS, name
+    """Notes that the process has reached one of `POINTS` or `SEARCH_POINTS`."""
+    assert name in POINTS or name in SEARCH_POINTS, name
     hook(name)

@@ -1,9 +1,11 @@
 """`LiveIndex`: a folder of passages that change while they are searched."""
 
+import contextlib
 import functools
 import logging
 import sqlite3
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 from jaxretr.errors import UserError
 from jaxretr.parallel import memory
 from jaxretr.search.exact.host_rows import checked_matrix
-from jaxretr.serve.live import database, snapshots, writes
+from jaxretr.serve.live import database, fault_points, snapshots, writes
 from jaxretr.serve.live.certifying import Certified, RecentQuestions
 from jaxretr.serve.live.database import Database, Space
 from jaxretr.serve.live.folder_lock import FolderLock
@@ -23,7 +25,7 @@ from jaxretr.serve.live.settings import LiveSettings
 from jaxretr.serve.live.upkeep import Upkeep
 from jaxretr.serve.live.view import View
 from jaxretr.serve.live.writes import Change, Delete, ModelChanged, Upsert
-from jaxretr.serve.served import Document, Hit, SearchOptions, Standing, Written
+from jaxretr.serve.served import Document, Findings, Hit, SearchOptions, Standing, Written
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,9 @@ Encode = Callable[[Sequence[Document]], np.ndarray]
 
 # How long `close` waits for the upkeep to finish what it is doing.
 _CLOSING_SECONDS = 10.0
+
+# How often a search that a write has overtaken looks for a moment between two commits, before it waits for one.
+_TRIES = 20
 
 
 class LiveIndex:
@@ -138,8 +143,7 @@ class LiveIndex:
     @property
     def standing(self) -> Standing:
         """See `ServedIndex`."""
-        view = self._view
-        return Standing(view.space.model, view.space.fingerprint, view.sequence)
+        return _standing(self._view)
 
     def __len__(self) -> int:
         return self._view.count
@@ -159,13 +163,95 @@ class LiveIndex:
           UserError: see there.
           ModelChanged: the index has moved to another model.
         """
+        return self.find(vectors, k, options, model_fingerprint=model_fingerprint).hits
+
+    def find(
+        self,
+        vectors: np.ndarray,
+        k: int,
+        options: SearchOptions,
+        *,
+        with_documents: bool = False,
+        with_vectors: bool = False,
+        model_fingerprint: str | None = None,
+    ) -> Findings:
+        """See `ServedIndex.find`, and `search` for the fingerprint and the errors.
+
+        A view has everything but the texts. Since the content of a row never changes, a row that is still in the database
+        has the text that was searched. If a write has removed one of them meanwhile, the search is repeated inside a
+        transaction; without that no transaction lasts as long as a search, or SQLite's log would grow under load.
+        """
         view = self._view
         _check_space(view.space, model_fingerprint)
         vectors = checked_matrix(vectors, view.space.dim)
         if k < 1:
             raise UserError(f"k={k} must be at least 1")
         self.questions.add(vectors)
-        return view.search(vectors, k, options)
+        wanted = (vectors, k, options, with_documents, with_vectors)
+        if (findings := self._findings(view, None, *wanted)) is not None:
+            return findings
+        with self._pinned() as (view, connection):
+            _check_space(view.space, model_fingerprint)
+            checked_matrix(vectors, view.space.dim)
+            findings = self._findings(view, connection, *wanted)
+        if findings is None:
+            raise UserError(f"{self.folder}: the database lacks texts of its documents; restore a backup")
+        return findings
+
+    def _findings(
+        self,
+        view: View,
+        connection: sqlite3.Connection | None,
+        vectors: np.ndarray,
+        k: int,
+        options: SearchOptions,
+        with_documents: bool,
+        with_vectors: bool,
+    ) -> Findings | None:
+        """Searches a view; None if a hit's row is no longer in the database.
+
+        Args:
+          view: what is searched.
+          connection: where documents are read; None: any, at the state of that moment.
+          vectors, k, options, with_documents, with_vectors: see `find`.
+        """
+        fault_points.reached("search.begun")
+        scores, positions = view.found(vectors, k, options)
+        fault_points.reached("search.found")
+        places = np.unique(positions).tolist()
+        documents: dict[str, Document] = {}
+        if with_documents:
+            with self.database.reading() if connection is None else contextlib.nullcontext(connection) as reading:
+                there = database.documents_in(reading, [view.row(place) for place in places])
+            if len(there) < len(places):
+                return None
+            documents = {document.id: document for document in there.values()}
+            fault_points.reached("search.read")
+        return Findings(
+            _standing(view),
+            not view.is_approximate(options),
+            view.hits(scores, positions),
+            documents,
+            {view.id(place): view.vector(place) for place in places} if with_vectors else {},
+        )
+
+    @contextlib.contextmanager
+    def _pinned(self) -> Iterator[tuple[View, sqlite3.Connection]]:
+        """Yields a view, and a transaction in which the database has its rows."""
+        for _ in range(_TRIES):
+            with self.database.reading() as connection:
+                view = self._view
+                if database.sequence(connection) == view.sequence:
+                    yield view, connection
+                    return
+            time.sleep(0.001)  # A commit is about to be published.
+        with self.database.reading() as connection:
+
+            def begin(_: sqlite3.Connection) -> View:
+                database.sequence(connection)  # The transaction begins with its first reading.
+                return self._view
+
+            yield self.writer.alone(begin), connection
 
     def is_exact(self, options: SearchOptions) -> bool:
         """Whether a search with these options is exact: as requested, or with few passages."""
@@ -291,6 +377,10 @@ def _encoded(space: Space, encode: Encode, documents: Sequence[Document]) -> np.
             "%s: %d documents have no vectors yet (%s: %s)", space.model, len(documents), type(error).__name__, error
         )
         return None
+
+
+def _standing(view: View) -> Standing:
+    return Standing(view.space.model, view.space.fingerprint, view.sequence)
 
 
 def _check_space(space: Space, fingerprint: str | None) -> None:

@@ -99,21 +99,42 @@ class View:
 
     def search(self, vectors: NDArray[np.float32], k: int, options: SearchOptions) -> list[list[Hit]]:
         """Finds passages; see `ServedIndex.search`."""
+        return self.hits(*self.found(vectors, k, options))
+
+    def hits(self, scores: NDArray[np.float32], positions: NDArray[np.int64]) -> list[list[Hit]]:
+        """What `found` returned, as hits."""
+        return [
+            [Hit(self.id(place), score) for score, place in zip(found, places, strict=True)]
+            for found, places in zip(scores.tolist(), positions.tolist(), strict=True)
+        ]
+
+    def found(self, vectors: NDArray[np.float32], k: int, options: SearchOptions) -> Found:
+        """Finds passages; see `ServedIndex.search`."""
         if options.target_recall is not None and self.base.scann is not None:
             self._check_target(options.target_recall)
         allowed = self._allowed(options)
         if self.is_approximate(options):
-            scores, positions = self.approximate(vectors, k, options.target_recall, allowed=allowed)
-        else:
-            scores, positions = self.exact(vectors, k, allowed)
-        return [
-            [Hit(self._id(place), score) for score, place in zip(found, places, strict=True)]
-            for found, places in zip(scores.tolist(), positions.tolist(), strict=True)
-        ]
+            return self.approximate(vectors, k, options.target_recall, allowed=allowed)
+        return self.exact(vectors, k, allowed)
 
-    def _id(self, position: int) -> str:
+    def id(self, position: int) -> str:
+        """The id of a row at a position that `found` returned."""
+        segment, place = self._at(position)
+        return segment.ids[place]
+
+    def row(self, position: int) -> int:
+        """The number in the database of a row at such a position."""
+        segment, place = self._at(position)
+        return int(segment.rows[place])
+
+    def vector(self, position: int) -> NDArray[np.float32]:
+        """The vector of a row at such a position, float32 [D]."""
+        segment, place = self._at(position)
+        return segment.vectors[place]
+
+    def _at(self, position: int) -> tuple[Segment, int]:
         n = len(self.base)
-        return self.base.ids[position] if position < n else self.tail.ids[position - n]
+        return (self.base, position) if position < n else (self.tail, position - n)
 
     def is_approximate(self, options: SearchOptions) -> bool:
         """Whether a search with these options uses the approximate index."""
