@@ -127,3 +127,17 @@ def test_bad_folders_are_refused_in_one_line(folder: Path, tmp_path: Path, monke
         with pytest.raises(UserError, match=problem) as caught:
             lance.open(text, name="x")
         assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_another_program_changes_stays_as_it_was_opened(
+    encoded: Encoded, folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path / "copy")
+    index = lance.open(str(tmp_path / "copy"), name="served")
+    before = index.find(questions(), 3, EVERY, with_documents=True, with_vectors=True)
+    table = lance.LanceTable(tmp_path / "copy", [], DIM).table
+    table.update(values={"text": "of others"})
+    table.delete("row < 200")
+    found = index.find(questions(), 3, EVERY, with_documents=True, with_vectors=True)
+    assert found.hits == before.hits and found.documents == before.documents
+    assert set(found.vectors) == set(found.documents) and "of others" not in str(found.documents)

@@ -451,3 +451,40 @@ def test_long_vectors(postgres: Postgres, tmp_path: Path, dim: int, indexed: str
             np.testing.assert_allclose([hit.score for hit in one], true_scores, atol=TOLERANCE)
     np.testing.assert_array_equal(index.vectors(["p3"]), encoded.vectors[[3]])
     index.close()
+
+
+# ---- one state -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["read_state", "search", "_documents", "_vectors"])
+@pytest.mark.parametrize("options", [SearchOptions(where={"lang": "en"}), EXACT], ids=["filtered", "exact"])
+def test_a_write_between_any_two_statements_of_a_search(
+    encoded: Encoded, copy: str, monkeypatch: pytest.MonkeyPatch, step: str, options: SearchOptions
+) -> None:
+    """All that was found is moved to another language and replaced, or deleted, by another program before a statement."""
+    index, other = pgvector.open(copy, name="copied"), pgvector.open(copy, name="copied")
+    asked = questions(2)
+    before = index.find(asked, 4, options, with_documents=True, with_vectors=True)
+    place: Any = {"read_state": pgvector.tables, "search": pgvector}.get(step, PgvectorIndex)
+    real, ids = getattr(place, step), list(before.documents)
+    written: list[int] = []
+
+    def after_a_write(*args: Any) -> Any:
+        if not written:
+            written.append(0)  # The other program's own statements come here, too.
+            documents = [Document(id, "", "of others", {"lang": "xx"}) for id in ids[1:]]
+            other.upsert(documents, np.repeat(asked[:1], len(documents), axis=0))
+            written.append(other.delete(ids[:1]).sequence)
+        return real(*args)
+
+    monkeypatch.setattr(place, step, after_a_write)
+    found = index.find(asked, 4, options, with_documents=True, with_vectors=True)
+    after = index.find(asked, 4, options, with_documents=True, with_vectors=True)
+    assert before.standing.sequence == 0 and after.standing.sequence == written[1] == 2
+    right = after if step == "read_state" else before
+    assert (found.standing, found.exact, found.hits) == (right.standing, right.exact, right.hits)
+    assert found.documents == right.documents and set(found.vectors) == set(right.documents)
+    assert all(np.array_equal(found.vectors[id], right.vectors[id]) for id in right.vectors)
+    assert "of others" not in str(before.documents) and ids[0] not in after.documents
+    other.close()
+    index.close()

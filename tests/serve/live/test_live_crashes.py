@@ -101,4 +101,4 @@ def test_every_point_is_one_that_the_program_comes_to() -> None:
          "print(*sorted(set(re.findall(r'reached\\(\"([a-z.]+)\"\\)', text))))", str(source)],
         capture_output=True, text=True, check=True,
     ).stdout.split()  # fmt: skip
-    assert found == sorted(fault_points.POINTS) and len(found) >= 20
+    assert found == sorted(fault_points.POINTS + fault_points.SEARCH_POINTS) and len(found) >= 20
