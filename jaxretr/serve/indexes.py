@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from jaxretr.errors import UnavailableError, UserError, did_you_mean
+from jaxretr.errors import UserError, did_you_mean
 from jaxretr.serve.problems import Conflict, Forbidden, Invalid, NotFound
 from jaxretr.serve.requests import INDEX_NAME
 from jaxretr.serve.served import ServedIndex
@@ -143,26 +143,26 @@ class Indexes:
             self._changing.discard(name)
 
     def facts(self) -> list[dict[str, Any]]:
-        """The facts of every index, with its name; for one whose database cannot be reached, the problem. Blocks."""
+        """The facts of every index, with its name; for one whose database does not answer, the problem. Blocks."""
         return [{"name": name, **_facts(index)} for name, index in list(self._indexes.items())]
 
     def sizes(self) -> dict[str, int]:
-        """The number of passages of each index that can be reached; blocks."""
+        """The number of passages of each index that answers; blocks."""
         sizes = {}
         for name, index in list(self._indexes.items()):
             if name not in self._changing:
-                with contextlib.suppress(UnavailableError):
+                with contextlib.suppress(UserError):
                     sizes[name] = len(index)
         return sizes
 
     def close(self) -> None:
-        """Closes all; blocks."""
-        for index in self._indexes.values():
-            index.close()
+        """Closes all at once, since each may wait for what it has begun; blocks."""
+        with ThreadPoolExecutor(max(1, len(self))) as closing:
+            list(closing.map(lambda index: index.close(), self._indexes.values()))
 
 
 def _facts(index: ServedIndex) -> dict[str, Any]:
     try:
         return index.facts()
-    except UnavailableError as error:
+    except UserError as error:
         return {"engine": "unavailable", "passages": 0, "dim": index.dim, "writable": False, "problem": str(error)}

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ from jaxretr.serve.served import Document, ServedIndex
 log = logging.getLogger(__name__)
 
 Load = Callable[[str], Any]
+
+# How long `stop` waits.
+_STOPPING_SECONDS = 5.0
 
 
 class Moves:
@@ -51,8 +56,9 @@ class Moves:
         try:
             model = await loop.run_in_executor(None, self._loaded, to)
             old = self._embedding.models.get(live.view.space.fingerprint)
-            moving = reindex.Reindexing(
-                live, self._model(model, loop), old=None if old is None else self._encode(old, loop)
+            encode = None if old is None else self._encode(old, loop)
+            moving = await loop.run_in_executor(
+                None, partial(reindex.Reindexing, live, self._model(model, loop), old=encode)
             )
         except UserError as error:
             raise Invalid(str(error), "to") from None
@@ -62,7 +68,7 @@ class Moves:
         thread = threading.Thread(target=self._run, args=(live.name, moving), name=f"reindex {live.name}", daemon=True)
         self._moves[live.name] = moving, thread
         thread.start()
-        return self.state(live)
+        return await loop.run_in_executor(None, self.state, live)
 
     def state(self, index: ServedIndex) -> dict[str, Any]:
         """The progress of an index's last move; blocks.
@@ -107,14 +113,18 @@ class Moves:
         finally:
             self._preparing.discard(live.name)
         self._moves.pop(live.name, None)
-        return self.state(live)
+        return await loop.run_in_executor(None, self.state, live)
 
     def stop(self) -> None:
-        """Ends moves after the batch that they are encoding; a later move to the same model resumes. Blocks."""
+        """Ends moves after the batch that they are encoding; a later move to the same model resumes. Blocks.
+
+        One that takes longer, since it makes a snapshot, is left behind; it ends with the process.
+        """
         for moving, _ in self._moves.values():
             moving.stop()
+        end = time.monotonic() + _STOPPING_SECONDS
         for _, thread in self._moves.values():
-            thread.join()
+            thread.join(max(0.0, end - time.monotonic()))
 
     def _runs(self, name: str) -> bool:
         return name in self._moves and self._moves[name][1].is_alive()

@@ -268,7 +268,7 @@ def make_routes(service: Service) -> APIRouter:
     @routes.get("/metrics", response_class=PlainTextResponse, responses=_errors(), tags=["Service"])
     async def metrics() -> Any:
         """Counts and times, for Prometheus."""
-        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return PlainTextResponse(await service.counts(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return routes
 

@@ -256,7 +256,7 @@ class Service:
     async def create(self, name: str) -> answers.IndexFacts:
         """Makes an empty index; see `Indexes.create`."""
         index = await self.indexes.create(name)
-        facts = await self._threads.search(index.facts)
+        facts = await self._threads.ask(index.facts)
         return cast(answers.IndexFacts, {"name": name, **facts})
 
     async def drop(self, name: str) -> None:
@@ -272,7 +272,7 @@ class Service:
     async def reindexing(self, index: str) -> dict[str, Any]:
         """How far an index's move to another model is; see `Moves.state`."""
         async with self.indexes.used(index) as opened:
-            return await self._threads.search(self.moves.state, opened)
+            return await self._threads.ask(lambda: self.moves.state(opened))
 
     async def rollback(self, index: str) -> dict[str, Any]:
         """Moves an index back to the model before; see `Moves.rollback`."""
@@ -284,7 +284,7 @@ class Service:
 
     async def counts(self) -> bytes:
         """Counts and times in Prometheus' format; an index may ask its database how many passages it has."""
-        return await self._threads.search(self.metrics.text)
+        return await self._threads.ask(self.metrics.text)
 
     async def describe(self) -> answers.InfoAnswer:
         """The service, its model, its indexes and its limits."""
@@ -305,7 +305,7 @@ class Service:
             "status": self.state,
             "model": model,
             "reranker": None if self.reranker is None else {"name": self.reranker.name},
-            "indexes": cast(list[answers.IndexFacts], await self._threads.search(self.indexes.facts)),
+            "indexes": cast(list[answers.IndexFacts], await self._threads.ask(self.indexes.facts)),
             "limits": {
                 "body_bytes": settings.max_body,
                 "queue_requests": settings.max_queue,

@@ -10,22 +10,27 @@ from jaxretr.serve.live.writes import ModelChanged
 from jaxretr.serve.problems import Invalid, Unavailable
 
 # Writers wait for the disk, where a group of writes shares a commit.
-_SEARCHING, _WRITING, _TOKENISING = 4, 16, 2
+_SEARCHING, _WRITING, _TOKENISING, _ASKING = 4, 16, 2, 2
 
 T = TypeVar("T")
 
 
 class Threads:
-    """Three pools, so that no kind of work waits for another."""
+    """Four pools, so that no kind of work waits for another."""
 
     def __init__(self) -> None:
         self.tokenising = ThreadPoolExecutor(_TOKENISING, "tokenise")
         self.searching = ThreadPoolExecutor(_SEARCHING, "search")
         self.writing = ThreadPoolExecutor(_WRITING, "write")
+        self.asking = ThreadPoolExecutor(_ASKING, "ask")
 
     async def search(self, function: Callable[..., T], *arguments: Any) -> T:
         """Calls a function that reads an index."""
         return await _called(self.searching, function, *arguments)
+
+    async def ask(self, function: Callable[[], T]) -> T:
+        """Calls a function that asks indexes for facts, one of which may be in a database that does not answer."""
+        return await _called(self.asking, function)
 
     async def write(self, function: Callable[[], T]) -> T:
         """Calls a function that writes, and lets it finish even if its client leaves: nothing is half done."""
@@ -33,7 +38,7 @@ class Threads:
 
     def close(self) -> None:
         """Waits for running calls; queued ones are cancelled."""
-        for pool in (self.tokenising, self.searching, self.writing):
+        for pool in (self.tokenising, self.searching, self.writing, self.asking):
             pool.shutdown(cancel_futures=True)
 
 

@@ -1,6 +1,8 @@
 """Every route of the service, over HTTP in this process."""
 
+import asyncio
 import base64
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +12,11 @@ import openai
 import pytest
 from fastapi import FastAPI
 from memory_index import MemoryIndex
-from serving import caller
+from serving import caller, client_of
 from tiny import DATA
 
 from jaxretr.data.readers import read_corpus
+from jaxretr.errors import UserError
 from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.serve.app import create_app
@@ -289,6 +292,38 @@ def test_a_database_that_is_away_is_503_for_its_index_alone(call: Callable[..., 
     finally:
         index.away = False
     assert call("GET", "/v1/notes/search?q=a").status_code == 200
+
+
+def test_an_index_that_does_not_answer_keeps_nobody_else_waiting(
+    app: FastAPI, started: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+    monkeypatch.setattr(notes_of(started), "_reach", lambda: go.wait(10))
+
+    async def main() -> None:
+        async with client_of(app) as client:
+            asking = [asyncio.ensure_future(client.get(path)) for path in ("/metrics", "/info", "/v1/indexes") * 3]
+            try:
+                await asyncio.sleep(0.05)
+                for path in ("/health", "/ready", "/v1/models", "/v1/wiki/search?q=a", "/v1/wiki/doc/0"):
+                    assert (await client.get(path)).status_code in (200, 404)
+                assert not any(each.done() for each in asking)
+            finally:
+                go.set()
+            assert [(await each).status_code for each in asking] == [200] * 9
+
+    asyncio.run(main())
+
+    def refuses() -> None:
+        raise UserError("there is no such table")
+
+    monkeypatch.setattr(notes_of(started), "_reach", refuses)
+    call = caller(app)
+    assert 'jaxretr_index_passages{index="wiki"}' in call("GET", "/metrics").text
+    assert {"no such table" in each.get("problem", "") for each in call("GET", "/info").json()["indexes"]} == {
+        True,
+        False,
+    }
 
 
 # ---- the rest --------------------------------------------------------------------------------------------------------
