@@ -109,11 +109,11 @@ def run(
     server.run([listener])
     if door.error is not None:
         raise door.error
-    if door.loads():
-        # A thread that is compiling cannot be stopped, and ending Python under it would look like a crash.
-        lines.event("stopped while starting")
+    lines.event("stopped while starting" if door.loads() else "stopped")
+    if any(thread.daemon for thread in threading.enumerate()):
+        # It loads the service, or makes a snapshot, which the database does not need. A thread that computes cannot be
+        # stopped, and ending Python under it would look like a crash.
         os._exit(0)
-    lines.event("stopped")
 
 
 def _url(listener: socket.socket) -> str:
@@ -194,7 +194,7 @@ class _Door:
                         "ready",
                         seconds=round(time.monotonic() - began, 2),
                         url=self._url,
-                        indexes=service.indexes.sizes(),
+                        indexes=await asyncio.to_thread(service.indexes.sizes),
                         memory=service.resident(),
                     )
                     await self._ending.wait()

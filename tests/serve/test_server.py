@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,14 @@ from jaxretr.models.dual_encoder import DualEncoder
 
 
 class Process:
-    """A `jaxretr serve` of its own."""
+    """A `jaxretr serve` of its own, or another program that takes the same options."""
 
-    def __init__(self, *options: str, log: Path):
+    def __init__(self, *options: str, log: Path, program: Sequence[str] = ("-m", "jaxretr")):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
-        command = [sys.executable, "-m", "jaxretr", "serve", *options, "--port", str(self.port)]
+        command = [sys.executable, *program, "serve", *options, "--port", str(self.port)]
         self.log = log
         self.process = subprocess.Popen(command, stderr=log.open("w"), env=environment)
 
@@ -138,6 +138,46 @@ def test_what_was_acknowledged_is_there_after_a_restart(process: Process, model:
     finally:
         again.process.terminate()
         assert again.process.wait(timeout=60) == 0
+
+
+# Snapshots that are never finished, made of calls into C++ as ScaNN's are.
+_ENDLESS = """
+import sys
+import numpy as np, jax
+from jaxretr.cli import main
+from jaxretr.serve.live import snapshots
+
+def write(*_):
+    print('{"message": "building"}', file=sys.stderr, flush=True)
+    multiply, ones = jax.jit(lambda x: x @ x), np.ones((64, 64), np.float32)
+    while True:
+        np.asarray(multiply(ones))
+
+snapshots.write = write
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_signal_while_a_snapshot_is_made_ends_it(model: str, tmp_path: Path) -> None:
+    indexes = [f"{name}={tmp_path / name}" for name in ("notes", "drafts")]
+    options = (model, *(word for each in indexes for word in ("--index", each)), "--max-batch-tokens", "16")
+    process = Process(*options, log=tmp_path / "log", program=("-c", _ENDLESS))
+    try:
+        process.wait()
+        for name in ("notes", "drafts"):
+            for start in range(0, 1536, 512):
+                documents = [{"id": f"{start + n}", "text": "a"} for n in range(512)]
+                body = {"documents": documents, "vectors": [[1.0] * 16] * 512}
+                assert process.ask("POST", f"/v1/{name}/upsert", body)[0] == 200
+        while sum(line["message"] == "building" for line in process.lines() if "message" in line) < 2:
+            time.sleep(0.1)
+        began = time.monotonic()
+        process.process.terminate()
+        assert process.process.wait(timeout=60) == 0
+        assert time.monotonic() - began < 20, "it waits some seconds, for both together"
+        assert process.lines()[-1]["message"] == "stopped"
+    finally:
+        process.process.kill()
 
 
 def test_a_signal_while_it_starts_ends_it(model: str, tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ The whole corpus is never in memory: ScaNN learns the tree and then the codebook
 of one block of rows after the other.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -182,6 +184,8 @@ def self_test() -> dict[str, Any]:
 
 def main() -> None:
     """Does the job that standard input names, as JSON, and answers with a line of JSON."""
+    # PR_SET_PDEATHSIG: nobody reads the answer once the thread that started this has ended.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     job = json.load(sys.stdin)
     answer = {"train": train, "encode": encode, "self_test": self_test}[job.pop("job")](**job)
     with open("/proc/self/status", encoding="ascii") as file:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 Encode = Callable[[Sequence[Document]], np.ndarray]
 
 # How long `close` waits for the upkeep to finish what it is doing.
-_CLOSING_SECONDS = 10.0
+_CLOSING_SECONDS = 5.0
 
 # How often a search that a write has overtaken looks for a moment between two commits, before it waits for one.
 _TRIES = 20
@@ -270,7 +270,7 @@ class LiveIndex:
         """What /info says, see `ServedIndex.facts`; sequences, the tail, and when the certificate was measured."""
         view, certified = self._view, self.certified
         facts = view.facts() | {"name": self.name, "disk_bytes": database.size(self.folder)}
-        if certified is not None and view.base.scann is not None:
+        if certified is not None and view.base.scann is not None and certified.snapshot == view.base.sequence:
             limit = self.settings.certify_share * len(view.base)
             facts["certificate"] = certified.facts(view.changes, limit)
         return facts

@@ -1,5 +1,6 @@
 """Background work of a live index: new snapshots, and certificates measured again."""
 
+import atexit
 import logging
 import threading
 from typing import Protocol
@@ -51,6 +52,8 @@ class Upkeep:
 
     def start(self) -> None:
         """Starts the thread."""
+        # Python must not end under a thread that computes in C++: that would end the process by a signal.
+        atexit.register(self._end)
         self._thread.start()
         self.look()
 
@@ -63,7 +66,14 @@ class Upkeep:
         """Waits for the thread to end; returns whether it has."""
         if self._thread.is_alive():
             self._thread.join(seconds)
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        atexit.unregister(self._end)
+        return True
+
+    def _end(self) -> None:
+        self.ask_to_stop()
+        self._thread.join()
 
     def look(self) -> None:
         """Wakes the thread if there is something to do; called after every commit."""
