@@ -51,8 +51,9 @@ def add_commands(commands: Commands) -> None:
 
     add = commands.command(
         "data validate",
-        "Find every problem in a training set, corpus, question file or BEIR folder: bad rows, duplicates, missing\n"
-        "positives, ids that the corpus lacks, empty texts, negatives that are positives. Exits with 1 if there are any.",
+        "Find every problem in a training set, corpus, question file or BEIR folder: bad rows, ids that occur twice,\n"
+        "missing positives, ids that the corpus lacks, empty texts, negatives that are positives. Exits with 1 if there\n"
+        "are any, else with 0: questions and passages that repeat are a warning, as they are to train.",
         "jaxretr data validate train.jsonl --corpus corpus.jsonl",
         module="data",
     ).add_argument

@@ -226,7 +226,7 @@ def numbered_passages(bad: BadRows) -> Iterator[tuple[int, Passage]]:
         )
     names = [name.strip().strip('"').lower() for name in head.split("\t")]
     if any(name in names for name in _HEADER_IDS) and any(name in names for name in _HEADER_TEXTS):
-        rows = tsv_rows(numbered_lines(path), len(names))
+        rows = tsv_rows(path, len(names))
         next(rows)  # the header
         return _passages(bad, rows, _dpr_passage(names))
     lines = ((number, line) for number, line in numbered_lines(path) if line.strip(" \r"))

@@ -1,15 +1,24 @@
 """Duplicate groups: passages with the same title and text. A group is named by its lowest row."""
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 
 from jaxretr.data.corpus import Corpus
 
+_log = logging.getLogger(__name__)
+
 
 def duplicate_groups(passages: Corpus) -> np.ndarray:
-    """Returns the duplicate group of every row, int32 [N]: the lowest row with the same title and text."""
-    return _first(passages.titles, passages.texts)
+    """Returns the duplicate group of every row, int32 [N]: the lowest row with the same title and text; warns of any."""
+    first = _first(passages.titles, passages.texts)
+    if len(repeated := np.flatnonzero(first != np.arange(len(first)))):
+        _log.warning(
+            "%d passages have the title and text of an earlier one (the first: '%s'); they count as the same passage",
+            *(len(repeated), passages.ids[repeated[0]]),
+        )
+    return first
 
 
 def duplicate_groups_among(passages: Corpus, rows: np.ndarray) -> np.ndarray:

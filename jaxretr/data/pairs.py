@@ -1,6 +1,5 @@
 """Pairs of a question and a passage, and files with one in each row."""
 
-import csv
 import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -9,9 +8,11 @@ from typing import Any, NamedTuple
 
 from jaxretr.data.formats.columns import named_rows
 from jaxretr.data.text_rows import (
+    TABLES,
     BadRows,
     RowError,
     bare_suffix,
+    csv_line,
     find_input,
     first_character,
     missing_field,
@@ -22,7 +23,6 @@ from jaxretr.storage.files import atomic_write
 
 _QUESTIONS = ("query", "question")
 _PASSAGES = ("passage", "text")
-_TABLES = (".csv", ".tsv")
 
 
 class Pair(NamedTuple):
@@ -39,7 +39,7 @@ def is_pair_file(path: str | Path) -> bool:
     Rows with further passages ("positive", "negative_1", "pos", "neg") are those of a training set.
     """
     path = Path(path).expanduser()
-    if path.is_dir() or (bare_suffix(find_input(path)) not in _TABLES and first_character(path) != "{"):
+    if path.is_dir() or (bare_suffix(find_input(path)) not in TABLES and first_character(path) != "{"):
         return False
     row = next((row for _, row in islice(named_rows(path), 1)), None)
     if not isinstance(row, dict):
@@ -84,15 +84,15 @@ def write_pair_rows(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     Returns:
       How many rows were written.
     """
-    delimiter = {".csv": ",", ".tsv": "\t"}.get(bare_suffix(path))
+    delimiter = TABLES.get(bare_suffix(path))
     with atomic_write(path, "w") as file:
-        table, header, count = None, [], 0
+        header, count = [], 0
         for count, row in enumerate(rows, start=1):  # noqa: B007
             if delimiter is None:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 continue
-            if table is None:
-                table, header = csv.writer(file, delimiter=delimiter, lineterminator="\n"), list(row)
-                table.writerow(header)
-            table.writerow([row.get(name) for name in header])
+            if not header:
+                header = list(row)
+                file.write(csv_line(header, delimiter))
+            file.write(csv_line(map(row.get, header), delimiter))
     return count

@@ -58,7 +58,8 @@ def read_questions(path: str | Path, *, skip_bad: bool = False, trec_ids: bool =
       One JSON array of such objects: DPR's training files, WebQuestions ({qId, qText, answers}).
       DPR's `question<TAB>['answer', ...]` with csv quoting; the second column is a Python literal, a list or one
         string (CuratedTREC's patterns), read with ast.literal_eval.
-      `id<TAB>text` without quoting (MS MARCO; leading spaces of the text are removed), with or without a header.
+      `id<TAB>text` (leading spaces of the text are removed): without a header nothing is quoted (MS MARCO), with one
+        fields have csv quoting.
       Plain text, one question a line (.txt).
     A question without an id gets its row number, counted from 0 (blank lines do not count, bad rows do). A question
     with an empty text keeps its row, since published sets judge such questions, too; a warning counts them.
@@ -105,11 +106,13 @@ def question_rows(path: Path) -> Iterator[tuple[int, _Fields | RowError]]:
         return parsed(json_array(path) if head.lstrip().startswith("[") else json_lines(path), _json_row)
     if "\t" in head:
         if _has_answers(head):
-            return parsed(tsv_rows(numbered_lines(path), 2), _answer_row)
-        names = [name.strip().lower() for name in head.split("\t")]
+            return parsed(tsv_rows(path, 2), _answer_row)
+        names = [name.strip().strip('"').lower() for name in head.split("\t")]
         has_header = len(names) == 2 and names[0] in _HEADER_IDS and names[1] in _TEXT_FIELDS
-        rows = ((number, line) for number, line in numbered_lines(path) if line.strip(" \r"))
-        return parsed(islice(rows, int(has_header), None), _id_row)
+        if has_header:
+            return parsed(islice(tsv_rows(path, 2), 1, None), _id_row)
+        rows = ((number, line.split("\t")) for number, line in numbered_lines(path) if line.strip(" \r"))
+        return parsed(rows, _id_row)
     if suffix == ".txt" or not head:
         return parsed(filled_lines(path), _plain_row)
     raise UserError(
@@ -162,11 +165,10 @@ def _answer_row(fields: list[str], *_: int) -> _Fields:
     return None, fields[0], _answers(_literal(fields[1]))
 
 
-def _id_row(line: str, *_: int) -> _Fields:
-    fields = line.split("\t")
+def _id_row(fields: list[str], *_: int) -> _Fields:
     if len(fields) != 2:
         raise RowError(f"{len(fields)} columns instead of id<TAB>text; check its tabs")
-    check_utf8(line)
+    check_utf8(fields[0] + fields[1])
     if not fields[0].strip():
         raise RowError("the id is empty; give every question an id")
     return fields[0], fields[1].lstrip(), ()

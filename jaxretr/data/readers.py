@@ -14,11 +14,13 @@ from jaxretr.data.text_rows import (
     bare_suffix,
     check_utf8,
     find_input,
+    first_line,
     json_lines,
     missing_field,
     numbered_lines,
     parsed,
     string_field,
+    tsv_rows,
 )
 from jaxretr.errors import UserError, did_you_mean
 
@@ -60,7 +62,7 @@ class BeirSet:
 
 
 def read_qrels(path: str | Path) -> dict[str, dict[str, int]]:
-    """Reads judgements: BEIR's `query-id corpus-id score` by tabs, TREC's `query 0 passage grade`, or JSON lines.
+    """Reads judgements: BEIR's `query-id corpus-id score` by tabs (csv), TREC's `query 0 passage grade`, or JSON lines.
 
     Args:
       path: a file, gzipped or not; a BEIR header is recognised by its names, and one without is read too. JSON lines have
@@ -115,14 +117,16 @@ def _json_judgement(row: dict[str, Any], *_: int) -> tuple[str, str, int]:
 
 def _table_judgements(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | RowError]]:
     columns = 0
-    for number, line in numbered_lines(path):
-        if not line.strip():
-            continue
-        separator = "\t" if "\t" in line else " "
-        # Not str.split(): an id may contain a no-break space. TREC files align their columns with several spaces.
-        fields = [field.strip(" ") for field in line.split(separator) if field or separator == "\t"]
+    head = first_line(path)
+    # BEIR writes and reads its three columns as csv; in TREC's and MS MARCO's four nothing is quoted.
+    if head.count("\t") == 2:
+        rows = tsv_rows(path, 3)
+    else:
+        rows = ((number, _columns(line)) for number, line in numbered_lines(path) if line.strip())
+    for number, fields in rows:
+        fields = [field.strip(" ") for field in fields]
         try:
-            check_utf8(line)
+            check_utf8("".join(fields))
             if not columns:
                 columns = len(fields)
                 if columns not in (3, 4):
@@ -144,6 +148,11 @@ def _table_judgements(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | 
             yield number, error
             continue
         yield number, (query, passage, int(float(grade)))
+
+
+def _columns(line: str) -> list[str]:
+    """Splits at tabs, or else at spaces, of which TREC files have several in a row; an id may have a no-break space."""
+    return line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
 
 
 def _is_grade(value: Any) -> bool:

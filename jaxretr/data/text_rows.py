@@ -25,8 +25,11 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 Parsed = TypeVar("Parsed")
 
-# A quoted field may span lines, but an opening quote without its partner must not swallow the file.
-_MAX_LINES_OF_A_FIELD = 1000
+# A quoted field may span lines; so many characters are kept to look for its end, and to be read again if there is none.
+_LONGEST_FIELD = 1 << 24
+
+TABLES = {".csv": ",", ".tsv": "\t"}
+"""Suffixes of tables with csv quoting, and their delimiters."""
 
 # Bytes of a JSON array in memory, besides an element; and how far before the end of a cut text JSON's reader may stop:
 # at an escape, a word, or a number's sign or exponent.
@@ -455,46 +458,104 @@ def missing_field(row: dict[str, Any], names: tuple[str, ...]) -> RowError:
     return RowError(f'no field "{names[0]}"{near or "; add it"}')
 
 
-def tsv_rows(lines: Iterator[tuple[int, str]], columns: int) -> Iterator[tuple[int, list[str]]]:
+def tsv_rows(path: Path, columns: int | None = None) -> Iterator[tuple[int, list[str]]]:
     """Yields (line number, fields) of a tab-separated file with csv quoting; blank lines are skipped.
 
-    A line whose quotes do not follow csv (`"so" he said` unquoted) is split at its tabs and kept literally. A
-    quoted field may contain line breaks, unless a line inside it has the tabs of a whole row: then the quote was a
-    stray one, and that row must not be lost.
+    A field that begins with a quotation mark is read as csv reads it, with the tabs and line breaks in it, if it closes
+    properly and its row has the right number of columns. Otherwise nothing is quoted: the line is split at its tabs and
+    its quotes are text (`"so" he said`). Once a file has such a line, a field ends before a line that has the tabs of a
+    whole row: the quote of one row could find its partner in another, and the rows between would be lost.
 
     Args:
-      lines: as `numbered_lines` yields them.
-      columns: how many fields a row has; rows with another number are yielded as well.
+      path: the file, gzipped or not.
+      columns: how many fields a row has, or None: as many as the first; rows with another number are yielded as well.
     """
-    pending: deque[tuple[int, str]] = deque()
+    return cast(Iterator[tuple[int, list[str]]], _table_rows(path, "\t", columns))
 
-    def following() -> tuple[int, str] | None:
-        return pending.popleft() if pending else next(lines, None)
 
-    while (numbered := following()) is not None:
+def csv_rows(path: Path) -> Iterator[tuple[int, list[str] | RowError]]:
+    """Yields (number of its first line, fields) for every row of a comma-separated file; a field may span lines."""
+    return _table_rows(path, ",", None)
+
+
+def csv_line(fields: Iterable[Any], delimiter: str = "\t") -> str:
+    """Returns fields as a row with csv quoting and its line end, which `tsv_rows`, `csv_rows` and Python's csv read.
+
+    csv.writer is not used: before Python 3.11.9 and 3.12.3 it leaves a field with a bare carriage return unquoted.
+    """
+    special = {delimiter, '"', "\r", "\n"}
+    texts = ("" if field is None else str(field) for field in fields)
+    return (
+        delimiter.join(f'"{text.replace(chr(34), chr(34) * 2)}"' if special & {*text} else text for text in texts)
+        + "\n"
+    )
+
+
+def _table_rows(path: Path, delimiter: str, columns: int | None) -> Iterator[tuple[int, list[str] | RowError]]:
+    source = (
+        (number, raw.decode("utf-8", errors="surrogateescape").removeprefix("\ufeff" if number == 1 else ""))
+        for number, raw in _raw_pieces(path)
+    )
+    lines = _Lines(source)
+    quoted_as_csv = True
+    while (numbered := lines.next()) is not None:
         number, line = numbered
-        if not line.strip(" \r"):
+        if not line.strip(" \r\n"):
             continue
-        if '"' not in line:
-            yield number, line.split("\t")
-            continue
-        taken: list[tuple[int, str]] = []
-        try:
-            fields = next(csv.reader(_field_lines(line, taken, pending, following, columns), "excel-tab", strict=True))
-        except csv.Error:
-            fields = []
-        if len(fields) != columns:
-            pending.extendleft(reversed(taken))
-            fields = line.split("\t")
+        fields: list[str] | RowError
+        if '"' not in line and (delimiter == "\t" or "\r" not in line[:-2]):
+            fields = _without_end(line).split(delimiter)
+        else:
+            taken: list[tuple[int, str]] = []
+            tabs = columns - 1 if columns is not None and columns > 1 and not quoted_as_csv else None
+            try:
+                fields = next(csv.reader(lines.of_row(line, taken, tabs), delimiter=delimiter, strict=True))
+            except csv.Error as error:
+                fields = RowError(f"broken csv ({error}); close the quotes and double those inside a field")
+            wrong = isinstance(fields, RowError) or (delimiter == "\t" and len(fields) != (columns or len(fields)))
+            if wrong:
+                lines.give_back(taken)
+            if wrong and delimiter == "\t":
+                quoted_as_csv = False
+                fields = _without_end(line).split(delimiter)
+        if columns is None and not isinstance(fields, RowError):
+            columns = len(fields)
         yield number, fields
 
 
-def _field_lines(line, taken, pending, following, columns) -> Iterator[str]:
-    """Feeds the csv reader a line and, as long as a quote is open, the lines after it, recorded in `taken`."""
-    yield line + "\n"
-    while len(taken) < _MAX_LINES_OF_A_FIELD and (numbered := following()) is not None:
-        if numbered[1].count("\t") == columns - 1 and columns > 1:
-            pending.appendleft(numbered)
-            return
-        taken.append(numbered)
-        yield numbered[1] + "\n"
+def _without_end(line: str) -> str:
+    return line.removesuffix("\n").removesuffix("\r")
+
+
+class _Lines:
+    """Numbered lines with their ends, which can be given back."""
+
+    def __init__(self, lines: Iterator[tuple[int, str]]):
+        self._lines = lines
+        self._pending: deque[tuple[int, str]] = deque()
+
+    def next(self) -> tuple[int, str] | None:
+        """Takes a line; None at the end."""
+        return self._pending.popleft() if self._pending else next(self._lines, None)
+
+    def give_back(self, taken: list[tuple[int, str]]) -> None:
+        """Puts lines back before the others."""
+        self._pending.extendleft(reversed(taken))
+
+    def of_row(self, line: str, taken: list[tuple[int, str]], tabs: int | None) -> Iterator[str]:
+        """Yields a line and, as long as csv's reader asks for more, those after it.
+
+        Args:
+          line: the first.
+          taken: the others are recorded here.
+          tabs: a line with so many ends the row; None: none does.
+        """
+        yield line
+        left = _LONGEST_FIELD
+        while left > 0 and (numbered := self.next()) is not None:
+            if numbered[1].count("\t") == tabs:
+                self.give_back([numbered])
+                return
+            taken.append(numbered)
+            left -= len(numbered[1])
+            yield numbered[1]

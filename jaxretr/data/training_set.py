@@ -208,7 +208,7 @@ class _Builder:
         # Texts of the file, rows from corpus_rows on.
         self.row_of_text: dict[tuple[str, str], int] = {}
         self.text_ids: list[str | None] = []
-        self.unknown, self.changed, self.reworded = _Count(), _Count(), _Count()
+        self.unknown, self.changed, self.reworded, self.repeated = _Count(), _Count(), _Count(), _Count()
         self.joined = 0
 
     def add(self, example: Example) -> None:
@@ -218,9 +218,13 @@ class _Builder:
             return
         kinds = (example.positives, example.negatives, example.other_negatives)
         for pairs, candidates in zip(self.kinds, kinds, strict=True):
+            rows: set[int] = set()
             for candidate in candidates:
                 row = self._row(candidate, example)
-                if row is not None:
+                if row in rows:
+                    self.repeated.add(f"on line {example.line}")
+                elif row is not None:
+                    rows.add(row)
                     pairs.examples.append(index)
                     pairs.rows.append(row)
                     pairs.scores.append(np.nan if candidate.score is None else candidate.score)
@@ -357,6 +361,11 @@ class _Builder:
             _log.warning(
                 "%s: %d passages have another title or text in the corpus (the first: %s); the corpus's version is used",
                 *(self.path, self.changed.count, self.changed.first),
+            )
+        if self.repeated.count:
+            _log.warning(
+                "%s: a row names a passage twice, %d times (the first %s); it counts once",
+                *(self.path, self.repeated.count, self.repeated.first),
             )
         if contradicted:
             _log.warning("%s: left out %d negatives that are positives of their question", self.path, contradicted)

@@ -135,7 +135,7 @@ def inspect_data(path: str | Path, *, format: str | None = None, queries: str | 
             return _questions(find_input(place), str(place))
         case _ if kind in FORMATS:
             return _training_set(place, kind, queries)
-    found = read_run(place)
+    found = read_run(place, count=True)
     lengths = [len(hits) for hits in found.values()]
     return Description(str(place), KINDS[kind], {"questions": len(found), "passages a question": _spread(lengths)})
 

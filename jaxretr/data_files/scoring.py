@@ -211,7 +211,8 @@ def _score_pairs(call: _Call, path: Path_) -> int:
 
 def _score_run(call: _Call, path: Path_, queries: Path_, corpus: Path_, to: str) -> int:
     trec = to == "trec"
-    hits, questions = hits_of(read_run(path, trec_ids=trec)), read_questions(queries, trec_ids=trec)
+    questions = read_questions(queries, trec_ids=trec)
+    hits = hits_of(read_run(path, questions=questions, trec_ids=trec))
     passages = read_corpus(corpus)
     found, kept = rerank_hits(
         call.load,

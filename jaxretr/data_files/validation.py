@@ -47,6 +47,8 @@ class Validation:
       count: number of problems.
       problems: the first of them.
       repeated_questions: questions whose text occurs on an earlier line as well, which is not a problem.
+      repeated_passages: passages of a corpus with the title and text of an earlier one, and passages that a row of a
+        training set names twice, which are none either: they count as one.
       unchecked: what could not be checked, and what that needs.
     """
 
@@ -56,6 +58,7 @@ class Validation:
     count: int
     problems: Sequence[Problem]
     repeated_questions: int
+    repeated_passages: int
     unchecked: Sequence[str]
 
     @property
@@ -95,8 +98,9 @@ def validate_data(
 ) -> Validation:
     """Finds every problem in a training set, corpus, question file, run or BEIR folder.
 
-    Problems are bad rows, duplicates, missing positives, ids that the corpus lacks, empty texts, and negatives that
-    are positives.
+    Problems are bad rows, ids that occur twice, missing positives, ids that the corpus lacks, empty texts, and negatives
+    that are positives. Repeated questions and passages are ordinary data, to training as well: they are counted, with a
+    warning.
 
     Args:
       path: the file or BEIR folder.
@@ -125,26 +129,25 @@ def validate_data(
     elif kind == "questions":
         rows = _check_questions(problems)
     elif kind == "run":
-        rows = len(read_run(place))
+        rows = len(read_run(place, count=True))
     else:
         rows = _check_training_set(problems, kind, corpus, queries, split, unchecked)
-    if problems.repeated:
-        log.warning(
-            "questions that occur more than once: %d; the first: %s", problems.repeated, problems.first_repeated
-        )
-    return Validation(str(place), kind, rows, problems.count, problems.found, problems.repeated, unchecked)
+    for what, (count, first) in problems.repeated.items():
+        log.warning("%s that occur more than once: %d; the first: %s", what, count, first)
+    questions, passages = (problems.repeated.get(what, (0, ""))[0] for what in ("questions", "passages"))
+    return Validation(str(place), kind, rows, problems.count, problems.found, questions, passages, unchecked)
 
 
 class _Problems(BadRows):
-    """Collects the first problems and counts them all; counts repeated questions, which training accepts."""
+    """Collects the first problems and counts them all; counts repeated questions and passages, which training accepts."""
 
     def __init__(self, path: Path, most: int, on_problem: Callable[[Problem], object] | None):
         super().__init__(path, skip=True)
         self.most = most
         self.on_problem = on_problem
         self.found: list[Problem] = []
-        self.repeated = 0
-        self.first_repeated = ""
+        # "questions" or "passages": how many, and where first.
+        self.repeated: dict[str, tuple[int, str]] = {}
 
     def add(self, line: int, problem: str | RowError) -> None:
         self.count += 1
@@ -153,10 +156,10 @@ class _Problems(BadRows):
             if self.on_problem is not None:
                 self.on_problem(self.found[-1])
 
-    def repeat(self, line: int, first: int) -> None:
-        """Counts a question that is on an earlier line, too: ordinary data if other passages answer it."""
-        self.repeated += 1
-        self.first_repeated = self.first_repeated or f"{self.path}:{line}: the same question as on line {first}"
+    def repeat(self, what: str, line: int, how: str) -> None:
+        """Counts one of the "questions" or "passages" that is there already."""
+        count, first = self.repeated.get(what, (0, f"{self.path}:{line}: {how}"))
+        self.repeated[what] = count + 1, first
 
 
 # ---- corpora and questions -------------------------------------------------------------------------------------------
@@ -176,7 +179,7 @@ def _check_corpus(problems: _Problems) -> int:
         if not passage.text.strip():
             problems.add(line, f"passage '{passage.id}' has no text; give it one or leave it out")
         elif (first := line_of_content.setdefault((passage.title, passage.text), line)) != line:
-            problems.add(line, f"the same title and text as on line {first}; leave one out")
+            problems.repeat("passages", line, f"the same title and text as on line {first}")
     return _rows(problems, rows, problems.count - before)
 
 
@@ -209,7 +212,7 @@ def _check_text(problems: _Problems, line: int, text: str, line_of_text: dict[st
     if not text.strip():
         problems.add(line, "the question is empty; give it a text or leave it out")
     elif (first := line_of_text.setdefault(text, line)) != line:
-        problems.repeat(line, first)
+        problems.repeat("questions", line, f"the same question as on line {first}")
 
 
 # ---- training sets ---------------------------------------------------------------------------------------------------
@@ -313,7 +316,7 @@ class _ExampleChecker:
             elif candidate.text is None:
                 content = candidate.id
             if content in names:
-                self.problems.add(line, f"passage {_name(candidate)} is twice a {what}; leave one out")
+                self.problems.repeat("passages", line, f"passage {_name(candidate)} is twice a {what}")
             names.setdefault(content, _name(candidate))
         return names
 

@@ -26,7 +26,7 @@ from jaxretr.evaluate.measuring import (
 )
 from jaxretr.evaluate.measuring import depth as hits_needed
 from jaxretr.evaluate.report import Measured, Report
-from jaxretr.evaluate.runs import read_run
+from jaxretr.evaluate.runs import has_question_ids, read_run
 from jaxretr.evaluate.searches import bm25_search, encoder_search, stored_search
 
 if TYPE_CHECKING:  # They import JAX, which measuring a run does not need.
@@ -144,7 +144,8 @@ def evaluate_run(
       qrels: judgements in BEIR's or TREC's format.
       answers: questions with answers, in place of judgements: Acc@k by DPR's matching in the texts of the corpus.
       corpus: the passages; for answers, for BM25 as a baseline, and for re-ranking.
-      queries: the questions; for judgements with BM25 as a baseline or with re-ranking.
+      queries: the questions; for judgements with BM25 as a baseline, with re-ranking, or with a run that has no ids of
+        its questions, as DPR's results: they are found by their text.
       match: how answers are matched, "string" or "regex".
       baselines: runs, as files; "bm25" is BM25 on corpus and queries.
       metrics: ndcg@10, mrr@10 and recall@100 by default, or acc@1, acc@5, acc@20 and acc@100 with answers.
@@ -167,12 +168,14 @@ def evaluate_run(
     if answers is not None:
         _check_of_answers(corpus, queries, relevance_level)
     else:
-        _check_of_texts(BM25 in baselines, rerank is not None, corpus, queries)
-    runs = _read_baselines(baselines)
-    found = read_run(run) if isinstance(run, str | Path) else run
+        files = [file for file in (run, *baselines) if isinstance(file, str | Path) and file != BM25]
+        without_ids = queries is not None and corpus is None and not all(map(has_question_ids, files))
+        _check_of_texts(BM25 in baselines, rerank is not None, corpus, None if without_ids else queries)
+    questions = _questions(queries if answers is None else answers)
+    runs = _read_baselines(baselines, questions)
+    found = read_run(run, questions=questions or None) if isinstance(run, str | Path) else run
     name = str(run) if isinstance(run, str | Path) else "the run"
     texts = read_corpus(corpus) if isinstance(corpus, str | Path) else corpus or Corpus([], [], [])
-    questions = _questions(queries if answers is None else answers)
     if qrels is None:
         if not any(question.answers for question in questions):
             raise UserError(f"{_named(answers)}: no question has answers; give questions with answers, or qrels")
@@ -223,11 +226,13 @@ def _named(source: object) -> str:
     return str(source) if isinstance(source, str | Path) else "the given data"
 
 
-def _read_baselines(names: Sequence[_Path]) -> list[tuple[str, Run | None]]:
-    """Reads the runs of baselines; None for BM25, which is computed later."""
+def _read_baselines(names: Sequence[_Path], questions: Sequence[Question] = ()) -> list[tuple[str, Run | None]]:
+    """Reads the runs of baselines, see `read_run`; None for BM25, which is computed later."""
     if len(names) != len({str(name) for name in names}):
         raise UsageError("a baseline is named twice; name each once")
-    return [("BM25", None) if name == BM25 else (str(name), read_run(name)) for name in names]
+    return [
+        ("BM25", None) if name == BM25 else (str(name), read_run(name, questions=questions or None)) for name in names
+    ]
 
 
 def _with_bm25(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxretr.data.text_rows import csv_line
 from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import Measure, Run, Values
@@ -154,9 +155,9 @@ class Report:
             for name in self.metrics
         ]
         with atomic_write(Path(path).expanduser()) as file:
-            file.write("\t".join(["question-id", *(name for name, _ in columns)]) + "\n")
+            file.write(csv_line(["question-id", *(name for name, _ in columns)]))
             for question_id in columns[0][1]:
-                file.write("\t".join([question_id, *(f"{values[question_id]:.6g}" for _, values in columns)]) + "\n")
+                file.write(csv_line([question_id, *(f"{values[question_id]:.6g}" for _, values in columns)]))
 
     def plot(self, path: str | Path) -> None:
         """Draws a panel for each metric with a cut, with the 95% bootstrap band of the mean around each line.

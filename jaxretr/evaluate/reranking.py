@@ -44,8 +44,8 @@ def rerank(
     Raises:
       UserError: bad input, or hits of an unknown question or passage.
     """
-    hits = hits_of(read_run(run) if isinstance(run, str | Path) else run)
     questions = questions_of(queries)
+    hits = hits_of(read_run(run, questions=questions) if isinstance(run, str | Path) else run)
     passages = read_corpus(corpus) if isinstance(corpus, str | Path) else corpus
     found, _ = rerank_hits(scorer, hits, questions=questions, corpus=passages, depth=depth, batch_size=batch_size)
     return SearchRun(found, questions)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxretr.data.text_rows import csv_line
 from jaxretr.errors import UserError
 from jaxretr.evaluate.rank_overlap import find_shared, overlap_at, rank_biased_overlap, ranked_ids
 from jaxretr.evaluate.runs import read_run
@@ -77,10 +78,10 @@ class RunOverlap:
     def write_per_query(self, path: str | Path) -> None:
         """Writes a line for each run and question, separated by tabs, under a header."""
         with atomic_write(Path(path).expanduser()) as file:
-            file.write("\t".join(["question-id", "run", *self.values[0][1]]) + "\n")
+            file.write(csv_line(["question-id", "run", *self.values[0][1]]))
             for name, of_run in self.values:
                 for id, *numbers in zip(self.ids, *of_run.values(), strict=True):
-                    file.write("\t".join([id, name, *(f"{number:.6g}" for number in numbers)]) + "\n")
+                    file.write(csv_line([id, name, *(f"{number:.6g}" for number in numbers)]))
 
 
 def run_overlap(reference: str | Path, others: Sequence[str | Path], *, p: float = 0.9, depth: int = 100) -> RunOverlap:

@@ -2,9 +2,11 @@
 
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jaxretr.data.questions import Question
 from jaxretr.data.text_rows import (
     RowError,
     check_trec_id,
@@ -36,26 +38,34 @@ Path = str | os.PathLike[str]
 _PASSAGE_IDS = ("id", "passage_id", "psg_id", "docid", "_id")
 
 
-def read_run(path: Path, *, trec_ids: bool = False) -> dict[str, dict[str, float]]:
+_QUESTION_IDS = ("question_id", "id", "query_id", "_id")
+_QUESTION_TEXTS = ("question", "query")
+
+
+def read_run(
+    path: Path, *, questions: Sequence[Question] | None = None, trec_ids: bool = False, count: bool = False
+) -> dict[str, dict[str, float]]:
     """Reads a run in any of the formats, told from the content.
 
     Formats:
       TREC, see `read_trec`.
-      DPR's results, a JSON array or lines of {question, answers, ctxs: [{id, score}]}; a question's id is its "id",
-        or its position counted from 0 where it has none. Without scores the order ranks.
+      DPR's results, a JSON array or lines of {id?, question, answers, ctxs: [{id, score}]}. Rows without ids, as DPR
+        writes them, are found among `questions` by their text, equal texts in their order. Without scores the order ranks.
       Lines of {question_id, hits: [{id, score}]}, as `write_jsonl` writes them.
-      MS MARCO's `question-id<TAB>passage-id<TAB>rank` and Tevatron's with a score in place of the rank: whole numbers
-        that for every question are 1 to the number of its passages are ranks.
+      MS MARCO's `question-id<TAB>passage-id<TAB>rank` and Tevatron's with a score in place of the rank, see
+        `_are_ranks`.
 
     Args:
       path: the file, gzipped or not.
+      questions: the questions that were searched, for a run without ids of its questions.
       trec_ids: whether a row is bad with an id that `write_trec` refuses.
+      count: whether rows are only counted: questions without ids get their position.
 
     Returns:
       {question id: {passage id: score}} in the file's order; a rank r as the score -r.
 
     Raises:
-      UserError: the file cannot be read or holds no hit, or a row is bad (`path:line: ...`).
+      UserError: the file cannot be read or holds no hit, a row is bad (`path:line: ...`), or it can be ranks and scores.
     """
     file = pathlib.Path(path)
     if not file.is_file():
@@ -63,7 +73,7 @@ def read_run(path: Path, *, trec_ids: bool = False) -> dict[str, dict[str, float
         return read_trec(path, trec_ids=trec_ids)
     first = first_character(file)
     if first in ("[", "{"):
-        run = _read_json(file, json_array(file) if first == "[" else json_lines(file), trec_ids)
+        run = _read_json(file, json_array(file) if first == "[" else json_lines(file), questions, trec_ids, count)
     elif first_line(file).count("\t") == 2:
         run = _read_three_columns(file, trec_ids)
     else:
@@ -74,9 +84,16 @@ def read_run(path: Path, *, trec_ids: bool = False) -> dict[str, dict[str, float
 
 
 def _read_json(
-    path: pathlib.Path, rows: Iterator[tuple[int, dict[str, Any] | RowError]], trec_ids: bool
+    path: pathlib.Path,
+    rows: Iterator[tuple[int, dict[str, Any] | RowError]],
+    questions: Sequence[Question] | None,
+    trec_ids: bool,
+    count: bool,
 ) -> dict[str, dict[str, float]]:
     run: dict[str, dict[str, float]] = {}
+    ids_of_text: defaultdict[str, deque[str]] = defaultdict(deque)
+    for question in questions or ():
+        ids_of_text[_joined_by(question.text)].append(question.id)
     for position, (line, row) in enumerate(rows):
         try:
             if isinstance(row, RowError):
@@ -84,7 +101,9 @@ def _read_json(
             name = "hits" if "hits" in row else "ctxs"
             if not isinstance(row.get(name), list) or not all(isinstance(hit, dict) for hit in row[name]):
                 raise RowError(f'field "{name}" is not a list of passages; is it a run?')
-            question_id = string_field(row, ("question_id", "id", "query_id", "_id"), allow_int=True) or str(position)
+            question_id = string_field(row, _QUESTION_IDS, allow_int=True)
+            if not question_id:
+                question_id = str(position) if count else _id_by_text(row, None if questions is None else ids_of_text)
             if question_id in run:
                 raise RowError(f"question '{question_id}' occurs twice; remove one row")
             hits = run[question_id] = {}
@@ -100,6 +119,35 @@ def _read_json(
         except RowError as error:
             raise UserError(f"{path}:{line}: {error}") from None
     return run
+
+
+def has_question_ids(path: Path) -> bool:
+    """Whether a run's first question has an id, or is not there or not readable; those of DPR's results have none."""
+    file = pathlib.Path(path)
+    if not file.is_file() or (first := first_character(file)) not in ("[", "{"):
+        return True
+    _, row = next(json_array(file) if first == "[" else json_lines(file), (0, RowError()))
+    return isinstance(row, RowError) or any(row.get(name) is not None for name in _QUESTION_IDS)
+
+
+def _id_by_text(row: dict[str, Any], ids_of_text: Mapping[str, deque[str]] | None) -> str:
+    """Takes the id of a question that has only a text."""
+    if ids_of_text is None:
+        raise RowError(
+            "the question has no id, and its position may be another question's; give the questions that were searched, "
+            "where --queries can be given, or a run with ids"
+        )
+    text = string_field(row, _QUESTION_TEXTS)
+    if text is None:
+        raise missing_field(row, _QUESTION_TEXTS)
+    if not (ids := ids_of_text[_joined_by(text)]):
+        raise RowError(f"'{text[:60]}' is not among the questions, or more often here; give the ones that were searched")
+    return ids.popleft()
+
+
+def _joined_by(text: str) -> str:
+    """A question's text as DPR's reader leaves it, which writes other apostrophes than its file has."""
+    return text.replace("’", "'").strip()
 
 
 def _read_three_columns(path: pathlib.Path, trec_ids: bool) -> dict[str, dict[str, float]]:
@@ -121,9 +169,45 @@ def _read_three_columns(path: pathlib.Path, trec_ids: bool) -> dict[str, dict[st
                 _check_trec_ids(question_id, [id])
         except RowError as error:
             raise UserError(f"{path}:{number}: {error}") from None
-    if all(sorted(hits.values()) == list(range(1, len(hits) + 1)) for hits in run.values()):
+    if _are_ranks(path, run):
         return {question_id: {id: -rank for id, rank in hits.items()} for question_id, hits in run.items()}
     return run
+
+
+def _are_ranks(path: pathlib.Path, run: dict[str, dict[str, float]]) -> bool:
+    """Whether the third column has ranks, of which the lowest is the best, and not scores.
+
+    Runs are written best first. So whole numbers that rise in every question, from 1 or 0 on, are ranks, with gaps or
+    not, and so are 1 to n in any other order than the reverse, MS MARCO's format. Numbers with a fraction, negative ones,
+    ones that fall and others with ties are scores.
+
+    Raises:
+      UserError: they can be both: n to 1, rows in no order with gaps, or numbers that rise with ties or from elsewhere.
+    """
+    lists = {question_id: list(hits.values()) for question_id, hits in run.items()}
+    numbers = [number for each in lists.values() for number in each]
+    if not all(number >= 0 and number.is_integer() for number in numbers):
+        return False
+    lists = {question_id: each for question_id, each in lists.items() if len(each) > 1}
+    rise = all(each == sorted(each) for each in lists.values())
+    fall = all(each == sorted(each, reverse=True) for each in lists.values())
+    tied = any(len(set(each)) < len(each) for each in lists.values())
+    # Also of hits that are alone or all equal: the ranking is the same.
+    if (rise and fall) or (tied and not rise):
+        return False
+    first, longest = min(numbers), max(map(len, lists.values()))
+    counted = all(sorted(each) == [*range(int(first), int(first) + len(each))] for each in lists.values())
+    # Of two, 0 and 1 are grades as well.
+    if not tied and ((rise and (first == 1 or (first == 0 and longest > 2))) or (counted and first == 1 and not fall)):
+        return True
+    if fall and not (counted and first <= 1):
+        return False
+    question_id, found = next(iter(lists.items()))
+    shown = ", ".join(f"{number:g}" for number in found[:3])
+    raise UserError(
+        f"{path}: {shown} of question '{question_id}' can be ranks or scores; give the run in TREC's format, 'question-id "
+        "Q0 passage-id rank score tag'"
+    )
 
 
 def _check_trec_ids(question_id: str, ids: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from jaxretr.data.named.ir_collections import members
 from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.readers import beir_splits, qrels_path, read_beir
-from jaxretr.data.text_rows import find_input, input_digest
+from jaxretr.data.text_rows import csv_line, find_input, input_digest
 from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics as measures
 from jaxretr.evaluate.measuring import OF_QRELS, Values, depth, of_qrels, run_of, warn_of_missing
@@ -150,11 +150,11 @@ class SuiteReport:
         """Writes data set, question-id and the metrics, separated by tabs under a header."""
         with atomic_write(Path(path).expanduser()) as file:
             names = list(next(iter(self.results.values())).values)
-            file.write("\t".join(["data-set", "question-id", *names]) + "\n")
+            file.write(csv_line(["data-set", "question-id", *names]))
             for data_set, result in self.results.items():
                 for question_id in result.values[names[0]]:
                     values = (f"{result.values[name][question_id]:.6g}" for name in names)
-                    file.write("\t".join([data_set, question_id, *values]) + "\n")
+                    file.write(csv_line([data_set, question_id, *values]))
 
 
 def evaluate_suite(

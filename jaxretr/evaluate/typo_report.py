@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jaxretr.data.text_rows import csv_line
 from jaxretr.evaluate.robustness import AlteredValues, Robustness, mean_over_draws
 from jaxretr.evaluate.significance import Comparison, compare, holm, or_none, printed_p
 from jaxretr.storage.files import atomic_write
@@ -207,14 +208,14 @@ class TypoReport:
         """Writes the values of every question, system, kind and draw, separated by tabs under a header."""
         with atomic_write(Path(path).expanduser()) as file:
             metrics = list(next(iter(self.splits.values())).metrics)
-            file.write("\t".join(["split", "question-id", "system", "typos", "draw", *metrics]) + "\n")
+            file.write(csv_line(["split", "question-id", "system", "typos", "draw", *metrics]))
             for split, of_systems in self.values.items():
                 for system, found in of_systems.items():
                     for kind, draws in {CLEAN: [found.original], **found.draws}.items():
                         for draw, values in enumerate(draws):
                             for id in values[metrics[0]]:
                                 of_question = (f"{values[metric][id]:.6g}" for metric in metrics)
-                                file.write("\t".join([split, id, system, kind, str(draw), *of_question]) + "\n")
+                                file.write(csv_line([split, id, system, kind, str(draw), *of_question]))
 
     def plot(self, path: str | Path) -> None:
         """Draws a panel for each split and metric: for each system a bar of clean questions and one of each kind of typos.

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.questions import Question
+from jaxretr.data.text_rows import numbered_bytes
 from jaxretr.data.training_set import Ragged, TrainingSet, load_training_set
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.answers import Match
@@ -23,6 +24,7 @@ from jaxretr.mine.negatives import REASONS, Filters, Mined, MiningReport, Rankin
 from jaxretr.progress import Progress
 from jaxretr.search.bm25 import Bm25Index
 from jaxretr.search.bm25.words import Bm25Settings
+from jaxretr.search.runs import to_json
 from jaxretr.storage.files import atomic_write
 
 if TYPE_CHECKING:  # It brings JAX along, which mining without a scorer does without.
@@ -88,7 +90,7 @@ class MinedSet:
         """
         with atomic_write(Path(path).expanduser(), "wb") as file:
             for record in self.records():
-                file.write(_line(record))
+                file.write(to_json(record) + b"\n")
 
     def to_json(self) -> str:
         """The report as JSON."""
@@ -292,19 +294,11 @@ def _rankings_of_run(
 
 def _line_of_hit(path: Path, question_id: str, passage_id: str) -> int:
     wanted = question_id.encode(), passage_id.encode()
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            fields = line.removeprefix(b"\xef\xbb\xbf").split()
-            if fields and (fields[0], fields[2]) == wanted:
-                return number
+    for number, line in numbered_bytes(path):
+        fields = line.split()
+        if fields and (fields[0], fields[2]) == wanted:
+            return number
     raise AssertionError(f"{path} has changed while it was read")
-
-
-def _line(record: dict[str, Any]) -> bytes:
-    try:
-        return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON input may contain: it survives if escaped
-        return json.dumps(record).encode() + b"\n"
 
 
 def _numbers(scores: np.ndarray) -> list[float | None]:

@@ -83,7 +83,7 @@ class RerankingSet:
         return retrieval_metrics(self.corpus, self.questions, self.qrels, best, ranked, MEASURES)
 
     def _of_run(self, path: str, depth: int) -> list[np.ndarray]:
-        run = read_run(path)
+        run = read_run(path, questions=self.questions)
         rows = []
         for question in self.questions:
             found = ranked_ids(run.get(question.id, {}), depth)

@@ -204,9 +204,9 @@ def write_jsonl(path: Path, questions: Iterable[Question], corpus: Corpus, hits:
 def write_dpr_json(
     path: Path, questions: Iterable[Question], corpus: Corpus, hits: Iterable[Hits], match: Match = "string"
 ) -> None:
-    """Writes DPR's results: a JSON array of {question, answers, ctxs: [{id, title, text, score, has_answer}]}.
+    """Writes DPR's results: a JSON array of {id, question, answers, ctxs: [{id, title, text, score, has_answer}]}.
 
-    The score is a string, as DPR writes it. `has_answer` is false wherever a question's answers are not known.
+    The question's id is ours, and ignored by DPR. The score is a string, as DPR writes it. `has_answer` is false wherever a question's answers are not known.
 
     Args:
       path: the file to write, whole or not at all.
@@ -233,7 +233,8 @@ def write_dpr_json(
                 for passage_id, row, score in zip(hit.ids, rows, finite(hit), strict=True)
             ]
             file.write(b",\n" if number else b"\n")
-            file.write(to_json({"question": question.text, "answers": list(question.answers), "ctxs": contexts}))
+            row = {"id": question.id, "question": question.text, "answers": list(question.answers), "ctxs": contexts}
+            file.write(to_json(row))
         file.write(b"\n]\n")
 
 

@@ -3,7 +3,9 @@
 import contextlib
 import ctypes
 import errno
+import gzip
 import hashlib
+import io
 import logging
 import os
 import re
@@ -12,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, cast
 
 from jaxretr.errors import UserError
 from jaxretr.storage import copies
@@ -37,6 +39,9 @@ _REMEDIES = {
 }
 
 
+_OTHER_COMPRESSIONS = (".bz2", ".xz", ".lzma", ".zst", ".lz4", ".zip", ".7z")
+
+
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
     """Opens a file for writing that appears under its name only when it is complete.
@@ -46,6 +51,8 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
     an open descriptor (`/dev/stdout`, `/dev/fd/3`) is written to directly, wherever it leads. In a bucket an object
     appears whole by itself: the bytes go to a temporary file, which is uploaded when the block ends well.
 
+    What is written under a name that ends in .gz is compressed, the same content to the same bytes.
+
     Args:
       path: where the file shall be; a symbolic link is followed. Or gs://... or s3://...
       mode: "w" for text (UTF-8, "\\n" line ends) or "wb" for bytes.
@@ -54,21 +61,22 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
       The open file.
 
     Raises:
-      UserError: the file cannot be written (no space, no permission, a folder of that name); one line that names
-        `path` and what to do. Errors of the block itself pass through unchanged.
+      UserError: the file cannot be written (no space, no permission, a folder of that name, the suffix of another
+        compression); one line that names `path` and what to do. Errors of the block itself pass through unchanged.
     """
     if mode not in ("w", "wb"):
         raise ValueError(f"mode must be 'w' or 'wb', not {mode!r}")
-    encoding, newline = (None, None) if mode == "wb" else ("utf-8", "\n")
+    _check_compression(path)
+    packed = os.fspath(path).lower().endswith(".gz")
     if is_remote(path):
         with tempfile.TemporaryDirectory(prefix="jaxretr-") as folder:
             local = Path(folder) / "object"
-            with open(local, mode, encoding=encoding, newline=newline) as file:
+            with open(local, "wb") as raw, _encoded(raw, mode, packed) as file:
                 yield file
             copies.put(local, path)
         return
     if (descriptor := open_descriptor(path)) is not None:
-        with open(_duplicate(descriptor, path), mode, encoding=encoding, newline=newline) as file:
+        with open(_duplicate(descriptor, path), "wb") as raw, _encoded(raw, mode, packed) as file:
             yield file
         return
     target = _local_target(path)
@@ -77,16 +85,17 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
         if target.exists() and not target.is_file():
-            with open(target, mode, encoding=encoding, newline=newline) as file:
+            with open(target, "wb") as raw, _encoded(raw, mode, packed) as file:
                 yield file
             return
         retried(target, lambda: target.parent.mkdir(parents=True, exist_ok=True))
         try:
             # "x" and not tempfile: the file gets the permissions of the user's umask, not 0600.
-            with open(partial, mode.replace("w", "x"), encoding=encoding, newline=newline) as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
+            with open(partial, "xb") as raw:
+                with _encoded(raw, mode, packed) as file:
+                    yield file
+                raw.flush()
+                os.fsync(raw.fileno())
             retried(target, lambda: os.replace(partial, target))
         except BaseException:
             partial.unlink(missing_ok=True)
@@ -99,6 +108,29 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
         if not ours or error.errno not in _REMEDIES:
             raise
         raise UserError(f"{path}: cannot be written ({error.strerror}); {_REMEDIES[error.errno]}") from error
+
+
+@contextlib.contextmanager
+def _encoded(raw: IO[bytes], mode: Literal["w", "wb"], packed: bool) -> Iterator[IO[Any]]:
+    """What a block writes to: the file itself, or what encodes text or compresses on the way there; `raw` stays open."""
+    with contextlib.ExitStack() as stack:
+        # Without a name and a time, so that equal contents are equal files.
+        stream = stack.enter_context(gzip.GzipFile("", "wb", fileobj=raw, mtime=0)) if packed else raw
+        if mode == "wb":
+            yield cast(IO[Any], stream)
+            return
+        text = io.TextIOWrapper(cast(IO[bytes], stream), encoding="utf-8", newline="\n")
+        try:
+            yield text
+        finally:
+            text.detach()  # Flushes; closing would close `raw`.
+
+
+def _check_compression(path: str | os.PathLike[str]) -> None:
+    """Raises UserError for a name that promises a compression that no reader here knows."""
+    suffix = Path(path).suffix.lower()
+    if suffix in _OTHER_COMPRESSIONS:
+        raise UserError(f"{path}: {suffix} is neither written nor read; end the name in .gz, or leave {suffix} out")
 
 
 def write_whole(
@@ -289,6 +321,7 @@ def _sync_folder(folder: Path) -> None:
 
 def check_output(path: str | Path) -> None:
     """Raises UserError for a file that cannot be written, before the work of an hour is lost to it."""
+    _check_compression(path)
     place = Path(path).expanduser()
     if place.is_dir():
         raise UserError(f"{path}: is a folder; name a file")

@@ -1,6 +1,7 @@
 """`jaxretr data`: conversions that the other side can read, what a file is, and every problem of it by line."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from command_errors import the_error
 
 import jaxretr
 from jaxretr import cli
+from jaxretr.data.duplicate_groups import duplicate_groups
 from jaxretr.data.formats.kinds import FORMATS
 from jaxretr.data.formats.reading import read_examples
 from jaxretr.data.readers import read_beir, read_corpus
@@ -311,7 +313,6 @@ def test_every_problem_of_a_training_set(tmp_path, capsys):
     captured = capsys.readouterr()
     found = [line.removeprefix(f"{path}:") for line in captured.out.splitlines()]
     expected = [
-        "1: passage 'n' is twice a negative; ",
         "2: question 'a' has another text on line 1; ",
         "2: question 'a' has no positive passage; ",
         "3: the question is empty; ",
@@ -324,13 +325,14 @@ def test_every_problem_of_a_training_set(tmp_path, capsys):
     assert len(found) == len(expected), found
     assert all(line.startswith(start) for line, start in zip(found, expected, strict=True)), found
     assert captured.err.splitlines() == [
+        f"jaxretr: warning: passages that occur more than once: 1; the first: {path}:1: passage 'n' is twice a negative",
         f"jaxretr: warning: questions that occur more than once: 1; the first: {path}:4: the same question as on line 1",
-        f"jaxretr: error: {path}: 9 problems in 6 rows; correct them, or use --skip-bad with the commands that have it",
+        f"jaxretr: error: {path}: 8 problems in 6 rows; correct them, or use --skip-bad with the commands that have it",
     ]
     assert run("validate", path, "--corpus", CORPUS, "--max-problems", 3) == 1
     captured = capsys.readouterr()
     assert len(captured.out.splitlines()) == 3
-    assert "9 problems in 6 rows (6 more than shown; see them with --max-problems)" in captured.err
+    assert "8 problems in 6 rows (5 more than shown; see them with --max-problems)" in captured.err
 
 
 def test_a_question_that_stands_twice_is_ordinary_data_to_validate_as_to_training(tmp_path, capsys):
@@ -350,6 +352,30 @@ def test_a_question_that_stands_twice_is_ordinary_data_to_validate_as_to_trainin
     )
 
 
+def test_a_passage_that_repeats_is_a_warning_to_validate_as_to_training(tmp_path, capsys, caplog):
+    folder = tmp_path / "set"
+    (folder / "qrels").mkdir(parents=True)
+    texts = {"a": "x", "b": "y", "c": "x"}
+    rows = [json.dumps({"_id": id, "title": "", "text": text}) + "\n" for id, text in texts.items()]
+    (folder / "corpus.jsonl").write_text("".join(rows))
+    (folder / "queries.jsonl").write_text('{"_id": "q", "text": "who"}\n')
+    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq\ta\t1\nq\ta\t1\nq\tb\t1\n")
+    twice = tmp_path / "train.jsonl"
+    twice.write_text(json.dumps({"query": "who", "positive_document_ids": ["a", "a", "b"]}) + "\n")
+    assert run("validate", folder) == run("validate", twice, "--corpus", folder) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[2:5] for line in said] == [
+        ["passages that occur more than once", "1; the first", f"{folder / 'corpus.jsonl'}:3"],
+        ["passages that occur more than once", "1; the first", f"{twice}:1"],
+    ]
+    corpus = read_corpus(folder)
+    with caplog.at_level(logging.WARNING):
+        assert load_training_set(twice, corpus).positives[0].tolist() == [0, 1]
+        assert duplicate_groups(corpus).tolist() == [0, 1, 0]
+    assert f"{twice}: a row names a passage twice, 1 times (the first on line 1)" in caplog.text
+    assert "1 passages have the title and text of an earlier one (the first: 'c')" in caplog.text
+
+
 def test_every_problem_of_a_corpus_and_of_questions(tmp_path, capsys):
     corpus = tmp_path / "corpus.jsonl"
     rows = [("a", "T", "x"), ("a", "U", "y"), ("b", "T", "x"), ("c", "T", " ")]
@@ -359,7 +385,6 @@ def test_every_problem_of_a_corpus_and_of_questions(tmp_path, capsys):
     found = problems(capsys, corpus)
     assert [line.split(";")[0].split(" (Exp")[0] for line in found] == [
         "2: duplicate id 'a' (first on line 1)",
-        "3: the same title and text as on line 1",
         "4: passage 'c' has no text",
         "5: broken JSON",
     ]

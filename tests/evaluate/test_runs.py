@@ -146,6 +146,7 @@ def test_dpr_json(tmp_path):
     write_dpr_json(tmp_path / "out.json", QUESTIONS, CORPUS, HITS)
     assert json.loads((tmp_path / "out.json").read_text()) == [
         {
+            "id": "q2",
             "question": "no answers known",
             "answers": [],
             "ctxs": [
@@ -153,6 +154,7 @@ def test_dpr_json(tmp_path):
             ],
         },
         {
+            "id": "q1",
             "question": "capital of France?",
             "answers": ["paris", "Lutetia"],
             "ctxs": [

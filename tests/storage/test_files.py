@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import gzip
 import os
 import resource
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from jaxretr.errors import UserError
 from jaxretr.models.formats.hf_files import resolve
 from jaxretr.storage import files
-from jaxretr.storage.files import atomic_folder, atomic_write, restore
+from jaxretr.storage.files import atomic_folder, atomic_write, check_output, restore
 from jaxretr.stores import index_folder, manifest
 
 # Replaces DIR, where the process ends at the Nth call that renames something, before or after it is made.
@@ -112,6 +113,34 @@ def test_a_reader_always_finds_the_folder_while_it_is_replaced(tmp_path: Path, m
 def test_an_error_of_a_folder_s_source_is_not_said_of_the_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="source"), atomic_folder(tmp_path / "index"):
         (tmp_path / "source").read_text()
+    assert not os.listdir(tmp_path)
+
+
+# ---- compressed ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "content"), [("w", "é\r\n\u2028"), ("wb", b"\0\r\n")])
+def test_a_name_in_gz_is_compressed_to_the_same_bytes_each_time(tmp_path: Path, mode, content) -> None:
+    paths = [tmp_path / "a.jsonl.gz", tmp_path / "b.GZ"]
+    for path in paths:
+        with atomic_write(path, mode) as file:
+            file.write(content)
+    assert gzip.decompress(paths[0].read_bytes()) == (content if mode == "wb" else content.encode())
+    assert paths[0].read_bytes() == paths[1].read_bytes(), "no name in it"
+    assert paths[0].read_bytes()[4:8] == bytes(4), "no time in it"
+    with pytest.raises(KeyboardInterrupt), atomic_write(paths[0], mode) as file:
+        file.write(content + content)
+        raise KeyboardInterrupt
+    assert sorted(os.listdir(tmp_path)) == ["a.jsonl.gz", "b.GZ"]
+    assert paths[0].read_bytes() == paths[1].read_bytes(), "the older file stays"
+
+
+@pytest.mark.parametrize("name", ["run.bz2", "run.trec.XZ", "x.jsonl.zst", "x.zip"])
+def test_other_compressions_are_refused_before_the_work(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=r"end the name in \.gz"):
+        check_output(tmp_path / name)
+    with pytest.raises(UserError, match=name), atomic_write(tmp_path / name):
+        raise AssertionError
     assert not os.listdir(tmp_path)
 
 

@@ -4,7 +4,6 @@ They have no titles and mostly no ids. In formats with several rows per question
 text get the same id, the number of the first, so that they can be joined.
 """
 
-import csv
 import json
 import logging
 from collections.abc import Iterator
@@ -13,13 +12,14 @@ from typing import Any
 
 from jaxretr.data.formats.examples import Candidate, Example, Row, finite_score
 from jaxretr.data.text_rows import (
+    TABLES,
     RowError,
     bare_suffix,
     check_utf8,
+    csv_rows,
     filled_lines,
     json_lines,
     missing_field,
-    numbered_lines,
     parsed,
     string_field,
     tsv_rows,
@@ -148,11 +148,11 @@ def _scores_of_one(label: float, passages: int) -> list[float | None]:
 def named_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
     """Yields (line number, the columns by name, in the header's order) of JSON lines, or a .csv or .tsv with a header."""
     suffix = bare_suffix(path)
-    if suffix not in (".csv", ".tsv"):
+    if suffix not in TABLES:
         yield from json_lines(path)
         return
     names: list[str] = []
-    for line, fields in csv_rows(path) if suffix == ".csv" else _tab_rows(path):
+    for line, fields in csv_rows(path) if suffix == ".csv" else tsv_rows(path):
         if isinstance(fields, RowError):
             yield line, fields
         elif not names:
@@ -167,27 +167,6 @@ def named_rows(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
                 yield line, {name: None if name in optional and not text else text for name, text in row.items()}
             except RowError as error:
                 yield line, error
-
-
-def _tab_rows(path: Path) -> Iterator[tuple[int, list[str] | RowError]]:
-    columns = next((line for _, line in numbered_lines(path) if line.strip()), "").count("\t") + 1
-    yield from tsv_rows(numbered_lines(path), columns)
-
-
-def csv_rows(path: Path) -> Iterator[tuple[int, list[str] | RowError]]:
-    """Yields (number of its first line, fields) for every row of a comma-separated file; a field may span lines."""
-    reader = csv.reader((line + "\n" for _, line in numbered_lines(path)), strict=True)
-    while True:
-        number = reader.line_num + 1
-        try:
-            fields = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield number, RowError(f"broken csv ({error}); close the quotes and double those inside a field")
-            continue
-        if fields:
-            yield number, fields
 
 
 # ---- MS MARCO --------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.formats.examples import Candidate, Example
+from jaxretr.data.text_rows import csv_line
 from jaxretr.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -82,6 +83,13 @@ class ExampleRows:
     def without_scores(self, example: Example) -> None:
         if any(each.score is not None for each in example.positives + example.negatives):
             self.lost["scores were left out"] += 1
+
+    def without_grades(self, example: Example) -> Example:
+        """Counts an example whose judgements are more than right and wrong; returns it."""
+        judged = {each.grade for each in example.positives + example.negatives}
+        if not judged <= {None, 0, 1}:
+            self.lost["grades were left out"] += 1
+        return example
 
     def without_answers(self, example: Example) -> None:
         if example.answers:
@@ -217,17 +225,17 @@ class ExampleRows:
         ]
 
     def judgements(self, example: Example, id: Callable[[Candidate], str] | None = None) -> list[bytes]:
-        """Lines of judgements: 1 for positives, 0 for negatives."""
-        if not self.trainable(example):
+        """Lines of judgements: the grades; 1 for a positive without one, 0 for a negative without one."""
+        if all(each.grade is None for each in example.negatives) and not self.trainable(example):
             return []
         self.without_scores(example)
         grades: dict[str, int] = {}
         for grade, found in ((1, example.positives), (0, self.negatives(example))):
             for each in found:
                 passage = self.id(each, example) if id is None else id(each)
-                grades.setdefault(self._column(passage, example), grade)
+                grades.setdefault(self._column(passage, example), grade if each.grade is None else each.grade)
         question = self._column(example.id, example)
-        return [f"{question}\t{passage}\t{grade}".encode() for passage, grade in grades.items()]
+        return [csv_line((question, passage, grade)).rstrip("\n").encode() for passage, grade in grades.items()]
 
 
 def json_bytes(row: dict[str, Any]) -> bytes:

@@ -17,12 +17,14 @@ class Candidate:
       title: its title; empty if there is none.
       text: its text; None: only the id is known.
       score: a teacher's score; None if the file gives none.
+      grade: how it is judged for the question; None if the file has no judgements.
     """
 
     id: str | None
     title: str
     text: str | None
     score: float | None = None
+    grade: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,7 +288,7 @@ def _judged(path: Path, questions: Questions, corpus: Corpus | None) -> Iterator
             yield line, error
     for query, grades in judged.items():
         right, wrong = (
-            tuple(Candidate(passage, "", None) for passage, grade in grades.items() if (grade > 0) is wanted)
+            tuple(Candidate(id, "", None, grade=grade) for id, grade in grades.items() if (grade > 0) is wanted)
             for wanted in (True, False)
         )
         yield lines[query], _of_ids(query, questions, right, wrong, lines[query])

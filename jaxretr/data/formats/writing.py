@@ -1,6 +1,5 @@
 """Writers of the formats of supervised training data; `jaxretr.data.formats.reading` reads them."""
 
-import csv
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -10,12 +9,15 @@ from typing import IO, Any
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.formats.example_rows import ExampleRows, json_bytes
 from jaxretr.data.formats.examples import Candidate, Example
-from jaxretr.data.text_rows import bare_suffix
+from jaxretr.data.text_rows import TABLES, bare_suffix, csv_line
 from jaxretr.errors import UsageError, UserError
 from jaxretr.storage.files import atomic_write
 
 SCORED_FORMATS = ("dpr", "dpr-scale", "tevatron", "tevatron2", "sentence-transformers", "distillation", "flag")
 """Formats with a score for every passage."""
+
+GRADED_FORMATS = ("qrels", "beir")
+"""Formats with a grade for every judged passage."""
 
 
 def write_examples(
@@ -55,6 +57,8 @@ def write_examples(
     if negatives is not None and format != "sentence-transformers":
         raise UsageError(f"the number of negatives is for sentence-transformers' columns; {format} takes any number")
     rows = ExampleRows(corpus, str(source))
+    if format not in GRADED_FORMATS:
+        examples = map(rows.without_grades, examples)
     if format == "beir":
         _write_beir(rows, path, examples, split)
     elif format == "sentence-transformers":
@@ -93,18 +97,18 @@ def write_examples(
 
 def _write_columns(rows: ExampleRows, path: Path, examples: Iterable[Example], negatives: int | None) -> None:
     """sentence-transformers' columns."""
-    delimiter = {".csv": ",", ".tsv": "\t"}.get(bare_suffix(path))
+    delimiter = TABLES.get(bare_suffix(path))
     with atomic_write(path, "w") as file:
-        table = csv.writer(file, delimiter=delimiter, lineterminator="\n") if delimiter else None
         header: list[str] = []
         for row in _column_rows(rows, examples, negatives):
-            if table is None:
+            if delimiter is None:
                 file.write(json_bytes(row).decode() + "\n")
                 continue
             if not header:
                 header = list(row)
-                table.writerow(header)
-            table.writerow([json.dumps(value) if isinstance(value, list) else value for value in row.values()])
+                file.write(csv_line(header, delimiter))
+            fields = (json.dumps(value) if isinstance(value, list) else value for value in row.values())
+            file.write(csv_line(fields, delimiter))
         rows.check_any(path)
 
 
