@@ -45,6 +45,7 @@ from jaxretr.parallel.mesh import DATA, make_mesh
 from jaxretr.profiling import StepTrace, Stopwatch
 from jaxretr.recipes.corpus_sizes import CorpusSize
 from jaxretr.recipes.outline import Outline
+from jaxretr.recipes.run_inputs import Inputs, check_inputs, write_inputs
 from jaxretr.storage.files import atomic_write
 from jaxretr.storage.paths import as_path
 from jaxretr.storage.run_folder import RunFolder
@@ -61,8 +62,8 @@ class Run(Protocol):
         """The settings."""
         ...
 
-    def inputs(self) -> dict[str, str]:
-        """Names -> fingerprints of what the steps read: data and models, the same on all hosts."""
+    def inputs(self) -> Inputs:
+        """Fingerprints of what the run reads, data and models, and of what it makes of them."""
         ...
 
     def init(self) -> Any:
@@ -178,7 +179,7 @@ def train(
     `train.best_metric`, or the last one where there is no dev set.
 
     Args:
-      config: the settings; a folder that was started with others is refused.
+      config: the settings; a folder that was started with others, or with other contents of the files, is refused.
       workdir: the run's folder, created when missing; on a disk or in a bucket (`jaxretr.storage.paths.as_path`).
       profile_steps: first and last step, counted from 1, of a trace in the folder's profile/.
 
@@ -186,7 +187,8 @@ def train(
       The metrics and the model; equal to a dict of the metrics.
 
     Raises:
-      UserError: bad input, a folder that cannot be written, or a checkpoint of another shape.
+      UserError: bad input, a folder that cannot be written, a checkpoint of another shape, or a folder that was started
+        with other data or models.
       SystemExit: a signal asked the run to stop; everything is saved. The code is `EXIT_AGAIN`.
     """
     check_numbers(config)
@@ -227,7 +229,9 @@ def _train(
     if writes:
         check_installed(config)
     run = build(config, mesh, workdir)
-    agree("the first step", run.inputs())
+    inputs = run.inputs()
+    agree("the first step", {**inputs.read, **inputs.made})
+    check_inputs(workdir, inputs, config)
 
     with Checkpoints(folder.checkpoints, config) as checkpoints, Interruption() as interruption:
         # ---- begin or resume -------------------------------------------------------------------------------------
@@ -236,6 +240,7 @@ def _train(
         if writes:
             # Only now: bad input, or a checkpoint that does not fit, must not bind the folder to this config.
             write_config(workdir, config)
+            write_inputs(workdir, inputs)
             if start < config.train.steps:
                 note_start(workdir, start, mesh)
         if start == config.train.steps:

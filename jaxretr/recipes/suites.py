@@ -15,6 +15,7 @@ from jaxretr.data.readers import read_beir
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.suite import DataSet, find_data_sets
 from jaxretr.objectives.live_index import IndexProgram
+from jaxretr.recipes.run_inputs import digest, judged_digest
 from jaxretr.recipes.whole_corpus import DevSet, Judged, Model, WholeCorpus, passage_store, widths_of
 from jaxretr.state import TrainState
 
@@ -75,6 +76,13 @@ class Suites:
                     "%s: each evaluation encodes its %d passages for %d questions of split %s",
                     *(one.folder, len(beir.corpus), len(beir.questions), one.split),
                 )
+
+    def digest(self) -> str:
+        """A sha256 (hexadecimal) over the collections' passages, questions and judgements."""
+        members = [member for members in self._members.values() for member in members]
+        return digest(
+            [[each.whole.store.content, judged_digest(each.dev.questions, each.dev.qrels)] for each in members]
+        )
 
     def metrics(self, train: TrainState) -> dict[str, float]:
         """Encodes and searches every collection with the current weights, one after the other."""

@@ -13,6 +13,7 @@ import tiny
 
 from jaxretr import train as program
 from jaxretr.export.card import read_run
+from jaxretr.recipes.run_inputs import Inputs
 
 
 class Measured:
@@ -21,8 +22,8 @@ class Measured:
     def __init__(self, config: Any, values: Sequence[float]):
         self.config, self.values = config, iter(values)
 
-    def inputs(self) -> dict[str, str]:
-        return {}
+    def inputs(self) -> Inputs:
+        return Inputs({}, {})
 
     def init(self) -> Any:
         return {"x": jnp.zeros(1)}
