@@ -44,7 +44,7 @@ from jaxretr.recipes.outline import (
 )
 from jaxretr.recipes.run_inputs import Inputs, file_digest, judged_digest
 from jaxretr.recipes.step_questions import StepQuestions
-from jaxretr.recipes.suites import Suites
+from jaxretr.recipes.suites import Suites, evaluation_of
 from jaxretr.recipes.teacher_start import OnDevices, load_teacher, stored, teacher_shape
 from jaxretr.recipes.teacher_table import abstract_table, empty_table, read_table
 from jaxretr.recipes.whole_corpus import (
@@ -303,6 +303,10 @@ class ArtRun(ArtPrograms):
     def evaluate(self, state: ArtState) -> dict[str, float]:
         """Retrieval metrics of the dev questions over the whole corpus, and of the suites, with the current weights."""
         return {**self.dev.metrics(state.train, self.whole, state.index), **self.suites.metrics(state.train)}
+
+    def evaluated(self) -> str:
+        """The dev questions, the corpus, and the suites."""
+        return evaluation_of(self.dev, self.whole, self.suites)
 
     def save_model(self, state: ArtState, folder: Path) -> None:
         """Writes the model's folder."""

@@ -32,7 +32,7 @@ from jaxretr.recipes.outline import INDEX, TOKENS, AbstractCorpus, Outline, of_s
 from jaxretr.recipes.run_examples import RunExamples, read_run_examples
 from jaxretr.recipes.run_inputs import Inputs, digest, file_digest, judged_digest
 from jaxretr.recipes.step_questions import StepQuestions
-from jaxretr.recipes.suites import Suites
+from jaxretr.recipes.suites import Suites, evaluation_of
 from jaxretr.recipes.validation import ValidationSet
 from jaxretr.recipes.whole_corpus import (
     DevSet,
@@ -302,6 +302,11 @@ class ContrastiveRun(ContrastivePrograms):
         metrics = {} if self.validation is None else self.validation.metrics(state.train)
         metrics |= self.dev.metrics(state.train, self.whole, state.index)
         return {**metrics, **self.suites.metrics(state.train)}
+
+    def evaluated(self) -> str:
+        """The examples of the validation, the dev questions, the corpus, and the suites."""
+        examples = [] if self.validation is None else [f"{len(self.validation.examples)} examples of the validation"]
+        return ", ".join([*examples, *filter(None, [evaluation_of(self.dev, self.whole, self.suites)])])
 
     def save_model(self, state: ContrastiveState, folder: Path) -> None:
         """Writes the model's folder."""

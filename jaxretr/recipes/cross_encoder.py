@@ -150,6 +150,11 @@ class CrossEncoderRun:
         """Metrics of the dev questions' candidates in the model's order."""
         return self.dev.metrics(self._trained(state)) if self.dev.questions else {}
 
+    def evaluated(self) -> str:
+        """The dev questions and their pairs."""
+        questions = len(self.dev.questions)
+        return f"{questions} questions, {sum(map(len, self.dev.rows))} pairs" if questions else ""
+
     def save_model(self, state: TrainState, folder: Path) -> None:
         """Writes the folder that `CrossEncoder.from_pretrained` and sentence-transformers read."""
         model = self._trained(state)

@@ -204,6 +204,10 @@ class LanguageModelRun:
         total, count = np.sum([[float(x) for x in pair] for pair in sums], axis=0)
         return self.metrics(float(total / count))
 
+    def evaluated(self) -> str:
+        """The passages that are held out."""
+        return f"{held_out} held-out passages" if (held_out := len(self.data.held_out)) else ""
+
     def metrics(self, loss: float) -> dict[str, float]:
         """What an evaluation reports of the mean held-out loss."""
         return {"loss": loss, "perplexity": float(np.exp(loss))}
