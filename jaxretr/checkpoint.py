@@ -63,6 +63,10 @@ class Checkpoints:
         """The steps of all complete checkpoints, in order."""
         return sorted(checkpoint.step for checkpoint in self._checkpointer.checkpoints)
 
+    def has_metrics(self, step: int) -> bool:
+        """Whether a complete checkpoint was saved with an evaluation's metrics."""
+        return bool(next(each for each in self._checkpointer.checkpoints if each.step == step).metrics)
+
     def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
         """Starts writing; returns as soon as the arrays are copied off the devices."""
         if step == self.latest:

@@ -39,18 +39,22 @@ from jaxretr.errors import UsageError, UserError
 from jaxretr.loss_watch import LossWatch, stop
 from jaxretr.metrics_log import MetricsLog, read_metrics
 from jaxretr.parallel.compilation_cache import keep_programs
-from jaxretr.parallel.hosts import EXIT_AGAIN, agree, program_facts, together
+from jaxretr.parallel.hosts import EXIT_AGAIN, AskedToStop, agree, program_facts, together
 from jaxretr.parallel.machine import cpu_name, cpu_threads
 from jaxretr.parallel.mesh import DATA, make_mesh
 from jaxretr.profiling import StepTrace, Stopwatch
 from jaxretr.recipes.corpus_sizes import CorpusSize
 from jaxretr.recipes.outline import Outline
+from jaxretr.recipes.run_inputs import Inputs, check_inputs, write_inputs
 from jaxretr.storage.files import atomic_write
 from jaxretr.storage.paths import as_path
 from jaxretr.storage.run_folder import RunFolder
 from jaxretr.trackers.opening import check_installed, open_trackers
 
 log = logging.getLogger(__name__)
+
+# How long a run that has nothing to save may take to close its files when it is asked to stop.
+_UNWINDING_SECONDS = 2.0
 
 
 class Run(Protocol):
@@ -61,8 +65,8 @@ class Run(Protocol):
         """The settings."""
         ...
 
-    def inputs(self) -> dict[str, str]:
-        """Names -> fingerprints of what the steps read: data and models, the same on all hosts."""
+    def inputs(self) -> Inputs:
+        """Fingerprints of what the run reads, data and models, and of what it makes of them."""
         ...
 
     def init(self) -> Any:
@@ -89,7 +93,11 @@ class Run(Protocol):
         ...
 
     def evaluate(self, state: Any) -> dict[str, float]:
-        """Metrics on the dev set; empty if there is none."""
+        """Metrics on the dev set; empty if there is none. The state stays usable, also where a signal breaks it off."""
+        ...
+
+    def evaluated(self) -> str:
+        """What an evaluation reads, for the log; empty if there is no dev set."""
         ...
 
     def save_model(self, state: Any, folder: Path) -> None:
@@ -178,7 +186,7 @@ def train(
     `train.best_metric`, or the last one where there is no dev set.
 
     Args:
-      config: the settings; a folder that was started with others is refused.
+      config: the settings; a folder that was started with others, or with other contents of the files, is refused.
       workdir: the run's folder, created when missing; on a disk or in a bucket (`jaxretr.storage.paths.as_path`).
       profile_steps: first and last step, counted from 1, of a trace in the folder's profile/.
 
@@ -186,7 +194,8 @@ def train(
       The metrics and the model; equal to a dict of the metrics.
 
     Raises:
-      UserError: bad input, a folder that cannot be written, or a checkpoint of another shape.
+      UserError: bad input, a folder that cannot be written, a checkpoint of another shape, or a folder that was started
+        with other data or models.
       SystemExit: a signal asked the run to stop; everything is saved. The code is `EXIT_AGAIN`.
     """
     check_numbers(config)
@@ -227,15 +236,19 @@ def _train(
     if writes:
         check_installed(config)
     run = build(config, mesh, workdir)
-    agree("the first step", run.inputs())
+    inputs = run.inputs()
+    agree("the first step", {**inputs.read, **inputs.made})
+    check_inputs(workdir, inputs, config)
 
     with Checkpoints(folder.checkpoints, config) as checkpoints, Interruption() as interruption:
         # ---- begin or resume -------------------------------------------------------------------------------------
-        start = checkpoints.latest or 0
-        state = run.init() if checkpoints.latest is None else checkpoints.restore(run.abstract_state())
+        start, new = checkpoints.latest or 0, checkpoints.latest is None
+        with interruption.ends_at_once() if new else contextlib.nullcontext():
+            state = run.init() if new else checkpoints.restore(run.abstract_state())
         if writes:
             # Only now: bad input, or a checkpoint that does not fit, must not bind the folder to this config.
             write_config(workdir, config)
+            write_inputs(workdir, inputs)
             if start < config.train.steps:
                 note_start(workdir, start, mesh)
         if start == config.train.steps:
@@ -243,9 +256,6 @@ def _train(
         elif start:
             log.info("resuming from step %d", start)
         best = read_best(workdir)
-
-        if start < config.train.steps:
-            log.info("%d steps to go; compiling the first takes a while", config.train.steps - start)
 
         # ---- steps -----------------------------------------------------------------------------------------------
         watch = LossWatch(config.train.stop_factor)
@@ -257,12 +267,20 @@ def _train(
             contextlib.closing(trace),
         ):
             values = last_values(workdir) if start else {}
-            if checkpoints.latest is None:
-                with clock.part("evaluation"):
+            if new:
+                if what := run.evaluated():
+                    log.info("evaluating before the first step: %s", what)
+                with interruption.ends_at_once(), clock.part("evaluation"):
                     best = evaluate(run, state, 0, best, workdir, metrics_log, writes)
                 with clock.part("checkpoints"):
                     folder.push()
                     checkpoints.save(0, state, best["figures"] if best else None)
+            elif is_due(config, start) and not checkpoints.has_metrics(start) and (what := run.evaluated()):
+                log.info("evaluating step %d, which was interrupted before: %s", start, what)
+                with interruption.ends_at_once(), clock.part("evaluation"):
+                    best = evaluate(run, state, start, best, workdir, metrics_log, writes)
+            if start < config.train.steps:
+                log.info("%d steps to go; compiling the first takes a while", config.train.steps - start)
             for number in range(start, config.train.steps):
                 step = number + 1
                 with trace.step(step):
@@ -275,7 +293,7 @@ def _train(
                 last = step == config.train.steps
                 stopping = interruption.reached(step)
                 logs = step % config.train.log_every == 0 or last
-                evaluates = step % config.train.eval_every == 0 or last
+                evaluates = is_due(config, step)
                 saves = step % config.train.save_every == 0 or last or stopping
                 # Before anything is saved: a run can resume from every checkpoint.
                 with clock.part("steps"):
@@ -292,8 +310,11 @@ def _train(
                     with clock.part("evaluation"):
                         # Due before the next step, and so encoded once for both.
                         state = run.refreshed(state, step)
-                        best = evaluate(run, state, step, best, workdir, metrics_log, writes)
-                    measured = best and best["latest"]
+                        try:
+                            best = evaluate(run, state, step, best, workdir, metrics_log, writes, interruption)
+                            measured = best and best["latest"]
+                        except AskedToStop:  # The step is saved without metrics, and evaluated when the run resumes.
+                            saves = stopping = True
                 if measured or saves:
                     with clock.part("checkpoints"):
                         folder.push()
@@ -324,9 +345,15 @@ def evaluate(
     workdir: Path,
     metrics_log: MetricsLog,
     writes: bool,
+    interruption: "Interruption | None" = None,
 ) -> dict[str, Any] | None:
-    """Evaluates; saves the model if it is the best so far. Returns the best so far, None without a dev set."""
-    metrics = run.evaluate(state)
+    """Evaluates; saves the model if it is the best so far. Returns the best so far, None without a dev set.
+
+    Raises:
+      AskedToStop: a signal came during the measurement, or before it, and `interruption` was given.
+    """
+    with interruption.breaks_off() if interruption else contextlib.nullcontext():
+        metrics = run.evaluate(state)
     if not metrics:
         return None
     metrics_log.write(step, metrics)
@@ -341,6 +368,11 @@ def evaluate(
         if writes:
             write_best(workdir, best)
     return {**best, "latest": metrics}
+
+
+def is_due(config: Config, step: int) -> bool:
+    """Whether a run is evaluated after a step."""
+    return step % config.train.eval_every == 0 or step == config.train.steps
 
 
 def note_no_gain(best: dict[str, Any], metric: str, workdir: Path, writes: bool) -> None:
@@ -418,13 +450,13 @@ def note_start(workdir: Path, step: int, mesh: Mesh) -> None:
 
 
 class Interruption:
-    """Notices SIGTERM and SIGINT, so that a run ends between two steps with everything saved.
+    """Notices SIGTERM and SIGINT, so that a run ends between two steps, or in an evaluation, with everything saved.
 
     On several hosts the cluster's own agreement on a common step is asked instead of this host's signal alone.
     """
 
     def __enter__(self) -> "Interruption":
-        self.signalled = False
+        self.signalled = self._raises = False
         self.earlier = {}
         # With several processes JAX's own preemption service listens for SIGTERM.
         if jax.process_count() == 1 and threading.current_thread() is threading.main_thread():
@@ -436,6 +468,50 @@ class Interruption:
         self.signalled = True
         # A second signal ends the process at once.
         signal.signal(number, self.earlier[number])
+        if self._raises:
+            raise AskedToStop
+
+    @contextlib.contextmanager
+    def breaks_off(self) -> Iterator[None]:
+        """Ends a block with `AskedToStop` when a signal comes, or if one has come; as soon as Python runs again."""
+        if self.signalled:
+            raise AskedToStop
+        self._raises = True
+        try:
+            yield
+        finally:
+            self._raises = False
+
+    @contextlib.contextmanager
+    def ends_at_once(self) -> Iterator[None]:
+        """`breaks_off` for a block that has nothing to save: the process ends also while a compiled program runs."""
+        if not self.earlier:
+            yield
+            return
+        ended, (reads, writes) = threading.Event(), os.pipe()
+        os.set_blocking(writes, False)
+
+        def watch() -> None:
+            # Python gives each signal's number at once to this pipe, and its handler runs only after the program.
+            while (number := os.read(reads, 1)) and number[0] not in self.earlier:
+                pass
+            if number and not ended.wait(_UNWINDING_SECONDS):
+                log.warning("interrupted; run the same command again to resume")
+                os._exit(EXIT_AGAIN)
+            os.close(reads)
+
+        threading.Thread(target=watch, name="jaxretr-interruption", daemon=True).start()
+        before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+        try:
+            with self.breaks_off():
+                yield
+        except AskedToStop:
+            log.warning("interrupted; run the same command again to resume")
+            raise
+        finally:
+            ended.set()
+            signal.set_wakeup_fd(before)
+            os.close(writes)
 
     def reached(self, step: int) -> bool:
         """Whether the run is to stop after this step."""

@@ -93,6 +93,11 @@ class TrainingSet:
         return [question.text for question in self.questions]
 
     @property
+    def lists(self) -> tuple[Ragged, Ragged, Ragged]:
+        """Positives, hard negatives and other negatives."""
+        return self.positives, self.negatives, self.other_negatives
+
+    @property
     def qrels(self) -> dict[str, dict[str, int]]:
         """The positives as judgements: question id -> passage id -> 1."""
         ids = self.passages.ids
@@ -108,7 +113,7 @@ class TrainingSet:
             [question for question, is_kept in zip(self.questions, kept, strict=True) if is_kept],
             self.passages,
             self.corpus_rows,
-            *(lists.only(kept) for lists in (self.positives, self.negatives, self.other_negatives)),
+            *(lists.only(kept) for lists in self.lists),
             *(None if lists is None else lists.only(kept) for lists in scores),
         )
 

@@ -1,6 +1,5 @@
 """Wiring of an ART run: the corpus and its tokens on the devices, the two models, the compiled programs."""
 
-import hashlib
 import logging
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from jaxretr import optim
 from jaxretr.config import ArtConfig
 from jaxretr.data.batches import MadeAhead, QuestionBatches
 from jaxretr.data.token_store import TokenStore, ids_dtype
+from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.errors import UsageError
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_params
 from jaxretr.models.scorers.teachers import PairTeacher, T5Teacher
@@ -27,7 +27,7 @@ from jaxretr.parallel.mesh import check_cpu_devices
 from jaxretr.recipes.art_texts import read_art_texts
 from jaxretr.recipes.corpus_sizes import CorpusSize, most_questions
 from jaxretr.recipes.corpus_tokens import columns, corpus_tokens, width_of
-from jaxretr.recipes.encoder_start import frozen_branches, load_model, model_config
+from jaxretr.recipes.encoder_start import encoder_inputs, frozen_branches, load_model, model_config
 from jaxretr.recipes.given_passages import GivenPassages, places
 from jaxretr.recipes.index_codes import IndexCodes
 from jaxretr.recipes.index_upkeep import IndexUpkeep
@@ -42,10 +42,11 @@ from jaxretr.recipes.outline import (
     of_state,
     training_step,
 )
+from jaxretr.recipes.run_inputs import Inputs, file_digest, judged_digest
 from jaxretr.recipes.step_questions import StepQuestions
-from jaxretr.recipes.suites import Suites
+from jaxretr.recipes.suites import Suites, evaluation_of
 from jaxretr.recipes.teacher_start import OnDevices, load_teacher, stored, teacher_shape
-from jaxretr.recipes.teacher_table import abstract_table, check_made_of, empty_table, note_made_of, read_table
+from jaxretr.recipes.teacher_table import abstract_table, empty_table, read_table
 from jaxretr.recipes.whole_corpus import (
     DevSet,
     WholeCorpus,
@@ -62,6 +63,7 @@ from jaxretr.recipes.whole_corpus import (
     widths_of,
 )
 from jaxretr.state import CorpusState, TrainState
+from jaxretr.stores.fingerprints import texts_fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +184,7 @@ class ArtRun(ArtPrograms):
 
         # ---- corpus --------------------------------------------------------------------------------------------------
         self.whole = WholeCorpus(self.model, store, self.program, mesh, config.index.dtype)
-        self.scorer_passages, self.passage_key = corpus_tokens(passage_rows, self.whole.rows, mesh), passage_rows.key
+        self.scorer_passages = corpus_tokens(passage_rows, self.whole.rows, mesh)
 
         self.codes = IndexCodes(self.program, mesh, len(self.corpus))
 
@@ -234,23 +236,20 @@ class ArtRun(ArtPrograms):
 
     # ---- as train.py calls it ----------------------------------------------------------------------------------------
 
-    def inputs(self) -> dict[str, str]:
+    def inputs(self) -> Inputs:
         """Fingerprints of the data and of the models that the run begins with."""
-        return {
-            "corpus": self.whole.store.key,
-            "questions": f"{self.read.store.key} {self.target_rows.key}",
-            "encoder": fingerprint(self.model.params),
-            "scorer": self._scorer_print,
+        tokenizer = tokenizer_fingerprint(self.scorer.tokenizer)
+        read = {
+            "corpus": self.whole.store.content,
+            "questions": texts_fingerprint(self.questions),
+            "judged passages": fingerprint([] if self.given is None else self.given.content),
+            "dev questions": judged_digest(self.dev.questions, self.dev.qrels),
+            "suites": self.suites.digest(),
+            **encoder_inputs(self.config.encoder, self.model),
+            "scorer": f"{self.scorer.teacher} {tokenizer} {self._scorer_print}",
+            "misspellings": file_digest(self.config.typos.misspellings),
         }
-
-    def _scored(self) -> dict[str, str]:
-        """What the teacher's scores are of: digests of what it is and of the texts, in its own tokens, that it reads."""
-        teacher = f"{self.scorer.teacher} {self.config.scorer.dtype} {self._scorer_print}"
-        return {
-            "scorer": hashlib.sha256(teacher.encode()).hexdigest(),
-            "corpus": self.passage_key,
-            "questions": self.target_rows.key,
-        }
+        return Inputs(read, {"batch": fingerprint(self._on_host(0)), "weights": fingerprint(self.model.params)})
 
     def init(self) -> ArtState:
         """The pretrained weights and an index made with them."""
@@ -262,12 +261,7 @@ class ArtRun(ArtPrograms):
         return ArtState(train, index, table, every)
 
     def abstract_state(self) -> ArtState:
-        """The shapes and shardings of the state, for a checkpoint of this folder.
-
-        Raises:
-          UserError: its scores are of another teacher, corpus or questions.
-        """
-        check_made_of(self.workdir, self._scored())
+        """The shapes and shardings of the state."""
         split = self.program.shard_parameters
         train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=split)
         every = self.upkeep.abstract_every()
@@ -282,7 +276,6 @@ class ArtRun(ArtPrograms):
         shapes, path = self.abstract_table(), self.config.table.path
         if shapes is None:
             return None
-        note_made_of(self.workdir, self._scored())
         if path is None:
             return empty_table(shapes, self.mesh)
         return read_table(path, shapes, self.corpus, self.questions, self.mesh)
@@ -310,6 +303,10 @@ class ArtRun(ArtPrograms):
     def evaluate(self, state: ArtState) -> dict[str, float]:
         """Retrieval metrics of the dev questions over the whole corpus, and of the suites, with the current weights."""
         return {**self.dev.metrics(state.train, self.whole, state.index), **self.suites.metrics(state.train)}
+
+    def evaluated(self) -> str:
+        """The dev questions, the corpus, and the suites."""
+        return evaluation_of(self.dev, self.whole, self.suites)
 
     def save_model(self, state: ArtState, folder: Path) -> None:
         """Writes the model's folder."""

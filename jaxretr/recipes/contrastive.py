@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jaxretr import optim
 from jaxretr.config import ContrastiveConfig, ContrastiveData
 from jaxretr.data.batches import MadeAhead, QuestionBatches
-from jaxretr.data.corpus import Corpus
+from jaxretr.data.corpus import Corpus, content_fingerprint
 from jaxretr.data.token_store import document_frequencies
 from jaxretr.data.tokens import vocabulary_size
 from jaxretr.errors import UsageError
@@ -25,13 +25,14 @@ from jaxretr.objectives.contrastive import ContrastiveBatch, ContrastiveProgram,
 from jaxretr.parallel.hosts import fingerprint
 from jaxretr.parallel.mesh import check_cpu_devices, put_rows
 from jaxretr.recipes.corpus_sizes import CorpusSize
-from jaxretr.recipes.encoder_start import frozen_branches, load_model, model_config
+from jaxretr.recipes.encoder_start import encoder_inputs, frozen_branches, load_model, model_config
 from jaxretr.recipes.index_codes import IndexCodes
 from jaxretr.recipes.index_upkeep import IndexUpkeep
 from jaxretr.recipes.outline import INDEX, TOKENS, AbstractCorpus, Outline, of_state, training_step
 from jaxretr.recipes.run_examples import RunExamples, read_run_examples
+from jaxretr.recipes.run_inputs import Inputs, digest, file_digest, judged_digest
 from jaxretr.recipes.step_questions import StepQuestions
-from jaxretr.recipes.suites import Suites
+from jaxretr.recipes.suites import Suites, evaluation_of
 from jaxretr.recipes.validation import ValidationSet
 from jaxretr.recipes.whole_corpus import (
     DevSet,
@@ -240,14 +241,22 @@ class ContrastiveRun(ContrastivePrograms):
 
     # ---- as train.py calls it ----------------------------------------------------------------------------------------
 
-    def inputs(self) -> dict[str, str]:
+    def inputs(self) -> Inputs:
         """Fingerprints of the data and of the model that the run begins with."""
-        return {
-            "passages": self.whole.store.key,
-            "questions": self.questions.store.key,
-            "examples": fingerprint((self.contents, self._on_host(0))),
-            "encoder": fingerprint(self.model.params),
+        dev = judged_digest(self.dev.questions, self.dev.qrels)
+        if (examples := self.examples.dev) is not None:
+            lists = [fingerprint([each.offsets, each.values]) for each in examples.lists]
+            dev = digest([dev, content_fingerprint(examples.texts), *lists])
+        read = {
+            "passages": self.whole.store.content,
+            "questions": self.questions.store.content,
+            "examples": fingerprint(self.draws.content),
+            "dev questions": dev,
+            "suites": self.suites.digest(),
+            **encoder_inputs(self.config.encoder, self.model),
+            "misspellings": file_digest(self.config.typos.misspellings),
         }
+        return Inputs(read, {"batch": fingerprint(self._on_host(0)), "weights": fingerprint(self.model.params)})
 
     def init(self) -> ContrastiveState:
         """The pretrained weights, and an index made with them if the step searches."""
@@ -293,6 +302,11 @@ class ContrastiveRun(ContrastivePrograms):
         metrics = {} if self.validation is None else self.validation.metrics(state.train)
         metrics |= self.dev.metrics(state.train, self.whole, state.index)
         return {**metrics, **self.suites.metrics(state.train)}
+
+    def evaluated(self) -> str:
+        """The examples of the validation, the dev questions, the corpus, and the suites."""
+        examples = [] if self.validation is None else [f"{len(self.validation.examples)} examples of the validation"]
+        return ", ".join([*examples, *filter(None, [evaluation_of(self.dev, self.whole, self.suites)])])
 
     def save_model(self, state: ContrastiveState, folder: Path) -> None:
         """Writes the model's folder."""

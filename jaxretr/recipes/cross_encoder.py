@@ -12,7 +12,9 @@ from jaxretr.config import ContrastiveConfig, ContrastiveData, Encoder, ExampleD
 from jaxretr.data.batches import MadeAhead, QuestionBatches
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.token_store import TokenStore, ids_dtype
+from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.errors import UsageError
+from jaxretr.models.backbone_config import BACKBONE
 from jaxretr.models.pair_scorer import CrossEncoder
 from jaxretr.models.scorers.cross_encoder import abstract_params
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
@@ -24,11 +26,12 @@ from jaxretr.parallel.hosts import fingerprint
 from jaxretr.parallel.mesh import check_cpu_devices, to_host
 from jaxretr.recipes.corpus_sizes import CorpusSize
 from jaxretr.recipes.corpus_tokens import columns, width_of
-from jaxretr.recipes.cross_encoder_start import load_cross_encoder, start_shape
+from jaxretr.recipes.cross_encoder_start import holds_cross_encoder, load_cross_encoder, start_shape
 from jaxretr.recipes.outline import Outline, of_state, training_step
 from jaxretr.recipes.pair_draws import PairDraws, check
 from jaxretr.recipes.reranking import RerankingSet
 from jaxretr.recipes.run_examples import read_run_examples
+from jaxretr.recipes.run_inputs import Inputs, judged_digest
 from jaxretr.recipes.text_pretraining import TokenPrograms
 from jaxretr.recipes.whole_corpus import (
     Judged,
@@ -109,15 +112,21 @@ class CrossEncoderRun:
 
     # ---- as train.py calls it ----------------------------------------------------------------------------------------
 
-    def inputs(self) -> dict[str, str]:
+    def inputs(self) -> Inputs:
         """Fingerprints of the data and of the model that the run begins with."""
-        return {
-            "passages": self.passages.key,
-            "questions": self.questions.key,
-            "examples": fingerprint((self.examples.contents, tuple(self._on_host(0)))),
-            "candidates": fingerprint([np.concatenate(self.dev.rows)] if self.dev.questions else []),
-            "cross-encoder": fingerprint(self.model.params),
+        config, params = self.config, self.model.params
+        candidates = fingerprint([np.concatenate(self.dev.rows)] if self.dev.questions else [])
+        read = {
+            "passages": self.passages.content,
+            "questions": self.questions.content,
+            "examples": fingerprint(self.examples.draws.content),
+            "dev questions": judged_digest(self.dev.questions, self.dev.qrels),
+            "dev run": "none" if config.data.dev_run is None else candidates,
+            "tokenizer": tokenizer_fingerprint(self.model.tokenizer),
+            "encoder": fingerprint(params if holds_cross_encoder(config.encoder.path) else params[BACKBONE]),
         }
+        batch = fingerprint(tuple(self._on_host(0)))
+        return Inputs(read, {"batch": batch, "candidates": candidates, "weights": fingerprint(params)})
 
     def init(self) -> TrainState:
         """The state before the first step."""
@@ -140,6 +149,11 @@ class CrossEncoderRun:
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """Metrics of the dev questions' candidates in the model's order."""
         return self.dev.metrics(self._trained(state)) if self.dev.questions else {}
+
+    def evaluated(self) -> str:
+        """The dev questions and their pairs."""
+        questions = len(self.dev.questions)
+        return f"{questions} questions, {sum(map(len, self.dev.rows))} pairs" if questions else ""
 
     def save_model(self, state: TrainState, folder: Path) -> None:
         """Writes the folder that `CrossEncoder.from_pretrained` and sentence-transformers read."""

@@ -92,7 +92,8 @@ class EmbeddingDistillationRun(LanguageModelRun):
         kept = np.square(_evenly(embeddings[0], _SAMPLE).astype(np.float32) @ directions).sum(axis=1).mean()
         log.info("%d of the teacher's %d dimensions keep %.4f of the squared length", size, len(directions), kept)
         programs = distillation_programs(config, self.model, mesh)
-        super().__init__(config, mesh, self._first_parameters, programs, self._batch, data)
+        read = {"short texts": self.short.content, "teacher": passages.meta.model_fingerprint}
+        super().__init__(config, mesh, self._first_parameters, programs, self._batch, data, read)
 
     @staticmethod
     def outline(config: EmbeddingDistillationConfig, mesh: Mesh, size: CorpusSize) -> Outline:
@@ -114,10 +115,6 @@ class EmbeddingDistillationRun(LanguageModelRun):
         params = next(iter(abstract_params(model).values()))
         programs = distillation_programs(config, model, mesh)
         return language_model_outline(config, config.data.held_out, mesh, programs, params, batch)
-
-    def inputs(self) -> dict[str, str]:
-        """Fingerprints of the texts as the tokenizer reads them."""
-        return {**super().inputs(), "short texts": self.short.key}
 
     def metrics(self, loss: float) -> dict[str, float]:
         """The mean held-out loss, and the cosine that it is 1 minus."""

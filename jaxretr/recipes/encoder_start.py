@@ -19,6 +19,7 @@ from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, init_params, joint_params, prompt_of
 from jaxretr.models.formats.model_shapes import encoder_shape, vocabulary_of
 from jaxretr.models.layers import Params
+from jaxretr.parallel.hosts import fingerprint
 
 
 def load_model(encoder: EncoderConfig, joint: Joint, seed: int) -> "DualEncoder | JointModel":
@@ -84,6 +85,21 @@ def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
     if vocabulary_size(model.tokenizer) > settings.backbone.vocab_size:
         raise UserError(f"{config.path}: the tokenizer has more entries than the model; use the model's own tokenizer")
     return DualEncoder(settings, model.params, model.tokenizer, mlm_head=model.mlm_head)
+
+
+def encoder_inputs(config: EncoderConfig, model: "DualEncoder | JointModel") -> dict[str, str]:
+    """Fingerprints of a run's encoder and tokenizer as its files hold them, without weights that are drawn.
+
+    Args:
+      config: of the encoder.
+      model: as `load_model` gives it.
+    """
+    params: Params = model.params
+    if config.fresh is not None:
+        params = {"lexical": model.params["lexical"]} if isinstance(model, JointModel) else {}
+    elif config.adapter is not None and isinstance(model, DualEncoder):
+        params = model.without_adapters().params
+    return {"tokenizer": tokenizer_fingerprint(model.tokenizer), "encoder": fingerprint(params)}
 
 
 def backbone_of(path: str) -> DualEncoder:

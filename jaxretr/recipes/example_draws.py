@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from jaxretr.config import ContrastiveConfig
 from jaxretr.data.corpus import Corpus
-from jaxretr.data.lexical_set import LexicalSet
+from jaxretr.data.lexical_set import META, LexicalSet
 from jaxretr.data.questions import Question
 from jaxretr.data.training_set import Ragged, TrainingSet
 from jaxretr.errors import UsageError, UserError
@@ -24,6 +24,8 @@ class Draws(Protocol):
 
     positives: int
     """Places of positives among an example's passages."""
+    content: Any
+    """A tree of arrays that the draws depend on, of any shapes."""
 
     @property
     def places(self) -> int:
@@ -74,6 +76,8 @@ class ExampleDraws:
         self._mined = None
         if mined is not None:
             self._mined = _of_questions(mined, examples, config)
+        lists = examples.positives, self._negatives, self._mined
+        self.content = [[each.offsets, each.values] for each in lists if each is not None], self._scores
 
     @property
     def places(self) -> int:
@@ -220,6 +224,8 @@ class LexicalDraws:
                 "negatives.mined and contrastive.positives at their defaults"
             )
         self.scored = config.distillation.loss != "none"
+        # Of the set itself: its arrays have billions of bytes.
+        self.content = np.frombuffer((Path(config.data.train).expanduser() / META).read_bytes(), np.uint8)
 
     @property
     def places(self) -> int:

@@ -64,6 +64,7 @@ class GivenPassages:
                     f"{path}: has no such passages in the corpus for any question of {config.data.questions}; name their "
                     "training file with --data.judged"
                 )
+        self.content = [[lists.offsets, lists.values] for _, lists in self._lists]
         self._seed = config.train.seed
 
     def rows(self, chosen: np.ndarray, step: int) -> np.ndarray:

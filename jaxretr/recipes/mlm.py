@@ -23,6 +23,7 @@ from jaxretr.models.masked_lm import MaskedLm, MaskedLmShape, fresh_head, has_ma
 from jaxretr.models.starts import context_start
 from jaxretr.objectives.mlm import MaskedBatch, mask, masked_lm_loss, prediction_places
 from jaxretr.parallel import sharding
+from jaxretr.parallel.hosts import fingerprint
 from jaxretr.parallel.mesh import check_cpu_devices
 from jaxretr.recipes.corpus_sizes import CorpusSize
 from jaxretr.recipes.encoder_start import backbone_of, new_bert
@@ -65,7 +66,8 @@ class MlmRun(LanguageModelRun):
                 vocab_size=len(data.tokenizer),
             )
 
-        super().__init__(config, mesh, self._first_parameters, mlm_programs(config, self.bert, mesh), batch, data)
+        programs, read = mlm_programs(config, self.bert, mesh), {"encoder": fingerprint([self.start, self.start_head])}
+        super().__init__(config, mesh, self._first_parameters, programs, batch, data, read)
 
     @staticmethod
     def outline(config: MlmConfig, mesh: Mesh, size: CorpusSize) -> Outline:

@@ -22,6 +22,7 @@ from jaxretr.models.scorers.t5_scorer import Prompt
 from jaxretr.models.starts import copying_start
 from jaxretr.models.t5 import T5Config, T5Model
 from jaxretr.objectives.passage_lm import Example, RankedQuestions, ScorerBatch, scorer_loss, thinned_windows
+from jaxretr.parallel.hosts import fingerprint
 from jaxretr.parallel.mesh import check_cpu_devices
 from jaxretr.recipes.corpus_sizes import CorpusSize
 from jaxretr.recipes.outline import T5_PROMPT, Outline
@@ -49,7 +50,9 @@ class PassageLmRun(LanguageModelRun):
         check_cpu_devices(mesh, max(self.t5.d_model, self.t5.d_ff))
         programs = passage_lm_programs(config, self.t5, Prompt.of(data.tokenizer), mesh)
         examples = Examples(config, data)
-        super().__init__(config, mesh, self._first_parameters, programs, examples.batch, data)
+        pairs = [examples.pairs, examples.questions, examples.question_lengths]
+        read = {"encoder": fingerprint(self.start), "pairs": fingerprint(pairs)}
+        super().__init__(config, mesh, self._first_parameters, programs, examples.batch, data, read)
 
     def _first_parameters(self, seed: int) -> Params:
         return copying_start(self.t5, seed) if self.start is None else self.start
@@ -143,6 +146,7 @@ class Examples:
         self.start, self.end = np.array(start), tokenizer.eos_token_id
         self.width = target_width(config, len(start))
         self.pairs = np.zeros((0, 2), np.int64)
+        self.questions, self.question_lengths = np.zeros((0, self.width), data.store.dtype), np.zeros(0, np.int32)
         if config.data.pairs:
             texts = self._read_pairs(config.data.pairs, config.data.exclude_pairs, tokenizer)
             if config.ranked_questions:

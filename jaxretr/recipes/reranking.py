@@ -71,7 +71,7 @@ class RerankingSet:
         )
         # One chunk for each process.
         chunk = max(1, -(-sum(counts) // jax.process_count()))
-        scores = score_pairs(model, pairs, sum(counts), chunk=chunk, shown=False)
+        scores = score_pairs(model, pairs, sum(counts), chunk=chunk)
         return self._metrics(np.split(scores, np.cumsum(counts)[:-1]))
 
     def _metrics(self, scores: Sequence[np.ndarray]) -> dict[str, float]:

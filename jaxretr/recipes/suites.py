@@ -15,6 +15,7 @@ from jaxretr.data.readers import read_beir
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.suite import DataSet, find_data_sets
 from jaxretr.objectives.live_index import IndexProgram
+from jaxretr.recipes.run_inputs import digest, judged_digest
 from jaxretr.recipes.whole_corpus import DevSet, Judged, Model, WholeCorpus, passage_store, widths_of
 from jaxretr.state import TrainState
 
@@ -76,6 +77,20 @@ class Suites:
                     *(one.folder, len(beir.corpus), len(beir.questions), one.split),
                 )
 
+    @property
+    def size(self) -> str:
+        """What the collections hold together, for the log; empty without any."""
+        members = [member for members in self._members.values() for member in members]
+        counts = (sum(len(each.dev.questions) for each in members), sum(each.whole.store.num_rows for each in members))
+        return f"suites of {counts[0]} questions, {counts[1]} passages" if members else ""
+
+    def digest(self) -> str:
+        """A sha256 (hexadecimal) over the collections' passages, questions and judgements."""
+        members = [member for members in self._members.values() for member in members]
+        return digest(
+            [[each.whole.store.content, judged_digest(each.dev.questions, each.dev.qrels)] for each in members]
+        )
+
     def metrics(self, train: TrainState) -> dict[str, float]:
         """Encodes and searches every collection with the current weights, one after the other."""
         found: dict[str, float] = {}
@@ -89,6 +104,12 @@ class Suites:
             for name in shared:
                 found[f"{suite}:{name}"] = math.fsum(metrics[name] for metrics in of_members) / len(members)
         return found
+
+
+def evaluation_of(dev: DevSet, whole: WholeCorpus, suites: Suites) -> str:
+    """What an evaluation by searching reads, for the log; empty if nothing."""
+    questions = len(dev.questions) and f"{len(dev.questions)} questions, {whole.store.num_rows} passages"
+    return ", ".join(filter(None, [questions, suites.size]))
 
 
 def suites_of(suites: Sequence[str]) -> dict[str, list[DataSet]]:

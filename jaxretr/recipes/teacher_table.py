@@ -1,8 +1,6 @@
-"""The table of the teacher's scores in an ART run: its shape, how it begins, and that it stays with what it was made of."""
+"""The table of the teacher's scores in an ART run: its shape, and how it begins."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +17,6 @@ from jaxretr.objectives.score_table import EMPTY, TableState
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import padded_rows, put_rows
 from jaxretr.recipes.whole_corpus import abstract_rows
-from jaxretr.storage.files import atomic_write
 
 
 def abstract_table(config: ScoreTable, questions: int, top_k: int, mesh: Mesh) -> TableState | None:
@@ -97,31 +94,3 @@ def read_table(path: str, shapes: TableState, corpus: Corpus, questions: Sequenc
             f"{path}: has scores of none of the {count} training questions; give those of a run with the same questions"
         )
     return TableState(*(put_rows(mesh, x, x.shape, x.dtype) for x in (rows, scores)))
-
-
-_NOTE = "score_table.json"
-
-
-def note_made_of(workdir: Path, inputs: dict[str, str]) -> None:
-    """Notes in a run's folder what its scores are of: digests of the scorer, the corpus and the questions, by name."""
-    if jax.process_index() == 0:
-        with atomic_write(workdir / _NOTE) as file:
-            json.dump(inputs, file, indent=1)
-
-
-def check_made_of(workdir: Path, inputs: dict[str, str]) -> None:
-    """Refuses a run's folder whose scores are of something else: other scores have the same shape.
-
-    Raises:
-      UserError: the scorer, the corpus or the questions have changed since the scores were begun.
-    """
-    path = workdir / _NOTE
-    if not path.exists():
-        return
-    noted = json.loads(path.read_text())
-    changed = [name for name, value in inputs.items() if noted.get(name) != value]
-    if changed:
-        raise UserError(
-            f"{path}: the teacher's scores in this folder were made with other data ({', '.join(changed)}); restore what the "
-            "run began with, or use another --workdir"
-        )

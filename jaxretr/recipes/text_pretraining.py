@@ -15,7 +15,7 @@ from jaxretr.data.batches import MadeAhead, QuestionBatches
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.token_store import TokenStore
 from jaxretr.data.tokenizer_training import train_tokenizer
-from jaxretr.data.tokens import Template, load_tokenizer
+from jaxretr.data.tokens import Template, load_tokenizer, tokenizer_fingerprint
 from jaxretr.data.training_set import read_passages
 from jaxretr.errors import UserError
 from jaxretr.models.layers import Params
@@ -23,6 +23,7 @@ from jaxretr.objectives.token_step import SumLoss, make_token_loss, make_token_s
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import DATA
 from jaxretr.recipes.outline import BATCH, PARAMETERS, Outline, Planned, of_state, training_step
+from jaxretr.recipes.run_inputs import Inputs
 from jaxretr.recipes.whole_corpus import abstract_train_state
 from jaxretr.state import TrainState
 from jaxretr.streams import HostStream, host_generator
@@ -139,6 +140,7 @@ class LanguageModelRun:
       programs: the compiled ones.
       batch: (rows of the corpus, generator) -> a batch; called for training and, with a fixed generator, held out.
       data: the passages.
+      further_inputs: fingerprints of what the recipe reads besides, by the names in run_inputs.py.
     """
 
     def __init__(
@@ -149,16 +151,18 @@ class LanguageModelRun:
         programs: "TokenPrograms",
         batch: Callable[[np.ndarray, np.random.Generator, bool], Any],
         data: TextData,
+        further_inputs: dict[str, str],
     ):
-        self.config, self.mesh, self.data = config, mesh, data
+        self.config, self.mesh, self.data, self.further_inputs = config, mesh, data, further_inputs
         self.parameters, self.make_batch = parameters, batch
         self.loss, self.optimizer, self.train_step, self.token_loss = programs
         self.batches = QuestionBatches(len(data.training), config.train.batch_size, config.train.seed)
         self.made = MadeAhead(self._on_host)
 
-    def inputs(self) -> dict[str, str]:
-        """A fingerprint of the text as the tokenizer reads it."""
-        return {"text": self.data.store.key}
+    def inputs(self) -> Inputs:
+        """Fingerprints of the text, of the tokenizer, and of what the recipe reads besides."""
+        tokenizer = tokenizer_fingerprint(self.data.tokenizer)
+        return Inputs({"text": self.data.store.content, "tokenizer": tokenizer, **self.further_inputs}, {})
 
     def init(self) -> TrainState:
         """The state before the first step."""
@@ -199,6 +203,10 @@ class LanguageModelRun:
         ]
         total, count = np.sum([[float(x) for x in pair] for pair in sums], axis=0)
         return self.metrics(float(total / count))
+
+    def evaluated(self) -> str:
+        """The passages that are held out."""
+        return f"{held_out} held-out passages" if (held_out := len(self.data.held_out)) else ""
 
     def metrics(self, loss: float) -> dict[str, float]:
         """What an evaluation reports of the mean held-out loss."""

@@ -21,7 +21,7 @@ from jaxretr.storage.files import sha256
 from jaxretr.storage.paths import as_path, cache_folder, files_below, is_remote
 
 # What all processes of a run read when it resumes.
-_READ = ("config.json", "best.json", "environment.json", "metrics.jsonl", "trackers.json", "score_table.json")
+_READ = ("config.json", "best.json", "environment.json", "metrics.jsonl", "trackers.json", "inputs.json")
 
 # Token stores, and those of the text objectives: read through memory maps, and made from the data at any time. And what
 # Weights & Biases keeps, whose own process changes and removes files at any time.

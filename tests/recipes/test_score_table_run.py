@@ -18,6 +18,7 @@ from jaxretr.data.formats.reading import read_examples
 from jaxretr.errors import UsageError, UserError
 from jaxretr.objectives.score_table import TableState
 from jaxretr.recipes.art import ArtRun, ArtState
+from jaxretr.recipes.run_inputs import check_inputs, write_inputs
 from jaxretr.recipes.teacher_table import read_table
 from jaxretr.state import CorpusState, TrainState
 from jaxretr.teacher_scores import mine_scores
@@ -117,11 +118,11 @@ def test_an_older_checkpoint_begins_with_an_empty_table(with_table: ArtRun, tmp_
 
 
 def test_a_folder_whose_teacher_has_changed_is_refused(with_table: ArtRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_table.init()
-    with_table.abstract_state()
+    write_inputs(with_table.workdir, with_table.inputs())
+    check_inputs(with_table.workdir, with_table.inputs(), with_table.config)
     monkeypatch.setattr(with_table, "_scorer_print", "another")
-    with pytest.raises(UserError, match=r"score_table.json: .*other data \(scorer\); restore"):
-        with_table.abstract_state()
+    with pytest.raises(UserError, match=r"inputs.json: .*other scorer than .*scorer.path="):
+        check_inputs(with_table.workdir, with_table.inputs(), with_table.config)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,99 @@
+"""What a run reads, told by its content, so that it resumes with what it began with."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxretr.config import Config
+from jaxretr.data.questions import Question
+from jaxretr.data.text_rows import input_digest
+from jaxretr.errors import UserError
+from jaxretr.storage.files import atomic_write
+
+INPUTS = "inputs.json"
+"""The file in a run's folder."""
+
+# Which settings name what is read under each name.
+_SETTINGS = {
+    "corpus": ("data.corpus",),
+    "questions": ("data.questions", "data.train"),
+    "passages": ("data.corpus", "data.more_corpora", "data.train", "data.mined", "data.dev"),
+    "examples": ("data.train", "data.mined"),
+    "judged passages": ("data.judged",),
+    "dev questions": ("data.dev_questions", "data.dev_qrels", "data.dev", "data.questions", "data.train"),
+    "dev run": ("data.dev_run",),
+    "suites": ("train.suites",),
+    "misspellings": ("typos.misspellings",),
+    "text": ("data.corpora",),
+    "short texts": ("data.corpora", "questions"),
+    "pairs": ("data.pairs",),
+    "tokenizer": ("encoder.path", "start"),
+    "encoder": ("encoder.path", "encoder.passage_path", "joint.lexical", "start"),
+    "scorer": ("scorer.path",),
+    "teacher": ("teacher",),
+}
+
+
+class Inputs(NamedTuple):
+    """Name -> fingerprint, the same on all hosts."""
+
+    read: dict[str, str]
+    """Of what files hold, the same on every machine: a run resumes with the same."""
+    made: dict[str, str]
+    """Of what follows from these and the seed. On another kind of machine it may differ by rounding."""
+
+
+def digest(value: Any) -> str:
+    """A sha256 (hexadecimal) of a value that JSON can hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def judged_digest(questions: Sequence[Question], qrels: Mapping[str, Mapping[str, int]] | None) -> str:
+    """A digest of questions with their answers and judgements."""
+    rows = [(each.id, each.text, each.answers, (qrels or {}).get(each.id)) for each in questions]
+    return digest([qrels is None, rows])
+
+
+def file_digest(path: str | None) -> str:
+    """A digest of a file's bytes; of None, "none"."""
+    return "none" if path is None else input_digest(Path(path).expanduser())
+
+
+def write_inputs(workdir: Path, inputs: Inputs) -> None:
+    """Records what a run begins with; a folder that has a record keeps it."""
+    path = workdir / INPUTS
+    if not path.exists():
+        with atomic_write(path) as file:
+            json.dump({name: digest(value) for name, value in inputs.read.items()}, file, indent=1)
+
+
+def check_inputs(workdir: Path, inputs: Inputs, config: Config) -> None:
+    """Refuses to resume a run whose data or models were edited. A folder of an older version has no record, and resumes.
+
+    Raises:
+      UserError: what is read now differs from the record; the message names what, and the settings that lead there.
+    """
+    path = workdir / INPUTS
+    if not path.exists():
+        return
+    try:
+        begun = json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path}: cannot be read ({error}); restore the file or use another --workdir") from error
+    changed = [name for name, value in inputs.read.items() if begun.get(name, digest(value)) != digest(value)]
+    if changed:
+        settings = dict.fromkeys(setting for name in changed for setting in _SETTINGS[name])
+        values = {setting: _value(config, setting) for setting in settings}
+        files = ", ".join(f"{setting}={value}" for setting, value in values.items() if value)
+        raise UserError(
+            f"{path}: this folder was started with other {', '.join(changed)} than there are now ({files}); restore what "
+            "the run began with, or use another --workdir"
+        )
+
+
+def _value(config: Config, setting: str) -> str:
+    value = functools.reduce(lambda section, name: getattr(section, name, None), setting.split("."), config)
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value or "")
