@@ -102,12 +102,12 @@ class Asked:
 
 
 def check_targets(targets: float | Sequence[float]) -> tuple[float, ...]:
-    """The targets as a tuple.
+    """The targets as a tuple, each once.
 
     Raises:
       UserError: one outside (0, 1], or none.
     """
-    found = (targets,) if isinstance(targets, int | float) else tuple(targets)
+    found = (targets,) if isinstance(targets, int | float) else tuple(dict.fromkeys(targets))
     if not found or not all(0 < target <= 1 for target in found):
         raise UserError(f"target_recall={targets}: give a share above 0 and at most 1, for instance 0.95")
     return found

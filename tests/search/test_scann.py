@@ -5,7 +5,6 @@ import os
 import pickle
 import shutil
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from jaxretr.search.scann import process as scann_process
 from jaxretr.search.scann import worker as scann_worker
 from jaxretr.search.scann.build import plan_of
 from jaxretr.search.scann.one_pass import search_in_one_pass
-from jaxretr.search.scann.tuning import tune
 from jaxretr.search.scann.upkeep import verify
 
 PROBLEM = scann_process.scann_problem()
@@ -102,7 +100,14 @@ def test_targets_are_reached_on_questions_of_neither_half(folder: Path, target: 
 @needs_scann
 def test_a_higher_target_takes_more_work(folder: Path) -> None:
     low, _, high = ScannIndex.load(folder).facts.settings
-    assert low.leaves * low.candidates < high.leaves * high.candidates < LEAVES * N
+    # Of leaves and candidates one is more; which of them it is, the timing decides.
+    assert low.leaves < high.leaves or low.candidates < high.candidates
+    assert high.leaves * high.candidates < LEAVES * N
+
+
+def test_a_target_that_is_given_twice_counts_once() -> None:
+    index = ScannIndex.build(PASSAGES[:300], questions=QUESTIONS, target_recall=(0.9, 0.8, 0.9))
+    assert [setting.target for setting in index.facts.settings] == [0.9, 0.8]
 
 
 @needs_scann
@@ -348,42 +353,6 @@ def test_a_target_that_is_not_certain_is_said(caplog: pytest.LogCaptureFixture) 
     assert "recall@10 of 0.999 is not reached for certain" in caplog.text
     assert not index.facts.settings[0].reached
     assert index.certificate is not None and "not reached" in table(index.certificate)
-
-
-def test_the_fastest_sufficient_setting_is_chosen() -> None:
-    """An index of 4 leaves that finds a neighbour in leaf 3 and, among its candidates, at place 30."""
-    questions, k = 2000, 2
-    exact = np.tile(np.array([[7, 8]]), (questions, 1))
-    asked = []
-
-    def candidates(leaves: int, count: int) -> np.ndarray:
-        found = np.tile(np.arange(1000, 1000 + count), (questions, 1))
-        found[:, 0] = 7
-        if leaves >= 3:
-            found[:, 29] = 8
-        return found
-
-    def search(leaves: int, count: int, some: int) -> None:
-        asked.append((leaves, count))
-
-    low, high = tune(candidates, search, exact, np.full(questions, -1), targets=(0.4, 0.9), leaves=4, rows=5000)
-    assert (low.leaves, low.candidates, low.tuning_recall) == (1, k, 0.5)
-    assert high.leaves == 3 and high.candidates >= 30 and high.tuning_recall == 1.0
-    assert high.candidates < 30 * 1.4  # the next rung of the ladder
-
-
-def test_leaves_are_tuned_more_finely_than_the_rungs() -> None:
-    """A neighbour is in the 62nd leaf: the next rung of the ladder is 73, and 66 is between."""
-    exact = np.full((2000, 1), 7)
-
-    def candidates(leaves: int, count: int) -> np.ndarray:
-        return np.tile(np.where(np.arange(count) == 0, 7 if leaves >= 62 else 6, 6), (2000, 1))
-
-    def search(leaves: int, count: int, some: int) -> None:
-        time.sleep(leaves * 1e-4)
-
-    [setting] = tune(candidates, search, exact, np.full(2000, -1), targets=(0.9,), leaves=200, rows=5000)
-    assert setting.reached and setting.leaves == 66
 
 
 def test_bounds_of_recall() -> None:

@@ -16,6 +16,7 @@ from jaxretr.errors import UserError
 from jaxretr.parallel import memory
 from jaxretr.parallel.machine import cpu_threads
 from jaxretr.search import question_sets
+from jaxretr.search.engine_certificate import check_targets
 from jaxretr.search.exact.host_rows import checked_matrix, embedding_matrix
 from jaxretr.search.filters import Filters
 from jaxretr.search.question_sets import Questions
@@ -128,9 +129,7 @@ class ScannIndex:
           UserError: the engine does not work here; wrong shapes, NaN or infinity, ids that repeat or do not match; a target
             outside (0, 1].
         """
-        targets = (target_recall,) if isinstance(target_recall, int | float) else tuple(target_recall)
-        if not targets or not all(0 < target <= 1 for target in targets):
-            raise UserError(f"target_recall={target_recall}: give a share above 0 and at most 1, for instance 0.95")
+        targets = check_targets(target_recall)
         store = passages if isinstance(passages, EmbeddingStore) else None
         if isinstance(passages, EmbeddingStore):
             source, blocks = str(passages.folder), passages.blocks()

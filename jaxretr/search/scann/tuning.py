@@ -1,7 +1,9 @@
 """Which leaves and how many candidates reach a recall: measured against exact search, the fastest choice that does."""
 
+import itertools
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +14,7 @@ from jaxretr.search.certificate import certain_recall
 # Rungs of the ladders of leaves and of candidates, each this many times the one before.
 _STEP = 1.35
 
-# Parts into which the steps below and above the fastest rung of leaves are then divided.
+# Parts into which the steps below and above a target's fastest rung of leaves are then divided.
 _PARTS = 3
 
 # How far the candidates go: this many, or this many times k.
@@ -89,8 +91,12 @@ def tune(
     targets: Sequence[float],
     leaves: int,
     rows: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[Setting]:
     """Finds the fastest setting for each target.
+
+    The ladder of leaves is measured first, then the leaves between the rungs around each target's fastest. Whatever was
+    measured is a choice for every target that it reaches.
 
     Args:
       candidates, search: the index, see above.
@@ -99,6 +105,7 @@ def tune(
       targets: recalls@k.
       leaves: of the tree; 1 where there is none.
       rows: N.
+      clock: seconds, for the timing.
 
     Returns:
       A setting for each target. It is chosen for the bound of its recall and not for the recall, so that questions
@@ -116,25 +123,20 @@ def tune(
             recalls = (places < count).mean(axis=1)
             measured[some, count] = float(recalls.mean()), certain_recall(recalls, k)
 
-    rungs: list[int] = []
     beyond = 0
     for some in ladder(1, leaves) if leaves > 1 else [0]:
         measure(some)
-        rungs.append(some)
         # With more leaves fewer candidates may do, and that may be faster: go on a little.
         beyond += measured[some, counts[-1]][1] >= max(targets)
         if beyond > 3:
             break
-    settings = []
-    for target in targets:
-        setting = _fastest(measured, search, target, len(exact))
-        at = rungs.index(setting.leaves)
-        steps = zip(rungs[max(at - 1, 0) : at + 1], rungs[max(at, 1) : at + 2], strict=False)
-        between = {first + (last - first) * part // _PARTS for first, last in steps for part in range(1, _PARTS)}
-        for some in between - {leaves for leaves, _ in measured}:
-            measure(some)
-        settings.append(_fastest(measured, search, target, len(exact)) if between else setting)
-    return settings
+    settings = _fastest(measured, search, targets, len(exact), clock)
+    rungs, chosen = sorted({some for some, _ in measured}), {setting.leaves for setting in settings}
+    steps = [step for step in itertools.pairwise(rungs) if not chosen.isdisjoint(step)]
+    between = {low + (high - low) * part // _PARTS for low, high in steps for part in range(1, _PARTS)} - set(rungs)
+    for some in sorted(between):
+        measure(some)
+    return _fastest(measured, search, targets, len(exact), clock) if between else settings
 
 
 def ladder(first: int, last: int) -> list[int]:
@@ -157,34 +159,47 @@ def _places(found: NDArray[np.int64], exact: NDArray[np.int64], own: NDArray[np.
     return places
 
 
-def _fastest(measured: dict[tuple[int, int], tuple[float, float]], search: Search, target: float, questions: int):
-    enough = sorted(setting for setting, (_, bound) in measured.items() if bound >= target)
-    if not enough:
-        best = max(measured, key=lambda setting: (measured[setting][1], -setting[0], -setting[1]))
-        return _setting(target, best, measured[best], reached=False)
-    # One with as many leaves and as many candidates as another is no faster.
+def _fastest(
+    measured: Mapping[tuple[int, int], tuple[float, float]],
+    search: Search,
+    targets: Sequence[float],
+    questions: int,
+    clock: Callable[[], float],
+) -> list[Setting]:
+    """For each target the fastest of the measured settings that reach it; those of all targets are timed together."""
+    fronts = [_front(measured, target) for target in targets]
+    timed = min(questions, _TIMED_QUESTIONS)
+    seconds = {setting: math.inf for front in fronts for setting in front}
+    for _ in range(_ROUNDS):
+        for setting in sorted(seconds):
+            began = clock()
+            search(*setting, timed)
+            # The shortest of the rounds: what else runs on the machine only adds.
+            seconds[setting] = min(seconds[setting], clock() - began)
+    settings = []
+    for target, front in zip(targets, fronts, strict=True):
+        if front:
+            best = min(front, key=lambda setting: (seconds[setting], setting))
+        else:
+            best = max(measured, key=lambda setting: (measured[setting][1], -setting[0], -setting[1]))
+        recall, certain = measured[best]
+        settings.append(
+            Setting(
+                target=target,
+                leaves=best[0],
+                candidates=best[1],
+                tuning_recall=recall,
+                certain=certain,
+                reached=bool(front),
+            )
+        )
+    return settings
+
+
+def _front(measured: Mapping[tuple[int, int], tuple[float, float]], target: float) -> list[tuple[int, int]]:
+    """The settings that reach a target, without those that search no less than another: they are no faster."""
     front: list[tuple[int, int]] = []
-    for leaves, count in enough:
+    for leaves, count in sorted(setting for setting, (_, bound) in measured.items() if bound >= target):
         if not front or count < front[-1][1]:
             front.append((leaves, count))
-    timed = min(questions, _TIMED_QUESTIONS)
-    seconds: dict[tuple[int, int], list[float]] = {setting: [] for setting in front}
-    for _ in range(_ROUNDS):
-        for setting in front:
-            began = time.perf_counter()
-            search(*setting, timed)
-            seconds[setting].append(time.perf_counter() - began)
-    # The shortest of the rounds: what else runs on the machine only adds.
-    best = min(front, key=lambda setting: min(seconds[setting]))
-    return _setting(target, best, measured[best], reached=True)
-
-
-def _setting(target: float, setting: tuple[int, int], found: tuple[float, float], *, reached: bool) -> Setting:
-    return Setting(
-        target=target,
-        leaves=setting[0],
-        candidates=setting[1],
-        tuning_recall=found[0],
-        certain=found[1],
-        reached=reached,
-    )
+    return front
