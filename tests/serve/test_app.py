@@ -192,6 +192,15 @@ def test_reranked_hits_have_the_scorers_scores(
     assert answer["took"]["rerank_ms"] > 0
 
 
+def test_an_index_without_texts_cannot_be_reranked(
+    call: Callable[..., Any], started: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wiki = started.indexes.get("wiki")
+    monkeypatch.setattr(wiki, "_corpus", None)
+    problem = call("POST", "/v1/wiki/search", json={"query": "a", "rerank": True}).json()["error"]
+    assert problem["param"] == "rerank" and "no texts" in problem["message"]
+
+
 def test_rerank_in_coheres_shape(call: Callable[..., Any], tiny_cross_encoder: Any) -> None:
     documents = ["It is a town.", {"title": "Town", "text": "Nobody lives there."}, "no"]
     body = {"query": QUERIES[0], "documents": documents, "top_n": 2, "return_documents": True}

@@ -21,6 +21,7 @@ from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.serve.app import create_app
 from jaxretr.serve.embedding import Embedded
 from jaxretr.serve.live import fault_points
+from jaxretr.serve.live import index as live_index
 from jaxretr.serve.live.index import LiveIndex
 from jaxretr.serve.live.reindex import Model, Reindexing, rollback
 from jaxretr.serve.mcp_tools import make_server
@@ -227,6 +228,15 @@ def steps_of(watched: Watched, write: str) -> Iterator[int]:
         # A search may be repeated, so the steps are those of the longest one.
         number, most = number + 1, max(most, watched.steps)
     assert most >= 3, "the search has steps"
+
+
+@pytest.mark.parametrize("write", ["another tenant's", "another model"])
+def test_a_search_that_meets_no_moment_between_two_commits_waits_for_one(
+    watched: Watched, write: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_index, "_TRIES", 0)
+    for _ in steps_of(watched, write):
+        check(watched, SEARCHES["filtered"], watched.search(k=K, **SEARCHES["filtered"]))
 
 
 @pytest.mark.parametrize("write", WRITES)

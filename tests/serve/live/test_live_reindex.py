@@ -9,7 +9,8 @@ import pytest
 from live_folders import DIM, QUESTIONS, assert_searches_equal, document, encode, in_sqlite, model, open_live, put
 
 from jaxretr.errors import UserError
-from jaxretr.serve.live import reindex
+from jaxretr.serve import moves
+from jaxretr.serve.live import reindex, snapshots
 from jaxretr.serve.live.index import LiveIndex
 from jaxretr.serve.live.reindex import Model, Reindexing, Stopped, forget, rollback
 from jaxretr.serve.live.verifying import verify
@@ -170,6 +171,30 @@ def test_a_model_that_fails_on_a_write_stops_neither_the_write_nor_the_move(
     assert failed == ["written meanwhile"] and "1 documents have no vectors yet" in caplog.text
     assert index.view.space.model == "large" and len(index) == 31
     assert_searches_equal(index, index.folder)
+
+
+def test_a_service_that_stops_leaves_a_move_behind_that_makes_its_snapshot(
+    index: LiveIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def write(*_: object) -> None:
+        begun.set()
+        assert go.wait(30)
+        raise UserError("no snapshot")
+
+    monkeypatch.setattr(snapshots, "write", write)
+    monkeypatch.setattr(moves, "_STOPPING_SECONDS", 0.1)
+    service = moves.Moves(None)  # pyright: ignore[reportArgumentType]
+    move = Reindexing(index, model("large"))
+    thread = threading.Thread(target=service._run, args=("x", move))
+    service._moves["x"] = move, thread
+    thread.start()
+    assert begun.wait(10)
+    service.stop()
+    assert thread.is_alive()
+    go.set()
+    thread.join()
 
 
 def test_questions_of_the_old_model_are_refused_after_the_switch(index: LiveIndex) -> None:

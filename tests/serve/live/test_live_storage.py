@@ -257,3 +257,33 @@ def test_a_second_process_is_refused_and_may_read_and_verify(tmp_path: Path) -> 
     assert list(in_sqlite(tmp_path)[1]) == ["a"]
     index.close()
     open_live(tmp_path).close()
+
+
+# A program that ends while its index makes a snapshot, of calls into C++ as ScaNN's are.
+ENDING = """
+import sys, threading, time
+import jax, numpy as np
+from jaxretr.serve.live import snapshots
+from jaxretr.serve.live.index import LiveIndex
+from jaxretr.serve.live.settings import LiveSettings
+from jaxretr.serve.served import Document
+
+begun = threading.Event()
+
+def write(*_):
+    multiply, ones, end = jax.jit(lambda x: x @ x), np.ones((64, 64), np.float32), time.monotonic() + 1
+    while time.monotonic() < end:
+        np.asarray(multiply(ones))
+        begun.set()
+
+snapshots.write = write
+index = LiveIndex.open(sys.argv[1], model="m", model_fingerprint="f", dim=4, settings=LiveSettings(compact_rows=0))
+index.upsert([Document("a", "", "x")], np.ones((1, 4), np.float32))
+begun.wait()
+"""
+
+
+def test_a_program_that_ends_while_a_snapshot_is_made_ends_well(tmp_path: Path) -> None:
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    ended = subprocess.run([sys.executable, "-c", ENDING, str(tmp_path / "live")], env=environment, timeout=120)
+    assert ended.returncode == 0
