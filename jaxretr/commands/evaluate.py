@@ -39,7 +39,11 @@ def add_commands(commands: Commands) -> None:
     add("--qrels", metavar="FILE", help="judgements in BEIR's or TREC's format")
     add("--answers", metavar="FILE", help="questions with answers: Acc@k by DPR's matching, in the texts of --corpus")
     add("--corpus", metavar="FILE", help="the passages of the run, for --answers, --baseline bm25 and --rerank")
-    add("--queries", metavar="FILE", help="the questions of the run, for --qrels with --baseline bm25, --rerank or a run without their ids (DPR's)")
+    add(
+        "--queries",
+        metavar="FILE",
+        help="the questions of the run, for --qrels with --baseline bm25, --rerank or a run without their ids (DPR's)",
+    )
     add("--match", choices=("string", "regex"), default="string", help="how answers are matched (default: %(default)s)")
     add("--beir", metavar="DIR", help="a folder with corpus, queries and qrels, for MODEL")
     add(

@@ -19,6 +19,7 @@ from jaxretr.data.text_rows import (
     parsed,
     string_field,
 )
+from jaxretr.errors import UserError
 from jaxretr.storage.files import atomic_write
 
 _QUESTIONS = ("query", "question")
@@ -83,16 +84,24 @@ def write_pair_rows(path: Path, rows: Iterable[dict[str, Any]]) -> int:
 
     Returns:
       How many rows were written.
+
+    Raises:
+      UserError: a row has no place in the table, or the file cannot be written.
     """
     delimiter = TABLES.get(bare_suffix(path))
     with atomic_write(path, "w") as file:
         header, count = [], 0
-        for count, row in enumerate(rows, start=1):  # noqa: B007
+        for count, row in enumerate(rows, start=1):
             if delimiter is None:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 continue
             if not header:
                 header = list(row)
                 file.write(csv_line(header, delimiter))
+            if further := sorted(row.keys() - set(header)):
+                raise UserError(
+                    f"{path}: row {count} has the field '{further[0]}', for which the first row makes no column; end the "
+                    "name in .jsonl, or give every row the same fields"
+                )
             file.write(csv_line(map(row.get, header), delimiter))
     return count

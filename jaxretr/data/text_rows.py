@@ -245,9 +245,15 @@ def check_utf8(line: str) -> None:
 
 def check_trec_id(id: str) -> None:
     """Raises RowError for an id that a TREC run cannot represent."""
-    if id.split() != [id]:
-        what = "is empty" if not id else "contains white space"
+    if what := trec_problem(id):
         raise RowError(f"the id {id!r} {what}, which a TREC run cannot represent; rename it, or write --format jsonl")
+
+
+def trec_problem(column: str) -> str:
+    """What keeps a column out of a TREC run; an empty string: nothing. A run may begin with any of its ids."""
+    if column.split() != [column]:
+        return "contains white space" if column else "is empty"
+    return "contains a NUL" if "\0" in column else "begins with a byte order mark" if column[0] == "\ufeff" else ""
 
 
 def json_object(line: str) -> dict[str, Any]:
@@ -479,12 +485,14 @@ def csv_rows(path: Path) -> Iterator[tuple[int, list[str] | RowError]]:
 
 
 def csv_line(fields: Iterable[Any], delimiter: str = "\t") -> str:
-    """Returns fields as a row with csv quoting and its line end, which `tsv_rows`, `csv_rows` and Python's csv read.
+    """Returns fields (lists as JSON) as a row with csv quoting and its line end, which `tsv_rows`, `csv_rows` and Python's csv read.
 
     csv.writer is not used: before Python 3.11.9 and 3.12.3 it leaves a field with a bare carriage return unquoted.
     """
     special = {delimiter, '"', "\r", "\n"}
-    texts = ("" if field is None else str(field) for field in fields)
+    texts = (
+        json.dumps(field) if isinstance(field, list | dict) else "" if field is None else str(field) for field in fields
+    )
     return (
         delimiter.join(f'"{text.replace(chr(34), chr(34) * 2)}"' if special & {*text} else text for text in texts)
         + "\n"

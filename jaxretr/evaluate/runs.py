@@ -141,13 +141,15 @@ def _id_by_text(row: dict[str, Any], ids_of_text: Mapping[str, deque[str]] | Non
     if text is None:
         raise missing_field(row, _QUESTION_TEXTS)
     if not (ids := ids_of_text[_joined_by(text)]):
-        raise RowError(f"'{text[:60]}' is not among the questions, or more often here; give the ones that were searched")
+        raise RowError(
+            f"'{text[:60]}' is not among the questions, or more often here; give the ones that were searched"
+        )
     return ids.popleft()
 
 
 def _joined_by(text: str) -> str:
     """A question's text as DPR's reader leaves it, which writes other apostrophes than its file has."""
-    return text.replace("’", "'").strip()
+    return text.replace("\u2019", "'").strip()
 
 
 def _read_three_columns(path: pathlib.Path, trec_ids: bool) -> dict[str, dict[str, float]]:

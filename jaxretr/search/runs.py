@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from jaxretr.data.answer_matching import AnswerMatcher, Match
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus, read_questions
+from jaxretr.data.text_rows import trec_problem
 from jaxretr.errors import UsageError, UserError, did_you_mean
 from jaxretr.storage.files import atomic_write
 
@@ -277,8 +278,8 @@ def finite(hits: Hits) -> NDArray[np.float32]:
 
 
 def _check_column(what: str, value: str) -> None:
-    if value.split() != [value]:
-        raise UserError(f"{what} {value!r} is empty or contains white space: a TREC run cannot hold it")
+    if problem := trec_problem(value):
+        raise UserError(f"{what} {value!r} {problem}: a TREC run cannot hold it")
 
 
 def to_json(value: Any) -> bytes:

@@ -76,7 +76,7 @@ def test_a_third_column_is_ranks_or_scores_or_refused(of_questions, ranks, tmp_p
 
 def test_questions_without_ids_are_found_by_their_text(tmp_path):
     """DPR's results have no ids; a position may be another question's."""
-    rows = [("who’s there", "a"), ("who is it", "b"), ("who is it", "c")]
+    rows = [("who\u2019s there", "a"), ("who is it", "b"), ("who is it", "c")]
     path = tmp_path / "run.json"
     path.write_text(json.dumps([{"question": text, "answers": [], "ctxs": [{"id": id}]} for text, id in rows]))
     with pytest.raises(UserError, match=r"run.json:1: the question has no id.*; give the questions"):

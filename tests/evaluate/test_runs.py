@@ -87,7 +87,7 @@ def test_a_nudge_is_the_smallest_step():
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        ({"q 1": {"d": 1.0}}, "question id 'q 1' is empty or contains white space"),
+        ({"q 1": {"d": 1.0}}, "question id 'q 1' contains white space"),
         ({"q": {"d\u00a01": 1.0}}, "passage id"),
         ({"q": {"": 1.0}}, "passage id '' is empty"),
         ({"q": {"d": float("nan")}}, "passage 'd' for question 'q' is not a finite number"),

@@ -17,9 +17,9 @@ from jaxretr.data.text_rows import (
     bare_suffix,
     check_utf8,
     csv_rows,
-    filled_lines,
     json_lines,
     missing_field,
+    numbered_lines,
     parsed,
     string_field,
     tsv_rows,
@@ -185,4 +185,5 @@ def read_triples(path: Path) -> Iterator[Row]:
         id = id_of_query.setdefault(query, str(number))
         return Example(id, query, (), (Candidate(None, "", positive),), (Candidate(None, "", negative),), line=line)
 
-    return parsed(filled_lines(path), parse)
+    # A line of tabs alone has three fields, all empty.
+    return parsed(((number, line) for number, line in numbered_lines(path) if line.strip(" \r")), parse)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,9 @@ from jaxretr.data.text_rows import csv_line
 from jaxretr.errors import UserError
 
 _log = logging.getLogger(__name__)
+
+# Tabs and line ends, and the mark that is no text at the beginning of a file.
+_NOT_IN_A_LINE = re.compile("[\t\r\n]|^\ufeff")
 
 
 class ExampleRows:
@@ -70,7 +74,7 @@ class ExampleRows:
         return candidate.id
 
     def _column(self, id: str, example: Example) -> str:
-        if id != id.strip() or set(id) & set("\t\r\n"):
+        if not id or id != id.strip() or set(id) & set("\t\r\n") or id[0] == "\ufeff":
             raise UserError(f"{self.where(example)}: the id {id!r} cannot be written in a table; rename it")
         return id
 
@@ -182,9 +186,18 @@ class ExampleRows:
     def triples(self, example: Example) -> list[bytes]:
         """Lines of question, positive and negative, as texts."""
         self.without_scores(example)
-        return self._triples(
-            example, _one_line(example.question), lambda each: _one_line(self.bare_text(each, example))
-        )
+        changed = False
+
+        def one_line(text: str) -> str:
+            nonlocal changed
+            line = _NOT_IN_A_LINE.sub(" ", text)
+            changed |= line != text
+            return line
+
+        lines = self._triples(example, one_line(example.question), lambda each: one_line(self.bare_text(each, example)))
+        if lines and changed:
+            self.lost["tabs and line breaks became spaces"] += 1
+        return lines
 
     def triples_ids(self, example: Example) -> list[bytes]:
         """Lines of question, positive and negative, as ids."""
@@ -241,8 +254,3 @@ class ExampleRows:
 def json_bytes(row: dict[str, Any]) -> bytes:
     """Returns a row as one line of JSON."""
     return json.dumps(row, ensure_ascii=False).encode()
-
-
-def _one_line(text: str) -> str:
-    """Replaces tabs and line ends, which a bare table cannot represent, by spaces."""
-    return text.replace("\t", " ").replace("\r", " ").replace("\n", " ")
