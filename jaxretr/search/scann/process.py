@@ -26,8 +26,9 @@ log = logging.getLogger(__name__)
 # Rows that are hashed at a time.
 BLOCK_ROWS = 4_096
 
-# What the worker holds besides arrays while it trains (Python, NumPy, ScaNN), and while it makes codes (Numba, too).
-_TRAINING_BYTES, _CODING_BYTES = 48 << 20, 168 << 20
+# What the worker holds besides arrays while it trains (Python, NumPy, ScaNN), and while it makes codes (Numba, too, which
+# compiles the loop where it finds none in its cache: 34 MB more than reading it).
+_TRAINING_BYTES, _CODING_BYTES = 48 << 20, 204 << 20
 
 
 class ScannFailed(Exception):
@@ -192,5 +193,9 @@ def _converse(process: subprocess.Popen[str], job: dict[str, Any], advance: Call
 
 
 def _environment() -> dict[str, str]:
-    """With the folders that this process imports from: they may not be in its environment."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(folder or os.getcwd() for folder in sys.path)}
+    """With the folders that this process imports from: they may not be in its environment.
+
+    One arena of glibc's for all threads: each further one would keep some 15 MB that it had freed.
+    """
+    folders = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+    return {"MALLOC_ARENA_MAX": "1", **os.environ, "PYTHONPATH": folders}
