@@ -10,6 +10,7 @@ steps on the texts of the encoder's own run, with the encoder frozen. Their mode
 """
 
 import argparse
+import dataclasses
 import logging
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from jaxretr.assets import ENCODER_SMALL, SCORER_SMALL
 from jaxretr.config import MlmConfig, Optimizer, Train
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.formats.bert_params import export_bert
+from jaxretr.models.formats.dual_encoder_folder import use_note
 from jaxretr.models.formats.hf_folder import write_folder
 from jaxretr.models.formats.t5_params import export_t5
 from jaxretr.models.question_scorer import QuestionScorer
@@ -56,6 +58,9 @@ def main() -> None:
         params = with_head(run, args.head_steps)
         tensors = export_bert(encoder.config.backbone, params["bert"], mlm_head=params["head"])
         write_folder(args.out / ENCODER_SMALL.name, *tensors, encoder.tokenizer, dtype="float16")
+        # Without the lengths of its training: it reads longer passages better whole than cut.
+        unlimited = {"max_question_length": None, "max_passage_length": None}
+        dataclasses.replace(use_note(encoder.config), **unlimited).write(args.out / ENCODER_SMALL.name)
     if args.scorer:
         scorer = QuestionScorer.from_pretrained(str(RunFiles.read(args.scorer).model))
         tensors = export_t5(scorer.config, jax.device_get(scorer.params))

@@ -50,7 +50,7 @@ def first_sentences(path: Path) -> Path:
 def make_service(folder: Path) -> Service:
     """A started service with two indexes of the same passages: as they are, and their first sentences."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = DualEncoder.from_pretrained(ENCODER_SMALL, pooling="mean", shared=True)
+    found = DualEncoder.from_pretrained(ENCODER_SMALL)
     encoder = DualEncoder(replace(found.config, normalise=True), found.params, found.tokenizer)
     indexes = {}
     for name, corpus in {

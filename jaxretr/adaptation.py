@@ -157,7 +157,7 @@ def adapt(
 
     # ---- the model ---------------------------------------------------------------------------------------------------
     before = DualEncoder.from_pretrained(model, dtype=dtype)
-    after = _with_encoder_of(before, DualEncoder.from_pretrained(out / "dam"))
+    after = _with_encoder_of(before, DualEncoder.bare(out / "dam"))
     after.save(out / "model")
 
     # ---- the corpus, encoded again -----------------------------------------------------------------------------------

@@ -42,7 +42,6 @@ def config(workdir: str = "runs") -> ArtConfig:
         encoder=Encoder(
             path=str(ENCODER_SMALL),
             shared=True,
-            pooling="mean",
             normalise=True,
             max_question_length=32,
             max_passage_length=96,

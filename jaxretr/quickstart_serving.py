@@ -5,14 +5,12 @@
 prints MODEL and --index for `jaxretr serve`. The index is made once for each model, in half a minute of one core.
 """
 
-import dataclasses
 import sys
 from pathlib import Path
 
 from jaxretr.assets import ENCODER_SMALL, QUICKSTART
 from jaxretr.export.exporting import export
 from jaxretr.models.combined_encoder import load_encoder
-from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.stores.encoding import encode
 from jaxretr.stores.fingerprints import model_fingerprint
 
@@ -20,10 +18,10 @@ LIVE = "live"
 
 
 def prepare(folder: Path, run: Path, corpus: Path = QUICKSTART) -> tuple[Path, Path]:
-    """Makes the model and the live index, unless they are there.
+    """Makes the live index, unless it is there.
 
     Args:
-      folder: where they go, in a folder for each model.
+      folder: where it goes, in a folder for each model.
       run: of the quickstart; if it is finished, its model is taken, else the small encoder that it starts from.
       corpus: the passages.
 
@@ -34,21 +32,13 @@ def prepare(folder: Path, run: Path, corpus: Path = QUICKSTART) -> tuple[Path, P
       UserError: a folder cannot be written.
     """
     trained = (run / "results.json").exists()
-    model = run / "art" if trained else folder / "encoder_small"
-    if not trained and not model.exists():
-        _small_encoder().save(model)
+    model = run / "art" if trained else ENCODER_SMALL
     encoder = load_encoder(model)
     index = folder / model_fingerprint(encoder, "passage")[:16]
     if not (index / LIVE).exists():
         store = encode(encoder, corpus=corpus, out=index / "embeddings")
         export(encoder, to="live", index=store, corpus=corpus, out=index / LIVE)
     return model, index / LIVE
-
-
-def _small_encoder() -> DualEncoder:
-    """The encoder as it was trained, which its Hugging Face folder cannot state."""
-    plain = DualEncoder.from_pretrained(ENCODER_SMALL, pooling="mean")
-    return plain.replaced(dataclasses.replace(plain.config, normalise=True), plain.params)
 
 
 if __name__ == "__main__":

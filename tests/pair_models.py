@@ -12,6 +12,7 @@ PAIRS = [
     ("when", PASSAGES[2][:200]),
     ("how many people were in the town in that year, and why?", PASSAGES[3][:90]),
     ("is it", "It is."),
+    (" what <pad> is", "<pad> it? <pad>"),
 ]
 
 # The class's name in transformers without its ending, its settings, and what its tokenizer puts around two texts.

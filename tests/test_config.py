@@ -138,7 +138,7 @@ def test_help_lists_every_setting_with_its_value_and_meaning(config: Config):
 def test_help_says_what_may_be_typed_and_what_a_setting_is():
     text = settings_text(ART)
     assert (
-        "--encoder.pooling {cls,mean,max,lasttoken,weightedmean,mean_sqrt_len_tokens}  (cls)\n      What becomes of"
+        "--encoder.pooling {cls,mean,max,lasttoken,weightedmean,mean_sqrt_len_tokens}|None  (none)\n      What becomes of"
         in text
     )
     assert "--encoder.adapter AdapterShape|None  (none)" in text

@@ -16,6 +16,7 @@ import pytest
 import tiny
 
 from jaxretr import quickstart_serving
+from jaxretr.assets import ENCODER_SMALL
 from jaxretr.models.combined_encoder import load_encoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.serve.live.index import LiveIndex
@@ -25,10 +26,11 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
-def tiny_encoder(tiny_models: Path, monkeypatch: pytest.MonkeyPatch) -> DualEncoder:
+def tiny_encoder(tiny_models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DualEncoder:
     """In place of the one that is shipped."""
     encoder = DualEncoder.from_pretrained(tiny_models / "encoder", pooling="mean", max_passage_length=32)
-    monkeypatch.setattr(quickstart_serving, "_small_encoder", lambda: encoder)
+    encoder.save(tmp_path / "small")
+    monkeypatch.setattr(quickstart_serving, "ENCODER_SMALL", tmp_path / "small")
     return encoder
 
 
@@ -46,13 +48,13 @@ def test_the_quickstarts_own_model_is_taken_if_it_is_finished(tiny_encoder: Dual
     run = tmp_path / "quickstart"
     tiny_encoder.save(run / "art")
     unfinished = quickstart_serving.prepare(tmp_path / "serve", run, tiny.DATA)
-    assert unfinished[0] == tmp_path / "serve/encoder_small"
+    assert unfinished[0] == tmp_path / "small"
     (run / "results.json").write_text("{}")
     assert quickstart_serving.prepare(tmp_path / "serve", run, tiny.DATA) == (run / "art", unfinished[1])
 
 
 def test_the_shipped_encoder_pools_and_scales_as_it_was_trained() -> None:
-    config = quickstart_serving._small_encoder().config
+    config = DualEncoder.from_pretrained(ENCODER_SMALL).config
     assert (config.pooling, config.normalise, config.shared) == ("mean", True, True)
 
 

@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from jaxretr.commands.parsing import Commands, add_model, at_least_one, metric_names, splits
+from jaxretr.commands.parsing import OF_MODEL, Commands, add_model, at_least_one, metric_names, splits
 from jaxretr.errors import UsageError
 
 if TYPE_CHECKING:
@@ -100,16 +100,7 @@ def _shuffle(args: argparse.Namespace) -> "WordOrder":
     if args.bm25 == (args.model is not None):
         raise UsageError("give either MODEL or --bm25")
     if args.bm25:
-        of_model = (
-            "passage_model",
-            "tokenizer",
-            "pooling",
-            "query_prompt",
-            "passage_prompt",
-            "truncate_dim",
-            "batch_size",
-        )
-        given = [name for name in of_model if getattr(args, name) is not None]
+        given = [name for name in (*OF_MODEL, "batch_size") if getattr(args, name) is not None]
         if args.compute != "auto":
             given.append("compute")
         if given:

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxretr.commands import reranking
-from jaxretr.commands.parsing import Commands, add_model, add_rerank, at_least_one, metric_names, names, splits
+from jaxretr.commands.parsing import (
+    OF_MODEL,
+    Commands,
+    add_model,
+    add_rerank,
+    at_least_one,
+    metric_names,
+    names,
+    splits,
+)
 from jaxretr.errors import UsageError
 from jaxretr.tables import FORMATS
 
@@ -271,8 +280,7 @@ def _of_typos(args: argparse.Namespace) -> "TypoReport":
     from jaxretr.evaluate.typo_robustness import evaluate_typos
 
     # How to read MODEL; the other models are read as they are.
-    names = ("passage_model", "tokenizer", "pooling", "query_prompt", "passage_prompt", "truncate_dim")
-    of_first = dict.fromkeys(names)
+    of_first = dict.fromkeys(OF_MODEL)
     others = [argparse.Namespace(**{**vars(args), **of_first, "model": model}) for model in args.and_model or ()]
     queries: defaultdict[str, list[str]] = defaultdict(list)
     for kind, path in args.typo_queries or ():

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable
 
+from jaxretr.commands.parsing import OF_MODEL
 from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.formats.dual_encoder_folder import check_finished
@@ -10,15 +11,12 @@ from jaxretr.models.formats.dual_encoder_folder import check_finished
 
 def load_model(args: argparse.Namespace) -> DualEncoder | CombinedEncoder:
     """Loads MODEL with the options that cli.py adds for it."""
+    given = {name: getattr(args, name) for name in OF_MODEL}
     return load_encoder(
         args.model,
-        passage_path=args.passage_model,
-        tokenizer=args.tokenizer,
-        pooling=args.pooling,
-        query_prompt=args.query_prompt,
-        passage_prompt=args.passage_prompt,
+        passage_path=given.pop("passage_model"),
+        **given,
         dtype=getattr(args, "compute", "float32"),  # `export` has no --compute: it writes what is stored.
-        truncate_dim=args.truncate_dim,
     )
 
 

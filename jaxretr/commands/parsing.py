@@ -124,6 +124,13 @@ splits = names("split", "dev,test")
 # ---- options that several commands share -----------------------------------------------------------------------------
 
 
+OF_MODEL = (
+    *("passage_model", "tokenizer", "pooling", "normalise", "passage_template"),
+    *("query_prompt", "passage_prompt", "truncate_dim"),
+)
+"""The options that say how to read MODEL, by their names in the parsed arguments."""
+
+
 def add_model(parser: Parser, *, optional: bool = False, encodes: bool = True) -> None:
     """Adds MODEL and how to read it; with `encodes` also how it computes."""
     parser.add_argument("model", metavar="MODEL", nargs="?" if optional else None, help=MODEL)
@@ -131,6 +138,11 @@ def add_model(parser: Parser, *, optional: bool = False, encodes: bool = True) -
     add("--passage-model", metavar="MODEL2", help="the passage encoder, if it is a folder of its own (DPR's)")
     add("--tokenizer", metavar="DIR", help="a folder or hub name, if MODEL has no tokenizer")
     add("--pooling", choices=get_args(Pooling), help="if the folder does not state it (default: cls)")
+    add(
+        "--normalise", action=argparse.BooleanOptionalAction, help="vectors of length 1 (default: what the folder says)"
+    )
+    template = "[CLS] title [SEP] text, or title and text joined by a space (default: what the folder says)"
+    add("--passage-template", choices=("pair", "joined"), help=template)
     prompt = "put before every {}: a text, or the name of a prompt of MODEL's (default: what MODEL says; '' for none)"
     add("--query-prompt", metavar="TEXT", help=prompt.format("question"))
     add("--passage-prompt", metavar="TEXT", help=prompt.format("passage"))

@@ -87,8 +87,9 @@ class Encoder:
     """Train adapters of this shape and nothing else. Where `path` has such adapters already, they are trained on."""
     shared: bool = False
     """One tower for questions and passages instead of two."""
-    pooling: Pooling = "cls"
-    """What becomes of the last layer's token vectors, see `pool` in jaxretr/models/embed.py."""
+    pooling: Pooling | None = None
+    """What becomes of the last layer's token vectors, see `pool` in jaxretr/models/embed.py; None: what the folder says,
+    else cls, of decoders lasttoken."""
     normalise: bool = False
     """Scale the embeddings to length 1, so that scores are cosines."""
     max_question_length: int = 64

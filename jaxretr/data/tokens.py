@@ -175,10 +175,17 @@ def passage_joined(
 ) -> Rows:
     """Builds [CLS] title text [SEP] with title and text joined by a space, as sentence-transformers and BEIR do.
 
-    Args and Returns as for `passage_pair`; with an empty title the row has the text alone.
+    Args and Returns as for `passage_pair`; see `joined`.
     """
-    joined = [f"{title} {text}".strip() for title, text in zip(titles, texts, strict=True)]
-    return question_rows(tokenizer, joined, max_length, prompt)
+    return question_rows(tokenizer, [*map(joined, titles, texts)], max_length, prompt)
+
+
+def joined(title: str, text: str) -> str:
+    """A passage as one text: the title, a space and the text, or one of them alone if the other is empty.
+
+    White space around them stays, as in sentence-transformers: byte-level tokenizers read it.
+    """
+    return f"{title} {text}" if title and text else title or text
 
 
 def question_rows(
@@ -255,7 +262,9 @@ def bare_question(
     before, _, behind = form.partition("{}")
     end = _first_ids(tokenizer, [behind], max_length)[0] if behind else []
     _check_length(max_length, len(end) + 1)
-    texts = [f"{before}{question}{behind}" for question in questions] if form else questions
+    # A blank in front of nothing is no text.
+    bare = not (before + behind).strip()
+    texts = [f"{before}{each}{behind}" if each or not bare else "" for each in questions] if form else questions
     rows = _first_ids(tokenizer, texts, max_length + 1)
     fitting = [row if len(row) <= max_length else [*row[: max_length - len(end)], *end] for row in rows]
     return Rows(fitting, sum(len(row) > max_length for row in rows))
@@ -268,9 +277,8 @@ def bare_passage(
     max_length: int,
     form: str = "",
 ) -> Rows:
-    """The same for passages: title and text joined by a space, or the text alone, as it is."""
-    joined = [f"{title} {text}" if title else text for title, text in zip(titles, texts, strict=True)]
-    return bare_question(tokenizer, joined, max_length, form)
+    """The same for passages: title and text as `joined` puts them together."""
+    return bare_question(tokenizer, [*map(joined, titles, texts)], max_length, form)
 
 
 def template_rows(

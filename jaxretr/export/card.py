@@ -80,7 +80,7 @@ def write(
         _facts_of_parts(encoder) if isinstance(encoder, CombinedEncoder) else _facts(encoder, note),
         "## How to load it",
         "The paths below are this folder's"
-        + ("; of a model on the hub, download the folder first (`hf download`)." if note and note.separate else "."),
+        + ("; of a model on the hub, download the folder first (`hf download`)." if library == "transformers" and note and note.separate else "."),
         _passages_as_text(encoder, prompts) if note and isinstance(encoder, DualEncoder) else "",
         _code(_CODE[library](name, encoder, note)) if note else "",
         "With jaxretr:" if note else "",
@@ -123,6 +123,9 @@ def _facts(encoder: DualEncoder, note: ExportNote | None) -> str:
         "longest question": f"{config.max_question_length} tokens",
         "longest passage": f"{config.max_passage_length} tokens",
     }
+    if note and note.layout == "sentence-transformers" and note.max_question_length:
+        longest = max(config.max_question_length, config.max_passage_length)
+        rows["in sentence-transformers"] = f"{longest} tokens for both, which has one maximum length"
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
@@ -216,18 +219,12 @@ def _with_jaxretr(name: str, kind: str) -> str:
 
 
 def _with_sentence_transformers(name: str, encoder: DualEncoder, note: ExportNote) -> str:
-    passage = passage_as_text(encoder, _TITLE, _TEXT)
-    towers = (
-        f'question_encoder = SentenceTransformer("{name}/question")\n'
-        f'passage_encoder = SentenceTransformer("{name}/passage")\n'
-        if note.separate
-        else f'question_encoder = passage_encoder = SentenceTransformer("{name}")\n'
-    )
+    passage = passage_as_text(encoder, _TITLE, _TEXT).removeprefix(encoder.config.passage_prompt)
     return (
         "from sentence_transformers import SentenceTransformer\n\n"
-        f"{towers}"
-        f'questions = question_encoder.encode(["{question_as_text(encoder, _QUESTION)}"])\n'
-        f'passages = passage_encoder.encode(["{passage}"])\n'
+        f'model = SentenceTransformer("{name}")\n'
+        f'questions = model.encode_query(["{_QUESTION}"])\n'
+        f'passages = model.encode_document(["{passage}"])\n'
         "print(questions @ passages.T)"
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxretr.data.tokens import passage_joined, passage_pair, question_rows
+from jaxretr.data.tokens import joined, passage_joined, passage_pair, question_rows
 from jaxretr.errors import UserError
 from jaxretr.models.combined_encoder import CombinedConfig, CombinedEncoder, mapped, parts_of
 from jaxretr.models.dual_encoder import DualEncoder
@@ -104,7 +104,7 @@ def passage_as_text(encoder: DualEncoder, title: str, text: str) -> str:
     prompt = encoder.config.passage_prompt
     if encoder.config.passage_template == "pair":
         return f"{prompt}{title} {encoder.tokenizer.sep_token} {text}"
-    return prompt + f"{title} {text}".strip()
+    return prompt + joined(title, text)
 
 
 def question_as_text(encoder: DualEncoder, question: str) -> str:

@@ -10,6 +10,7 @@ from jaxretr.errors import UserError
 from jaxretr.models.backbone_config import BACKBONE, Backbone
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, Side, tower
+from jaxretr.models.formats.dual_encoder_folder import use_note
 from jaxretr.models.formats.encoder_params import display_name, export_encoder
 from jaxretr.models.formats.export_note import ExportNote
 from jaxretr.models.formats.hf_folder import write_folder
@@ -61,20 +62,7 @@ def write(folder: Path, encoder: DualEncoder, layout: Literal["bert", "dpr"]) ->
       What is to be noted in jaxretr.json: all that config.json has no place for.
     """
     config = encoder.config
-    note = ExportNote(
-        layout=layout,
-        shared=config.shared,
-        separate=layout == "dpr" or not config.shared,
-        passage_template=config.passage_template,
-        query_prompt=config.query_prompt or None,
-        passage_prompt=config.passage_prompt or None,
-        prompts=config.prompts or None,
-        pooling=config.pooling,
-        normalise=config.normalise,
-        truncate_dim=config.truncate_dim,
-        max_question_length=config.max_question_length,
-        max_passage_length=config.max_passage_length,
-    )
+    note = use_note(config, layout, separate=layout == "dpr" or not config.shared)
     lengths: dict[Side, int] = {"question": config.max_question_length, "passage": config.max_passage_length}
     # Of one folder for both only the first is written.
     for side, place in zip(lengths, dict.fromkeys(note.folders(folder)), strict=False):

@@ -40,9 +40,17 @@ def _embeddings(graph: Graph, bert: BertConfig, weights: Params) -> str:
     if bert.type_vocab_size:
         # All tokens have type 0, so its row is added to every position's once, here.
         positions = positions + np.asarray(weights["type_embedding"]["table"])[0]
-    table = graph.constant(positions, "position_embedding")
-    sliced = graph.add("Slice", table, graph.integers(0), graph.length(), graph.integers(0))
-    x = graph.add("Add", words, sliced)
+    if bert.positions_skip_padding:
+        # A first row for the padding token, which is not counted; the others are numbered from 1.
+        types = np.asarray(weights["type_embedding"]["table"])[:1] if bert.type_vocab_size else 0 * positions[:1]
+        counted = graph.add("Not", graph.add("Equal", IDS, graph.integers(bert.pad_token_id)))
+        ones = graph.add("Cast", counted, to=graph.INT64)
+        place = graph.add("Mul", graph.add("CumSum", ones, graph.constant(1, dtype=np.int64)), ones)
+        found = graph.add("Gather", graph.constant(np.concatenate([types, positions]), "position_embedding"), place)
+    else:
+        table = graph.constant(positions, "position_embedding")
+        found = graph.add("Slice", table, graph.integers(0), graph.length(), graph.integers(0))
+    x = graph.add("Add", words, found)
     return x if bert.pre_layer_norm else graph.layer_norm(x, weights["norm"], bert.layer_norm_eps, "norm")
 
 

@@ -19,6 +19,7 @@ class Graph:
     def __init__(self, onnx: Any):
         self.helper, self.numpy_helper = onnx.helper, onnx.numpy_helper
         self.FLOAT: int = onnx.TensorProto.FLOAT
+        self.INT64: int = onnx.TensorProto.INT64
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
 

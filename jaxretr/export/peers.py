@@ -12,6 +12,7 @@ from jaxretr.export.golden import Golden, Vectors
 from jaxretr.models.formats.encoder_params import encoder_shape_of, loading_class, names_of
 from jaxretr.models.formats.export_note import FORMAT, NOTE, ExportNote, read_note
 from jaxretr.models.formats.hf_files import read_json
+from jaxretr.models.formats.sentence_transformers import MODULES
 
 _LIBRARIES = {"bert": "transformers", "dpr": "transformers", "sentence-transformers": "sentence-transformers"}
 
@@ -36,18 +37,30 @@ def vectors(folder: Path, library: Literal["sentence-transformers", "transformer
     question, passage = note.folders(folder)
     questions = [golden.settings.get("query_prompt", "") + text for text in golden.questions]
     if library == "sentence-transformers":
-        return Vectors(_by_modules(question, questions), _by_modules(passage, golden.passages_as_text))
+        return _by_modules(folder, note, questions, golden.passages_as_text)
     return Vectors(
         _by_transformers(question, "DPRQuestionEncoder", note, questions, note.max_question_length),
         _by_transformers(passage, "DPRContextEncoder", note, golden.passages_as_text, note.max_passage_length),
     )
 
 
-def _by_modules(folder: Path, texts: Sequence[str]) -> np.ndarray:
+def _by_modules(folder: Path, note: ExportNote, questions: Sequence[str], passages: Sequence[str]) -> Vectors:
     library = import_extra("sentence_transformers", "dev")
     _hush()
-    model = library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-    return model.encode(list(texts), convert_to_numpy=True, show_progress_bar=False)
+    # Exports of earlier versions had no Router above the towers.
+    places = (folder, folder) if (folder / MODULES).exists() else note.folders(folder)
+
+    def embed(place: Path, method: str, texts: Sequence[str], length: int | None) -> np.ndarray:
+        model = library.SentenceTransformer(str(place), device="cpu", local_files_only=True)
+        model.prompts = {}  # The texts have them already.
+        if length is not None and length < model.max_seq_length:  # What the folder cannot state.
+            model.max_seq_length = length
+        return getattr(model, method)(list(texts), convert_to_numpy=True, show_progress_bar=False)
+
+    return Vectors(
+        embed(places[0], "encode_query", questions, note.max_question_length),
+        embed(places[1], "encode_document", passages, note.max_passage_length),
+    )
 
 
 def _hush() -> None:

@@ -4,8 +4,10 @@ text-embeddings-inference wants every pooling_mode_* boolean and max_seq_length;
 So a cut to the first dimensions is written as what all of them obey: a Dense module with that many outputs.
 """
 
+import dataclasses
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ import jax
 
 from jaxretr.export.huggingface import tokenizer_for, tower_checkpoint
 from jaxretr.models.dual_encoder import DualEncoder
-from jaxretr.models.embed import Side, tower
+from jaxretr.models.embed import DualEncoderConfig, Side, tower
 from jaxretr.models.formats.export_note import ExportNote
 from jaxretr.models.formats.hf_files import write_safetensors
 from jaxretr.models.formats.hf_folder import write_folder
 from jaxretr.models.formats.sentence_transformers import (
     ACTIVATIONS,
+    LIMITS,
     MODULES,
     PASSAGE,
     POOLING_MODES,
@@ -31,12 +34,17 @@ from jaxretr.models.layers import Params
 from jaxretr.parallel.mesh import to_host
 from jaxretr.storage.files import atomic_write
 
-# The release whose schema this is: a newer one would make older releases warn.
-_SCHEMA = {"sentence_transformers": "3.0.0"}
+# The release whose schema this is: a newer one would make older releases warn. Router is of release 5.
+_SCHEMA, _ROUTER_SCHEMA = {"sentence_transformers": "3.0.0"}, {"sentence_transformers": "5.0.0"}
+
+_log = logging.getLogger(__name__)
 
 
 def write(folder: Path, encoder: DualEncoder, prompts: Mapping[str, str]) -> ExportNote:
-    """Writes one folder, or question/ and passage/ where the towers or their maximum lengths differ.
+    """Writes a folder that `SentenceTransformer(folder)` loads.
+
+    Two towers lie in question/ and passage/, which are whole models as well, below a Router that `encode_query` and
+    `encode_document` know. One tower has one maximum length: the longer one where questions and passages differ.
 
     Args:
       folder: to write into.
@@ -48,23 +56,55 @@ def write(folder: Path, encoder: DualEncoder, prompts: Mapping[str, str]) -> Exp
       What is to be noted in jaxretr.json.
     """
     config = encoder.config
-    separate = not config.shared or config.max_question_length != config.max_passage_length
+    lengths: dict[Side, int] = {"question": config.max_question_length, "passage": config.max_passage_length}
     note = ExportNote(
         layout="sentence-transformers",
         shared=config.shared,
-        separate=separate,
+        separate=not config.shared,
         passage_template=config.passage_template,
     )
-    question, passage = note.folders(folder)
-    _write_tower(question, encoder, "question", prompts)
-    if separate:
-        _write_tower(passage, encoder, "passage", prompts)
-    return note
+    if note.separate:
+        routes = {}
+        for (side, length), place in zip(lengths.items(), note.folders(folder), strict=True):
+            routes[QUERY if side == "question" else PASSAGE] = _write_tower(place, encoder, side, length, prompts)
+        _write_router(folder, routes)
+        _write_json(folder / SETTINGS, {**_settings(config, prompts), "__version__": _ROUTER_SCHEMA})
+        return note
+    longest = max(lengths.values())
+    _write_tower(folder, encoder, "question", longest, prompts)
+    if min(lengths.values()) == longest:
+        return note
+    _log.warning(
+        "sentence-transformers has one maximum length and cuts questions and passages at %d tokens; jaxretr goes on cutting "
+        "questions at %d and passages at %d",
+        *(longest, *lengths.values()),
+    )
+    return dataclasses.replace(note, **{f"max_{side}_length": length for side, length in lengths.items()})
 
 
-def _write_tower(folder: Path, encoder: DualEncoder, side: Side, prompts: Mapping[str, str]) -> None:
+def _write_router(folder: Path, routes: Mapping[str, list[dict[str, Any]]]) -> None:
+    """Writes what leads sentence-transformers to the towers: of each route, modules.json of its folder."""
+    places = {QUERY: "question", PASSAGE: "passage"}
+    paths = {
+        route: {f"{places[route]}/{module['path']}".rstrip("/"): module["type"] for module in modules}
+        for route, modules in routes.items()
+    }
+    _write_json(
+        folder / "router_config.json",
+        {
+            "types": {path: kind for of_route in paths.values() for path, kind in of_route.items()},
+            "structure": {route: list(of_route) for route, of_route in paths.items()},
+            "parameters": {"default_route": PASSAGE, "allow_empty_key": True, "route_mappings": {}},
+        },
+    )
+    _write_modules(folder, ["Router"])
+
+
+def _write_tower(
+    folder: Path, encoder: DualEncoder, side: Side, length: int, prompts: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Writes a tower as a model of its own; returns its modules.json."""
     config, params = encoder.config, jax.tree.map(to_host, tower(encoder.params, side))
-    length = getattr(config, f"max_{side}_length")
     write_folder(folder, *tower_checkpoint(config.backbone, params), tokenizer_for(encoder, length))
     modules = ["Transformer", "Pooling"]
     _write_json(
@@ -85,19 +125,26 @@ def _write_tower(folder: Path, encoder: DualEncoder, side: Side, prompts: Mappin
         modules.append("Dense")
     if config.normalise:
         modules.append("Normalize")
-    _write_json(
-        folder / MODULES,
-        [
-            {
-                "idx": number,
-                "name": str(number),
-                "path": f"{number}_{name}" if number else "",
-                "type": f"sentence_transformers.models.{name}",
-            }
-            for number, name in enumerate(modules)
-        ],
-    )
-    _write_json(folder / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False})
+    _write_json(folder / LIMITS, {"max_seq_length": length, "do_lower_case": False})
+    _write_json(folder / SETTINGS, _settings(config, prompts))
+    return _write_modules(folder, modules)
+
+
+def _write_modules(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+    modules = [
+        {
+            "idx": number,
+            "name": str(number),
+            "path": f"{number}_{name}" if number else "",
+            "type": f"sentence_transformers.models.{name}",
+        }
+        for number, name in enumerate(names)
+    ]
+    _write_json(folder / MODULES, modules)
+    return modules
+
+
+def _settings(config: DualEncoderConfig, prompts: Mapping[str, str]) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "__version__": _SCHEMA,
         "model_type": "SentenceTransformer",
@@ -107,7 +154,7 @@ def _write_tower(folder: Path, encoder: DualEncoder, side: Side, prompts: Mappin
     }
     if config.embedding_size < config.full_size:
         settings["truncate_dim"] = config.embedding_size
-    _write_json(folder / SETTINGS, settings)
+    return settings
 
 
 def _projection(encoder: DualEncoder, params: Params) -> Params | None:

@@ -5,11 +5,12 @@ from typing import get_args
 
 from jaxretr.config import EncodeDtype, ScorerKind
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.errors import UsageError, did_you_mean
+from jaxretr.errors import UsageError, UserError, did_you_mean
 from jaxretr.models.encode import fastest_dtype
 from jaxretr.models.formats.cross_encoder_folder import is_causal_lm, is_cross_encoder
 from jaxretr.models.formats.dual_encoder_folder import model_folder
-from jaxretr.models.formats.hf_files import read_json, resolve
+from jaxretr.models.formats.export_note import NOTE
+from jaxretr.models.formats.hf_files import read_json, resolve, stated_architecture
 from jaxretr.models.formats.name_table import Place
 from jaxretr.models.pair_scorer import CausalScorer, CrossEncoder
 from jaxretr.models.question_scorer import QuestionScorer
@@ -32,6 +33,21 @@ def scorer_kind(path_or_name: str | Path) -> ScorerKind:
         return "t5"
     answers = any(folder.glob("*_LogitScore")) or has_pair_template(load_tokenizer(folder))
     return "cross_encoder" if answers else "causal_lm"
+
+
+def _check_scores_pairs(path_or_name: str | Path) -> None:
+    """Refuses encoders, which give vectors and no score."""
+    folder = model_folder(resolve(path_or_name))
+    ours = (folder / NOTE).exists() and not (folder / "config.json").exists()
+    content = {"architectures": ["a dual encoder of jaxretr"]} if ours else read_json(folder, "config.json")
+    found = stated_architecture(content, str(folder)) or f"model_type {content.get('model_type')!r}"
+    if is_cross_encoder(content, str(folder)) or is_causal_lm(content, str(folder)) or "t5" in found.lower():
+        return
+    raise UserError(
+        f"{folder}: is {found}, which gives no score of a question and a passage; supported are encoders with a "
+        "classification head (...ForSequenceClassification), causal language models (...ForCausalLM) and T5 "
+        "(T5ForConditionalGeneration); `jaxretr train cross_encoder_small --encoder.path` puts a head on an encoder"
+    )
 
 
 def load_scorer(
@@ -63,7 +79,9 @@ def load_scorer(
         raise UsageError(
             f"no kind '{kind}'{did_you_mean(kind, get_args(ScorerKind)) or ''}; give one of {', '.join(get_args(ScorerKind))}"
         )
-    kind = scorer_kind(path_or_name) if kind == "auto" else kind
+    if kind == "auto":
+        _check_scores_pairs(path_or_name)
+        kind = scorer_kind(path_or_name)
     lengths = {"max_question_length": max_question_length, "dtype": fastest_dtype() if dtype == "auto" else dtype}
     if kind == "cross_encoder":
         return CrossEncoder.from_pretrained(path_or_name, max_length=max_length, **lengths)

@@ -34,7 +34,7 @@ def assemble(
     """
     for part in (rem, dam):
         check_finished(part)
-    domain = DualEncoder.from_pretrained(dam)
+    domain = DualEncoder.bare(dam)
     adapter = Adapter.from_pretrained(rem, backbone=domain.config.backbone)
     if adapter.encoder is None:
         settings = dataclasses.replace(domain.config, pooling=pooling or "mean", normalise=normalise)

@@ -123,7 +123,12 @@ class BertEncoder(nnx.Module):
         """
         length = tokens.shape[1]
         x = self.word_embedding(tokens.astype(jnp.int32)) if words is None else words
-        x = x + self.position_embedding(jnp.arange(length))
+        if self.config.positions_skip_padding:
+            counted = tokens != self.config.pad_token_id
+            place = jnp.maximum(jnp.cumsum(counted, axis=1) - 1, 0)
+            x = x + jnp.where(counted[..., None], self.position_embedding(place), 0)
+        else:
+            x = x + self.position_embedding(jnp.arange(length))
         if self.config.type_vocab_size:
             x = x + self.type_embedding(jnp.zeros((), jnp.int32) if types is None else types)
         if not self.config.pre_layer_norm:

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+COUNTED_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
+"""Architectures whose first position is `pad_token_id` + 1."""
+
 BertArchitecture = Literal["bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet"]
 
 
@@ -32,6 +35,11 @@ class BertConfig:
     """Of RoBERTa and its kin, whose table of positions begins behind it."""
     relative_attention_num_buckets: int = 0
     """MPNet's: biases of relative positions, as T5 has them, that all layers share; 0: none."""
+
+    @property
+    def positions_skip_padding(self) -> bool:
+        """Whether the padding token has no position and is not counted, wherever it stands: also where a text names it."""
+        return self.architecture in COUNTED_FROM_PADDING
 
     @property
     def widest(self) -> int:

@@ -223,6 +223,8 @@ def load_encoder(
     passage_path: str | Path | None = None,
     tokenizer: str | Path | None = None,
     pooling: Pooling | None = None,
+    normalise: bool | None = None,
+    passage_template: Literal["pair", "joined"] | None = None,
     query_prompt: str | None = None,
     passage_prompt: str | None = None,
     truncate_dim: int | None = None,
@@ -232,7 +234,8 @@ def load_encoder(
     Args:
       path_or_name: as for `DualEncoder.from_pretrained` and `CombinedEncoder.from_pretrained`.
       dtype: of the matmuls' operands when encoding, "float32", "bfloat16" or "auto".
-      passage_path, tokenizer, pooling, query_prompt, passage_prompt, truncate_dim: of a dual encoder, see `DualEncoder.from_pretrained`.
+      passage_path, tokenizer, pooling, normalise, passage_template, query_prompt, passage_prompt, truncate_dim: of a dual
+        encoder, see `DualEncoder.from_pretrained`.
 
     Raises:
       UserError: as those two do; or one of the settings of a dual encoder is given for a combined one.
@@ -249,6 +252,7 @@ def load_encoder(
                     f"`jaxretr combine ... --truncate-dim`, one number a part"
                 )
             given = {"passage_path": passage_path, "tokenizer": tokenizer, "pooling": pooling}
+            given |= {"normalise": normalise, "passage_template": passage_template}
             given |= {"query_prompt": query_prompt, "passage_prompt": passage_prompt}
             if superfluous := next((name for name, value in given.items() if value is not None), None):
                 raise UserError(
@@ -263,6 +267,8 @@ def load_encoder(
         passage_path=passage_path,
         tokenizer=tokenizer,
         pooling=pooling,
+        normalise=normalise,
+        passage_template=passage_template,
         query_prompt=query_prompt,
         passage_prompt=passage_prompt,
         truncate_dim=truncate_dim,

@@ -1,6 +1,7 @@
 """`DualEncoder`: questions and passages as vectors; what it computes is in models/embed.py."""
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,8 @@ from jaxretr.models.layers import Params
 from jaxretr.models.partition import partition
 from jaxretr.models.text_encoder import Advance, TextEncoder
 from jaxretr.parallel.machine import blas_beats_xla
+
+_log = logging.getLogger(__name__)
 
 
 class DualEncoder(TextEncoder[DualEncoderConfig]):
@@ -102,6 +105,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         dtype: EncodeDtype = "float32",
         shared: bool | None = None,
         pooling: Pooling | None = None,
+        normalise: bool | None = None,
         passage_template: Literal["pair", "joined"] | None = None,
         query_prompt: str | None = None,
         passage_prompt: str | None = None,
@@ -120,7 +124,9 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
           dtype: "float32"; "bfloat16"; or "auto" for the faster of them on this machine.
           shared: one tower for both sides or two; by default what the folder says, and one for a plain BERT. With
             False a single set of weights is copied into both towers.
-          pooling: of a folder that does not state one (default there: "cls", of decoders "lasttoken").
+          pooling: of a folder that does not state one (default there: "cls", of decoders "lasttoken"; "mean" for what
+            is left of a sentence-transformers folder without modules.json). What is guessed is logged, once a folder.
+          normalise: divide the vectors by their length; by default what the folder says, else they are left as they are.
           passage_template: "pair" or "joined"; by default "joined" for sentence-transformers and where the tokenizer has
             no [CLS] and [SEP], else "pair".
           query_prompt: put before every question: a text, or the name of a prompt that the folder states
@@ -139,6 +145,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
             path_or_name, passage_path=passage_path, tokenizer=tokenizer, shared=shared, pooling=pooling
         )
         stated = {
+            "normalise": normalise,
             "query_prompt": prompt_of(parts.config, query_prompt),
             "passage_prompt": prompt_of(parts.config, passage_prompt),
             "passage_template": passage_template,
@@ -148,9 +155,18 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         }
         given = {name: value for name, value in stated.items() if value is not None}
         config = dataclasses.replace(parts.config, **given)
+        guessed = [name for name in parts.guessed if name not in given and not (name == "pooling" and pooling)]
+        if {"pooling", "normalise"} & set(guessed):
+            _say_guesses(str(path_or_name), ", ".join(f"{name}={getattr(config, name)!r}" for name in guessed))
         encoder = cls(config, parts.params, parts.tokenizer, dtype=dtype, mlm_head=parts.mlm_head)
         encoder.source = str(path_or_name)
         return encoder
+
+    @classmethod
+    def bare(cls, path_or_name: str | Path) -> "DualEncoder":
+        """`from_pretrained` for callers that take the encoder's layers alone: nothing is said of how vectors are made."""
+        parts = dual_encoder_folder.load(path_or_name)
+        return cls(parts.config, parts.params, parts.tokenizer, mlm_head=parts.mlm_head)
 
     def save(self, folder: str | Path) -> None:
         """Writes jaxretr.json, model.safetensors (float32) and the tokenizer; all of it appears at once.
@@ -318,6 +334,15 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
             what=side,
         )
         return embeddings
+
+
+@cache
+def _say_guesses(where: str, guesses: str) -> None:
+    _log.warning(
+        "%s: no file there says how this encoder is used; guessed: %s; if it was trained otherwise, give the right ones, and "
+        "save the model to keep them",
+        *(where, guesses),
+    )
 
 
 def _engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -> Engine:

@@ -118,7 +118,11 @@ class HostBert:
         real = np.arange(tokens.shape[1]) < lengths[:, None]
         starts, n = np.concatenate([[0], ends]).astype(np.int64), int(ends[-1])
         x = self.words[tokens[real]]
-        y = self.positions[np.nonzero(real)[1]]
+        if config.positions_skip_padding:
+            counted = tokens != config.pad_token_id
+            y = self.positions[np.maximum(np.cumsum(counted, axis=1) - 1, 0)[real]] * counted[real][:, None]
+        else:
+            y = self.positions[np.nonzero(real)[1]]
         # What LayerNorm gives is the residual stream itself, or of pre-LN beside it.
         h = np.empty_like(x) if config.pre_layer_norm else x
         mixed, qkv = np.empty_like(x), np.empty((n, 3 * config.hidden_size), np.float32)

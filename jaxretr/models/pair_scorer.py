@@ -191,8 +191,11 @@ class PairScorer:
 
     def fingerprint(self) -> str:
         """A sha256 (hexadecimal) over everything that decides scores: shape, weights, tokenizer, texts, dtype."""
+        config = dataclasses.asdict(self.config)
+        if config.get("head", {}).get("pad_token_id", 0) is None:
+            del config["head"]["pad_token_id"]  # As in earlier versions.
         facts = {
-            "config": dataclasses.asdict(self.config),
+            "config": config,
             "texts": dataclasses.asdict(self.texts),
             "dtype": self.dtype,
         }
@@ -243,6 +246,9 @@ class CrossEncoder(PairScorer):
                 f"{folder}: is no cross-encoder; give an encoder with a classification head "
                 "(...ForSequenceClassification), or a decoder that answers with yes or no (...ForCausalLM)"
             )
+        if config.head.pooling == "lasttoken":
+            padding = tokenizer.pad_token_id if content.get("pad_token_id") is None else content["pad_token_id"]
+            config = dataclasses.replace(config, head=dataclasses.replace(config.head, pad_token_id=padding))
         length = max_length or default_length(config, tokenizer)
         if answers:
             texts = pair_texts.of_answers(tokenizer, length, instruction)

@@ -72,7 +72,11 @@ def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
     _check(config)
     if config.fresh is None:
         model = DualEncoder.from_pretrained(
-            config.path, passage_path=config.passage_path, shared=config.shared, pooling=config.pooling
+            config.path,
+            passage_path=config.passage_path,
+            shared=config.shared,
+            pooling=config.pooling,
+            normalise=config.normalise,
         )
     else:
         tokenizer = load_tokenizer(config.path)
@@ -108,7 +112,7 @@ def backbone_of(path: str) -> DualEncoder:
     Raises:
       UserError: no such model, or one of two towers with different encoders.
     """
-    model = DualEncoder.from_pretrained(path).without_adapters()
+    model = DualEncoder.bare(path).without_adapters()
     if not same_towers(model.params):
         raise UserError(f"{path}: its two towers are different encoders; give a model that has one")
     return model
@@ -216,7 +220,7 @@ def _fresh(config: EncoderConfig, shape: BertShape, vocabulary: int) -> DualEnco
     return DualEncoderConfig(
         bert,
         shared=config.shared,
-        pooling=config.pooling,
+        pooling=config.pooling or "cls",
         max_question_length=config.max_question_length,
         max_passage_length=config.max_passage_length,
     )

@@ -15,6 +15,7 @@ from jaxretr.data.tokens import Template
 from jaxretr.errors import UsageError, UserError
 from jaxretr.models.backbone_config import BACKBONE, Backbone
 from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.formats.dual_encoder_folder import states_use, use_note
 from jaxretr.models.formats.encoder_params import display_name, export_encoder
 from jaxretr.models.formats.hf_folder import write_folder
 from jaxretr.models.formats.model_shapes import encoder_shape
@@ -49,6 +50,10 @@ class MlmRun(LanguageModelRun):
         data = TextData(config.data, "bert", template, workdir / "data", _LONGEST_DOCUMENT, tokenizer)
         self.start = None if start is None else next(iter(start.params.values()))[BACKBONE]
         self.start_head = None if start is None else start.mlm_head
+        # An encoder that goes on learning a language is used as before; one with layers on top is not used alone.
+        self.use = None
+        if start is not None and not start.config.dense and states_use(str(config.start)):
+            self.use = use_note(dataclasses.replace(start.config, shared=True))
         self.bert = mlm_bert(config, None if start is None else start.config.backbone, len(data.tokenizer))
         check_cpu_devices(mesh, self.bert.widest)
         mask_id: Any = data.tokenizer.mask_token_id
@@ -118,9 +123,10 @@ class MlmRun(LanguageModelRun):
         """Writes a Hugging Face folder (BertForMaskedLM, or that of the architecture)."""
         params: Any = jax.device_get(state.params)
         if jax.process_index() == 0:
-            write_folder(
-                folder, *export_encoder(self.bert, params["bert"], mlm_head=params["head"]), self.data.tokenizer
-            )
+            tensors = export_encoder(self.bert, params["bert"], mlm_head=params["head"])
+            write_folder(folder, *tensors, self.data.tokenizer)
+            if self.use is not None:
+                self.use.write(folder)
 
 
 def mlm_programs(config: MlmConfig, bert: MaskedLmShape, mesh: Mesh) -> TokenPrograms:

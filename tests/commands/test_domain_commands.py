@@ -18,6 +18,8 @@ from jaxretr.models.adapter import Adapter
 from jaxretr.models.adapter_layers import init_adapter
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.formats.encoder_params import read_checkpoint
+from jaxretr.parallel.mesh import make_mesh
+from jaxretr.recipes.mlm import MlmRun
 from jaxretr.train import train
 
 SHAPE = AdapterShape(lora_rank=2, bottleneck=3)
@@ -69,6 +71,17 @@ def test_a_run_with_adapters_writes_an_ordinary_model_and_the_module_apart(runs:
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(adapter.params))
     size = sum(path.stat().st_size for path in (runs / "rem/model/adapter").iterdir())
     assert size < (runs / "rem/model/model.safetensors").stat().st_size
+
+
+def test_a_domains_folder_says_how_its_start_was_used(runs: Path, tmp_path: Path) -> None:
+    data = PretrainData(corpora=(str(DATA),), max_length=32, held_out=8)
+    plan = MlmConfig(name="dam", start=str(runs / "rem"), data=data, train=Train(steps=2, batch_size=8))
+    again = MlmRun(plan, make_mesh(jax.devices()[:1]), tmp_path)
+    again.save_model(again.init(), tmp_path / "model")
+    start, found = (DualEncoder.from_pretrained(path) for path in (runs / "rem", tmp_path))
+    assert found.config == dataclasses.replace(start.config, adapter=None, backbone=found.config.backbone)
+    assert found.config.pooling == "mean" and found.mlm_head is not None
+    assert not (runs / "dam/model/jaxretr.json").exists(), "its start says nothing"
 
 
 def test_assembled_with_its_own_domain_it_is_the_model_of_the_run(runs: Path, tmp_path: Path) -> None:

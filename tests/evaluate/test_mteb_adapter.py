@@ -24,7 +24,7 @@ from jaxretr.models.dual_encoder import DualEncoder
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory):
     """A model with two towers, whose confusion would show."""
-    small = DualEncoder.from_pretrained(ENCODER_SMALL, pooling="mean")
+    small = DualEncoder.from_pretrained(ENCODER_SMALL)
     towers = {"question": small.params["shared"], "passage": tiny.lively(small.params["shared"], 3, noise=0.01)}
     place = tmp_path_factory.mktemp("mteb") / "model"
     DualEncoder(dataclasses.replace(small.config, shared=False), towers, small.tokenizer).save(place)

@@ -27,6 +27,7 @@ TOLERANCE = 1e-5
 
 CONFIG = DualEncoderConfig(BERT, max_question_length=16, max_passage_length=48)
 PASSAGES = [{"title": "", "text": "No title."}, *({"title": p.title, "text": p.text} for p in read_corpus(DATA))][:7]
+SHORT = "who wrote it?"
 QUESTIONS = [question.text for question in read_questions(DATA)][:5]
 
 
@@ -69,7 +70,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "cut, cls": {"shared": True, "truncate_dim": 6, "normalise": True},
     "projection, cut": {"projection_size": 12, "truncate_dim": 6, "normalise": True},
     "projection, mean": {"projection_size": 12, "pooling": "mean"},
-    "decoder, last token": {"backbone": DECODER, "shared": True, "pooling": "lasttoken"},
+    "decoder, last token": {"backbone": DECODER, "shared": True, "pooling": "lasttoken", "max_question_length": 48},
 }
 
 
@@ -81,17 +82,24 @@ def test_sentence_transformers_gives_our_vectors(tokenizer: Any, tmp_path: Path,
     library = pytest.importorskip("sentence_transformers", reason="the library that reads the export")
     encoder = make(tokenizer, **MODELS[model])
     export(encoder, tmp_path / "out", "sentence-transformers")
-    separate = (tmp_path / "out/question").exists()
-    # One folder has one maximum length: two that differ need two folders, also for one tower.
-    assert separate == (model != "one tower, mean, of length 1")
-    question, passage = (
-        library.SentenceTransformer(str(tmp_path / "out" / (side if separate else "")), device="cpu")
-        for side in ("question", "passage")
-    )
-    assert question.get_embedding_dimension() == encoder.config.embedding_size
-    assert_close(question.encode(QUESTIONS), encoder.encode_queries(QUESTIONS))
+    # Two towers are also models of their own, for servers that know no Router.
+    assert (tmp_path / "out/question").exists() == (not encoder.config.shared)
+    both = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
     texts = [as_text(one, encoder.config.passage_template) for one in PASSAGES]
-    assert_close(passage.encode(texts), encoder.encode_passages(PASSAGES))
+    passages = encoder.encode_passages(PASSAGES)
+    assert both.get_embedding_dimension() == encoder.config.embedding_size
+    assert_close(both.encode_query([SHORT]), encoder.encode_queries([SHORT]))
+    assert_close(both.encode_document(texts), passages)
+    if not encoder.config.shared:
+        assert_close(both.encode_query(QUESTIONS), encoder.encode_queries(QUESTIONS))
+        assert_close(both.encode(texts), passages)
+        passage = library.SentenceTransformer(str(tmp_path / "out/passage"), device="cpu")
+        assert_close(passage.encode(texts), passages)
+    read = DualEncoder.from_pretrained(tmp_path / "out").config
+    assert (read.max_question_length, read.max_passage_length, read.shared) == (
+        *(encoder.config.max_question_length, encoder.config.max_passage_length, encoder.config.shared),
+    )
+    assert verify(tmp_path / "out", "sentence-transformers").readers == ("jaxretr", "sentence-transformers")
 
 
 @pytest.mark.parametrize(

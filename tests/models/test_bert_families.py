@@ -26,7 +26,9 @@ from jaxretr.models.formats.model_shapes import encoder_shape
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 PASSAGES = [passage.text for passage in read_corpus(DATA)][:6]
-TEXTS = ["", "naïve café, 1.234,5 € 東京 😀", "Paris is the capital of France. " * 20, *PASSAGES]
+# What byte-level tokenizers read around a text, and the names of special tokens in it.
+SPECIAL = [" a blank before", "a line break behind\n", "<pad>", "one <pad> two </s> three <mask> [PAD] <pad>"]
+TEXTS = ["", "naïve café, 1.234,5 € 東京 😀", "Paris is the capital of France. " * 20, *SPECIAL, *PASSAGES]
 VOCABULARY, LENGTH = 400, 48
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -150,7 +152,7 @@ def test_onnx_gives_our_vectors(folder: Path, tmp_path: Path) -> None:
     ours = DualEncoder.from_pretrained(folder)
     export(ours, to="onnx", out=tmp_path / "onnx")
     session = runtime.InferenceSession(next((tmp_path / "onnx").rglob("*.onnx")))
-    for text in (TEXTS[1], PASSAGES[0], TEXTS[2]):
+    for text in (TEXTS[1], PASSAGES[0], TEXTS[2], SPECIAL[-1]):
         ids = np.array([ours.tokenizer(text, truncation=True, max_length=LENGTH)["input_ids"]])
         (found,) = session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
         np.testing.assert_allclose(found, ours.encode_passages([text]), rtol=0, atol=1e-5)

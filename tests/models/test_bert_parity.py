@@ -16,9 +16,9 @@ from flax import nnx
 from peers import torch, transformers
 
 from jaxretr.models.bert import BertEncoder
-from jaxretr.models.bert_config import BertConfig
+from jaxretr.models.bert_config import COUNTED_FROM_PADDING, BertConfig
 from jaxretr.models.embed import pool
-from jaxretr.models.formats.bert_names import COUNTED_FROM_PADDING, names_of, skipped
+from jaxretr.models.formats.bert_names import names_of, skipped
 from jaxretr.models.formats.bert_params import export_bert
 from jaxretr.models.formats.encoder_checkpoint import EncoderCheckpoint
 from jaxretr.models.formats.encoder_params import import_checkpoint, read_checkpoint
@@ -54,6 +54,8 @@ def _randomise(model: Any) -> Any:
         norm = any(part in name for part in ("LayerNorm", "layer_norm", ".ln."))
         centre = 1.0 if "weight" in name and norm else 0.0
         parameter.data.normal_(centre, 0.25, generator=generator)
+        if "position_embeddings" in name and model.config.model_type in COUNTED_FROM_PADDING:
+            parameter.data[model.config.pad_token_id] = 0  # As in trained models: it gets no gradient.
     return model.eval()
 
 

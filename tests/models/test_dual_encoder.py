@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import shutil
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,16 +17,21 @@ from hypothesis import strategies as st
 from tiny import BERT, DATA
 
 from jaxretr import cli
+from jaxretr.config import AdapterShape
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus
 from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import load_tokenizer, passage_pair, question_rows
 from jaxretr.errors import UserError
+from jaxretr.models.adapter import Adapter
+from jaxretr.models.adapter_layers import init_adapter
+from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.batches import Shapes, make_batches
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, abstract_params, embed, init_params, tower
 from jaxretr.models.formats.bert_params import export_bert
 from jaxretr.models.formats.hf_files import write_safetensors
+from jaxretr.models.formats.model_shapes import encoder_shape
 from jaxretr.parallel import machine
 from jaxretr.stores.encoding import encode
 
@@ -400,6 +406,67 @@ def test_a_plain_bert_gives_one_tower_or_two_copies(tokenizer: Any, encoder: Dua
         DualEncoder.from_pretrained(folder, pooling="sum")  # pyright: ignore[reportArgumentType]
 
 
+def test_what_no_file_says_is_guessed_aloud_once(
+    tokenizer: Any, encoder: DualEncoder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = hugging_face(tmp_path / "bert", tokenizer, tower(encoder.params, "question"))
+    for _ in range(2):
+        DualEncoder.from_pretrained(folder)
+    (said,) = (record.getMessage() for record in caplog.records)
+    for part in ("pooling='cls'", "normalise=False", "passage_template='pair'", "max_passage_length=64"):
+        assert part in said
+    caplog.clear()
+    config = DualEncoder.from_pretrained(folder, pooling="mean", normalise=True, passage_template="joined").config
+    assert (config.pooling, config.normalise, config.passage_template) == ("mean", True, "joined")
+    DualEncoder.bare(folder)
+    assert not caplog.records
+    DualEncoder.from_pretrained(folder, pooling="mean")
+    assert "pooling" not in caplog.text.split("guessed")[1] and "normalise=False" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "extra"),
+    [
+        ({"architectures": ["BertForSequenceClassification"]}, {"classifier.weight": (2, 16), "classifier.bias": (2,)}),
+        ({"architectures": ["BertForQuestionAnswering"]}, {"qa_outputs.weight": (2, 16), "qa_outputs.bias": (2,)}),
+        ({}, {"logit_scale": ()}),
+    ],
+)
+def test_heads_for_other_tasks_are_left_out_aloud(
+    tokenizer: Any, encoder: DualEncoder, tmp_path: Path, caplog: pytest.LogCaptureFixture, change: Any, extra: Any
+) -> None:
+    weights = tower(encoder.params, "question")
+    folder = hugging_face(tmp_path / "bert", tokenizer, weights)
+    content, tensors = export_bert(BERT, weights["bert"])
+    (folder / "config.json").write_text(json.dumps(content | change))
+    tensors |= {name: np.ones(shape, np.float32) for name, shape in extra.items()}
+    write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
+    loaded = DualEncoder.from_pretrained(folder, pooling="cls", normalise=False)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params["shared"], weights)
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert str(folder) in said and all(name in said for name in extra)
+    assert encoder_shape(str(folder)).backbone == BERT
+    tensors["projection.weight"] = tensors["pooled.weight"] = np.ones((2, 16), np.float32)
+    write_safetensors(folder / "model.safetensors", tensors, {"format": "pt"})
+    with pytest.raises(UserError, match=r"2 tensors have no place .*pooled\.weight, projection\.weight"):
+        DualEncoder.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        *(("weights.bin", "weights alone"), ("model.pth", "PyTorch's weights alone"), ("model.onnx", "ONNX")),
+        *(("model.h5", "TensorFlow"), ("flax_model.msgpack", "Flax"), ("x.ckpt", "PyTorch's weights alone")),
+        ("quantised", "GGUF.*gguf_file"),
+    ],
+)
+def test_a_file_as_model_is_named_with_what_to_do(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / name).write_bytes(b"GGUF\3\0\0\0" if name == "quantised" else b"\0")
+    for read in (DualEncoder.from_pretrained, load_scorer):
+        with pytest.raises(UserError, match=rf"{name}: is .*{message}"):
+            read(tmp_path / name)
+
+
 QUESTION, CONTEXT = "question_encoder.bert_model.", "ctx_encoder.bert_model."
 
 
@@ -482,6 +549,60 @@ def test_a_sentence_transformers_folder(modules: Any, encoder: DualEncoder) -> N
         DualEncoder.from_pretrained(projected, pooling="mean")
     with pytest.raises(UserError, match="leave passage_path out"):
         DualEncoder.from_pretrained(projected, passage_path=folder)
+
+
+def test_what_is_left_of_a_sentence_transformers_folder_is_read(modules: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A folder without modules.json, as people make them by hand."""
+    cls = ("x.Pooling", {"pooling_mode": "cls"})
+    folder = modules(cls, ("x.Normalize", {}), prompts={"prompts": {"query": "query: "}})
+    (folder / "modules.json").unlink()
+    config = DualEncoder.from_pretrained(folder).config
+    assert config == DualEncoderConfig(BERT, True, "cls", None, True, "joined", 32, 32, query_prompt="query: ")
+    assert encoder_shape(str(folder)) == config and not caplog.records
+    shutil.rmtree(folder / "2_Normalize")
+    config = DualEncoder.from_pretrained(folder).config
+    assert config.pooling == "cls" and not config.normalise and "guessed: normalise=False" in caplog.text
+    caplog.clear()
+    shutil.rmtree(folder / "1_Pooling")
+    config = DualEncoder.from_pretrained(folder).config
+    assert config.pooling == "mean" and "guessed: pooling='mean', normalise=False" in caplog.text
+    assert DualEncoder.from_pretrained(folder, pooling="cls").config.pooling == "cls"
+
+
+def test_more_tokens_than_positions_are_cut_to_what_there_is(modules: Any, caplog: pytest.LogCaptureFixture) -> None:
+    config = DualEncoder.from_pretrained(modules(("x.Pooling", LEGACY_MEAN), settings={"max_seq_length": 66})).config
+    assert config.max_passage_length == config.max_question_length == 64
+    assert "sentence_bert_config.json: says max_seq_length 66, but the encoder has 64 positions" in caplog.text
+
+
+@pytest.mark.parametrize("weights", ["beside", "in the folder named", "in a folder beside"])
+def test_a_peft_adapter_in_the_folder_is_applied(
+    tokenizer: Any, encoder: DualEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str
+) -> None:
+    base = hugging_face(tmp_path / "base", tokenizer, tower(encoder.params, "question"))
+    plain = DualEncoder.from_pretrained(base, pooling="mean", normalise=True)
+    shape = AdapterShape(lora_rank=2, lora_targets=("query", "value"), bottleneck=0)
+    modules = jax.tree.map(lambda leaf: RNG.normal(size=leaf.shape), init_adapter(shape, BERT, seed=0))
+    expected = Adapter(shape, {"shared": modules}, plain.config, None).put_into(plain)
+    monkeypatch.chdir(tmp_path)
+    named = {"beside": "elsewhere", "in the folder named": "base", "in a folder beside": "../base"}[weights]
+    Adapter.of(expected).save_peft(tmp_path / "adapted", named)
+    if weights == "beside":
+        shutil.copytree(base, tmp_path / "adapted", dirs_exist_ok=True)
+    loaded = DualEncoder.from_pretrained(tmp_path / "adapted", pooling="mean", normalise=True)
+    texts = ["who wrote it", "nation"]
+    np.testing.assert_allclose(loaded.encode_queries(texts), expected.encode_queries(texts), atol=1e-6)
+    assert np.abs(loaded.encode_queries(texts) - plain.encode_queries(texts)).max() > 1e-3
+    assert encoder_shape(str(tmp_path / "adapted")).adapter == loaded.config.adapter
+
+
+def test_an_adapter_without_its_model_says_what_to_do(tokenizer: Any, encoder: DualEncoder, tmp_path: Path) -> None:
+    shape = AdapterShape(lora_rank=2, lora_targets=("query",), bottleneck=0)
+    modules = init_adapter(shape, BERT, seed=0)
+    Adapter(shape, {"shared": modules}, encoder.config, None).save_peft(tmp_path / "adapter", "./gone")
+    for read in (DualEncoder.from_pretrained, load_scorer):
+        with pytest.raises(UserError, match=r"adapter: holds an adapter alone.*load_adapter"):
+            read(tmp_path / "adapter")
 
 
 def test_lower_casing_survives_saving(modules: Any, tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from jaxretr.models.formats.model_shapes import encoder_shape
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-TEXTS = ["naïve café, 1.234,5 € 東京 😀", "x", "Paris is the capital of France. " * 20, *PASSAGES]
+# What byte-level tokenizers read around a text, and the names of special tokens in it.
+SPECIAL = [" a blank before", "a line break behind\n", "<pad>", "one <pad> two </s> three <mask> [PAD] <pad>"]
+TEXTS = ["naïve café, 1.234,5 € 東京 😀", "x", "Paris is the capital of France. " * 20, *SPECIAL, *PASSAGES]
 
 
 @pytest.fixture(scope="module", params=[kind for kind in MAKES if kind != "roberta"])

@@ -95,11 +95,8 @@ class Names:
 
 def skipped(config: BertConfig) -> int:
     """Rows of their table of positions that belong to no position."""
-    return config.pad_token_id + 1 if config.architecture in COUNTED_FROM_PADDING else 0
+    return config.pad_token_id + 1 if config.positions_skip_padding else 0
 
-
-COUNTED_FROM_PADDING = ("roberta", "xlm-roberta", "camembert", "mpnet")
-"""Architectures whose first position is `pad_token_id` + 1."""
 
 _BERT_MODULES = {
     "query": "attention.self.query",

@@ -14,7 +14,6 @@ from jaxretr.errors import UserError
 from jaxretr.models.bert import BertEncoder
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.formats.bert_names import (
-    COUNTED_FROM_PADDING,
     MEGATRON,
     NAMES,
     WORDS,
@@ -176,6 +175,10 @@ def _translate(bert: BertConfig, tensors: TensorFiles, prefix: str, kind: Kind, 
         shapes["mlm_head"]["norm"] = _shapes(scale=(size,), bias=(size,))
     rows = _table(bert, prefix, projection=projected > 0, mlm_head=has_head)
     parts = read_rows(rows, shapes, tensors, ignored=_IGNORED, dtype=np.float32)
+    if bert.positions_skip_padding:
+        # The padding token's row among the positions, zeros in trained models, goes with no other token.
+        padding = tensors.read(prefix + "embeddings.position_embeddings.weight")[bert.pad_token_id]
+        parts["encoder"]["word_embedding"]["table"][bert.pad_token_id] += padding
     return EncoderCheckpoint(bert, parts["encoder"], parts.get("projection"), parts.get("mlm_head"), kind)
 
 
@@ -253,7 +256,7 @@ def _settings(bert: BertConfig) -> list[str]:
     settings = asdict(bert)
     for name in ("pre_layer_norm", "architecture", *(() if bert.relative_attention_num_buckets else (_BUCKETS,))):
         del settings[name]
-    if bert.architecture not in COUNTED_FROM_PADDING:
+    if not bert.positions_skip_padding:
         del settings["pad_token_id"]  # It decides nothing there.
     return list(settings)
 

@@ -11,7 +11,13 @@ import numpy as np
 from jaxretr.errors import UserError
 from jaxretr.models.backbone_config import BACKBONE, Backbone
 from jaxretr.models.formats.encoder_checkpoint import ACTIVATION_NAMES
-from jaxretr.models.formats.encoder_params import encoder_shape_of, export_encoder, import_checkpoint, names_of
+from jaxretr.models.formats.encoder_params import (
+    encoder_shape_of,
+    export_encoder,
+    import_checkpoint,
+    names_of,
+    without_task,
+)
 from jaxretr.models.formats.head_names import HEADS, HeadNames, default_head, head_names
 from jaxretr.models.formats.hf_files import TensorFiles, config_fields, read_json, stated_architecture
 from jaxretr.models.formats.name_table import read_rows, write_rows
@@ -21,8 +27,6 @@ from jaxretr.models.scorers.causal_lm import LM_HEAD, CausalLmConfig
 from jaxretr.models.scorers.cross_encoder import HEAD, abstract_params
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig, HeadShape
 
-# What ModernBERT's config.json says of heads, and whose values its encoder's reader would refuse.
-_OF_HEADS = ("classifier_bias", "classifier_activation", "decoder_bias")
 _IDENTITY = "torch.nn.modules.linear.Identity"
 _OUTPUT = "lm_head.weight"
 _NOTHING = re.compile(r"(?!)")
@@ -73,10 +77,8 @@ def read_cross_encoder(folder: Path) -> LoadedCrossEncoder:
         )
     rows = names.rows(shape)
     of_head = {row.theirs for row in rows}
-    bare = {name: value for name, value in config.items() if name not in _OF_HEADS}
-    encoder = import_checkpoint(
-        {**bare, "architectures": [names_of(backbone).encoder]}, tensors.select(lambda name: name not in of_head)
-    )
+    bare = {**without_task(config, tensors.where), "architectures": [names_of(backbone).encoder]}
+    encoder = import_checkpoint(bare, tensors.select(lambda name: name not in of_head))
     found = CrossEncoderConfig(encoder.config, shape)
     shapes = {HEAD: abstract_params(found)[HEAD]}
     head = read_rows(rows, shapes, tensors.select(of_head.__contains__), ignored=_NOTHING, dtype=np.float32)
@@ -179,8 +181,7 @@ def export_cross_encoder(config: CrossEncoderConfig, params: Params) -> tuple[di
 
 def _below_head(config: Mapping[str, Any], where: str) -> tuple[Backbone, HeadNames]:
     """The shape of the encoder below a head, and the head's names."""
-    bare = {name: value for name, value in config.items() if name not in (*_OF_HEADS, "architectures")}
-    backbone, _ = encoder_shape_of(bare, where)
+    backbone, _ = encoder_shape_of(config, where)
     names = head_names(backbone)
     stated = stated_architecture(config, where)
     if names is None or stated != names.cls:

@@ -17,13 +17,21 @@ from jaxretr.data.tokens import load_tokenizer, reads_pairs, tokenizer_fingerpri
 from jaxretr.errors import UserError
 from jaxretr.models.backbone_config import BACKBONE, TRAINING_ONLY, Backbone
 from jaxretr.models.embed import DenseShape, DualEncoderConfig, abstract_params
-from jaxretr.models.formats import adapter_folder, sentence_transformers
+from jaxretr.models.formats import adapter_folder, adapter_formats, sentence_transformers
 from jaxretr.models.formats.bert_params import read_dpr_cp
 from jaxretr.models.formats.encoder_checkpoint import EncoderCheckpoint
 from jaxretr.models.formats.encoder_params import check_sizes, read_checkpoint
 from jaxretr.models.formats.export_note import FORMAT as EXPORT_FORMAT
-from jaxretr.models.formats.export_note import NOTE, read_note
-from jaxretr.models.formats.hf_files import TensorFiles, read_json, resolve, some_names, write_safetensors
+from jaxretr.models.formats.export_note import NOTE, ExportNote, Layout, read_note
+from jaxretr.models.formats.hf_files import (
+    TensorFiles,
+    has_weights,
+    read_json,
+    refuse_file,
+    resolve,
+    some_names,
+    write_safetensors,
+)
 from jaxretr.models.formats.sentence_transformers import PASSAGE, QUERY
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import join, partition
@@ -46,6 +54,9 @@ _OURS = (
     *("vocab.*", "merges.txt", "*.model", "chat_template*", adapter_folder.FOLDER, _HEAD),
 )
 
+# What a plain Hugging Face folder does not say.
+_USE = ("pooling", "normalise", "passage_template", "max_question_length", "max_passage_length")
+
 _MAX_LENGTH = 256
 
 _log = logging.getLogger(__name__)
@@ -59,12 +70,14 @@ class Loaded(NamedTuple):
       params: laid out as by `init_params`, numpy arrays.
       tokenizer: the model's.
       mlm_head: of masked language modelling, as in `EncoderCheckpoint`; None where there is none.
+      guessed: names of the settings of `config` that no file states.
     """
 
     config: DualEncoderConfig
     params: Params
     tokenizer: Any
     mlm_head: Params | None = None
+    guessed: tuple[str, ...] = ()
 
 
 def load(
@@ -82,19 +95,57 @@ def load(
     """
     file = Path(path_or_name).expanduser()
     if file.is_file():
+        if tokenizer is None or file.suffix not in (".bin", ".pt", ".pth", ".ckpt"):
+            refuse_file(file)
         loaded = _load_cp(file, passage_path, tokenizer)
     else:
         folder = model_folder(resolve(path_or_name))
-        ours, theirs = (folder / NOTE).exists(), (folder / sentence_transformers.MODULES).exists()
+        ours, theirs = (folder / NOTE).exists(), sentence_transformers.wrote(folder)
         if (ours or theirs) and passage_path is not None:
             raise UserError(f"{folder}: holds a whole dual encoder; leave passage_path out")
+        adapted = not ours and adapter_formats.kind_of(folder) is not None
+        base = _base_of(folder) if adapted and not has_weights(folder) else folder
         if ours:
             loaded = _load_ours(folder, tokenizer)
         elif theirs:
-            loaded = _load_sentence_transformers(folder, tokenizer)
+            loaded = _load_sentence_transformers(folder, tokenizer, base)
+        elif base != folder:
+            loaded = load(base, passage_path=passage_path, tokenizer=tokenizer, pooling=pooling)
         else:
             loaded = _load_hugging_face(folder, passage_path, tokenizer, pooling)
+        if adapted:
+            loaded = _with_adapter(loaded, folder, base)
     return _with_towers(_with_pooling(loaded, pooling, path_or_name), shared, path_or_name)
+
+
+def _base_of(folder: Path) -> Path:
+    """The model that an adapter's folder names, relative to the folder, to the working directory, or on the hub."""
+    config = read_json(folder, adapter_formats.NOTE)
+    name = config.get("base_model_name_or_path") or config.get("model_name") or ""
+    try:
+        if not isinstance(name, str) or not name:
+            raise UserError("its file names none")
+        return (folder / name).resolve() if (folder / name).is_dir() else resolve(name)
+    except UserError as error:
+        raise UserError(
+            f"{folder}: holds an adapter alone, and the model that it is for cannot be found ({error}); load that model, "
+            "and then the adapter with load_adapter, or put both together with `jaxretr assemble`"
+        ) from error
+
+
+def _with_adapter(loaded: Loaded, folder: Path, base: Path) -> Loaded:
+    """A model with the adapter that lies in its folder, as transformers and sentence-transformers load it."""
+    _log.warning("%s: its adapter is applied to the weights of %s", folder, base)
+    try:
+        shape, modules, *_ = adapter_folder.load(folder, loaded.config.backbone)
+    except UserError as error:
+        raise UserError(
+            f"{folder}: {adapter_formats.NOTE} names an adapter that cannot be applied ({error}); move that file away to "
+            "load the weights alone"
+        ) from error
+    params = {name: {**tower, "adapter": modules["shared"]} for name, tower in loaded.params.items()}
+    config = dataclasses.replace(loaded.config, adapter=shape, lora_merged=False)
+    return loaded._replace(config=config, params=params)
 
 
 def model_folder(folder: Path) -> Path:
@@ -111,15 +162,41 @@ def check_finished(model: str | Path) -> None:
         raise UserError(f"{folder}: this run has written no model yet; finish it with `jaxretr train`")
 
 
+def states_use(path_or_name: str | Path) -> bool:
+    """Whether a model's folder says how it is used: our own note, or files of sentence-transformers."""
+    folder = model_folder(resolve(path_or_name))
+    return (folder / NOTE).exists() or sentence_transformers.wrote(folder)
+
+
+def use_note(config: DualEncoderConfig, layout: Layout = "bert", *, separate: bool = False) -> ExportNote:
+    """What a folder of another library's layout must say beside it for the model to be read back as it is."""
+    return ExportNote(
+        layout=layout,
+        shared=config.shared,
+        separate=separate,
+        passage_template=config.passage_template,
+        query_prompt=config.query_prompt or None,
+        passage_prompt=config.passage_prompt or None,
+        prompts=config.prompts or None,
+        pooling=config.pooling,
+        normalise=config.normalise,
+        truncate_dim=config.truncate_dim,
+        max_question_length=config.max_question_length,
+        max_passage_length=config.max_passage_length,
+    )
+
+
 def is_ours(folder: Path) -> bool:
     """Whether `DualEncoder.save` wrote the folder."""
     return (folder / NOTE).exists() and read_json(folder, NOTE).get("format") == _FORMAT
 
 
-def _with_pooling(loaded: Loaded, pooling: str | None, where: Any) -> Loaded:
+def _with_pooling(loaded: Loaded, pooling: Pooling | None, where: Any) -> Loaded:
     if pooling not in (None, *get_args(Pooling)):
         raise UserError(f"pooling {pooling!r} is not supported; use {' or '.join(map(repr, get_args(Pooling)))}")
-    stated = loaded[0].pooling
+    stated = loaded.config.pooling
+    if pooling is not None and "pooling" in loaded.guessed:
+        return loaded._replace(config=dataclasses.replace(loaded.config, pooling=pooling))
     if pooling not in (None, stated):
         raise UserError(
             f"{where}: was trained with pooling '{stated}', not '{pooling}'; leave pooling out or correct it"
@@ -158,7 +235,7 @@ def _load_hugging_face(folder: Path, passage_path: Any, tokenizer: Any, pooling:
     loaded = load_tokenizer(tokenizer or folder)
     if not reads_pairs(loaded):
         config = dataclasses.replace(config, passage_template="joined")
-    return Loaded(config, params, loaded, head)
+    return Loaded(config, params, loaded, head, () if question.kind == "dpr-question" else _USE)
 
 
 def default_pooling(backbone: Backbone) -> Pooling:
@@ -184,9 +261,10 @@ def _load_cp(file: Path, passage_path: Any, tokenizer: Any) -> Loaded:
     return Loaded(_config(question.config, params), params, load_tokenizer(tokenizer))
 
 
-def _load_sentence_transformers(folder: Path, tokenizer: Any) -> Loaded:
+def _load_sentence_transformers(folder: Path, tokenizer: Any, base: Path | None = None) -> Loaded:
+    """Reads a folder; `base` holds the weights if the folder has none of its own but an adapter."""
     modules = sentence_transformers.read(folder)
-    checkpoint = read_checkpoint(modules.transformer)
+    checkpoint = read_checkpoint(modules.transformer if base in (None, folder) else base)
     loaded = load_tokenizer(tokenizer or modules.transformer)
     if modules.lower_case:
         loaded = _lower_casing(loaded)
@@ -212,6 +290,12 @@ def _load_sentence_transformers(folder: Path, tokenizer: Any) -> Loaded:
             *(folder, modules.truncate_dim),
         )
     limit = modules.max_length or min(loaded.model_max_length, _default_length(checkpoint.config))
+    if limit > (positions := checkpoint.config.max_position_embeddings):
+        _log.warning(
+            "%s: says max_seq_length %d, but the encoder has %d positions; texts are cut there",
+            *(modules.transformer / sentence_transformers.LIMITS, limit, positions),
+        )
+        limit = positions
     config = _config(
         checkpoint.config,
         {"shared": tower},
@@ -227,7 +311,7 @@ def _load_sentence_transformers(folder: Path, tokenizer: Any) -> Loaded:
         max_passage_length=limit,
         truncate_dim=modules.truncate_dim if cut else None,
     )
-    return Loaded(config, {"shared": tower}, loaded, checkpoint.mlm_head)
+    return Loaded(config, {"shared": tower}, loaded, checkpoint.mlm_head, modules.guessed)
 
 
 def _lower_casing(tokenizer: Any) -> Any:
@@ -321,9 +405,9 @@ def _load_export(folder: Path, content: dict[str, Any], tokenizer: Any) -> Loade
     if note.layout != "sentence-transformers":
         # DPR's two kinds of encoder know their side; for a shared tower outside DPR one folder is all there is.
         second = passage if note.separate else None
-        config, params, loaded, head = _load_hugging_face(question, second, tokenizer, note.pooling)
+        config, params, loaded, head, _ = _load_hugging_face(question, second, tokenizer, note.pooling)
     else:
-        config, params, loaded, head = _load_sentence_transformers(question, tokenizer)
+        config, params, loaded, head, _ = _load_sentence_transformers(question, tokenizer)
         if note.separate:
             other, other_params, other_tokenizer, *_ = _load_sentence_transformers(passage, tokenizer)
             _check_same_kind(config, other, folder)

@@ -1,5 +1,7 @@
 """Encoders' checkpoints to and from our parameters: finds the architecture, whose own module does the rest."""
 
+import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -12,18 +14,31 @@ from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.formats import bert_names, bert_params, rotary_params, t5_encoder_params
 from jaxretr.models.formats.bert_names import Names
 from jaxretr.models.formats.encoder_checkpoint import EncoderCheckpoint
-from jaxretr.models.formats.hf_files import TensorFiles, read_json
+from jaxretr.models.formats.hf_files import TensorFiles, read_json, some_names, stated_architecture
 from jaxretr.models.formats.rotary_names import ROTARY_NAMES, RotaryNames
 from jaxretr.models.formats.t5_encoder_params import T5Names
 from jaxretr.models.layers import Params
 from jaxretr.models.rotary_config import RotaryConfig
 from jaxretr.models.t5_encoder_config import T5EncoderConfig
 
+_TASK_CLASSES = re.compile(
+    r"\w+For(SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice|NextSentencePrediction)"
+)
+_TASK_HEADS = re.compile(
+    r"(pre_classifier|classifier|classification_head|qa_outputs|score|logit_scale|logit_bias)(\..*)?"
+)
+# What ModernBERT's config.json says of heads, and whose values its encoder's reader would refuse.
+_SETTINGS_OF_HEADS = ("classifier_bias", "classifier_activation", "decoder_bias")
+
+_log = logging.getLogger(__name__)
+
 
 def read_checkpoint(
     folder: str | Path, *, expect: Literal["dpr-question", "dpr-context"] | None = None
 ) -> EncoderCheckpoint:
     """Reads a Hugging Face folder: the encoder and whatever follows it.
+
+    A head for another task, of which a retriever has no use, is left out, with a line in the log.
 
     Args:
       folder: holds config.json and the weights.
@@ -33,7 +48,23 @@ def read_checkpoint(
       UserError: an unknown architecture, the other tower, a missing or broken file, or tensors that are missing, left over
         or of a wrong shape.
     """
-    return import_checkpoint(read_json(folder, "config.json"), TensorFiles.open(folder), expect=expect)
+    config, tensors = read_json(folder, "config.json"), TensorFiles.open(folder)
+    bare = without_task(config, tensors.where)
+    # ModernBERT's classifier has a dense layer by the names of its head of masked language modelling.
+    heads = _TASK_HEADS if bare is config else re.compile(rf"{_TASK_HEADS.pattern}|head\..*")
+    if left_out := [name for name in tensors.names if heads.fullmatch(name)]:
+        _log.warning(
+            "%s: an encoder is read, and what follows it is left out: %s (load_scorer reads cross-encoders)",
+            *(tensors.where, some_names(left_out)),
+        )
+    return import_checkpoint(bare, tensors.select(lambda name: not heads.fullmatch(name)), expect=expect)
+
+
+def without_task(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """A config.json of an encoder with a head for another task, as if it were of the encoder alone; others as they are."""
+    if not _TASK_CLASSES.fullmatch(stated_architecture(config, where)):
+        return config
+    return {name: value for name, value in config.items() if name not in (*_SETTINGS_OF_HEADS, "architectures")}
 
 
 def import_checkpoint(
@@ -68,6 +99,7 @@ def read(folder: str | Path) -> tuple[Backbone, Params]:
 
 def encoder_shape_of(config: Mapping[str, Any], where: str) -> tuple[Backbone, int]:
     """The shape that a config.json states, and the size of DPR's projection, 0 without; UserError names `where`."""
+    config = without_task(config, where)
     if rotary_params.reads(config, where):
         return rotary_params.rotary_shape(config, where), 0
     if t5_encoder_params.reads(config, where):

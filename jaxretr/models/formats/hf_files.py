@@ -38,7 +38,23 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_TIMEOUT_SECONDS = 10.0
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-_FOREIGN_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "model.onnx", "rust_model.ot")
+_FOREIGN_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "model.onnx", "rust_model.ot", "*.gguf", "*.ckpt*")
+# By suffix: what a file is, and what to do with it.
+_SAVE = "save it with transformers' save_pretrained, and give that folder"
+_FILES = {
+    ".gguf": (
+        "llama.cpp's weights (GGUF)",
+        "load it with transformers' from_pretrained(folder, gguf_file=...), save it with save_pretrained, and give that folder",
+    ),
+    ".onnx": ("a program for ONNX Runtime, without weights to train", "give the folder that it was made from"),
+    ".h5": ("TensorFlow's weights", _SAVE),
+    ".msgpack": ("Flax's weights", _SAVE),
+    ".ot": ("weights for Rust", "give the folder that it was made from"),
+    **dict.fromkeys(
+        (".safetensors", ".bin"), ("weights alone", "give the folder with config.json and the tokenizer beside it")
+    ),
+    **dict.fromkeys((".pt", ".pth", ".ckpt"), ("PyTorch's weights alone", _SAVE)),
+}
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -64,12 +80,31 @@ def resolve(path_or_name: str | Path) -> Path:
         restore(path / "model")  # Of a run directory.
         return path
     if path.exists():
+        refuse_file(path)
         raise UserError(f"{path}: is a file; give the folder that holds config.json and the weights")
     name = str(path_or_name)
     if not is_hub_name(name):
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         raise UserError(f"{path}: no such model folder{did_you_mean(path.name, siblings) or '; check the path'}")
     return _download(name)
+
+
+def refuse_file(path: Path) -> None:
+    """Raises UserError for a file that is known to be no model by itself, by its first bytes or its suffix."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from error
+    suffix = ".gguf" if start == b"GGUF" else path.suffix.lower()
+    if suffix in _FILES:
+        what, remedy = _FILES[suffix]
+        raise UserError(f"{path}: is {what}; {remedy}")
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder holds weights that can be read."""
+    return any((folder / name).exists() for name in _WEIGHTS)
 
 
 def is_hub_name(name: str) -> bool:
@@ -129,6 +164,11 @@ def read_json(folder: str | Path, name: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
+        if (path.parent / "adapter_config.json").exists():
+            raise UserError(
+                f"{folder}: holds an adapter alone, without the model that it is for; give that model, and the adapter to "
+                "load_adapter or `jaxretr assemble`"
+            ) from error
         raise UserError(f"{path}: no such file; is {folder} a complete model folder?") from error
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg}); correct it or copy it again") from error
@@ -209,7 +249,7 @@ class TensorFiles:
         folder = Path(folder)
         name = next((name for name in _WEIGHTS if (folder / name).exists()), None)
         if name is None:
-            foreign = [name for name in _FOREIGN_WEIGHTS if (folder / name).exists()]
+            foreign = [found.name for name in _FOREIGN_WEIGHTS for found in sorted(folder.glob(name))]
             found = f" (only {foreign[0]}: save it with transformers' save_pretrained first)" if foreign else ""
             raise UserError(f"{folder}: no {_WEIGHTS[0]} or {_WEIGHTS[2]} here{found}; give a complete model folder")
         if not name.endswith(".index.json"):

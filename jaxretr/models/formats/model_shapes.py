@@ -11,10 +11,10 @@ from jaxretr.errors import UserError
 from jaxretr.models.backbone_config import Backbone
 from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.embed import DualEncoderConfig
-from jaxretr.models.formats import sentence_transformers
+from jaxretr.models.formats import adapter_formats
 from jaxretr.models.formats.bert_names import NAMES
 from jaxretr.models.formats.cross_encoder_folder import is_causal_lm, is_cross_encoder
-from jaxretr.models.formats.dual_encoder_folder import default_pooling, is_ours, load, model_folder
+from jaxretr.models.formats.dual_encoder_folder import default_pooling, is_ours, load, model_folder, states_use
 from jaxretr.models.formats.encoder_params import encoder_shape_of
 from jaxretr.models.formats.export_note import NOTE
 from jaxretr.models.formats.hf_files import is_hub_name, read_json
@@ -163,7 +163,7 @@ def encoder_shape(
     folder = model_folder(file) if file.is_dir() else None
     if folder is not None and is_ours(folder):
         config = DualEncoderConfig.from_json(read_json(folder, NOTE)["config"], str(folder / NOTE))
-    elif file.is_file() or (folder is not None and _is_composed(folder)):
+    elif file.is_file() or (folder is not None and (states_use(folder) or adapter_formats.kind_of(folder))):
         # On the host alone, and small: what such a folder consists of shows when it is read.
         return load(path, passage_path=passage_path, shared=shared, pooling=pooling).config
     else:
@@ -206,10 +206,6 @@ def holds_t5(path: str) -> bool:
 def _backbone(path: str) -> tuple[Backbone, int]:
     found = _config_json(path, KNOWN_ENCODERS)
     return (found, 0) if isinstance(found, Backbone) else encoder_shape_of(found, path)
-
-
-def _is_composed(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (NOTE, sentence_transformers.MODULES))
 
 
 def _config_json(path: str, known: Mapping[str, Any]) -> Any:

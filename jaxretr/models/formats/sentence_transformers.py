@@ -16,6 +16,7 @@ from jaxretr.models.layers import Params
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
+LIMITS = "sentence_bert_config.json"
 
 # The order that is supported; the last two may be absent, and there may be several Dense modules.
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
@@ -58,6 +59,7 @@ class Modules:
       query_prompt: what `encode_query` puts before a question, "" for none.
       passage_prompt: what `encode_document` puts before a passage.
       prompts: all that are stated, by name.
+      guessed: names of the settings above that no file states, because modules.json is missing.
     """
 
     transformer: Path
@@ -71,10 +73,18 @@ class Modules:
     query_prompt: str
     passage_prompt: str
     prompts: dict[str, str]
+    guessed: tuple[str, ...]
+
+
+def wrote(folder: Path) -> bool:
+    """Whether a folder is of sentence-transformers' dual encoders, also where modules.json is lost."""
+    if any((folder / name).exists() for name in (MODULES, LIMITS, "1_Pooling/config.json")):
+        return True
+    return (folder / SETTINGS).exists() and _settings(folder).get("model_type") != "CrossEncoder"
 
 
 def read(folder: Path) -> Modules:
-    """Reads modules.json and what it names.
+    """Reads modules.json and what it names; without it the modules whose folders are there.
 
     Raises:
       UserError: a file is missing or broken, or a module, or a setting of one, is not supported.
@@ -87,20 +97,15 @@ def read(folder: Path) -> Modules:
         activation == "identity" and _only_cuts(params, truncate_dim) for params, activation in dense[-1:]
     )
     transformer = modules["Transformer"][0]
-    settings = (
-        read_json(transformer, "sentence_bert_config.json")
-        if (transformer / "sentence_bert_config.json").exists()
-        else {}
-    )
+    settings = read_json(transformer, LIMITS) if (transformer / LIMITS).exists() else {}
     max_length = settings.get("max_seq_length")
     if max_length is not None and (not isinstance(max_length, int) or max_length < 4):
         raise UserError(
-            f"{transformer / 'sentence_bert_config.json'}: 'max_seq_length' is {max_length!r}; it must be a number "
-            "of tokens, at least 4"
+            f"{transformer / LIMITS}: 'max_seq_length' is {max_length!r}; it must be a number of tokens, at least 4"
         )
     return Modules(
         transformer=transformer,
-        pooling=_pooling(modules["Pooling"][0]),
+        pooling=_pooling(modules["Pooling"][0]) if "Pooling" in modules else "mean",
         dense=dense[:-1] if cut_by_module else dense,
         normalise="Normalize" in modules,
         truncate_dim=truncate_dim,
@@ -110,13 +115,19 @@ def read(folder: Path) -> Modules:
         query_prompt=prompts.get(QUERY, ""),
         passage_prompt=_passage_prompt(folder, prompts),
         prompts=prompts,
+        guessed=()
+        if (folder / MODULES).exists()
+        else tuple(
+            name for name, module in (("pooling", "Pooling"), ("normalise", "Normalize")) if module not in modules
+        ),
     )
 
 
 def _modules(folder: Path) -> dict[str, list[Path]]:
     path = folder / MODULES
+    stated = path.exists()
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(path.read_text(encoding="utf-8")) if stated else _modules_there(folder)
         # The type is a dotted path that differs between releases; its last part does not.
         names = [str(entry["type"]).rsplit(".", 1)[-1] for entry in entries]
         places = [_place(folder, str(entry["path"])) for entry in entries]
@@ -136,9 +147,16 @@ def _modules(folder: Path) -> dict[str, list[Path]]:
             f"{path}: the modules {', '.join(names)} are not supported together; supported: {', '.join(_ORDER)}, of Dense "
             "any number"
         )
-    if not {"Transformer", "Pooling"} <= set(names):
+    if stated and not {"Transformer", "Pooling"} <= set(names):
         raise UserError(f"{path}: a Transformer and a Pooling are needed, but it lists only {', '.join(names)}")
     return {name: [place for own, place in zip(names, places, strict=True) if own == name] for name in names}
+
+
+def _modules_there(folder: Path) -> list[dict[str, str]]:
+    """What modules.json would say, by the names of the folders: 1_Pooling, 2_Dense."""
+    entries = [{"type": place.name[2:], "path": place.name} for place in sorted(folder.glob("[0-9]_*"))]
+    first = [] if any(entry["type"] == "Transformer" for entry in entries) else [{"type": "Transformer", "path": ""}]
+    return [*first, *entries]
 
 
 def _place(folder: Path, path: str) -> Path:

@@ -96,9 +96,18 @@ def relevance(
         options["types"] = (jnp.arange(tokens.shape[1]) >= seconds[:, None]).astype(jnp.int32)
     with matmuls_in(dtype):
         states = token_states(config.backbone, params[BACKBONE], tokens, lengths, dtype=dtype, **options)
-        pooled = pool(states, lengths, config.head.pooling)
+        pooled = pool(states, _without_padding(tokens, lengths, config.head.pad_token_id), config.head.pooling)
     drop = Dropout(folded(keys, _HEAD), config.backbone.hidden_dropout_prob)
     return head_logits(config.head, params[HEAD], pooled, drop)
+
+
+def _without_padding(tokens: jax.Array, lengths: jax.Array, padding: int | None) -> jax.Array:
+    """The lengths of rows up to their last token that is not padding, as transformers' classifiers find it; at least 1."""
+    if padding is None:
+        return lengths
+    place = jnp.arange(tokens.shape[1])
+    counted = (place < lengths[:, None]) & (tokens != padding)
+    return jnp.max(jnp.where(counted, place, 0), axis=1) + 1
 
 
 def head_logits(shape: HeadShape, params: Params, pooled: jax.Array, drop: Dropout) -> jax.Array:

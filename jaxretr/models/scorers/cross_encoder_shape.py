@@ -22,6 +22,8 @@ class HeadShape:
     norm_bias: bool = False
     out_bias: bool = True
     """Of the last layer; decoders' heads have none."""
+    pad_token_id: int | None = None
+    """Decoders': the last token is the last one that is not this, also where a text or the tokenizer ends with it."""
 
 
 @dataclass(frozen=True)

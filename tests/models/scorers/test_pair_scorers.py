@@ -10,7 +10,9 @@ import pytest
 from pair_models import KINDS, PAIRS, make_model
 
 import jaxretr
+from jaxretr.data.tokens import bare_question
 from jaxretr.errors import UserError
+from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.scorers.pair_frame import PairFrame
 
 torch = pytest.importorskip("torch", reason="the reference needs torch: see requirements-torch.txt")
@@ -68,6 +70,9 @@ def test_a_language_models_likelihood_equals_transformers(tied: bool, tmp_path: 
             logits = reference(torch.tensor([row])).logits[0].log_softmax(-1)
         wanted.append(np.mean([float(logits[at - 1, row[at]]) for at in range(second, len(row))]))
     np.testing.assert_allclose(scores, wanted, atol=ROUNDING)
+    # An empty question has no token: on the host, and in rows that a step takes apart.
+    assert ours.score([""], PASSAGES[:1]).tolist() == [0.0]
+    assert bare_question(ours.tokenizer, [""], ours.question_length, ours.question_form).ids == [[]]
 
 
 @pytest.mark.parametrize("cut", ["longest", "passage"])
@@ -108,6 +113,10 @@ def test_another_number_of_scores_is_refused(tmp_path: Path) -> None:
     encoder = Path(jaxretr.__file__).parent / "assets" / "encoder_small"
     with pytest.raises(UserError, match="no cross-encoder; give"):
         jaxretr.CrossEncoder.from_pretrained(encoder)
+    jaxretr.DualEncoder.from_pretrained(encoder).save(tmp_path / "ours")
+    for folder, found in ((encoder, "BertForMaskedLM"), (tmp_path / "ours", "a dual encoder of jaxretr")):
+        with pytest.raises(UserError, match=rf"is {found}.*ForSequenceClassification.*ForCausalLM.*T5"):
+            load_scorer(folder)
 
 
 def test_several_devices_share_the_pairs_and_agree(tmp_path: Path) -> None:
