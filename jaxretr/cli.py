@@ -198,15 +198,39 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def _parse_train(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
     from jaxretr.commands.train import check
 
-    if {"-h", "--help"} & set(words):
-        with contextlib.suppress(UsageError):  # Without a config it is the command's own help that is wanted.
-            args, args.overrides = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])
-            args.command_help = parser.format_help()
-            return args
-    args, args.overrides = parser.parse_known_args(words)
-    args.command_help = None
-    check(args)
+    wants_help = not {"-h", "--help"}.isdisjoint(words)
+    options, overrides = _without_settings(parser, [word for word in words if word not in ("-h", "--help")])
+    try:
+        args, superfluous = parser.parse_known_args(options)
+        if superfluous:
+            raise UsageError(f"{superfluous[0]}: not expected here; see: jaxretr train --help")
+    except UsageError as error:
+        if wants_help:  # Without a config it is the command's own help that is wanted.
+            parser.parse_args(["--help"])
+        if overrides and "CONFIG" in str(error):
+            raise UsageError(
+                "CONFIG is missing; it comes before the settings: jaxretr train CONFIG --section.key ..."
+            ) from None
+        raise
+    args.overrides, args.command_help = overrides, parser.format_help() if wants_help else None
+    if not wants_help:
+        check(args)
     return args
+
+
+def _without_settings(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of the command's own options and of CONFIG, and those of the config's settings.
+
+    A setting has all words up to the next option: only the config tells whether it takes none, one or several.
+    """
+    options: list[str] = []
+    settings: list[str] = []
+    found = options
+    for word in words:
+        if word.startswith("--") and word != "--":
+            found = options if word.split("=", 1)[0] in parser.options else settings
+        found.append(word)
+    return options, settings
 
 
 def _named(words: Sequence[str], commands: Commands) -> str:
@@ -233,13 +257,22 @@ def _check_options(command: str, parser: Parser, words: Sequence[str]) -> None:
         from jaxretr.config import KINDS, all_settings, nearest_setting
 
         sections = [f"--{field.name}" for kind in KINDS.values() for field in dataclasses.fields(kind)]
+    given: dict[str, str] = {}
     for word in words:
-        if not word.startswith("--") or word == "--":
+        if word == "--":
+            break
+        name = word.split("=", 1)[0] if word.startswith("--") else word[:2]
+        if name in parser.options:
+            setting = parser.taken_once(name)
+            if setting in given:
+                as_well = f" (as {given[setting]} too)" if given[setting] != name else ""
+                raise UsageError(f"{name}: given twice{as_well}, and {command} takes one; leave one of them out")
+            if setting is not None:
+                given[setting] = name
             continue
-        name = word.split("=", 1)[0]
         # train's settings, --section.key, are checked once the config has been read.
         setting = "." in name or name.replace("-", "_").replace("__", "--", 1) in sections
-        if name not in known and not (command == "train" and setting):
+        if word.startswith("--") and not (command == "train" and setting):
             if command == "train":
                 hint = nearest_setting(name[2:].replace("_", "-"), all_settings(), [*known, *sections])
             else:

@@ -1,8 +1,9 @@
 """An experiment as a user names it: a config file or the name of a shipped config, their own data, other settings."""
 
 import ast
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +58,23 @@ def load(config: str | Path, overrides: Sequence[str] = (), data: str | Path | N
       UserError: the config, the data or an override is wrong.
     """
     loaded = configuration.load(find(config))
-    if data is not None:
-        from jaxretr.data.own_data import with_data  # It imports numpy, which help does not wait for.
+    return _settled(loaded, data, configuration.settings_of(loaded, overrides))
 
-        stated: Any = configuration.override(loaded, overrides)
-        names = {word.split("=", 1)[0].removeprefix("--").replace("-", "_") for word in overrides}
-        of_data = {name.removeprefix("data.") for name in names if name.startswith("data.")}
-        values = {name: getattr(stated.data, name) for name in of_data if hasattr(stated.data, name)}
-        loaded = with_data(loaded, data, values)
-    return configuration.override(loaded, overrides)
+
+def _settled(config: Config, data: str | Path | None, settings: Mapping[str, Any]) -> Config:
+    """The config with the user's data, and then with their settings."""
+    stated: Any = configuration.with_settings(config, settings)
+    if data is None:
+        return stated
+    if not isinstance(data, str | os.PathLike):
+        raise UsageError(
+            f"data: one path is expected, not {data!r:.80}; settings of the section are data.train and so on"
+        )
+    from jaxretr.data.own_data import with_data  # It imports numpy, which help does not wait for.
+
+    names = {name.removeprefix("data.") for name in settings if name.startswith("data.")}
+    found = with_data(config, data, {name: getattr(stated.data, name) for name in names})
+    return configuration.with_settings(found, settings)
 
 
 def load_config(
@@ -77,19 +86,15 @@ def load_config(
       config: a config file, or the name of a shipped config.
       data: one's own data, as `jaxretr train --data` takes it.
       beir: the same, under the name that evaluation has for a BEIR folder.
-      settings: "section.key" -> value; they win over the config and over what the data sets.
+      settings: "section.key" -> value, or "section" -> a dict of some of its settings or an object of its class; they
+        win over the config and over what the data sets. {"encoder.adapter": {"lora_rank": 4}}, for instance, is
+        {"encoder.adapter.lora_rank": 4}.
 
     Raises:
       UserError: the config or the data is wrong.
-      UsageError: both `data` and `beir`, or a setting with a wrong name or value (with a suggestion).
+      UsageError: both `data` and `beir`, a setting with a wrong name or value (with a suggestion), or one given twice.
     """
     if data is not None and beir is not None:
         raise UsageError("data and beir are the same; give one of them")
     data = beir if data is None else data
-    loaded = configuration.load(find(config))
-    if data is not None:
-        from jaxretr.data.own_data import with_data
-
-        of_data = {name.removeprefix("data."): value for name, value in settings.items() if name.startswith("data.")}
-        loaded = with_data(loaded, data, of_data)
-    return configuration.with_settings(loaded, settings)
+    return _settled(configuration.load(find(config)), data, settings)

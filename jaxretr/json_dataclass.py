@@ -27,7 +27,7 @@ def dataclass_from(cls: type, values: dict[str, Any], where: str) -> Any:
     converted = {key: _convert(hints[key], value, f"{where}.{key}") for key, value in values.items()}
     for key, value in converted.items():
         if not _fits(hints[key], value):
-            raise UsageError(f"{where}: '{key}' is {value!r}; it must be {_described(hints[key])}")
+            raise UsageError(f"{where}: '{key}' is {value!r}; it must be {described(hints[key])}")
     try:
         return cls(**converted)
     except TypeError as error:
@@ -70,13 +70,14 @@ def _fits(hint: Any, value: Any) -> bool:
     return isinstance(value, hint)
 
 
-def _described(hint: Any) -> str:
+def described(hint: Any) -> str:
+    """What a value of this type is, for an error."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return f"one of {', '.join(map(str, parts))}"
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(map(_described, parts))
+        return " or ".join(map(described, parts))
     if origin is tuple:
-        return f"a list, each {_described(parts[0])}"
+        return f"a list, each {described(parts[0])}"
     names = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
     return names.get(hint, "an object")

@@ -30,7 +30,7 @@ T5 = T5Config(vocab_size=300, d_model=16, d_kv=12, d_ff=24, num_heads=2, num_lay
 # Installed with jax, flax and optax, which flax imports, are some of these; none is needed.
 ABSENT = (
     "bm25s datasets faiss grain huggingface_hub numba orbax pandas regex safetensors scann scipy sentence_transformers "
-    "sentencepiece sentencex tensorstore tokenizers torch tqdm transformers tyro"
+    "sentencepiece sentencex tensorstore tokenizers torch tqdm transformers"
 )
 ALL_PARTS = """
 import argparse, importlib.abc, sys

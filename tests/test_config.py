@@ -1,17 +1,22 @@
 """Configurations: overrides, JSON, and errors that name the setting and the place."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
 from jaxretr import config as configuration
 from jaxretr.commands.config_help import settings_text
 from jaxretr.config import (
+    AdapterShape,
     Art,
     ArtConfig,
     ArtData,
+    BertShape,
     Config,
     Encoder,
     LiveIndex,
@@ -22,13 +27,14 @@ from jaxretr.config import (
     RerankerConfig,
     RerankerData,
     Scorer,
+    Train,
     from_json,
     load,
     override,
     to_json,
     with_settings,
 )
-from jaxretr.config.names import ALSO_CALLED, flat_names
+from jaxretr.config.names import ALSO_CALLED, section_of, setting_types
 from jaxretr.errors import UsageError
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
@@ -99,15 +105,149 @@ def test_a_list_is_overridden_as_a_whole():
         (["--encoder.bs=4"], "no such setting; did you mean '--train.batch-size'"),
         (["--train.epochs=4"], "no such setting; did you mean '--train.steps'"),
         (["--train.dtype", "x"], "no such setting; did you mean '--encoder.dtype'"),
-        (["--train.steps", "ten"], "--train.steps ten: .*'ten'"),
-        (["--train.steps"], "Missing value for argument '--train.steps'"),
-        (["--encoder.dtype", "float16"], "'float16'.*'float32', 'bfloat16'"),
-        (["--train.steps", "3", "extra"], "Unrecognized options: extra"),
+        (["--train.steps", "ten"], "--train.steps: 'ten' must be a whole number"),
+        (["--train.steps"], "--train.steps: needs a value, a whole number"),
+        (["--encoder.dtype", "float16"], "--encoder.dtype: 'float16' must be one of float32, bfloat16"),
+        (["--train.steps", "3", "extra"], "--train.steps 3: 'extra' is not expected here"),
+        (["extra"], "extra: not expected here"),
+        (["--encoder.no-shared", "true"], "--encoder.no-shared: takes no value"),
+        (["--encoder.adapter", "4"], "--encoder.adapter: '4' must be an object or null"),
+        (
+            ["--encoder.adapter", '{"lora_rnk": 4}'],
+            r"encoder\.adapter: unknown key 'lora_rnk'; did you mean 'lora_rank'",
+        ),
+        (
+            ["--encoder.adapter", '{"lora_rank": "4"}'],
+            r"encoder\.adapter: 'lora_rank' is '4'; it must be a whole number",
+        ),
+        (["--encoder.adapter.rank", "4"], "no such setting; did you mean '--encoder.adapter.lora-rank'"),
     ],
 )
 def test_a_wrong_override_is_one_line(words: list[str], message: str):
     with pytest.raises(UsageError, match=message) as error:
         override(ART, words)
+    assert "\n" not in str(error.value)
+
+
+SHIPPED = {path.stem: load(path) for path in CONFIGS}
+
+
+def _other(hint: Any, now: Any) -> Any:
+    """A value of a setting's type that it does not have now."""
+    if hint is bool:
+        return not now
+    if get_origin(hint) is Literal:
+        return next(choice for choice in get_args(hint) if choice != now)
+    if get_origin(hint) is tuple:
+        return (_other(get_args(hint)[0], None), _other(get_args(hint)[0], now))
+    kind = next(part for part in (hint, *get_args(hint)) if part in (int, float, str))
+    return {int: 1234567, float: 0.03125, str: "another one"}[kind]
+
+
+def _nested(values: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        *sections, key = name.split(".")
+        functools.reduce(lambda place, section: place.setdefault(section, {}), sections, found)[key] = value
+    return found
+
+
+def _object(hint: Any, values: Any) -> Any:
+    """The section of a config's class with these values."""
+    if (cls := section_of(hint)) is None:
+        return values
+    return cls(**{name: _object(setting_types(cls)[name], value) for name, value in values.items()})
+
+
+def _at(config: Any, name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), config)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_setting_can_be_typed_and_be_a_value_a_dict_or_an_object(name: str):
+    """Each setting that help lists, also those of sections that the config leaves out."""
+    config, words = SHIPPED[name], list[str]()
+    types = setting_types(type(config))
+    values: dict[str, Any] = {}
+    for each, hint in types.items():
+        if section_of(hint) is None:
+            values[each] = _other(
+                hint, functools.reduce(lambda at, key: getattr(at, key, None), each.split("."), config)
+            )
+            section, _, key = each.replace("_", "-").rpartition(".")
+            words.append("--" + ".".join(filter(None, (section, "no-" * (values[each] is False) + key))))
+            many = values[each] if isinstance(values[each], tuple) else [values[each]] * (hint is not bool)
+            words += map(str, many)
+    changed = with_settings(config, values)
+    assert {each: _at(changed, each) for each in values} == values
+    assert override(config, words) == changed
+    nested = _nested(values)
+    assert with_settings(config, nested) == changed
+    assert with_settings(config, {each: _object(types[each], value) for each, value in nested.items()}) == changed
+    in_json = [each if isinstance(each, str) else json.dumps(each) for pair in nested.items() for each in pair]
+    in_json[::2] = [f"--{each}" for each in in_json[::2]]
+    assert override(config, in_json) == changed
+    # What can be left out is, and everything else is as it was.
+    optional = {each: None for each, hint in types.items() if NoneType in get_args(hint)}
+    optional = {each: None for each in optional if each.rpartition(".")[0] not in optional}
+    assert {"encoder.adapter"} <= set(optional) or not hasattr(getattr(config, "encoder", None), "adapter")
+    without = with_settings(changed, optional)
+    assert {each: _at(without, each) for each in optional} == optional
+    assert override(changed, [word for each in optional for word in (f"--{each}", "None")]) == without
+    for each in optional.keys() & {"encoder.adapter", "encoder.fresh"}:
+        assert override(changed, [f"--{each}=null"]) == with_settings(changed, {each: None})
+
+
+def test_a_dict_changes_some_settings_of_a_section_and_an_object_all():
+    small: Any = with_settings(SHIPPED["dpr_small"], {"encoder.adapter": {"lora_rank": 4}})
+    assert small.encoder.adapter == AdapterShape(lora_rank=4) and small.encoder.adapter.bottleneck == 0
+    assert override(SHIPPED["dpr_small"], ["--encoder.adapter.lora-rank", "4"]) == small
+    module: Any = with_settings(SHIPPED["ddr_small_rem"], {"encoder.adapter": {"lora_rank": 4}})
+    assert (module.encoder.adapter.lora_rank, module.encoder.adapter.bottleneck) == (4, 32)
+    whole: Any = with_settings(SHIPPED["ddr_small_rem"], {"encoder": {"adapter": AdapterShape(lora_rank=4)}})
+    assert whole.encoder.adapter == AdapterShape(lora_rank=4)
+    assert with_settings(ART, {"train": {}, "art": {}}) == ART
+    older: Any = with_settings(ART, {"art": Art(top_k=4, refresh_every=7)})  # as the index's was called once
+    assert (older.art, older.index.refresh_every) == (Art(top_k=4), 7)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--train.steps", "1", "--train.steps", "2"],
+        ["--train.steps=2", "--train.steps", "2"],
+        ["--train.batch-size=2", "--train.batch_size=3"],
+        ["--art.shuffle-teacher", "--art.no-shuffle-teacher"],
+        ["--art.refresh-every", "3", "--index.refresh-every", "3"],
+        ["--encoder.adapter", "None", "--encoder.adapter.lora-rank", "4"],
+        ["--encoder.adapter", '{"lora_rank": 4}', "--encoder.adapter.lora-rank", "5"],
+        ["--encoder", '{"adapter": {"lora_rank": 4}}', "--encoder.adapter", '{"lora_rank": 4}'],
+    ],
+    ids=" ".join,
+)
+def test_a_setting_that_is_given_twice_is_refused(words: list[str]):
+    with pytest.raises(UsageError, match="given twice"):
+        override(ART, words)
+
+
+def test_a_key_that_is_in_a_json_object_twice_is_refused():
+    with pytest.raises(UsageError, match="--encoder.adapter: .*each key once"):
+        override(ART, ["--encoder.adapter", '{"lora_rank": 4, "lora_rank": 5}'])
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"encoder.adapter": BertShape()}, r"encoder\.adapter is a BertShape; give AdapterShape"),
+        ({"train.steps": BertShape()}, r"train\.steps is a BertShape"),
+        ({"encoder.adapter": 4}, r"'adapter' is 4; it must be an object or null"),
+        ({"train": Train(), "train.steps": 3}, r"train\.steps is given twice"),
+        ({"train.steps": {"x": 1}}, r"'steps' is \{'x': 1\}; it must be a whole number"),
+    ],
+)
+def test_a_wrong_section_in_python_is_one_line(settings: dict[str, Any], message: str):
+    with pytest.raises(UsageError, match=message) as error:
+        with_settings(ART, settings)
     assert "\n" not in str(error.value)
 
 
@@ -128,7 +268,10 @@ def test_help_lists_every_setting_with_its_value_and_meaning(config: Config):
     for block in settings_text(config).split("\n  --")[1:]:
         head, *meaning = block.split("\n\n")[0].split("\n")
         entries[head.split(" ")[0].rstrip(",")] = (head, " ".join(line.strip() for line in meaning))
-    assert set(entries) == {name.replace("_", "-") for name in flat_names(config)}
+    types = setting_types(type(config))
+    assert set(entries) == {
+        name.replace("_", "-") for name, hint in types.items() if not dataclasses.is_dataclass(hint)
+    }
     assert not [name for name, (_, meaning) in entries.items() if not meaning.endswith(".")], (
         "settings without a docstring"
     )
@@ -141,7 +284,7 @@ def test_help_says_what_may_be_typed_and_what_a_setting_is():
         "--encoder.pooling {cls,mean,max,lasttoken,weightedmean,mean_sqrt_len_tokens}|None  (none)\n      What becomes of"
         in text
     )
-    assert "--encoder.adapter AdapterShape|None  (none)" in text
+    assert "--encoder.adapter JSON|None  (none)" in text and "--encoder.adapter.lora-rank INT  (0)" in text
     assert "--index.write-back, --index.no-write-back  (on)" in text
     assert "--data.dev-qrels TEXT|None  (none)\n      Judgements of the dev questions" in text  # of the class above
 

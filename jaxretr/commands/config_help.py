@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jaxretr.config import Config
+from jaxretr.config.names import section_of
 
 _WIDTH = 110
 _INDENT = " " * 6
@@ -65,12 +66,14 @@ def sections(config: Any, prefix: str = "") -> list[Section]:
     for item in dataclasses.fields(cls):
         value = getattr(config, item.name) if cls is not config else _default(item, types[item.name])
         option = f"{prefix}{item.name}".replace("_", "-")
-        if dataclasses.is_dataclass(value):
-            inner += sections(value, f"{prefix}{item.name}.")
+        section = section_of(types[item.name])
+        if section is not None:
+            inner += sections(section if value is None else value, f"{prefix}{item.name}.")
+        if section is types[item.name]:
             continue
         switch = types[item.name] is bool
         meaning = " ".join(_meaning(cls, item.name).split())
-        shown = ("on" if value else "off") if switch else _value(value)
+        shown = ("on" if value else "off") if switch else "as below" if section and value is not None else _value(value)
         found.append(Setting(option, "" if switch else _type(types[item.name]), shown, meaning))
     summary = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
     own = [Section(prefix.rstrip(".") or "the run", summary, tuple(found))] if found else []
@@ -116,7 +119,7 @@ def _type(annotation: Any) -> str:
     if get_args(annotation):
         return "|".join(_type(each) for each in get_args(annotation))
     names: dict[Any, str] = {NoneType: "None", int: "INT", float: "FLOAT", str: "TEXT"}
-    return names.get(annotation) or str(annotation.__name__)
+    return names.get(annotation, "JSON")
 
 
 def _value(value: Any) -> str:

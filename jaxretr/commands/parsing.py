@@ -31,6 +31,11 @@ class Parser(argparse.ArgumentParser):
         """All options that it knows."""
         return list(self._option_string_actions)
 
+    def taken_once(self, name: str) -> str | None:
+        """What an option sets, under whichever of its names; None for one that may be repeated."""
+        action = self._option_string_actions[name]
+        return None if isinstance(action, argparse._AppendAction | argparse._HelpAction) else action.dest
+
 
 class Commands(dict[str, Parser]):
     """The parser of each command, in the order of the help; a name of two words is a command's action."""

@@ -28,7 +28,7 @@ from jaxretr.config.data import DevData, ExampleData, PretrainData
 from jaxretr.config.index_aware import IndexAware
 from jaxretr.config.kinds import KINDS, check_numbers
 from jaxretr.config.live_index import LiveIndex
-from jaxretr.config.loading import load, override, with_settings
+from jaxretr.config.loading import load, override, settings_of, with_settings
 from jaxretr.config.models import AdapterShape, BertShape, Encoder, Joint, PairEncoder, Scorer, T5Shape
 from jaxretr.config.names import all_settings, nearest_setting
 from jaxretr.config.pretraining import EmbeddingDistillationConfig, MlmConfig, PassageLmConfig
@@ -89,6 +89,7 @@ __all__ = [
     "load",
     "nearest_setting",
     "override",
+    "settings_of",
     "to_json",
     "with_settings",
 ]

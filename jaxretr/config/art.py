@@ -69,7 +69,6 @@ INDEX_IN_ART = {
     "block_rows": "block_rows",
     "encode_rows": "encode_rows",
 }
-_MOVED = "_moved_to_index"
 
 
 def _accept_older_names(init: Callable[..., None]) -> Callable[..., None]:
@@ -77,10 +76,10 @@ def _accept_older_names(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def accepting(self: "Art", *args: Any, **settings: Any) -> None:
-        moved = {INDEX_IN_ART[name]: settings.pop(name) for name in list(settings) if name in INDEX_IN_ART}
+        moved = {name: settings.pop(name) for name in list(settings) if name in INDEX_IN_ART}
         init(self, *args, **settings)
-        if moved:
-            object.__setattr__(self, _MOVED, moved)
+        for name, value in moved.items():
+            object.__setattr__(self, name, value)
 
     return accepting
 
@@ -103,7 +102,9 @@ class ArtConfig(Config):
     table: ScoreTable = field(default_factory=ScoreTable)
 
     def __post_init__(self) -> None:
-        moved: dict[str, Any] = vars(self.art).get(_MOVED, {})
+        moved: dict[str, Any] = {
+            INDEX_IN_ART[name]: value for name, value in vars(self.art).items() if name in INDEX_IN_ART
+        }
         if moved:
             object.__setattr__(self, "index", dataclasses.replace(self.index, **moved))
             object.__setattr__(self, "art", dataclasses.replace(self.art))

@@ -1,16 +1,21 @@
 """Experiment files, and the settings that replace theirs: of the command line, or by name."""
 
+import contextlib
 import json
+import os
 import runpy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 from jaxretr.config.art import INDEX_IN_ART, ArtConfig
 from jaxretr.config.as_json import from_json, to_json
-from jaxretr.config.names import flat_names, nearest_setting
+from jaxretr.config.names import nearest_setting, section_of, setting_types
 from jaxretr.config.run import Config
 from jaxretr.errors import UsageError, UserError, did_you_mean
+from jaxretr.json_dataclass import described
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -60,56 +65,153 @@ def _line_in(error: BaseException, path: Path) -> int:
 
 def override(config: Config, words: Sequence[str]) -> Config:
     """Applies overrides like "--train.steps" "10"; raises UsageError for a wrong name or value."""
-    if not words:
-        return config
-    words = [_renamed(config, word) for word in words]
-    known = {name.replace("_", "-") for name in flat_names(config)}
+    return with_settings(config, settings_of(config, words)) if words else config
+
+
+def settings_of(config: Config, words: Sequence[str]) -> dict[str, Any]:
+    """Reads overrides.
+
+    Args:
+      config: of the kind that they are for.
+      words: "--section.key" and what stands behind it: one value, several of a list, none of a switch; or in one word
+        "--section.key=VALUE". "--section.no-key" puts a switch out. A list and a section can be JSON; None (or null, but
+        for texts) is no value.
+
+    Returns:
+      The settings as `with_settings` takes them.
+
+    Raises:
+      UsageError: there is no such setting (with a suggestion), its value is of another type, or it is given twice.
+    """
+    given: list[tuple[str, list[str]]] = []
     for word in words:
-        name = word.split("=", 1)[0].removeprefix("--").replace("_", "-")
-        # "--no-x" is how a switch that is on by default is put out.
-        plain = ".".join([*name.split(".")[:-1], name.split(".")[-1].removeprefix("no-")])
-        if word.startswith("--") and not {name, plain} & known:
-            raise UsageError(f"{word.split('=', 1)[0]}: no such setting{nearest_setting(name, known)}")
-    import contextlib
-    import io
+        if word.startswith("--"):
+            option, equals, value = word.partition("=")
+            given.append((option, [value] if equals else []))
+        elif given:
+            given[-1][1].append(word)
+        else:
+            raise UsageError(f"{word}: not expected here; a setting is --section.key VALUE")
+    types, settings = setting_types(type(config)), dict[str, Any]()
+    for option, values in given:
+        name = _present_name(config, option.removeprefix("--").replace("-", "_"))
+        section, _, key = name.rpartition(".")
+        switch = ".".join(filter(None, (section, key.removeprefix("no_"))))
+        put_out = name not in types and types.get(switch) is bool
+        name = switch if put_out else name
+        if name not in types:
+            known = {each.replace("_", "-") for each, hint in types.items() if not is_dataclass(hint)}
+            raise UsageError(f"{option}: no such setting{nearest_setting(name.replace('_', '-'), known)}")
+        if name in settings:
+            raise UsageError(f"{option}: given twice; give it once")
+        settings[name] = _value_of(types[name], values, option, put_out)
+    return settings
 
-    import tyro
 
-    printed = io.StringIO()
+def _value_of(hint: Any, texts: list[str], option: str, put_out: bool) -> Any:
+    """The value that was typed behind an option, as JSON would have it."""
+    if put_out or (hint is bool and not texts):
+        if texts:
+            raise UsageError(f"{option}: takes no value, but has '{texts[0]}'; leave it out")
+        return not put_out
+    if get_origin(hint) is tuple:
+        if len(texts) == 1 and isinstance(values := _json(texts[0]), list):
+            return values
+        return [_value_of(get_args(hint)[0], [text], option, False) for text in texts]
+    if not texts:
+        raise UsageError(f"{option}: needs a value, {described(hint)}")
+    if len(texts) > 1:
+        raise UsageError(f"{option} {texts[0]}: '{texts[1]}' is not expected here; give one value")
+    parts = get_args(hint) if NoneType in get_args(hint) else (hint,)
+    if NoneType in parts and texts[0] in (("None",) if str in parts else ("None", "null")):
+        return None
+    for part in parts:
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            return _scalar(part, texts[0])
+    once = ", with each key once" if section_of(hint) else ""
+    raise UsageError(f"{option}: '{texts[0]}' must be {described(hint)}{once}")
+
+
+def _scalar(hint: Any, text: str) -> Any:
+    """Reads a text as a value of a type; raises KeyError, TypeError or ValueError if it is none."""
+    if hint is bool:
+        return {"true": True, "false": False}[text.lower()]
+    if get_origin(hint) is Literal:
+        return {str(choice): choice for choice in get_args(hint)}[text]
+    if is_dataclass(hint):
+        if not isinstance(values := _json(text), dict):
+            raise ValueError(text)
+        return values
+    return hint(text)
+
+
+def _json(text: str) -> Any:
+    """What a text is as JSON, or None; raises ValueError if an object names a key twice."""
     try:
-        with contextlib.redirect_stderr(printed):
-            return tyro.cli(type(config), args=list(words), default=config, config=(tyro.conf.AvoidSubcommands,))
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        text = " ".join(printed.getvalue().translate(str.maketrans("│╭╮╰╯─", "      ")).split())
-        # What follows is tyro's own advice, on a --help that is not this program's.
-        text = text.split("Argument helptext:")[0].split("For full helptext")[0].strip(" .")
-        raise UsageError(f"{' '.join(words)}: {text}; correct these settings of the config") from None
+        pairs: list[list[tuple[str, Any]]] = []
+        value = json.loads(text, object_pairs_hook=lambda each: pairs.append(each) or dict(each))
+    except ValueError:
+        return None
+    if any(len(dict(each)) < len(each) for each in pairs):
+        raise ValueError(text)
+    return value
 
 
-def _renamed(config: Config, word: str) -> str:
-    """An option under its present name, e.g. --index.no-write-back for --art.no-write-back."""
-    option, equals, value = word.partition("=")
-    section, _, name = option.partition(".")
-    negated = "no-" if name.startswith(("no-", "no_")) else ""
-    name = INDEX_IN_ART.get(name[len(negated) :].replace("-", "_"))
-    if not isinstance(config, ArtConfig) or section != "--art" or name is None:
-        return word
-    return f"--index.{negated}{name.replace('_', '-')}{equals}{value}"
+def _present_name(config: Config, name: str) -> str:
+    """A setting's present name, e.g. index.no_write_back for art.no_write_back."""
+    section, _, key = name.partition(".")
+    negated = "no_" if key.startswith("no_") else ""
+    moved = INDEX_IN_ART.get(key.removeprefix("no_"))
+    return f"index.{negated}{moved}" if section == "art" and moved and isinstance(config, ArtConfig) else name
 
 
 def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
-    """Returns the config with other values: {"train.steps": 100}; raises UsageError for a wrong name or value."""
-    values = to_json(config)
-    for name, value in settings.items():
+    """Returns the config with other values.
+
+    Args:
+      config: the config.
+      settings: "section.key" -> value. A section's value is an object of its class, which replaces it, or a dict of some
+        of its settings, which leaves its others as they are; None, where it can be left out.
+
+    Raises:
+      UsageError: a name or value is wrong, or a setting is given twice.
+    """
+    values, types = to_json(config), setting_types(type(config))
+    given: dict[str, str] = {}
+    for name, value, source in _flat(config, types, settings):
+        for other in given:
+            if f"{name}.".startswith(f"{other}.") or f"{other}.".startswith(f"{name}."):
+                raise UsageError(f"settings: {name} is given twice, as {given[other]} and as {source}; give it once")
+        given[name] = source
         *sections, key = name.split(".")
         place = values
         for section in sections:
-            if (
-                place.get(section) is None
-            ):  # No such section, which `from_json` reports, or one that is left out so far.
+            if not isinstance(place.get(section), dict):  # `from_json` reports it if it can have no settings.
                 place[section] = {}
             place = place[section]
-        place[key] = str(value) if isinstance(value, Path) else value
-    return from_json(json.loads(json.dumps(values)), "settings")
+        place[key] = value if value != {} else place.get(key) or {}
+    return from_json(values, "settings")
+
+
+def _flat(config: Config, types: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Yields each setting's present name, its value as JSON has it, and the name in `settings` that it comes from."""
+    for given, value in settings.items():
+        name = _present_name(config, given)
+        section = section_of(types.get(name))
+        if section is not None and isinstance(value, Mapping) and value:
+            inner = {f"{name}.{key}": each for key, each in value.items()}
+            yield from ((each, plain, given) for each, plain, _ in _flat(config, types, inner))
+        elif is_dataclass(value) and not (isinstance(section, type) and isinstance(value, section)):
+            wanted = f"; give {section.__name__}(...) or a dict" if section else ""
+            raise UsageError(f"settings: {given} is a {type(value).__name__}{wanted}")
+        else:
+            yield name, _plain(value), given
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if is_dataclass(value):
+        return {name: _plain(each) for name, each in vars(value).items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value

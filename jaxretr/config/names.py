@@ -1,8 +1,8 @@
 """The names of settings, and the nearest one to a name that does not exist."""
 
-from collections.abc import Collection, Iterator
-from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from collections.abc import Collection
+from dataclasses import is_dataclass
+from typing import Any, get_args, get_type_hints
 
 from jaxretr.config.kinds import KINDS
 from jaxretr.errors import did_you_mean
@@ -66,29 +66,23 @@ def _place(name: str) -> int:
 
 def all_settings() -> set[str]:
     """Returns the names of the settings of all kinds of config, with "-" for "_"."""
-    names: set[str] = set()
-    for kind in KINDS.values():
-        names |= set(_names_of(kind, ""))
-    return names
+    types = {name: hint for kind in KINDS.values() for name, hint in setting_types(kind).items()}
+    return {name.replace("_", "-") for name, hint in types.items() if not is_dataclass(hint)}
 
 
-def _names_of(cls: Any, prefix: str) -> Iterator[str]:
-    types = get_type_hints(cls)
-    for item in fields(cls):
-        inner = types[item.name]
-        if is_dataclass(inner):
-            yield from _names_of(inner, f"{prefix}{item.name}.")
-        else:
-            yield f"{prefix}{item.name}".replace("_", "-")
+def setting_types(cls: Any, prefix: str = "") -> dict[str, Any]:
+    """Returns the type of each setting and section of a class of configs, by name ("encoder.adapter.lora_rank").
+
+    A section that can be left out is listed with the settings that it has otherwise.
+    """
+    found: dict[str, Any] = {}
+    for name, hint in get_type_hints(cls).items():
+        found[f"{prefix}{name}"] = hint
+        if (section := section_of(hint)) is not None:
+            found |= setting_types(section, f"{prefix}{name}.")
+    return found
 
 
-def flat_names(value: Any, prefix: str = "") -> list[str]:
-    """Returns the names of a config's settings, with "_"; what `prefix` says stands before each."""
-    names = []
-    for item in fields(value):
-        inner = getattr(value, item.name)
-        if is_dataclass(inner):
-            names += flat_names(inner, f"{prefix}{item.name}.")
-        else:
-            names.append(f"{prefix}{item.name}")
-    return names
+def section_of(hint: Any) -> Any:
+    """The dataclass of a section's type, which may be a union with None; None for a setting."""
+    return next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)

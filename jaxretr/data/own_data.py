@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxretr.config import ArtConfig, Config, ContrastiveConfig, MlmConfig, PassageLmConfig, RerankerConfig
+from jaxretr.config import ArtConfig, Config, ContrastiveConfig, EmbeddingDistillationConfig, RerankerConfig
 from jaxretr.data.formats.kinds import FORMATS, KINDS, WITH_PASSAGES, file_kind
 from jaxretr.data.lexical_set import DEV, LexicalSet, is_lexical_set
 from jaxretr.data.named.names import DataName, data_path
@@ -42,7 +42,7 @@ def with_data(config: Config, path: str | Path, stated: Mapping[str, Any]) -> Co
       config: an experiment of any kind.
       path: the folder or file.
       stated: settings of the section `data` that the user gives, without "data."; their splits are used, and dev data
-        among them replaces that of the path.
+        among them replaces that of the path. None of them may replace all that the path stands for.
 
     Returns:
       The config with another section `data`. If the data has only judgements, the metric acc@k in `train.best_metric`
@@ -50,22 +50,25 @@ def with_data(config: Config, path: str | Path, stated: Mapping[str, Any]) -> Co
 
     Raises:
       UserError: the path is none of these, or has no training questions.
-      UsageError: this kind of config cannot use it.
+      UsageError: this kind of config cannot use it, or `stated` replaces it.
     """
     path = data_path(path)
     kind = "lexical" if is_lexical_set(path) else file_kind(path)
-    if isinstance(config, ContrastiveConfig | RerankerConfig):
-        return _judged(config, path, kind, stated)
     if isinstance(config, ArtConfig):
-        return _art(config, path, kind, stated)
-    assert isinstance(config, MlmConfig | PassageLmConfig)
-    return _text(config, path, kind)
+        mine, wanted = ("corpus", "questions"), _art
+    else:
+        judged = isinstance(config, ContrastiveConfig | RerankerConfig)
+        mine, wanted = (("train",), _judged) if judged else (("corpora",), _text)
+    if set(mine) <= set(stated):
+        both = " and ".join(f"data.{name}" for name in mine)
+        raise UsageError(f"{path}: is given as the data of {config.name}, and {both} as well; leave one of them out")
+    return wanted(config, path, kind, stated)
 
 
 # ---- supervised runs -------------------------------------------------------------------------------------------------
 
 
-def _judged(config: ContrastiveConfig | RerankerConfig, path: Path, kind: str, stated: Mapping[str, Any]) -> Config:
+def _judged(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Config:
     # Only lexical sets have their dev set inside.
     wants_lexical = isinstance(config, ContrastiveConfig) and config.data.dev == str(Path(config.data.train) / DEV)
     if wants_lexical and kind != "lexical":
@@ -165,7 +168,7 @@ def _dev_split(folder: Path, train: str) -> str | None:
 # ---- questions alone -------------------------------------------------------------------------------------------------
 
 
-def _art(config: ArtConfig, path: Path, kind: str, stated: Mapping[str, Any]) -> Config:
+def _art(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Config:
     if kind not in ("beir", *WITH_PASSAGES):
         raise _useless(path, kind, "a BEIR folder (corpus.jsonl, queries.jsonl) or a training file with passages")
     values: dict[str, Any] = {
@@ -173,6 +176,7 @@ def _art(config: ArtConfig, path: Path, kind: str, stated: Mapping[str, Any]) ->
         "questions": str(path),
         "questions_split": None,
         "exclude_splits": (),
+        "judged": config.data.judged and str(path),
         "dev_questions": None,
         "dev_qrels": None,
         "held_out": 0,
@@ -197,12 +201,16 @@ def _art(config: ArtConfig, path: Path, kind: str, stated: Mapping[str, Any]) ->
 # ---- text alone ------------------------------------------------------------------------------------------------------
 
 
-def _text(config: MlmConfig | PassageLmConfig, path: Path, kind: str) -> Config:
+def _text(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Config:
     if kind not in ("beir", "corpus", *WITH_PASSAGES):
         raise _useless(path, kind, "a corpus, a BEIR folder or a training file with passages")
     values: dict[str, Any] = {"corpora": (str(path),), "pairs": None, "exclude_pairs": None, "pair_share": 0.0}
-    if kind == "beir" and config.data.pairs is not None and _TRAIN in beir_splits(path.expanduser()):
+    trains = kind == "beir" and _TRAIN in beir_splits(path.expanduser())
+    if trains and config.data.pairs is not None:
         values |= {"pairs": str(path), "pair_share": config.data.pair_share}
+    if isinstance(config, EmbeddingDistillationConfig):
+        questions = (str(path),) if trains else ()
+        config = dataclasses.replace(config, questions=questions, exclude_questions=(), questions_split=_TRAIN)
     return dataclasses.replace(config, data=dataclasses.replace(config.data, **values))
 
 

@@ -1,6 +1,7 @@
 """The commands, run in this process as a user would type them; one tiny trained run serves all tests."""
 
 import importlib
+import itertools
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ import tiny
 from jaxretr import cli, progress
 from jaxretr.commands.process import set_up
 from jaxretr.data.readers import read_corpus, read_qrels, read_questions
+from jaxretr.errors import UsageError
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.runs import read_trec
 from jaxretr.models.dual_encoder import DualEncoder
@@ -92,7 +94,7 @@ def test_help_needs_no_heavy_import():
     """`jaxretr --help` in half a second, on a slow disk too: so nothing heavy may be imported on the way."""
     program = (
         "import sys\nfrom jaxretr import cli\ncli.build_parser()\nassert cli.main(['train', '--help']) == 0\n"
-        "heavy = {'jax', 'numpy', 'transformers', 'torch', 'flax', 'orbax', 'tyro', 'tqdm', 'scipy'}\n"
+        "heavy = {'jax', 'numpy', 'transformers', 'torch', 'flax', 'orbax', 'tqdm', 'scipy'}\n"
         "print('heavy:', sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=REPOSITORY)
@@ -198,6 +200,15 @@ def test_version(capsys: pytest.CaptureFixture[str]):
         ("evaluate m --beir d --qrels q", "--qrels belongs to --run"),
         ("evaluate --run r --qrels q --beir d", "--beir needs MODEL"),
         ("evaluate --run r --qrels q --metrics ,", "argument --metrics: no metric is named"),
+        ("train dpr_small --data a --data b --workdir w", "--data: given twice, and train takes one"),
+        ("train dpr_small --data=a --workdir w --beir b", "--beir: given twice (as --data too), and train takes one"),
+        ("train dpr_small --train.steps 1 --workdir w --train.steps 2", "--train.steps: given twice"),
+        ("train --train.steps 3 dpr_small --workdir w", "CONFIG is missing; it comes before the settings"),
+        ("train dpr_small --train.steps 3 --workdir w more", "more: not expected here"),
+        ("train dpr_small --workdi w", "--workdi: no such option of train; did you mean '--workdir'?"),
+        ("search m --index i --queries q --out o -k 3 -k5", "-k: given twice, and search takes one"),
+        ("fuse a b --out o --weight 1 -w 2", "2 weights for 1 runs besides the first; give --weight once"),
+        ("--workdir w train dpr_small", "--workdir: no such option"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(words: str, message: str, capsys: pytest.CaptureFixture[str]):
@@ -206,6 +217,31 @@ def test_wrong_use_is_one_line_and_exit_code_2(words: str, message: str, capsys:
     assert captured.err.startswith(f"jaxretr: error: {message}")
     assert captured.err.count("\n") == 1
     assert captured.out == ""
+
+
+# They may be repeated: every value is used.
+REPEATABLE = {
+    "serve": {"--index", "--corpus", "--allow-origin"},
+    "encode": {"--corpus"},
+    "search": {"--where"},
+    "evaluate": {"--baseline", "--typo-queries", "--and-model"},
+    "mine lexical": {"--corpus", "--teacher"},
+    "combine": {"--weight", "-w"},
+    "fuse": {"--weight", "-w", "--missing"},
+}
+
+
+@pytest.mark.parametrize("command", cli.build_parser()[1])
+def test_an_option_that_is_taken_once_is_refused_when_it_is_given_twice(command: str):
+    parser = cli.build_parser()[1][command]
+    repeatable = REPEATABLE.get(command, set())
+    for action in parser._actions:
+        for first, second in itertools.product(action.option_strings, repeat=2):
+            words = [*command.split(), first, f"{second}=1" if second.startswith("--") else f"{second}1"]
+            with pytest.raises((UsageError, SystemExit)) as error:
+                cli.parse(words)
+            once = f"{second}: given twice" in str(error.value)
+            assert once == (action.dest != "help" and second not in repeatable), (first, second)
 
 
 # ---- what ends a command ---------------------------------------------------------------------------------------------

@@ -210,7 +210,8 @@ def test_a_lexical_set_brings_its_corpus_and_its_dev_set(beir: Any, tmp_path: Pa
 
 def test_art_takes_questions_and_dev_data_from_the_same_folder(beir: Any, tmp_path: Path):
     folder = beir(train=range(20), dev=range(20, 25), test=range(25, 30))
-    data = with_data(art_config(tmp_path), folder, {}).data  # pyright: ignore[reportAttributeAccessIssue]
+    data = with_data(art_config(tmp_path, data={"judged": "x"}), folder, {}).data  # pyright: ignore[reportAttributeAccessIssue]
+    assert data.judged == str(folder)
     texts = read_art_texts(data, tmp_path)
     assert [question.id for question in texts.questions] == [f"question{n}" for n in range(20)]
     assert texts.dev is not None and {question.id for question in texts.dev.questions} == {
@@ -286,6 +287,52 @@ def test_masked_language_modelling_reads_a_folder_a_corpus_or_the_passages_of_a_
 def test_a_corpus_alone_is_refused_where_questions_are_needed(make: Any, beir: Any, tmp_path: Path):
     with pytest.raises(UsageError, match="looks like corpus; give --data a BEIR folder"):
         with_data(make(tmp_path), beir() / "corpus.jsonl", {})
+
+
+@pytest.mark.parametrize("name", experiment.configs())
+def test_every_shipped_config_takes_one_s_own_data_or_refuses_it_in_one_line(name: str, beir: Any, tevatron: Path):
+    shipped: Any = configuration.load(experiment.find(name))
+    for path in (beir(train=range(20), dev=range(20, 25)), tevatron):
+        try:
+            config: Any = with_data(shipped, path, {})
+        except UsageError as error:
+            assert "spar" in name and "lexical" in str(error) and "\n" not in str(error)
+            continue
+        # Nothing of the config's own data remains, but for what chooses among it.
+        files = [
+            each
+            for key, value in vars(config.data).items()
+            if key != "token_cache"
+            for each in (value if isinstance(value, tuple) else [value])
+        ]
+        paths = {each for each in files if isinstance(each, str) and "/" in each}
+        assert paths and all(each.startswith(str(path)) for each in paths)
+        assert {*getattr(config, "questions", ())} <= {str(path)}
+
+
+def test_embedding_distillation_reads_one_s_own_questions(beir: Any, tevatron: Path):
+    shipped = configuration.load(experiment.find("pretrain_encoder_small"))
+    folder = str(beir(train=range(20)))
+    config: Any = with_data(shipped, folder, {})
+    assert (config.data.corpora, config.questions) == ((folder,), (folder,))
+    assert (config.exclude_questions, config.questions_split) == ((), "train")
+    config = with_data(shipped, tevatron, {})
+    assert (config.data.corpora, config.questions) == ((str(tevatron),), ())
+
+
+@pytest.mark.parametrize(
+    "config, stated",
+    [
+        ("dpr_small", ["train"]),
+        ("cross_encoder_small", ["train"]),
+        ("art_small", ["corpus", "questions"]),
+        ("ddr_small_dam", ["corpora"]),
+    ],
+)
+def test_data_that_a_setting_replaces_entirely_is_refused(config: str, stated: list[str], beir: Any):
+    settings = {f"data.{name}": ["other"] if name == "corpora" else "other" for name in stated}
+    with pytest.raises(UsageError, match="is given as the data of .* as well; leave one of them out"):
+        jaxretr.load_config(config, data=beir(train=range(20), dev=range(20, 25)), **settings)
 
 
 # ---- from the command line and from Python ---------------------------------------------------------------------------
