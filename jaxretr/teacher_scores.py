@@ -12,11 +12,15 @@ from jaxretr.checkpoint import Checkpoints
 from jaxretr.config import ArtConfig, from_json
 from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.formats.writing import SCORED_FORMATS, write_examples
+from jaxretr.data.made_of import write_record
 from jaxretr.errors import UsageError, UserError, did_you_mean
 from jaxretr.recipes.art_texts import ArtTexts, read_art_texts
+from jaxretr.recipes.run_inputs import Inputs, check_inputs, digest, read_inputs
+from jaxretr.recipes.teacher_table import made_of
 from jaxretr.storage.files import check_output
 from jaxretr.storage.paths import as_path
 from jaxretr.storage.run_folder import RunFolder
+from jaxretr.stores.fingerprints import texts_fingerprint
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ def mine_scores(
 ) -> MinedScores:
     """Writes the scores that the teacher of an ART run gave to the passages that the run retrieved.
 
+    `OUT.made_of.json` next to them records the teacher, its lengths and precision, and the texts: `table.path` compares them.
     They are raw, as `jaxretr.score` writes them. Of each question the passage with the best score comes first, and stands
     as the positive in formats that have one.
 
@@ -72,6 +77,9 @@ def mine_scores(
             raise UserError(f"{run}: keeps no scores of its teacher; train with --table.capacity above 0")
         stores = Path(config.data.token_cache) if config.data.token_cache else folder.local / "tokens"
         texts = read_art_texts(config.data, stores)
+        now = {"corpus": texts.corpus.fingerprint(), "questions": texts_fingerprint(texts.questions)}
+        check_inputs(folder.local, Inputs(now, {}), config)
+        inputs = {**read_inputs(folder.local), "corpus": now["corpus"], "questions": digest(now["questions"])}
     rows, scores = np.asarray(table["rows"]), np.asarray(table["scores"])
     if rows[len(texts.questions) :].max(initial=-1) >= 0 or rows.max(initial=-1) >= len(texts.corpus):
         raise UserError(
@@ -80,6 +88,7 @@ def mine_scores(
         )
     known = rows[: len(texts.questions)] >= 0
     write_examples(path, _examples(texts, rows, scores), format, texts.corpus, source=str(run))
+    write_record(path, made_of(config.scorer, inputs))
     return MinedScores(path, chosen, int(known.any(axis=1).sum()), int(known.sum()))
 
 

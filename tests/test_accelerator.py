@@ -181,7 +181,7 @@ def test_the_peer_of_art_takes_the_papers_step(tmp_path: Path) -> None:
     from torch_art import ArtStep, Batch, FirstToken, Settings, Tokens
 
     from jaxretr.models.formats import t5_params
-    from jaxretr.objectives.art import art_loss
+    from jaxretr.objectives.art import art_losses
 
     rng = np.random.default_rng(0)
     n, b, k, prompt = 40, 3, 4, Prompt((7, 8), (9, 1))
@@ -227,7 +227,7 @@ def test_the_peer_of_art_takes_the_papers_step(tmp_path: Path) -> None:
     scored = score_pairs(T5, prompt, t5_params.read(tmp_path)[1], *pairs).reshape(b, k)
     np.testing.assert_allclose(teacher, scored, rtol=1e-4)
     p = np.asarray(embed(config, params["passage"], *(x[flat] for x in passages), dtype="float32")).reshape(b, k, -1)
-    expected = art_loss(np.einsum("bd,bkd->bk", q, p), scored, temperature=2.0)
+    expected = art_losses(np.einsum("bd,bkd->bk", q, p) / 2.0, scored).mean()
     assert loss == pytest.approx(float(expected), rel=1e-4)
     np.testing.assert_allclose(steps[0].index[flat].numpy().reshape(p.shape), p, atol=1e-5)
 

@@ -5,7 +5,7 @@ import logging
 import math
 import os
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxretr.data.corpus import Corpus, read_corpus
+from jaxretr.data.corpus import Corpus, content_fingerprint, read_corpus
+from jaxretr.data.made_of import write_record
 from jaxretr.data.questions import Question
 from jaxretr.data.text_rows import numbered_bytes
 from jaxretr.data.training_set import Ragged, TrainingSet, load_training_set
@@ -25,7 +26,7 @@ from jaxretr.progress import Progress
 from jaxretr.search.bm25 import Bm25Index
 from jaxretr.search.bm25.words import Bm25Settings
 from jaxretr.search.runs import to_json
-from jaxretr.storage.files import atomic_write
+from jaxretr.storage.files import atomic_write, sha256
 
 if TYPE_CHECKING:  # It brings JAX along, which mining without a scorer does without.
     from jaxretr.search.reranking import AnyScorer
@@ -51,6 +52,7 @@ class MinedSet:
       negative_scores: float32, aligned with `negatives`, likewise.
       filters: what made a passage a negative.
       report: what was kept and what was filtered.
+      made_of: the corpus, the questions, the ranking and the scorer, as settings or hashes.
     """
 
     questions: Sequence[Question]
@@ -61,6 +63,7 @@ class MinedSet:
     negative_scores: Ragged
     filters: Filters
     report: MiningReport
+    made_of: Mapping[str, str]
 
     def __len__(self) -> int:
         return len(self.questions)
@@ -83,7 +86,7 @@ class MinedSet:
             }
 
     def save(self, path: Path_) -> None:
-        """Writes a training file in Tevatron's second format, whole or not at all.
+        """Writes a training file in Tevatron's second format, whole or not at all, and its record (`data.made_of`).
 
         Raises:
           UserError: it cannot be written.
@@ -91,6 +94,7 @@ class MinedSet:
         with atomic_write(Path(path).expanduser(), "wb") as file:
             for record in self.records():
                 file.write(to_json(record) + b"\n")
+        write_record(path, self.made_of)
 
     def to_json(self) -> str:
         """The report as JSON."""
@@ -202,12 +206,20 @@ def mine(
             "the positives of %d questions have no score in the run: with a margin nothing is kept for them",
             report.positive_scores_unknown,
         )
-    return MinedSet(questions, corpus, *known.ragged(), *found.ragged(), filters, report)
+    ranking = "a run" if isinstance(run, Mapping) else run and f"{run}, sha256 {sha256(Path(run).expanduser())}"
+    made_of = {
+        "corpus": corpus.fingerprint(),
+        "questions": content_fingerprint([each.id for each in questions], [each.text for each in questions]),
+        "ranking": ranking or str(bm25 or Bm25Settings()),
+    }
+    if judge is not None:
+        made_of["scorer"] = judge.keywords["rule"].scorer.fingerprint()
+    return MinedSet(questions, corpus, *known.ragged(), *found.ragged(), filters, report, made_of)
 
 
 def _judge(
     scorer: "AnyScorer", max_score_share: float | None, score_margin: float | None
-) -> Callable[..., Iterator[Mined]]:
+) -> "partial[Iterator[Mined]]":
     """Loads a scorer, and returns `judged_by_scorer` with it. Mining without one does not import JAX."""
     from jaxretr.mine.scorer_filter import ScorerFilter, judged_by_scorer
     from jaxretr.search.reranking import loaded_scorer

@@ -3,7 +3,7 @@
 One compiled step does everything: it embeds the questions, finds the top K passages of the whole corpus, fetches
 their tokens, embeds them with gradient, asks the frozen scorer how well each explains its question, and moves both
 towers so that the retriever's distribution over the K passages comes nearer to the scorer's. If reading the code, start
-at `art_loss`, then go to `make_step`.
+at `art_losses`, then go to `make_step`.
 
 Everything runs inside a shard_map over the mesh's "data" axis: b = B / devices questions and n = N / devices corpus
 rows are local. The "model" axis, which splits large matrices, is left to the compiler.
@@ -49,31 +49,24 @@ from jaxretr.state import CorpusState, CorpusTokens, TokenRows, TrainState
 from jaxretr.streams import KeyStream
 
 
-def art_loss(
-    student: jax.Array,
-    teacher: jax.Array,
-    *,
-    temperature: float,
-    teacher_temperature: float = 1.0,
-    prior_weight: float = 0.0,
+def art_losses(
+    student: jax.Array, teacher: jax.Array, teacher_temperature: float = 1.0, prior_weight: float = 0.0
 ) -> jax.Array:
     """KL(teacher || student) over each question's K passages (equations 2 to 4).
 
-    Its gradient in the scaled student's scores is (student distribution - teacher distribution) / B.
+    The gradient of their mean in the scaled student's scores is (student distribution - teacher distribution) / B.
 
     Args:
-      student: inner products of question and passage embeddings, float32 [B, K].
+      student: inner products of question and passage embeddings, divided by the temperature tau, float32 [B, K].
       teacher: how well each passage explains the question, float32 [B, K]: its mean log-probability by a T5 or a causal
         language model, the logit of a cross-encoder; no gradient flows into it.
-      temperature: tau, which divides the student's scores.
       teacher_temperature: divides the teacher's.
       prior_weight: see `target`; 0 is ART.
 
     Returns:
-      float32 scalar: the batch's mean, in nats.
+      float32 [B], in nats.
     """
-    scaled = student / temperature
-    return losses_of(scaled, target(scaled, teacher, teacher_temperature, prior_weight)).mean()
+    return losses_of(student, target(student, teacher, teacher_temperature, prior_weight))
 
 
 def target(student: jax.Array, teacher: jax.Array, teacher_temperature: float, prior_weight: float) -> jax.Array:
@@ -278,9 +271,10 @@ def student_loss(
         terms["storage_error"] = storage_error(stored, p)
         p = stored(p)
     student = scaled_scores(program, q[:, None], p)[:, 0]  # [b, K]
-    wanted = target(student, teacher, program.art.teacher_temperature, program.art.prior_weight)
-    losses = losses_of(student, wanted)
+    settings = program.art.teacher_temperature, program.art.prior_weight
+    losses = art_losses(student, teacher, *settings)
     if forms is not None:
+        wanted = target(student, teacher, *settings)
         of_forms, of_typos = form_losses(
             program.typos,
             q,

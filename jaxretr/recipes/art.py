@@ -42,11 +42,11 @@ from jaxretr.recipes.outline import (
     of_state,
     training_step,
 )
-from jaxretr.recipes.run_inputs import Inputs, file_digest, judged_digest
+from jaxretr.recipes.run_inputs import Inputs, digest, file_digest, judged_digest
 from jaxretr.recipes.step_questions import StepQuestions
 from jaxretr.recipes.suites import Suites, evaluation_of
 from jaxretr.recipes.teacher_start import OnDevices, load_teacher, stored, teacher_shape
-from jaxretr.recipes.teacher_table import abstract_table, empty_table, read_table
+from jaxretr.recipes.teacher_table import abstract_table, check_made_of, empty_table, made_of, read_table
 from jaxretr.recipes.whole_corpus import (
     DevSet,
     WholeCorpus,
@@ -278,6 +278,8 @@ class ArtRun(ArtPrograms):
             return None
         if path is None:
             return empty_table(shapes, self.mesh)
+        digests = {name: digest(value) for name, value in self.inputs().read.items()}
+        check_made_of(path, made_of(self.config.scorer, {**digests, "corpus": self.corpus.fingerprint()}))
         return read_table(path, shapes, self.corpus, self.questions, self.mesh)
 
     def step(self, state: ArtState, number: int, batch: QuestionBatch) -> tuple[ArtState, dict[str, jax.Array]]:

@@ -11,6 +11,7 @@ from jaxretr.data.corpus import Corpus, read_corpus
 from jaxretr.data.duplicate_groups import duplicate_groups
 from jaxretr.data.held_out import held_out
 from jaxretr.data.lexical_set import is_lexical_set
+from jaxretr.data.made_of import note_other_corpus
 from jaxretr.data.named.names import data_path
 from jaxretr.data.readers import qrels_path
 from jaxretr.data.training_set import TrainingSet, load_training_set
@@ -77,6 +78,12 @@ def read_run_examples(config: ContrastiveConfig) -> RunExamples:
     if data.held_out:
         kept = held_out(examples.texts, data.held_out, data.train)
         chosen, examples = examples.only(kept), examples.only(~kept)
+    whole = (
+        examples.passages if examples.corpus_rows == len(examples.passages) else corpus
+    )  # a BEIR folder brings its own
+    for name in ("train", "mined"):
+        if (path := getattr(data, name)) is not None and whole is not None:
+            note_other_corpus(path, f"data.{name}", whole.fingerprint)
     # Further files may bring passages of their own: each set's rows begin with those of the one before.
     mined, passages = None, examples.passages
     if data.mined is not None:

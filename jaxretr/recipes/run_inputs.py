@@ -38,7 +38,7 @@ _SETTINGS = {
 
 
 class Inputs(NamedTuple):
-    """Name -> fingerprint, the same on all hosts."""
+    """Name -> fingerprint, the same on all hosts. The record has `digest` of each."""
 
     read: dict[str, str]
     """Of what files hold, the same on every machine: a run resumes with the same."""
@@ -70,19 +70,26 @@ def write_inputs(workdir: Path, inputs: Inputs) -> None:
             json.dump({name: digest(value) for name, value in inputs.read.items()}, file, indent=1)
 
 
+def read_inputs(workdir: Path) -> dict[str, str]:
+    """The record's digests by name; none in a folder without one.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    path = workdir / INPUTS
+    try:
+        return json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as error:
+        raise UserError(f"{path}: cannot be read ({error}); restore the file or use another --workdir") from error
+
+
 def check_inputs(workdir: Path, inputs: Inputs, config: Config) -> None:
     """Refuses to resume a run whose data or models were edited. A folder of an older version has no record, and resumes.
 
     Raises:
       UserError: what is read now differs from the record; the message names what, and the settings that lead there.
     """
-    path = workdir / INPUTS
-    if not path.exists():
-        return
-    try:
-        begun = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path}: cannot be read ({error}); restore the file or use another --workdir") from error
+    path, begun = workdir / INPUTS, read_inputs(workdir)
     changed = [name for name, value in inputs.read.items() if begun.get(name, digest(value)) != digest(value)]
     if changed:
         settings = dict.fromkeys(setting for name in changed for setting in _SETTINGS[name])

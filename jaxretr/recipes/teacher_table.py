@@ -1,15 +1,17 @@
 """The table of the teacher's scores in an ART run: its shape, and how it begins."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jaxretr.config import ScoreTable
+from jaxretr.config import Scorer, ScoreTable
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.formats.reading import numbered_examples
+from jaxretr.data.made_of import read_record
 from jaxretr.data.questions import Question
 from jaxretr.data.text_rows import RowError
 from jaxretr.errors import UserError
@@ -17,6 +19,12 @@ from jaxretr.objectives.score_table import EMPTY, TableState
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import padded_rows, put_rows
 from jaxretr.recipes.whole_corpus import abstract_rows
+
+log = logging.getLogger(__name__)
+
+# What decides scores besides the teacher itself. Its path is none of these: a folder may be moved.
+_SETTINGS = ("path", "max_length", "max_question_length", "dtype")
+_TEXTS = ("corpus", "questions")
 
 
 def abstract_table(config: ScoreTable, questions: int, top_k: int, mesh: Mesh) -> TableState | None:
@@ -41,6 +49,40 @@ def empty_table(shapes: TableState, mesh: Mesh) -> TableState:
         out_shardings=NamedSharding(mesh, sharding.ROWS),
     )
     return make()
+
+
+def made_of(config: Scorer, inputs: Mapping[str, str]) -> dict[str, str]:
+    """What a teacher's scores are of, as `data.made_of` records it.
+
+    Args:
+      config: of the teacher.
+      inputs: digests of what the run reads, by name, as inputs.json has them.
+    """
+    settings = {f"scorer.{name}": str(getattr(config, name)) for name in _SETTINGS}
+    return {**settings, **{name: inputs[name] for name in ("scorer", *_TEXTS) if name in inputs}}
+
+
+def check_made_of(path: str, facts: Mapping[str, str]) -> None:
+    """Compares the record of a file of scores with a run; in the log where only the texts differ, or nothing is known.
+
+    Raises:
+      UserError: another teacher, or other lengths or another precision.
+    """
+    record = read_record(path)
+    if record is None:
+        log.warning(
+            "table.path=%s does not say which teacher gave its scores; make sure that it was scorer.path, with the same "
+            "lengths, template and dtype",
+            path,
+        )
+        return
+    others = [name for name in facts if name != "scorer.path" and record.get(name, facts[name]) != facts[name]]
+    settings = [f"{name}={record[name]}" for name in others if name not in ("scorer", *_TEXTS)]
+    if settings or "scorer" in others:
+        what = f"with {', '.join(settings)}" if settings else f"by another teacher ({record['scorer.path']})"
+        raise UserError(f"table.path={path}: its scores were given {what}; use the same, or leave table.path out")
+    if others:
+        log.warning("table.path=%s: its scores are of other %s; they are joined by the ids", path, " and ".join(others))
 
 
 def read_table(path: str, shapes: TableState, corpus: Corpus, questions: Sequence[Question], mesh: Mesh) -> TableState:

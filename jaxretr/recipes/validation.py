@@ -1,11 +1,15 @@
 """Validation as DPR and SPAR do it: the loss on dev examples, and the rank of each one's passage in a common pool.
 
+The loss is the training step's own (`batch_loss`, with `on_stored`), with all its terms that dev examples have what they
+need for: without retrieved negatives, the corpus-wide softmax and misspelt forms.
+
 DPR's original computes both per process, so that they change with the number of devices. Here the loss takes the
 examples in the file's order, `batch_size` at a time, and the pool is one for all questions; the devices only share the
 work. SPAR's mini-index, the first positive and one negative of each of N questions, is the pool of `hard_negatives=1`
 and `other_negatives=0`.
 """
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +21,20 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxretr.config import Validation
-from jaxretr.data.training_set import TrainingSet
+from jaxretr.data.training_set import Ragged, TrainingSet
 from jaxretr.models.embed import embed, tower
 from jaxretr.models.layers import Params
-from jaxretr.objectives.contrastive import NO_PASSAGE, ContrastiveProgram, Masks, contrastive_losses
+from jaxretr.objectives.contrastive import (
+    NO_PASSAGE,
+    ContrastiveBatch,
+    ContrastiveProgram,
+    PassagesOfBatch,
+    batch_loss,
+)
+from jaxretr.objectives.index_aware import on_stored
 from jaxretr.objectives.live_index import fetch_rows
-from jaxretr.parallel.mesh import DATA, put_rows
+from jaxretr.objectives.quantised import ProductCodes
+from jaxretr.parallel.mesh import DATA, make_mesh, put_rows
 from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.recipes.corpus_tokens import width_of
 from jaxretr.recipes.whole_corpus import Model, WholeCorpus, put_batch, question_store
@@ -51,19 +63,30 @@ class ValidationSet:
         # Everything in terms of contents, the first row with a title and text: each passage counts once, and no copy of
         # a question's own passage can push it down.
         self._contents = contents
-        own, pool = [], []
+        own, scores, pool = [], [], []
+        unscored = [np.full(len(each.values), np.nan, np.float32) for each in examples.lists]
+        kinds = examples.positive_scores, examples.negative_scores, None
+        of_kinds = [
+            Ragged(each.offsets, none if given is None else given.values)
+            for each, none, given in zip(examples.lists, unscored, kinds, strict=True)
+        ]
         for number in range(len(examples)):
             positive, hard, other = (
                 contents[lists[number]] for lists in (examples.positives, examples.negatives, examples.other_negatives)
             )
             own.append([positive[0], next(iter([*hard[:1], *other[:1]]), NO_PASSAGE)])
+            positive_score, *negative_score = (lists[number][:1] for lists in of_kinds)
+            scores.append([positive_score[0], next(iter(np.concatenate(negative_score)), np.nan)])
             pool += [positive[:1], hard[: config.hard_negatives], other[: config.other_negatives]]
         self._own = np.array(own, np.int32)  # [n, 2]: the first positive, and the first negative
+        self._scores = np.array(scores, np.float32)  # a teacher's, [n, 2]
+        self._known = _known(examples, contents)
         self._pool = np.unique(np.concatenate(pool))
         self._embedded = np.union1d(self._pool, self._own[self._own != NO_PASSAGE])
         self._embed_questions = _make_embed(program, mesh)
         self._embed_rows = _make_embed_rows(program, mesh)
         self._count_above = _make_count_above(mesh)
+        self._loss_of_batch = _make_loss(program)
 
     def metrics(self, train: TrainState) -> dict[str, float]:
         """Returns the metrics.
@@ -74,38 +97,21 @@ class ValidationSet:
         questions, passages = self._question_embeddings(train.weights), self._passage_embeddings(train.weights)
         above = self._above(questions, passages)
         return {
-            "loss": self._loss(questions, passages),
+            "loss": self._loss(questions, passages, train.codes),
             "average_rank": float(above.mean()),
             "mrr": float((1 / (1 + above)).mean()),
         }
 
-    def _loss(self, questions: np.ndarray, passages: np.ndarray) -> float:
-        """The training loss at temperature and masks of the run, over the first positives and negatives of a batch."""
-        losses = []
+    def _loss(self, questions: np.ndarray, passages: np.ndarray, codes: ProductCodes | None) -> float:
+        """The training loss over the first positives and negatives of a batch, the mean over all examples."""
+        total = 0.0
         for start in range(0, len(questions), self.config.batch_size):
-            own = self._own[start : start + self.config.batch_size]
+            rows = slice(start, start + self.config.batch_size)
+            own = self._own[rows]
             place = np.searchsorted(self._embedded, np.maximum(own, self._embedded[0]))
-            vectors = passages[place].reshape(-1, passages.shape[1])
-            scores = questions[start : start + len(own)] @ vectors.T / self.program.contrastive.temperature
-            known = self._known(range(start, start + len(own)))
-            masks = Masks.of_batch(
-                jnp.asarray(own),
-                jnp.asarray(own),
-                known,
-                first=0,
-                positives=1,
-                mask_known_positives=self.program.negatives.mask_known_positives,
-                mask_duplicates=self.program.negatives.mask_duplicates,
-            )
-            losses.append(np.asarray(contrastive_losses(jnp.asarray(scores), masks.positive, masks.negative)))
-        return float(np.concatenate(losses).mean())
-
-    def _known(self, numbers: range) -> jax.Array:
-        lists = [self._contents[self.examples.positives[number]] for number in numbers]
-        known = np.full((len(lists), max(map(len, lists))), NO_PASSAGE, np.int32)
-        for row, values in zip(known, lists, strict=True):
-            row[: len(values)] = values
-        return jnp.asarray(known)
+            arrays = questions[rows], passages[place], own, self._known[rows], self._scores[rows]
+            total += len(own) * float(self._loss_of_batch(*arrays, jax.device_get(codes)))
+        return total / len(questions)
 
     def _above(self, questions: np.ndarray, passages: np.ndarray) -> np.ndarray:
         """How many pool passages rank above each question's first positive, int64 [n]; ties to the lower row."""
@@ -178,6 +184,42 @@ def _make_embed_rows(program: ContrastiveProgram, mesh: Mesh):
         return lax.all_gather(p, DATA, tiled=True, to="invarying")
 
     return embed_rows
+
+
+def _known(examples: TrainingSet, contents: np.ndarray) -> np.ndarray:
+    """The contents of all judged positives, int32 [n, Q], padded with NO_PASSAGE."""
+    lengths = examples.positives.lengths
+    known = np.full((len(lengths), lengths.max()), NO_PASSAGE, np.int32)
+    known[np.arange(known.shape[1]) < lengths[:, None]] = contents[examples.positives.values]
+    return known
+
+
+def _make_loss(program: ContrastiveProgram):
+    """loss(q [b, D], p [b, 2, D], contents int32 [b, 2], known int32 [b, Q], teacher's scores [b, 2], codes) -> scalar.
+
+    It is computed by one device of each process, so that it does not depend on how many there are.
+    """
+    program = dataclasses.replace(
+        program,
+        positives=1,
+        negatives=dataclasses.replace(program.negatives, retrieved=0),
+        contrastive=dataclasses.replace(program.contrastive, corpus_softmax=False),
+    )
+    mesh = make_mesh(jax.local_devices()[:1])
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, in_specs=(*(P(DATA),) * 5, P()), out_specs=P())
+    def loss(
+        q: jax.Array, p: jax.Array, own: jax.Array, known: jax.Array, scores: jax.Array, codes: ProductCodes | None
+    ) -> jax.Array:
+        b = len(q)
+        # Embedded already, and with no misspelt forms: nothing reads the tokens.
+        batch = ContrastiveBatch(jnp.zeros((b, 1), jnp.int32), jnp.ones(b, jnp.int32), own, known, scores)
+        everyone = lax.all_gather(own, DATA, tiled=True, to="invarying")
+        passages = PassagesOfBatch(own, everyone, None, jnp.zeros(0, jnp.int32))
+        return lax.psum(on_stored(program, codes, partial(batch_loss, program, q, p, passages, batch, None))[0], DATA)
+
+    return loss
 
 
 def _make_count_above(mesh: Mesh):

@@ -1,5 +1,6 @@
 """Mined negatives equal their definition, filter by filter, whatever the number of threads; the report adds up."""
 
+import dataclasses
 import json
 import math
 import pickle
@@ -7,16 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny import contrastive_config
 
 import jaxretr
 from jaxretr import cli
 from jaxretr.data.corpus import Corpus, read_corpus
+from jaxretr.data.made_of import read_record
 from jaxretr.data.questions import Question, read_questions
 from jaxretr.data.training_set import load_training_set
 from jaxretr.errors import UsageError
 from jaxretr.evaluate.answers import has_answer
 from jaxretr.evaluate.runs import read_trec
 from jaxretr.mine.negatives import Filters, MiningReport, Ranking, hard_negatives, rankings_of_run
+from jaxretr.recipes.run_examples import read_run_examples
 from jaxretr.search.bm25 import Bm25Index
 from jaxretr.search.bm25.words import Bm25Settings, split_words
 
@@ -339,6 +343,28 @@ def test_python_mines_what_the_command_mines(tmp_path: Path):
     run = {question.id: {"squad:0-1": 2.0, "squad:0-8": 1.0} for question in mined.questions}
     of_run = jaxretr.mine(DATA, corpus=DATA / "corpus.jsonl", run=run, ranks=(1, 1), answers=None)
     assert {of_run.corpus.ids[row] for row in of_run.negatives.values.tolist()} == {"squad:0-1"}
+
+
+def test_a_mined_file_names_what_it_was_made_from_and_training_with_another_corpus_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    jaxretr.mine(DATA, corpus=DATA, negatives=4, answers=None).save(tmp_path / "mined.jsonl")
+    record = read_record(tmp_path / "mined.jsonl")
+    assert record is not None and record["corpus"] == read_corpus(DATA).fingerprint()
+    assert "k1" in record["ranking"] and len(record["questions"]) == 64
+    lines = (DATA / "corpus.jsonl").read_text().splitlines()
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines[::-1]))
+    config = contrastive_config(
+        tmp_path, data={"mined": str(tmp_path / "mined.jsonl"), "dev_questions": None}, negatives={"mined": 1}
+    )
+    read_run_examples(config)
+    assert "another corpus" not in caplog.text
+    other = dataclasses.replace(config.data, corpus=str(tmp_path / "corpus.jsonl"))
+    read_run_examples(dataclasses.replace(config, data=other))
+    assert "data.mined=" in caplog.text and "another corpus" in caplog.text
+    with open(tmp_path / "mined.jsonl", "a") as file:
+        file.write("\n")
+    assert read_record(tmp_path / "mined.jsonl") is None, "it is another file than the one that the record is of"
 
 
 def test_help_names_every_option_and_its_examples_parse(capsys):

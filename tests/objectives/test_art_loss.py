@@ -1,6 +1,7 @@
 """ART's loss: its value against numpy, its gradient against the closed form, and what no gradient flows into."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ from tiny import BERT, T5, art_config
 from jaxretr.models.embed import DualEncoderConfig
 from jaxretr.models.scorers.t5_scorer import Prompt
 from jaxretr.models.scorers.teachers import T5Teacher
-from jaxretr.objectives.art import art_loss
+from jaxretr.objectives.art import art_losses
 from jaxretr.objectives.teacher_widths import TeacherWidths
 from jaxretr.parallel.mesh import make_mesh
 from jaxretr.recipes.art import ArtPrograms
@@ -22,6 +23,11 @@ B, K, TAU = 3, 5, 4.0
 def scores() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(5)
     return (6 * rng.normal(size=(B, K))).astype(np.float32), (2 * rng.normal(size=(B, K)) - 9).astype(np.float32)
+
+
+def art_loss(student: Any, teacher: Any, *, temperature: float, **settings: float) -> jax.Array:
+    """A batch's mean, as the step takes it."""
+    return art_losses(student / temperature, teacher, **settings).mean()
 
 
 def softmax(x: np.ndarray) -> np.ndarray:

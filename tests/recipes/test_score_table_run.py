@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +14,14 @@ from tiny import DATA, art_config, compiled_quickly, few_padding_rows
 
 from jaxretr.checkpoint import Checkpoints
 from jaxretr.cli import main
-from jaxretr.config import Optimizer, check_numbers
+from jaxretr.config import Optimizer, Scorer, check_numbers
 from jaxretr.data.formats.reading import read_examples
+from jaxretr.data.made_of import read_record, write_record
 from jaxretr.errors import UsageError, UserError
 from jaxretr.objectives.score_table import TableState
 from jaxretr.recipes.art import ArtRun, ArtState
 from jaxretr.recipes.run_inputs import check_inputs, write_inputs
-from jaxretr.recipes.teacher_table import read_table
+from jaxretr.recipes.teacher_table import check_made_of, made_of, read_table
 from jaxretr.state import CorpusState, TrainState
 from jaxretr.teacher_scores import mine_scores
 from jaxretr.train import write_config
@@ -154,6 +156,10 @@ def test_scores_of_a_run_are_known_to_the_next_from_its_first_step(
     examples = list(read_examples(path, corpus=with_table.corpus, queries=str(DATA)))
     assert [example.positives[0].score for example in examples] == [line["scores"][0] for line in lines]
 
+    record = read_record(path)
+    assert record is not None and record["scorer.max_length"] == str(with_table.config.scorer.max_length)
+    assert record["corpus"] == with_table.corpus.fingerprint()
+
     # A line of another run's question is no error.
     path.write_text(f"{json.dumps({'query_id': 'x', 'document_ids': ['y'], 'scores': [0]})}\n{path.read_text()}")
     table = begun_with(with_table, str(path))
@@ -163,6 +169,48 @@ def test_scores_of_a_run_are_known_to_the_next_from_its_first_step(
     with_texts = mine_scores(folder, tmp_path / "scores.json", format="dpr")
     assert (with_texts.questions, with_texts.pairs, with_texts.step) == (10, 40, EPOCH)
     assert json.loads((tmp_path / "scores.json").read_text())[0]["positive_ctxs"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scorer.max_length": "32"}, r"given with scorer.max_length=32; use the same"),
+        ({"scorer.dtype": "bfloat16", "scorer": "x"}, r"given with scorer.dtype=bfloat16; use"),
+        ({"scorer": "x", "scorer.path": "other"}, r"by another teacher \(other\); use"),
+        ({"scorer.path": "moved"}, None),
+        ({"corpus": "x", "questions": "y"}, "are of other corpus and questions; they are joined by the ids"),
+        (None, "does not say which teacher gave its scores"),
+    ],
+)
+def test_scores_of_another_setting_are_refused_and_of_other_texts_said(
+    changes: dict[str, str] | None, message: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "scores.jsonl"
+    path.write_text("{}\n")
+    facts = made_of(Scorer(path="teacher"), {"scorer": "s", "corpus": "c", "questions": "q", "encoder": "e"})
+    if changes is not None:
+        write_record(path, {**facts, **changes})
+    if changes is not None and any(name not in ("scorer.path", "corpus", "questions") for name in changes):
+        with pytest.raises(UserError, match=message):
+            check_made_of(str(path), facts)
+        path.write_text("{ }\n")  # A file that was replaced has no record.
+        check_made_of(str(path), facts)
+        assert "does not say which teacher" in caplog.text
+        return
+    check_made_of(str(path), facts)
+    assert message in caplog.text if message else not caplog.text
+
+
+def test_scores_are_mined_with_the_texts_that_the_run_read(
+    saved: tuple[Path, ArtState, list[dict[str, float]]], with_table: ArtRun, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(saved[0], folder)
+    (folder / "inputs.json").unlink(missing_ok=True)
+    inputs = with_table.inputs()
+    write_inputs(folder, inputs._replace(read={**inputs.read, "questions": "others"}))
+    with pytest.raises(UserError, match=r"started with other questions .*data.questions="):
+        mine_scores(folder, tmp_path / "scores.jsonl")
 
 
 def begun_with(run: ArtRun, path: str) -> TableState:

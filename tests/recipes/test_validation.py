@@ -5,12 +5,13 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import contrastive_config, few_padding_rows, write_models, write_supervised
+from tiny import compiled_quickly, contrastive_config, few_padding_rows, write_models, write_supervised
 
 from jaxretr.config import Validation
 from jaxretr.parallel.mesh import make_mesh
@@ -131,3 +132,49 @@ def test_padding_is_no_part_of_the_pool(figures: Figures, folder: Path) -> None:
 
 def test_dpr_s_pool_is_the_default() -> None:
     assert (Validation().hard_negatives, Validation().other_negatives) == (30, 30)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"contrastive": {"temperature": 0.7, "symmetric": True, "matryoshka": (8,)}},
+        {"distillation": {"loss": "kl", "weight": 2.0, "contrastive_weight": 0.5, "teacher_temperature": 3.0}},
+        {
+            "distillation": {"loss": "margin_mse"},
+            "index_aware": {"kind": "int8", "weight": 0.6, "commitment": 0.5},
+            "negatives": {"mask_known_positives": False, "mask_duplicates": False},
+        },
+    ],
+    ids=["symmetric", "distillation", "index-aware"],
+)
+def test_the_validation_loss_of_a_training_batch_is_its_training_loss(
+    settings: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    """Whatever terms the objective has: with one positive and one negative a question, and without dropout."""
+    rng, kept = np.random.default_rng(3), []
+    for row in json.loads((folder / "data/train.json").read_text()):
+        negatives = [*row["hard_negative_ctxs"], *row["negative_ctxs"]][:1]
+        if negatives:
+            ctxs = {"positive_ctxs": row["positive_ctxs"][:1], "hard_negative_ctxs": negatives, "negative_ctxs": []}
+            for ctx in (*ctxs["positive_ctxs"], *negatives):
+                ctx["score"] = float(rng.normal())
+            kept.append({**row, **ctxs})
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps(kept))
+    data = {"train": str(path), "dev": str(path), "corpus": str(folder / "data/corpus.jsonl"), "dev_questions": None}
+    config = contrastive_config(
+        folder,
+        **{
+            **settings,
+            "data": data,
+            "negatives": {"static": 1, **settings.get("negatives", {})},
+            "validation": {"batch_size": len(kept)},
+            "train": {"batch_size": len(kept)},
+        },
+    )
+    run = ContrastiveRun(config, make_mesh(jax.devices()[:1]), tmp_path / "run")
+    state = run.init()
+    found = run.evaluate(state)["loss"]
+    run.train_step = compiled_quickly(run.train_step)
+    _, metrics = run.step(state, 0, run.batch(0))
+    np.testing.assert_allclose(found, metrics["loss"], rtol=1e-5)

@@ -1,0 +1,61 @@
+"""What a file that others' formats leave no room in was made from: a record next to it, `FILE.made_of.json`.
+
+The record holds the file's own hash: of a file that was edited or replaced since, it says nothing.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from jaxretr.storage.files import atomic_write, open_descriptor, sha256
+
+log = logging.getLogger(__name__)
+
+_OF = "sha256 of the file"
+
+
+def write_record(path: str | Path, facts: Mapping[str, str]) -> None:
+    """Writes the record of a file that is complete; none of a stream.
+
+    Args:
+      path: the file.
+      facts: name -> value; long ones as digests.
+    """
+    path = Path(path).expanduser()
+    if open_descriptor(path) is not None:
+        return
+    with atomic_write(_record(path)) as file:
+        json.dump({_OF: sha256(path), **facts}, file, indent=1)
+
+
+def read_record(path: str | Path) -> dict[str, str] | None:
+    """The facts of a file's record; None where it has none, or one of other contents."""
+    path = Path(path).expanduser()
+    try:
+        facts = json.loads(_record(path).read_text())
+        found = facts.pop(_OF)
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
+    return facts if found == sha256(path) else None
+
+
+def note_other_corpus(path: str | Path, setting: str, fingerprint: Callable[[], str]) -> None:
+    """Warns where a file of passage ids was made from another corpus than the one in which they are looked up.
+
+    Args:
+      path: the file, which may have no record.
+      setting: that names it, for the message.
+      fingerprint: gives the corpus's; called only where there is a record.
+    """
+    facts = read_record(path)
+    if facts is not None and "corpus" in facts and facts["corpus"] != fingerprint():
+        log.warning(
+            "%s=%s was made from another corpus than this run's: its passages are found by their ids alone; see that they "
+            "are the same ones, or mine again",
+            *(setting, path),
+        )
+
+
+def _record(path: Path) -> Path:
+    return path.with_name(f"{path.name}.made_of.json")
