@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxretr.data.corpus import Corpus, Passage
+from jaxretr.data.csv_tables import csv_line, csv_rows, tsv_rows
 from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.formats.reading import read_examples
 from jaxretr.data.formats.writing import write_examples
 from jaxretr.data.pairs import read_pair_rows, write_pair_rows
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questions
-from jaxretr.data.text_rows import csv_line, csv_rows, tsv_rows
 from jaxretr.data.typos import Typo
 from jaxretr.data.typos.writing import write_draw
 from jaxretr.errors import UserError
