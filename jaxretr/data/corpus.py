@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from jaxretr.data.csv_tables import tsv_rows
 from jaxretr.data.named.names import DataName
 from jaxretr.data.text_rows import (
     BadRows,
@@ -21,7 +22,6 @@ from jaxretr.data.text_rows import (
     missing_field,
     numbered_lines,
     string_field,
-    tsv_rows,
 )
 from jaxretr.errors import UserError
 

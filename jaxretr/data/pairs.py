@@ -6,13 +6,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxretr.data.csv_tables import TABLES, csv_line
 from jaxretr.data.formats.columns import named_rows
 from jaxretr.data.text_rows import (
-    TABLES,
     BadRows,
     RowError,
     bare_suffix,
-    csv_line,
     find_input,
     first_character,
     missing_field,

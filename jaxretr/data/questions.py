@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from jaxretr.data.csv_tables import tsv_rows
 from jaxretr.data.text_rows import (
     BadRows,
     RowError,
@@ -24,7 +25,6 @@ from jaxretr.data.text_rows import (
     numbered_lines,
     parsed,
     string_field,
-    tsv_rows,
 )
 from jaxretr.errors import UserError
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.data.corpus import Corpus, Passage, iter_passages, read_corpus
+from jaxretr.data.csv_tables import tsv_rows
 from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.questions import Question, read_questions
 from jaxretr.data.text_rows import (
@@ -20,7 +21,6 @@ from jaxretr.data.text_rows import (
     numbered_lines,
     parsed,
     string_field,
-    tsv_rows,
 )
 from jaxretr.errors import UserError, did_you_mean
 

@@ -1,7 +1,6 @@
-"""Numbered rows of text files: gzip, invalid bytes, csv quoting, and bad rows."""
+"""Numbered rows of text files: gzip, invalid bytes, JSON, and bad rows."""
 
 import codecs
-import csv
 import gzip
 import hashlib
 import json
@@ -9,7 +8,6 @@ import logging
 import os
 import re
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import chain
@@ -25,12 +23,6 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 Parsed = TypeVar("Parsed")
 
-# A quoted field may span lines; so many characters are kept to look for its end, and to be read again if there is none.
-_LONGEST_FIELD = 1 << 24
-
-TABLES = {".csv": ",", ".tsv": "\t"}
-"""Suffixes of tables with csv quoting, and their delimiters."""
-
 # Bytes of a JSON array in memory, besides an element; and how far before the end of a cut text JSON's reader may stop:
 # at an escape, a word, or a number's sign or exponent.
 _BLOCK_BYTES = 1 << 22
@@ -42,9 +34,6 @@ _LONGEST_BYTES = 1 << 30
 _HEAD_BYTES = 1 << 20
 _SPACE = re.compile(r"[ \t\n\r]*")
 _BEHIND = tuple(" \t\n\r,]")
-
-# The csv module refuses fields over 128 KiB; whole documents are longer. (The limit is one for the process.)
-csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
 
 
 class RowError(ValueError):
@@ -163,6 +152,12 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """
     for number, raw in numbered_bytes(path):
         yield number, raw.decode("utf-8", errors="surrogateescape")
+
+
+def lines_with_ends(path: Path) -> Iterator[tuple[int, str]]:
+    """The same lines with their ends, which are text inside a quoted field."""
+    for number, raw in _raw_pieces(path):
+        yield number, raw.decode("utf-8", errors="surrogateescape").removeprefix("\ufeff" if number == 1 else "")
 
 
 def filled_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -462,108 +457,3 @@ def missing_field(row: dict[str, Any], names: tuple[str, ...]) -> RowError:
         return RowError(f'field "{null[0]}" is null; give it a value')
     near = did_you_mean(names[0], row)
     return RowError(f'no field "{names[0]}"{near or "; add it"}')
-
-
-def tsv_rows(path: Path, columns: int | None = None) -> Iterator[tuple[int, list[str]]]:
-    """Yields (line number, fields) of a tab-separated file with csv quoting; blank lines are skipped.
-
-    A field that begins with a quotation mark is read as csv reads it, with the tabs and line breaks in it, if it closes
-    properly and its row has the right number of columns. Otherwise nothing is quoted: the line is split at its tabs and
-    its quotes are text (`"so" he said`). Once a file has such a line, a field ends before a line that has the tabs of a
-    whole row: the quote of one row could find its partner in another, and the rows between would be lost.
-
-    Args:
-      path: the file, gzipped or not.
-      columns: how many fields a row has, or None: as many as the first; rows with another number are yielded as well.
-    """
-    return cast(Iterator[tuple[int, list[str]]], _table_rows(path, "\t", columns))
-
-
-def csv_rows(path: Path) -> Iterator[tuple[int, list[str] | RowError]]:
-    """Yields (number of its first line, fields) for every row of a comma-separated file; a field may span lines."""
-    return _table_rows(path, ",", None)
-
-
-def csv_line(fields: Iterable[Any], delimiter: str = "\t") -> str:
-    """Returns fields (lists as JSON) as a row with csv quoting and its line end, which `tsv_rows`, `csv_rows` and Python's csv read.
-
-    csv.writer is not used: before Python 3.11.9 and 3.12.3 it leaves a field with a bare carriage return unquoted.
-    """
-    special = {delimiter, '"', "\r", "\n"}
-    texts = (
-        json.dumps(field) if isinstance(field, list | dict) else "" if field is None else str(field) for field in fields
-    )
-    return (
-        delimiter.join(f'"{text.replace(chr(34), chr(34) * 2)}"' if special & {*text} else text for text in texts)
-        + "\n"
-    )
-
-
-def _table_rows(path: Path, delimiter: str, columns: int | None) -> Iterator[tuple[int, list[str] | RowError]]:
-    source = (
-        (number, raw.decode("utf-8", errors="surrogateescape").removeprefix("\ufeff" if number == 1 else ""))
-        for number, raw in _raw_pieces(path)
-    )
-    lines = _Lines(source)
-    quoted_as_csv = True
-    while (numbered := lines.next()) is not None:
-        number, line = numbered
-        if not line.strip(" \r\n"):
-            continue
-        fields: list[str] | RowError
-        if '"' not in line and (delimiter == "\t" or "\r" not in line[:-2]):
-            fields = _without_end(line).split(delimiter)
-        else:
-            taken: list[tuple[int, str]] = []
-            tabs = columns - 1 if columns is not None and columns > 1 and not quoted_as_csv else None
-            try:
-                fields = next(csv.reader(lines.of_row(line, taken, tabs), delimiter=delimiter, strict=True))
-            except csv.Error as error:
-                fields = RowError(f"broken csv ({error}); close the quotes and double those inside a field")
-            wrong = isinstance(fields, RowError) or (delimiter == "\t" and len(fields) != (columns or len(fields)))
-            if wrong:
-                lines.give_back(taken)
-            if wrong and delimiter == "\t":
-                quoted_as_csv = False
-                fields = _without_end(line).split(delimiter)
-        if columns is None and not isinstance(fields, RowError):
-            columns = len(fields)
-        yield number, fields
-
-
-def _without_end(line: str) -> str:
-    return line.removesuffix("\n").removesuffix("\r")
-
-
-class _Lines:
-    """Numbered lines with their ends, which can be given back."""
-
-    def __init__(self, lines: Iterator[tuple[int, str]]):
-        self._lines = lines
-        self._pending: deque[tuple[int, str]] = deque()
-
-    def next(self) -> tuple[int, str] | None:
-        """Takes a line; None at the end."""
-        return self._pending.popleft() if self._pending else next(self._lines, None)
-
-    def give_back(self, taken: list[tuple[int, str]]) -> None:
-        """Puts lines back before the others."""
-        self._pending.extendleft(reversed(taken))
-
-    def of_row(self, line: str, taken: list[tuple[int, str]], tabs: int | None) -> Iterator[str]:
-        """Yields a line and, as long as csv's reader asks for more, those after it.
-
-        Args:
-          line: the first.
-          taken: the others are recorded here.
-          tabs: a line with so many ends the row; None: none does.
-        """
-        yield line
-        left = _LONGEST_FIELD
-        while left > 0 and (numbered := self.next()) is not None:
-            if numbered[1].count("\t") == tabs:
-                self.give_back([numbered])
-                return
-            taken.append(numbered)
-            left -= len(numbered[1])
-            yield numbered[1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxretr.data.text_rows import csv_line
+from jaxretr.data.csv_tables import csv_line
 from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import Measure, Run, Values

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxretr.data.text_rows import csv_line
+from jaxretr.data.csv_tables import csv_line
 from jaxretr.errors import UserError
 from jaxretr.evaluate.rank_overlap import find_shared, overlap_at, rank_biased_overlap, ranked_ids
 from jaxretr.evaluate.runs import read_run

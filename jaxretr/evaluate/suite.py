@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxretr.data.csv_tables import csv_line
 from jaxretr.data.named.ir_collections import members
 from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.readers import beir_splits, qrels_path, read_beir
-from jaxretr.data.text_rows import csv_line, find_input, input_digest
+from jaxretr.data.text_rows import find_input, input_digest
 from jaxretr.errors import UserError
 from jaxretr.evaluate import metrics as measures
 from jaxretr.evaluate.measuring import OF_QRELS, Values, depth, of_qrels, run_of, warn_of_missing

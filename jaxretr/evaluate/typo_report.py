@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxretr.data.text_rows import csv_line
+from jaxretr.data.csv_tables import csv_line
 from jaxretr.evaluate.robustness import AlteredValues, Robustness, mean_over_draws
 from jaxretr.evaluate.significance import Comparison, compare, holm, or_none, printed_p
 from jaxretr.storage.files import atomic_write

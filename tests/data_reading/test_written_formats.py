@@ -15,14 +15,15 @@ import pytrec_eval
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jaxretr import cli
 from jaxretr.data.corpus import Corpus, Passage
+from jaxretr.data.csv_tables import csv_line, csv_rows, tsv_rows
 from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.formats.reading import read_examples
 from jaxretr.data.formats.writing import write_examples
 from jaxretr.data.pairs import read_pair_rows, write_pair_rows
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questions
-from jaxretr.data.text_rows import csv_line, csv_rows, tsv_rows
 from jaxretr.data.typos import Typo
 from jaxretr.data.typos.writing import write_draw
 from jaxretr.errors import UserError
@@ -398,3 +399,33 @@ def test_runs(tmp_path_factory, ids, passages, scores, format, gz):
         rows = json.loads(content(path))
         assert [row["question"] for row in rows] == [question.text for question in questions]
         assert [[c["text"] for c in row["ctxs"]] for row in rows] == [corpus.texts] * len(questions)
+
+
+# ---- commands --------------------------------------------------------------------------------------------------------
+
+
+def test_every_command_s_compressed_file_is_read_by_the_next(tmp_path, capsys):
+    def run(words: str) -> None:
+        assert cli.main([str(tmp_path / word[2:]) if word.startswith("./") else word for word in words.split()]) == 0
+
+    names = ["apples are red", "boats come home", "coal is black"]
+    for name, numbers in (("corpus", "pqr"), ("queries", "123")):
+        rows = [{"_id": id, "title": "", "text": text} for id, text in zip(numbers, names, strict=True)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n1\tp\t2\n2\tq\t1\n3\tr\t1\n")
+    for format in ("trec", "jsonl", "dpr"):
+        run(f"bm25 --corpus ./corpus.jsonl --queries ./queries.jsonl --format {format} --out ./{format}.gz")
+    run("fuse ./trec.gz ./dpr.gz --weight 1 --out ./fused.trec.gz")
+    run(
+        "evaluate --run ./fused.trec.gz --baseline ./jsonl.gz --qrels ./qrels.tsv --metrics mrr@10 --per-query ./each.tsv.gz"
+    )
+    assert [row[1:] for row in python_csv(tmp_path / "each.tsv.gz", "\t")[1:]] == [["1", "1"]] * 3
+    run("data convert ./qrels.tsv ./train.jsonl.gz --to tevatron2 --queries ./queries.jsonl")
+    assert "grades were left out in 1 examples" in capsys.readouterr().err
+    run(
+        "mine --corpus ./corpus.jsonl --train ./train.jsonl.gz --run ./trec.gz --out ./mined.jsonl.gz --report ./report.json.gz"
+    )
+    assert len(list(read_examples(tmp_path / "mined.jsonl.gz"))) == 3
+    assert json.loads(content(tmp_path / "report.json.gz"))["questions"] == 3
+    run("data validate ./mined.jsonl.gz --corpus ./corpus.jsonl")
+    assert all(path.read_bytes()[:2] == b"\x1f\x8b" for path in tmp_path.glob("*.gz"))

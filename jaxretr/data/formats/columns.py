@@ -10,19 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxretr.data.csv_tables import TABLES, csv_rows, tsv_rows
 from jaxretr.data.formats.examples import Candidate, Example, Row, finite_score
 from jaxretr.data.text_rows import (
-    TABLES,
     RowError,
     bare_suffix,
     check_utf8,
-    csv_rows,
     json_lines,
     missing_field,
     numbered_lines,
     parsed,
     string_field,
-    tsv_rows,
 )
 
 _log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxretr.data.corpus import Corpus
+from jaxretr.data.csv_tables import csv_line
 from jaxretr.data.formats.examples import Candidate, Example
-from jaxretr.data.text_rows import csv_line
 from jaxretr.errors import UserError
 
 _log = logging.getLogger(__name__)

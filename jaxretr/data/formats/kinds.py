@@ -5,12 +5,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from jaxretr.data.csv_tables import csv_rows
 from jaxretr.data.formats.columns import LABELS
 from jaxretr.data.named.names import DataName, data_path
 from jaxretr.data.text_rows import (
     RowError,
     bare_suffix,
-    csv_rows,
     find_input,
     first_character,
     first_line,

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from jaxretr.data.corpus import Corpus
+from jaxretr.data.csv_tables import TABLES, csv_line
 from jaxretr.data.formats.example_rows import ExampleRows, json_bytes
 from jaxretr.data.formats.examples import Candidate, Example
-from jaxretr.data.text_rows import TABLES, bare_suffix, csv_line
+from jaxretr.data.text_rows import bare_suffix
 from jaxretr.errors import UsageError, UserError
 from jaxretr.storage.files import atomic_write
 
