@@ -174,14 +174,6 @@ class ServedIndex(Protocol):
         """The passages of these ids now, None for one that is not there."""
         ...
 
-    def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """float32 [n, D] of passages that are there now.
-
-        Raises:
-          UserError: an id is not there.
-        """
-        ...
-
     def facts(self) -> dict[str, Any]:
         """What /info says, as JSON: `engine`, `passages`, `dim`, `model`, `model_fingerprint` (both None where not known),
         `writable`, `bytes` (the memory that it takes), `fields` (those that filters can use) and, if there is an
@@ -222,8 +214,20 @@ class StorageFull(Exception):
     """A write was refused because the disk is full; answered with 507."""
 
 
+class UnchangingIndex(ServedIndex, Protocol):
+    """An index that has one state only."""
+
+    def vectors(self, ids: Sequence[str]) -> np.ndarray:
+        """float32 [n, D] of passages that are there.
+
+        Raises:
+          UserError: an id is not there.
+        """
+        ...
+
+
 def find_unchanging(
-    index: ServedIndex,
+    index: UnchangingIndex,
     vectors: np.ndarray,
     k: int,
     options: SearchOptions,
@@ -231,7 +235,7 @@ def find_unchanging(
     with_documents: bool = False,
     with_vectors: bool = False,
 ) -> Findings:
-    """`ServedIndex.find` of an index that has one state only."""
+    """`ServedIndex.find`, one step after the other."""
     hits = index.search(vectors, k, options)
     ids = ids_of(hits)
     documents = index.documents(ids) if with_documents else []
