@@ -48,7 +48,8 @@ class Searching:
         async with self._indexes.used(name) as index:
             standing = index.standing
             model = self._embedding.of(standing)
-            questions, computed, vectors = await self._questions(request, index, model)
+            questions, computed, vectors, cut = await self._questions(request, index, model)
+            usage: answers.SearchUsage = {"truncated": cut}
             encoded = time.monotonic()
             options = search_options(request)
             known = model.fingerprint if questions is not None and isinstance(index, LiveIndex) else None
@@ -57,7 +58,8 @@ class Searching:
             answering = AnswerHits(model.encoder, index, request, rerank=depth is not None)
             documents, results = await self._threads.search(answering.answered, found, computed, vectors)
             if depth is not None:
-                results = answering.reranked(results, await self._scores(questions or [], found, documents))
+                scores, usage["truncated_pairs"] = await self._scores(questions or [], found, documents)
+                results = answering.reranked(results, scores)
             done = time.monotonic()
         self._metrics.searched(name, searched - encoded)
         answer: answers.SearchAnswer = {
@@ -71,6 +73,7 @@ class Searching:
                 "total_ms": _ms(done - began),
             },
             "exact": index.is_exact(options),
+            "usage": usage,
         }
         if standing.sequence is not None:
             answer["sequence"] = standing.sequence
@@ -90,20 +93,20 @@ class Searching:
 
     async def _questions(
         self, request: SearchRequest, index: ServedIndex, model: Model
-    ) -> tuple[list[str] | None, np.ndarray | None, np.ndarray]:
-        """The texts of a search, their parts' vectors without weights, and the vectors to search with.
+    ) -> tuple[list[str] | None, np.ndarray | None, np.ndarray, int]:
+        """The texts of a search, their parts' vectors without weights, the vectors to search with, and how many texts are cut.
 
         The first two are None where vectors are given.
         """
         texts, weights = asked_texts(request), asked_weights(model.encoder, request)
         if texts is None:
-            return None, None, asked_vectors(request, index.dim)
+            return None, None, asked_vectors(request, index.dim), 0
         if index.dim != model.encoder.dim:
             raise Invalid(
                 f"the index has {index.dim} dimensions, the model {model.encoder.dim}; give vector, not query", "query"
             )
         found = await self._embedding.embed("question", texts, weights=weights, model=model)
-        return texts, found.computed, found.vectors
+        return texts, found.computed, found.vectors, found.cut
 
     def _depth(self, request: SearchRequest) -> int | None:
         """Hits of a question that are re-ranked; None: none are."""
@@ -119,8 +122,8 @@ class Searching:
 
     async def _scores(
         self, questions: list[str], found: list[list[Hit]], documents: Mapping[str, Document]
-    ) -> np.ndarray:
-        """The re-ranker's scores of all hits, float32 [n]."""
+    ) -> tuple[np.ndarray, int]:
+        """The re-ranker's scores of all hits, float32 [n], and how many of the pairs it cut."""
         assert self._reranker is not None
         pairs = [(q, documents[hit.id]) for q, hits in zip(questions, found, strict=True) for hit in hits]
         return await self._reranker.score([q for q, _ in pairs], [document for _, document in pairs])
