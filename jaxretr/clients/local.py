@@ -39,6 +39,8 @@ class Local:
         except TypeError as error:
             known = ", ".join(SearchOptions.__dataclass_fields__)
             raise UsageError(f"search: {error}; in the same process these options are known: {known}") from None
+        if k < 1:
+            raise UsageError(f"k={k}: give at least 1")
         vectors = self.embed([query], "query") if isinstance(query, str) else np.asarray([query], np.float32)
         hits = self.index.search(vectors, k, chosen)[0]
         documents = self.index.documents([hit.id for hit in hits])
