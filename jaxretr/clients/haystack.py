@@ -6,7 +6,7 @@ from jaxretr.clients.http import Client
 pipeline.add_component("retriever", JaxretrRetriever(Client("http://127.0.0.1:8080"), index="wiki", k=5))
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxretr.clients.http import Client
@@ -73,11 +73,10 @@ class JaxretrRetriever:
           UsageError: a filter that is not supported.
         """
         options = {**self.options, "where": where_of(filters)} if filters else self.options
-        hits = self.source.search(query, index=self.index, k=top_k or self.k, **options)
+        hits = self.source.search(query, index=self.index, k=self.k if top_k is None else top_k, **options)
         documents = []
         for hit in hits:
             text, metadata = content_of(hit)
-            del metadata["score"]  # Haystack's documents have one of their own.
             documents.append(_haystack.Document(id=hit.id, content=text, meta=metadata, score=hit.score))
         return {"documents": documents}
 
@@ -104,20 +103,30 @@ def where_of(filters: Mapping[str, Any]) -> dict[str, Any]:
       Field -> the value, or the list of values.
 
     Raises:
-      UsageError: another operator, or a field twice.
+      UsageError: another operator, a condition that lacks a part, or a field twice.
     """
+    if not isinstance(filters, Mapping):
+        raise UsageError(f"filters: a {type(filters).__name__} is no condition; give field, operator and value")
     operator, where = filters.get("operator"), {}
+    if operator not in ("AND", "==", "in"):
+        raise UsageError(f"filters: operator {operator!r} is not supported; use ==, in and AND")
+    for name in ("conditions",) if operator == "AND" else ("field", "value"):
+        if filters.get(name) is None and (name != "value" or name not in filters):  # A field may be null.
+            raise UsageError(f"filters: the operator {operator!r} lacks its {name!r}; give it")
     if operator == "AND":
         for condition in filters["conditions"]:
             for name, value in where_of(condition).items():
                 if name in where:
                     raise UsageError(f"filters: {name} is named twice; join its values with 'in'")
                 where[name] = value
-    elif operator == "==" or operator == "in":
-        where[str(filters["field"]).removeprefix("meta.")] = filters["value"]
-    else:
-        raise UsageError(f"filters: operator {operator!r} is not supported; use ==, in and AND")
-    return where
+        return where
+    name, value = str(filters["field"]).removeprefix("meta."), filters["value"]
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+        if operator == "in":
+            raise UsageError(f"filters: {name}: 'in' takes a list of values; give one, or use ==")
+    elif operator == "==":
+        raise UsageError(f"filters: {name}: == takes a single value; use 'in' for several")
+    return {name: value}
 
 
 def _address(source: Any) -> dict[str, Any]:

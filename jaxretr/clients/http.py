@@ -1,22 +1,21 @@
 """A typed client of the service's HTTP interface, with httpx."""
 
 import base64
+import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
 from jaxretr.clients.source import Found, Side
-from jaxretr.errors import UserError, import_package
+from jaxretr.errors import UsageError, UserError, import_package
 from jaxretr.serve.served import Document, Written
 
 # What the service accepts at once, see jaxretr/serve/requests.py.
-_TEXTS, _DOCUMENTS, _IDS = 256, 512, 10_000
-# Characters of the texts of one request, so that its bytes stay below the service's limit.
-_CHARACTERS = 1_000_000
+_TEXTS, _DOCUMENTS, _IDS, _QUERIES = 256, 512, 10_000, 64
 
 # The longest wait that a response may ask for.
 _LONGEST_WAIT = 60.0
@@ -53,6 +52,7 @@ class Client:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.url, self.timeout, self.retries = url.rstrip("/"), timeout, retries
         self._only: str | None = None  # the service's index, where nobody names one
+        self._most_bytes: int | None = None  # of a request's body, once the service was asked
         self._client = self._httpx.Client(base_url=self.url, headers=headers, timeout=timeout)
 
     def __repr__(self) -> str:
@@ -74,30 +74,31 @@ class Client:
           ServiceError: the service refuses it, or cannot be reached.
         """
         what = {"query": query} if isinstance(query, str) else {"vector": [float(value) for value in query]}
-        answer = self._post(f"/v1/{self._index(index)}/search", {**what, "k": k, **options})
+        answer = self._post(f"/v1/{self._index(index)}/search", _json({**what, "k": k, **options}))
         return [_found(hit) for hit in answer["results"][0]["hits"]]
 
     def search_batch(
         self, queries: Sequence[str], *, index: str | None = None, k: int = 10, **options: Any
     ) -> list[list[Found]]:
-        """Finds the best documents for each of up to 64 questions, with one request."""
-        answer = self._post(f"/v1/{self._index(index)}/search", {"query": list(queries), "k": k, **options})
-        return [[_found(hit) for hit in result["hits"]] for result in answer["results"]]
+        """Finds the best documents for each question, in as many requests as needed."""
+        path = f"/v1/{self._index(index)}/search"
+        done = self._in_parts(path, "query", queries, _QUERIES, {"k": k, **options})
+        return [[_found(hit) for hit in result["hits"]] for answer in done for result in answer["results"]]
 
     def embed(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
         """Embeds texts as questions or as documents -> float32 [n, D]."""
-        rows = []
-        for part in _parts(list(texts), _TEXTS, len):
-            body = {"input": part, "input_type": side, "encoding_format": "base64"}
-            data = self._post("/v1/embeddings", body)["data"]
-            rows += [np.frombuffer(base64.b64decode(row["embedding"]), "<f4") for row in data]
+        more = {"input_type": side, "encoding_format": "base64"}
+        done = self._in_parts("/v1/embeddings", "input", texts, _TEXTS, more)
+        rows = [np.frombuffer(base64.b64decode(row["embedding"]), "<f4") for each in done for row in each["data"]]
         return np.stack(rows) if rows else np.zeros((0, 0), np.float32)
 
     def doc(self, id: str, *, index: str | None = None) -> Document | None:
         """The document with an id, None if there is none."""
         name = self._index(index)
         try:
-            found = self._send("GET", f"/v1/{name}/doc/{_quoted(id)}")
+            found = self._send(
+                "GET", f"/v1/{name}/doc", params={"id": id}
+            )  # Of a path httpx would resolve "./" and "../".
         except ServiceError as error:
             # A missing index is the caller's error.
             if error.status == 404 and name in self.indexes():
@@ -107,30 +108,35 @@ class Client:
 
     def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[tuple[int, float]]:
         """Scores texts with the service's re-ranker -> (place in `documents`, score), best first."""
-        body = {"query": query, "documents": list(documents)} | ({} if top_n is None else {"top_n": top_n})
-        return [(found["index"], found["relevance_score"]) for found in self._post("/v1/rerank", body)["results"]]
+        if top_n is not None and top_n < 1:
+            raise UsageError(f"top_n={top_n}: give at least 1, or leave it out")
+        scored: list[tuple[int, float]] = []
+        for answer in self._in_parts("/v1/rerank", "documents", documents, _DOCUMENTS, {"query": query}):
+            first = len(scored)
+            scored += [(first + found["index"], found["relevance_score"]) for found in answer["results"]]
+        return sorted(scored, key=lambda found: (-found[1], found[0]))[:top_n]
 
     def upsert(self, documents: Sequence[Document], *, index: str | None = None) -> Written:
         """Adds documents or replaces those with the same ids, in as many requests as needed; each is durable on return.
 
         Raises:
-          ServiceError: a request was refused; those before it remain in effect.
+          ServiceError: a document is larger than a request may be, so that nothing was sent; or a request was refused, and
+            those before it remain in effect.
         """
         total = Written(0)
-        for part in _parts(list(documents), _DOCUMENTS, lambda document: len(document.title) + len(document.text)):
-            rows = [
-                {"id": each.id, "title": each.title, "text": each.text, "metadata": dict(each.metadata)}
-                for each in part
-            ]
-            done = self._post(f"/v1/{self._index(index)}/upsert", {"documents": rows})
-            total = Written(done["sequence"], total.added + done["added"], total.replaced + done["replaced"])
+        for done in self._in_parts(f"/v1/{self._index(index)}/upsert", "documents", documents, _DOCUMENTS):
+            total = Written(
+                done["sequence"],
+                total.added + done["added"],
+                total.replaced + done["replaced"],
+                truncated=total.truncated + done.get("truncated", 0),
+            )
         return total
 
     def delete(self, ids: Sequence[str], *, index: str | None = None) -> Written:
         """Removes documents; ids that are not there are not counted."""
         total = Written(0)
-        for part in _parts(list(ids), _IDS, len):
-            done = self._post(f"/v1/{self._index(index)}/delete", {"ids": part})
+        for done in self._in_parts(f"/v1/{self._index(index)}/delete", "ids", ids, _IDS):
             total = Written(done["sequence"], deleted=total.deleted + done["deleted"])
         return total
 
@@ -160,8 +166,55 @@ class Client:
             self._only = names[0]
         return self._only
 
-    def _post(self, path: str, body: Mapping[str, Any]) -> Any:
-        return self._send("POST", path, json=body)
+    def _post(self, path: str, body: bytes) -> Any:
+        return self._send("POST", path, content=body, headers={"Content-Type": "application/json"})
+
+    def _in_parts(
+        self, path: str, field: str, rows: Iterable[Any], most: int, more: Mapping[str, Any] | None = None
+    ) -> Iterator[Any]:
+        """The answers to a request whose field has any number of rows, in as many requests as needed.
+
+        Args:
+          path: of the requests.
+          field: whose value is a list.
+          rows: its items.
+          most: of them in a request.
+          more: further fields of each request.
+
+        Raises:
+          ServiceError: a row alone is larger than the service accepts; then nothing was sent.
+        """
+        head = b'{"%s":[' % field.encode()
+        tail = b"]}" if not more else b"]," + _json(more)[1:]
+        rows = list(rows)
+        if not rows:
+            return
+        room = self._room() - len(head) - len(tail)
+        for number, row in enumerate(rows):
+            if (size := len(_json(row))) > room:
+                raise ServiceError(
+                    f"{field}.{number}: {size} bytes, where a request to {self.url} has {max(0, room)} for it; shorten it, or "
+                    "start the service with a larger --max-body",
+                    413,
+                    "too_large",
+                    f"{field}.{number}",
+                )
+        part: list[bytes] = []
+        size = 0
+        for piece in map(_json, rows):
+            if len(part) == most or size + len(piece) > room:
+                yield self._post(path, head + b",".join(part) + tail)
+                part, size = [], 0
+            part.append(piece)
+            size += len(piece) + 1  # with the comma
+        if part:
+            yield self._post(path, head + b",".join(part) + tail)
+
+    def _room(self) -> int:
+        """Bytes of a request's body that the service accepts."""
+        if self._most_bytes is None:
+            self._most_bytes = int(self._send("GET", "/info")["limits"]["body_bytes"])
+        return self._most_bytes
 
     def _send(self, method: str, path: str, **content: Any) -> Any:
         for attempt in range(self.retries + 1):
@@ -211,21 +264,30 @@ def _seconds(header: str | None) -> float:
     return min(float(header), _LONGEST_WAIT) if header and header.isascii() and header.isdigit() else 1.0
 
 
-def _parts(rows: list[Any], most: int, length: Any) -> Iterator[list[Any]]:
-    """Consecutive parts of at most so many rows and `_CHARACTERS` characters, and at least one row."""
-    part: list[Any] = []
-    characters = 0
-    for row in rows:
-        size = length(row)
-        if part and (len(part) == most or characters + size > _CHARACTERS):
-            yield part
-            part, characters = [], 0
-        part.append(row)
-        characters += size
-    if part:
-        yield part
+def _json(value: Any) -> bytes:
+    """A value as JSON, arrays and numbers of NumPy among it.
+
+    Raises:
+      UserError: JSON does not have it, such as NaN or half a surrogate pair.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain).encode()
+    except (TypeError, ValueError) as error:
+        raise UserError(f"a request cannot contain this: {error}; correct it") from None
 
 
-def _quoted(part: str) -> str:
-    """A part of a path; the ids of documents may hold slashes."""
-    return quote(part, safe="")
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Document):
+        return {"id": value.id, "title": value.title, "text": value.text, "metadata": value.metadata}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Set):
+        return list(value)
+    raise TypeError(f"a {type(value).__name__}")
+
+
+def _quoted(name: str) -> str:
+    """An index's name as a part of a path."""
+    return quote(name, safe="")

@@ -38,7 +38,7 @@ class JaxretrRetriever(_retrievers.BaseRetriever):
         hits = self.source.search(query, index=self.index, k=self.k, **self.options)
         documents = []
         for hit in hits:
-            text, metadata = content_of(hit)
+            text, metadata = content_of(hit, score=True)
             documents.append(_documents.Document(id=hit.id, page_content=text, metadata=metadata))
         return documents
 

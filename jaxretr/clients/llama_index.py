@@ -44,8 +44,9 @@ class JaxretrRetriever(_retrievers.BaseRetriever):
         query = query_bundle.query_str if query_bundle.embedding is None else query_bundle.embedding
         nodes = []
         for hit in self.source.search(query, index=self.index, k=self.k, **self.options):
-            text, metadata = content_of(hit)
-            del metadata["score"]  # LlamaIndex keeps it beside the node, and puts all metadata before a language model.
+            text, metadata = content_of(
+                hit
+            )  # The score stands beside the node: all metadata is put before a language model.
             nodes.append(
                 _schema.NodeWithScore(node=_schema.TextNode(id_=hit.id, text=text, metadata=metadata), score=hit.score)
             )

@@ -39,6 +39,8 @@ class Local:
         except TypeError as error:
             known = ", ".join(SearchOptions.__dataclass_fields__)
             raise UsageError(f"search: {error}; in the same process these options are known: {known}") from None
+        if k < 1:
+            raise UsageError(f"k={k}: give at least 1")
         vectors = self.embed([query], "query") if isinstance(query, str) else np.asarray([query], np.float32)
         found = self.index.find(vectors, k, chosen, with_documents=True)
         documents = [(found.documents[hit.id], hit.score) for hit in found.hits[0]]

@@ -49,7 +49,14 @@ class Source(Protocol):
         ...
 
 
-def content_of(hit: Found) -> tuple[str, dict[str, Any]]:
-    """A hit as frameworks hold it: its text, or the title where there is no text, and its metadata with title and score."""
-    title = {"title": hit.title} if hit.title else {}
-    return hit.text or hit.title, {**hit.metadata, **title, "score": hit.score}
+def content_of(hit: Found, *, score: bool = False) -> tuple[str, dict[str, Any]]:
+    """A hit as frameworks hold it: its text, or the title where there is no text, and its metadata.
+
+    The title is among the metadata, with `score` the score as well. The document's own fields stay as they are: where one
+    has such a name and another value, ours is `jaxretr_title` or `jaxretr_score`.
+    """
+    metadata = dict(hit.metadata)
+    for name, value in (("title", hit.title or None), ("score", hit.score if score else None)):
+        if value is not None and metadata.setdefault(name, value) != value:
+            metadata[f"jaxretr_{name}"] = value
+    return hit.text or hit.title, metadata

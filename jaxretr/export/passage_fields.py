@@ -70,7 +70,7 @@ class VertexFields:
     """Turns fields of a row, or of its "metadata" object, into what Vertex filters and crowds by.
 
     A text or a list of texts becomes a restrict that allows them, true and false the texts "true" and "false", a whole
-    number value_int, another one value_double; a row without the field, or where it is null, gets nothing.
+    number value_int, another one value_double; a row without the field, or where it is null or an empty text, gets nothing.
 
     Args:
       restricts: names of fields.
@@ -99,19 +99,17 @@ class VertexFields:
         allowed, numbers = [], []
         for name in self.restricts:
             value = self._value(values, name)
-            if value is None or value == []:
-                continue
             if type(value) in (int, float):
                 numbers.append({"namespace": name, self._number_key(where, name, value): value})
-            else:
-                allowed.append({"namespace": name, "allow": _tokens(where, name, value)})
+            elif value is not None and (tokens := _tokens(where, name, value)):
+                allowed.append({"namespace": name, "allow": tokens})
         extras: dict[str, Any] = {}
         if allowed:
             extras["restricts"] = allowed
         if numbers:
             extras["numeric_restricts"] = numbers
-        if self.crowding is not None and (value := self._value(values, self.crowding)) is not None:
-            if type(value) not in (str, int) or value == "":
+        if self.crowding is not None and (value := self._value(values, self.crowding)) not in (None, ""):
+            if type(value) not in (str, int):
                 raise UserError(f"{where}: '{self.crowding}' is not text, which a crowding tag is; name another field")
             extras["crowding_tag"] = str(value)
         return extras
@@ -146,6 +144,6 @@ def _tokens(where: str, name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [str(value).lower()]
     tokens = value if isinstance(value, list) else [value]
-    if not all(isinstance(token, str) and token for token in tokens):
+    if not all(isinstance(token, str) for token in tokens):
         raise UserError(f"{where}: '{name}' is neither a text, a number nor a list of texts; name another field")
-    return list(dict.fromkeys(tokens))
+    return [token for token in dict.fromkeys(tokens) if token]  # Vertex has no empty one.

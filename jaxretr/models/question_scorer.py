@@ -150,10 +150,7 @@ class QuestionScorer:
             raise UsageError(f"{len(questions)} questions and {len(passages)} passages; give one passage a question")
         if not questions:
             return np.zeros(0, np.float32)
-        titles = [passage.get("title", "") for passage in passages]
-        texts = [passage["text"] for passage in passages]
-        rows = scorer_passage(self.tokenizer, titles, texts, self.passage_length).ids
-        targets = scorer_target(self.tokenizer, list(questions), self.max_question_length).ids
+        rows, targets, _ = self.rows(questions, passages)
         # Pairs of one passage are adjacent and share its encoding; similar lengths share a batch.
         order = sorted(range(len(rows)), key=lambda n: (len(rows[n]), rows[n], len(targets[n])))
         scores = np.zeros(len(rows), np.float32)
@@ -167,6 +164,15 @@ class QuestionScorer:
             pairs = [rows[n] for n in batch], [targets[n] for n in batch]
             scores[batch] = self._score_batch(params, *pairs, size, shapes)
         return scores
+
+    def rows(
+        self, questions: Sequence[str], passages: Sequence[Mapping[str, str]]
+    ) -> tuple[list[list[int]], list[list[int]], int]:
+        """The token ids of the passages and of the questions, and how many pairs were cut."""
+        titles = [passage.get("title", "") for passage in passages]
+        read = scorer_passage(self.tokenizer, titles, [passage["text"] for passage in passages], self.passage_length)
+        asked = scorer_target(self.tokenizer, list(questions), self.max_question_length)
+        return read.ids, asked.ids, max(read.truncated, asked.truncated)
 
     def _score_batch(
         self, params: Params, rows: list[list[int]], targets: list[list[int]], size: int, shapes: T5Shapes | None

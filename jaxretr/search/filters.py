@@ -67,15 +67,17 @@ class Filters:
             mask[self._rows_of("allow", allow)] = True
         if deny is not None:
             mask[self._rows_of("deny", deny)] = False
-        for field, wanted in (where or {}).items():
+        for field, wanted in _several(where or {}).items():
             codes, code_of = self._field(field)
-            chosen = [code_of.get(_key(value)) for value in _several(wanted)]
+            chosen = [code_of.get(_key(value)) for value in wanted]
             mask &= np.isin(codes, [code for code in chosen if code is not None])
         return mask
 
     def _rows_of(self, what: str, ids: Iterable[str]) -> np.ndarray:
         if isinstance(ids, str):
             raise UserError(f"{what}={ids!r} is one string; give a list of ids")
+        if not isinstance(ids, Iterable) or (isinstance(ids, np.ndarray) and not ids.ndim):
+            raise UserError(f"{what}={ids!r} is no list; give a list of ids")
         return np.array([self._row(what, name) for name in ids], np.int64)
 
     def _row(self, what: str, name: str) -> int:
@@ -87,7 +89,7 @@ class Filters:
             raise UserError(f"{what}: no row {name!r}; this index has no ids but its row numbers, 0 to {self.rows - 1}")
         if self._row_of is None:
             self._row_of = {known: row for row, known in enumerate(self._ids)}
-        row = self._row_of.get(name)
+        row = self._row_of.get(name) if isinstance(name, str) else None
         if row is None:
             hint = _nearest(str(name), self._ids) or "; give ids of this index"
             raise UserError(f"{what}: no id {name!r} among the {self.rows} of the index{hint}")
@@ -107,7 +109,7 @@ def unknown_field(field: str, known: Iterable[str]) -> UserError:
     """What is raised for a field that an index does not have."""
     names = list(known)
     there = f"it has {', '.join(names)}" if names else "it has none"
-    return UserError(f"where: no field {field!r} in the index{did_you_mean(field, names) or f'; {there}'}")
+    return UserError(f"where: no field {field!r} in the index{did_you_mean(str(field), names) or f'; {there}'}")
 
 
 def wanted_values(where: Where, known: Iterable[str]) -> dict[str, list[Value]]:
@@ -121,15 +123,13 @@ def wanted_values(where: Where, known: Iterable[str]) -> dict[str, list[Value]]:
       UserError: a field that is not there, or a value that no field holds.
     """
     names, found = list(known), {}
-    for field, wanted in where.items():
+    for field, wanted in _several(where).items():
         if field not in names:
             raise unknown_field(field, names)
-        found[field] = [_scalar(value) for value in _several(wanted)]
-        for value in found[field]:
+        for value in wanted:
             if not is_value(value):
-                raise UserError(
-                    f"where {field}: a {type(value).__name__} is no value; give strings, finite numbers or None"
-                )
+                raise _no_value(field, value)
+        found[field] = wanted
     return found
 
 
@@ -138,9 +138,27 @@ def is_value(value: Any) -> bool:
     return value is None or (type(value) in (str, int, float, bool) and (type(value) is str or math.isfinite(value)))
 
 
-def _several(wanted: Any) -> Iterable[Any]:
-    """The values of which a row must have one."""
-    return wanted if isinstance(wanted, Iterable) and not isinstance(wanted, str) else [wanted]
+def _several(where: Where) -> dict[str, list[Value]]:
+    """Field -> the values of which a row must have one there.
+
+    Raises:
+      UserError: a value that no field holds, such as a list within a list.
+    """
+    if not isinstance(where, Mapping):
+        raise UserError(f"where={where!r} is no mapping; give {{field: value}}")
+    found: dict[str, list[Value]] = {}
+    for field, wanted in where.items():
+        wanted = wanted.tolist() if isinstance(wanted, np.ndarray) else wanted
+        several = isinstance(wanted, Iterable) and not isinstance(wanted, str | bytes | Mapping)
+        found[field] = [_scalar(value) for value in (wanted if several else [wanted])]
+        for value in found[field]:
+            if value is not None and not isinstance(value, str | int | float):
+                raise _no_value(field, value)
+    return found
+
+
+def _no_value(field: str, value: Any) -> UserError:
+    return UserError(f"where {field}: a {type(value).__name__} is no value; give strings, finite numbers or None")
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
@@ -215,7 +233,7 @@ class RowFilter:
         """
         if not self:
             return None
-        wanted = {field: [_text(value) for value in _several(values)] for field, values in (self.where or {}).items()}
+        wanted = {field: [_text(value) for value in values] for field, values in _several(self.where or {}).items()}
         columns = self._columns(list(wanted), ids, metadata, index)
         for field, values in wanted.items():
             there = set(columns[field])

@@ -30,10 +30,11 @@ class Embedding(TypedDict):
 
 
 class Usage(TypedDict):
-    """Tokens of the texts."""
+    """Tokens of the texts, and how many texts are longer than the model reads, so that their ends had no effect."""
 
     prompt_tokens: int
     total_tokens: int
+    truncated: int
 
 
 class EmbeddingsAnswer(TypedDict):
@@ -93,6 +94,13 @@ class Took(TypedDict):
     total_ms: float
 
 
+class SearchUsage(TypedDict):
+    """Questions that are longer than the model reads, and pairs of question and document that the re-ranker cut."""
+
+    truncated: int
+    truncated_pairs: NotRequired[int]
+
+
 class SearchAnswer(TypedDict):
     """The hits of each question."""
 
@@ -101,6 +109,7 @@ class SearchAnswer(TypedDict):
     results: list[Hits]
     took: Took
     exact: bool
+    usage: SearchUsage
     sequence: NotRequired[int]
 
 
@@ -114,11 +123,12 @@ class DocumentAnswer(TypedDict):
 
 
 class UpsertAnswer(TypedDict):
-    """A write that is on disk; `sequence` is its number."""
+    """A write that is on disk; `sequence` is its number, `truncated` says how many documents the model reads in part."""
 
     sequence: int
     added: int
     replaced: int
+    truncated: int
 
 
 class DeleteAnswer(TypedDict):
@@ -176,7 +186,7 @@ class RerankResult(TypedDict):
 
 
 class RerankAnswer(TypedDict):
-    """Cohere's answer."""
+    """Cohere's answer; `meta` says how many documents were `truncated`, since the re-ranker reads no more of them."""
 
     id: str
     results: list[RerankResult]

@@ -18,7 +18,7 @@ from jaxretr.serve.edge import Edge, Gate
 from jaxretr.serve.keys import Keys
 from jaxretr.serve.logs import RequestLog
 from jaxretr.serve.page import PAGE, answer_page
-from jaxretr.serve.problems import Problem, Type, body_of
+from jaxretr.serve.problems import Problem, Type, body_of, invalid
 from jaxretr.serve.rates import Rates
 from jaxretr.serve.routes import make_routes
 from jaxretr.serve.service import Service
@@ -60,7 +60,8 @@ def create_app(
         lifespan=lifespan,
         redirect_slashes=False,
     )
-    app.include_router(make_routes(service))
+    routes = make_routes(service)
+    app.include_router(routes)
     _add_pages(app)
     if mcp is not None:
         lifespan_of_mcp = mcp(app, service)
@@ -76,11 +77,19 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(settings.allow_origins),
-            allow_methods=["GET", "POST", "PUT", "DELETE"],
-            allow_headers=["authorization", "content-type", "x-api-key", "x-request-id"],
-            expose_headers=["x-request-id", "retry-after"],
+            allow_methods=["GET", "HEAD", "POST", "PUT", "DELETE"],
+            allow_headers=["*"],  # Each client has some of its own, such as x-stainless-os and mcp-protocol-version.
+            expose_headers=[
+                "x-request-id",
+                "retry-after",
+                "www-authenticate",
+                "mcp-session-id",
+                "mcp-protocol-version",
+            ],
+            allow_private_network=True,  # A page that is allowed may call a service in its user's network.
         )
-    app.add_middleware(Edge, metrics=service.metrics, lines=lines, stopping=stopping)
+    paths = [*routes.routes, *app.routes]
+    app.add_middleware(Edge, metrics=service.metrics, lines=lines, stopping=stopping, routes=paths)
     _describe_keys(app)
     return app
 
@@ -115,12 +124,14 @@ def _add_errors(app: FastAPI) -> None:
         assert isinstance(error, Problem)
         return Answer.of(error)
 
-    async def invalid(request: Request, error: Exception) -> Response:
+    async def wrong(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        where = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-        place = ".".join(where)[:200] or "the body"
-        return Answer(body_of("invalid_request", f"{place}: {first['msg']}", place if where else None), 422)
+        errors = error.errors()
+        part = errors[0]["loc"][0]  # A request has other parts than its body: the path and the parameters.
+        value = {"path": request.path_params, "query": dict(request.query_params)}.get(part, error.body)
+        return Answer.of(
+            invalid([{**each, "loc": each["loc"][1:]} for each in errors if each["loc"][0] == part], value)
+        )
 
     async def other(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -130,7 +141,7 @@ def _add_errors(app: FastAPI) -> None:
         return Answer(body_of(type, message), error.status_code, headers=dict(error.headers or {}))
 
     app.add_exception_handler(Problem, problem)
-    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(RequestValidationError, wrong)
     app.add_exception_handler(HTTPException, other)
 
 

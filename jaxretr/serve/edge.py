@@ -5,11 +5,12 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxretr.serve.answer_json import Answer
@@ -44,10 +45,18 @@ class Edge:
       metrics: counts the requests.
       lines: the request log.
       stopping: whether the service is stopping; responses then close their connections.
+      routes: of the app, whose paths the log and the metrics name.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, lines: RequestLog, stopping: Callable[[], bool]):
-        self.app, self.metrics, self.lines, self.stopping = app, metrics, lines, stopping
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        lines: RequestLog,
+        stopping: Callable[[], bool],
+        routes: Sequence[BaseRoute] = (),
+    ):
+        self.app, self.metrics, self.lines, self.stopping, self.routes = app, metrics, lines, stopping, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Implements ASGI."""
@@ -57,7 +66,9 @@ class Edge:
         id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         facts: dict[str, Any] = {}
         scope.setdefault("state", {})["facts"] = facts
-        began, status = time.monotonic(), 0
+        began, status, asked = time.monotonic(), 0, _method(scope)
+        if asked == "HEAD":  # Answered as GET is, without the body.
+            scope = {**scope, "method": "GET"}
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -69,6 +80,8 @@ class Edge:
                     headers.setdefault(name, value)
                 if self.stopping():
                     headers["connection"] = "close"
+            elif asked == "HEAD":
+                message = {**message, "body": b""}
             await send(message)
 
         try:
@@ -81,13 +94,16 @@ class Edge:
                 content = body_of("internal", f"internal error; the service's log has it under the request id {id}")
                 await Answer(content, 500)(scope, receive, answer)
         finally:
-            route = getattr(scope.get("route"), "path", None) or "unknown"
+            route = self._route(scope)
             seconds = time.monotonic() - began
-            self.metrics.requests.labels(_method(scope), route, status or 499).inc()
+            self.metrics.requests.labels(asked, route, status or 499).inc()
             self.metrics.request_seconds.labels(route).observe(seconds)
-            self.lines.write(
-                id=id, method=_method(scope), route=route, status=status or 499, seconds=seconds, facts=facts
-            )
+            self.lines.write(id=id, method=asked, route=route, status=status or 499, seconds=seconds, facts=facts)
+
+    def _route(self, scope: Scope) -> str:
+        """The path's template, also of a request that was refused before it reached its route."""
+        found = next((route for route in self.routes if route.matches(scope)[0] is not Match.NONE), None)
+        return getattr(found, "path", "unknown")
 
 
 def _method(scope: Scope) -> str:

@@ -1,7 +1,9 @@
 """API keys: who may do what. The file holds names, scopes and digests; a key itself is shown once and stored nowhere."""
 
+import fcntl
 import hashlib
 import hmac
+import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,24 +57,11 @@ class Keys:
           UserError: it cannot be read, a line is wrong, a name or a key occurs twice, or there is no key.
         """
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not UTF-8"
-            raise UserError(f"{path}: {reason}; make it with: jaxretr serve keys --add NAME --keys {path}") from None
-        keys: list[Key] = []
-        for number, line in enumerate(lines, start=1):
-            words = line.split()
-            if not words or words[0].startswith("#"):
-                continue
-            if len(words) != 3 or not _NAME.fullmatch(words[0]) or not _DIGEST.fullmatch(words[2]):
-                # The line is not quoted: a key that somebody put there by mistake must not get into a log.
-                raise UserError(
-                    f"{path}:{number}: not NAME SCOPES SHA256HEX; make it with: jaxretr serve keys --add NAME"
-                )
-            key = Key(words[0], frozenset(check_scopes(words[1].split(","), f"{path}:{number}")), words[2])
-            if any(key.name == other.name or key.digest == other.digest for other in keys):
-                raise UserError(f"{path}:{number}: the name or the key occurs twice; remove one of the lines")
-            keys.append(key)
+            keys = _parsed(path, path.read_bytes())
+        except OSError as error:
+            raise UserError(
+                f"{path}: {error.strerror}; make it with: jaxretr serve keys --add NAME --keys {path}"
+            ) from None
         if not keys:
             raise UserError(f"{path}: no key; make one with: jaxretr serve keys --add NAME --keys {path}")
         return cls(keys)
@@ -105,6 +94,27 @@ class Keys:
         return key
 
 
+def _parsed(path: Path, content: bytes) -> list[Key]:
+    """The keys of a file's content; see `Keys.read`."""
+    try:
+        lines = re.split(r"\r\n?|\n", content.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8; make it with: jaxretr serve keys --add NAME --keys {path}") from None
+    keys: list[Key] = []
+    for number, line in enumerate(lines, start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 3 or not _NAME.fullmatch(words[0]) or not _DIGEST.fullmatch(words[2]):
+            # The line is not quoted: a key that somebody put there by mistake must not get into a log.
+            raise UserError(f"{path}:{number}: not NAME SCOPES SHA256HEX; make it with: jaxretr serve keys --add NAME")
+        key = Key(words[0], frozenset(check_scopes(words[1].split(","), f"{path}:{number}")), words[2])
+        if any(key.name == other.name or key.digest == other.digest for other in keys):
+            raise UserError(f"{path}:{number}: the name or the key occurs twice; remove one of the lines")
+        keys.append(key)
+    return keys
+
+
 def check_scopes(names: Iterable[str], where: str) -> list[str]:
     """Returns the scopes, each once; raises UserError for an unknown one."""
     found = list(dict.fromkeys(names))
@@ -127,21 +137,25 @@ def add_key(path: Path, name: str, scopes: Sequence[str]) -> str:
     if not _NAME.fullmatch(name):
         raise UserError(f"--add {name!r}: give 1 to 64 letters, digits, '.', '_' and '-'")
     found = check_scopes(scopes, "--scopes")
-    there = Keys.read(path)._keys if path.exists() else ()
-    if any(key.name == name for key in there):
-        raise UserError(f"{path}: has a key {name!r}; give another name, or remove that line")
     key = f"jr_{secrets.token_urlsafe(32)}"
-    path.touch(mode=0o600, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(f"{name} {','.join(found)} {hashlib.sha256(key.encode()).hexdigest()}\n")
+    line = f"{name} {','.join(found)} {hashlib.sha256(key.encode()).hexdigest()}\n".encode()
+    try:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # Until it is closed: keys that are added at once wait for each other.
+            content = file.read()
+            if any(key.name == name for key in _parsed(path, content)):
+                raise UserError(f"{path}: has a key {name!r}; give another name, or remove that line")
+            file.write(line if content.endswith(b"\n") or not content else b"\n" + line)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give a file that can be written") from None
     return key
 
 
 # ---- what a request needs --------------------------------------------------------------------------------------------
 
 _OPEN = ("/", "/health", "/ready", "/docs", "/openapi.json", "/favicon.ico")
-_READ = re.compile(r"/v1/(embeddings|rerank|[^/]+/search)|/mcp(/.*)?")
-_WRITE = re.compile(r"/v1/indexes/[^/]+|/v1/[^/]+/(upsert|delete|doc/.*)")
+_READ = re.compile(r"/v1/(embeddings|[^/]+/search)|/v[12]/rerank|/mcp(/.*)?")
+_WRITE = re.compile(r"/v1/indexes/[^/]+|/v1/[^/]+/(upsert|delete|doc(/.*)?)", re.DOTALL)
 
 
 def needed_scope(method: str, path: str) -> Scope | None:

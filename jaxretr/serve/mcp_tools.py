@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from jaxretr.errors import import_extra
 from jaxretr.serve.answer_json import Answer
-from jaxretr.serve.problems import Forbidden, Problem
+from jaxretr.serve.problems import Forbidden, Problem, invalid, no_such
 from jaxretr.serve.requests import FieldValues, SearchRequest
 from jaxretr.serve.service import Service
 from jaxretr.version import __version__
@@ -99,7 +99,7 @@ def mount(app: FastAPI, service: Service) -> Callable[[], AbstractAsyncContextMa
     manager = server.session_manager
     # POST only: without sessions a GET would open a stream that carries nothing and delays the shutdown.
     endpoint = _SameOrigin(manager.asgi_app, service)
-    app.router.routes.append(Route(endpoint.path, endpoint, methods=["POST"], include_in_schema=False))
+    app.router.routes.append(Route("/mcp", endpoint, methods=["POST"], include_in_schema=False))
     return manager.run
 
 
@@ -107,13 +107,33 @@ def make_server(service: Service) -> Any:
     """The `mcp.server.MCPServer` of a service, for `mount`, or for a client in the same process."""
     mcp: Any = import_extra("mcp.server", "serve")
     types: Any = import_extra("mcp.types", "serve")
+
+    class Server(mcp.MCPServer):
+        """Reads arguments as the service reads its other requests."""
+
+        async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+            """Overrides the SDK's: null is as if left out, an unknown name is refused, and an error is one line."""
+            schemas = {tool.name: tool.input_schema for tool in await self.list_tools()}
+            if name in schemas:
+                known, required = schemas[name]["properties"], schemas[name].get("required", ())
+                arguments = {key: value for key, value in arguments.items() if value is not None or key in required}
+                for key in arguments:
+                    if key not in known:
+                        raise _refusal(str(no_such("argument", key, known)))
+            try:
+                return await super().call_tool(name, arguments, context)
+            except Exception as error:
+                if isinstance(error.__cause__, ValidationError):
+                    raise _refusal(str(invalid(error.__cause__.errors(), arguments))) from error.__cause__
+                raise
+
     # The SDK's log lines may quote a client's words.
     logging.getLogger("mcp").setLevel(logging.WARNING)
     # It also sets up the root logger, unless that has a handler.
     root, there = logging.getLogger(), logging.NullHandler()
     root.addHandler(there)
     try:
-        server = mcp.MCPServer("jaxretr", version=__version__, instructions=_INSTRUCTIONS, subscriptions=False)
+        server = Server("jaxretr", version=__version__, instructions=_INSTRUCTIONS, subscriptions=False)
     finally:
         root.removeHandler(there)
     reads = types.ToolAnnotations(
@@ -146,7 +166,11 @@ def make_server(service: Service) -> Any:
     ) -> FoundDocuments:
         """Finds the documents that best answer a question. Texts are cut to max_chars; read on with fetch."""
         name = index or await _told(_only_index(service))
-        request = _checked(lambda: SearchRequest(query=query, k=k, where=where or {}, max_chars=max_chars))
+        content = {"query": query, "k": k, "where": where, "max_chars": max_chars}
+        try:
+            request = SearchRequest.model_validate(content)
+        except ValidationError as error:
+            raise _refusal(str(invalid(error.errors(), content))) from None
         answer = await _told(service.search(name, request))
         hits = answer["results"][0]["hits"]
         return {
@@ -198,23 +222,18 @@ async def _only_index(service: Service) -> str:
 
 async def _told(answer: Awaitable[T]) -> T:
     """Waits for the service; a refusal becomes the tool's error, in one line."""
-    error_of_tool: Any = import_extra("mcp.server.mcpserver.exceptions", "serve").ToolError
     try:
         return await answer
     except Problem as problem:
-        raise error_of_tool(str(problem)) from None
+        raise _refusal(str(problem)) from None
     except Exception as error:  # Its message may quote a document or a question, so it goes to no client and no log.
         log.error("a tool failed: %s", type(error).__name__)
-        raise error_of_tool("internal error of the service") from None
+        raise _refusal("internal error of the service") from None
 
 
-def _checked(make: Callable[[], T]) -> T:
-    error_of_tool: Any = import_extra("mcp.server.mcpserver.exceptions", "serve").ToolError
-    try:
-        return make()
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise error_of_tool(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+def _refusal(message: str) -> Exception:
+    """What the SDK turns into a tool's error."""
+    return import_extra("mcp.server.mcpserver.exceptions", "serve").ToolError(message)
 
 
 class _SameOrigin:
@@ -225,14 +244,11 @@ class _SameOrigin:
       service: whose settings name the pages that may call it (`allow_origins`).
     """
 
-    path = "/mcp"
-
     def __init__(self, app: ASGIApp, service: Service):
         self.app, self.allowed = app, service.settings.allow_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Implements ASGI."""
-        scope["route"] = self  # What the log and the metrics call the path.
         origin = Headers(scope=scope).get("origin")
         if origin is None or "*" in self.allowed or origin in self.allowed or _is_local(origin):
             return await self.app(scope, receive, send)

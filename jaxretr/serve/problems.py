@@ -1,7 +1,10 @@
 """What can go wrong with a request: exceptions that know their HTTP status and JSON body."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
+
+from jaxretr.errors import did_you_mean
 
 Type = Literal[
     "invalid_request",
@@ -56,6 +59,139 @@ class Invalid(Problem):
     """A value is wrong; the request could be read."""
 
     status = 422
+
+
+# What pydantic's types of errors say to a client, who knows the fields of a request and not our classes.
+_SAID = {
+    "missing": "missing; give it",
+    "extra_forbidden": "there is no such field; leave it out, or see /docs",
+    "string_too_short": "too few characters; give at least {min_length}",
+    "string_too_long": "too many characters; give at most {max_length}",
+    "too_short": "{actual_length} items are too few; give at least {min_length}",
+    "too_long": "{actual_length} items are too many; give at most {max_length}",
+    "greater_than_equal": "too small; give at least {ge}",
+    "greater_than": "too small; give more than {gt}",
+    "less_than_equal": "too large; give at most {le}",
+    "less_than": "too large; give less than {lt}",
+    "finite_number": "not finite; give a finite number",
+    "literal_error": "an unknown value; give {expected}",
+    "value_error": "{error}",
+    "int_parsing": "give an integer",
+    "int_parsing_size": "too many digits; give a smaller integer",
+    "int_from_float": "give an integer",
+    "float_parsing": "give a number",
+    "bool_parsing": "give true or false",
+}
+_KINDS = {
+    "string_type": "a string",
+    "bool_type": "a boolean",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "none_required": "null",
+}
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """An error of pydantic, at its place in a request.
+
+    Attributes:
+      path: names and indices that lead to the value.
+      branches: of the unions on the way, whose names pydantic puts among those of the path.
+      union: how much of the path leads to the first union.
+      value: that is wrong.
+      error: pydantic's.
+    """
+
+    path: tuple[str | int, ...]
+    branches: tuple[str | int, ...]
+    union: int
+    value: Any
+    error: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, error: Mapping[str, Any], value: Any) -> "_Fault":
+        """Follows the error's location into the request's value."""
+        path: list[str | int] = []
+        branches: list[str | int] = []
+        union = 0
+        for number, part in enumerate(error["loc"], start=1):
+            missing = error["type"] == "missing" and number == len(error["loc"])
+            if isinstance(value, dict) and (part in value or missing):
+                path.append(part)
+                value = value.get(part)
+            elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+                path.append(part)
+                value = value[part]
+            elif part == "[key]":
+                value = path.pop()
+            else:
+                union = union if branches else len(path)
+                branches.append(part)
+        return cls(tuple(path), tuple(branches), union, value, error)
+
+    @property
+    def is_kind(self) -> bool:
+        """Whether the value is of a kind that does not belong there."""
+        return self.error["type"] in _KINDS
+
+
+def invalid(errors: Sequence[Mapping[str, Any]], value: Any) -> Invalid:
+    """The problem that pydantic's errors amount to: what is wrong first, at its field's own name.
+
+    Of a union's branches, that one is believed which got furthest into the value; where none accepts a value of this kind,
+    the message names the kinds of all.
+
+    Args:
+      errors: at least one, with locations within `value`.
+      value: of the request.
+    """
+    faults = [_Fault.of(error, value) for error in errors]
+    fault, alike = faults[0], faults[:1]
+    if fault.branches:
+        place = fault.path[: fault.union]
+        inside = [each for each in faults if each.branches and each.path[: fault.union] == place]
+        branches: dict[tuple[str | int, ...], list[_Fault]] = {}
+        for each in inside:
+            branches.setdefault(each.branches, []).append(each)
+        [fault, *_] = max(
+            branches.values(),
+            key=lambda found: (
+                max(len(each.path) for each in found),
+                any(not each.is_kind for each in found),
+                -len(found),
+            ),
+        )
+        alike = [each for each in inside if each.path == fault.path]
+    where = ".".join(map(str, fault.path))[:200]
+    return Invalid(f"{where or 'the body'}: {_said(fault, alike)}", where or None)
+
+
+def no_such(what: str, name: str, known: Collection[str]) -> Invalid:
+    """The problem that a request names a parameter or an argument that there is not."""
+    there = f"there are {', '.join(known)}" if known else "there are none"
+    return Invalid(f"{name[:200]}: no such {what}{did_you_mean(name, known) or f'; {there}'}", name[:200])
+
+
+def _said(fault: _Fault, alike: Sequence[_Fault]) -> str:
+    """What is wrong with a value, of all the faults that were found at its place."""
+    type, context = fault.error["type"], fault.error.get("ctx", {})
+    if not fault.is_kind:
+        return _SAID[type].format_map(context) if type in _SAID else str(fault.error["msg"])
+    *most, last = dict.fromkeys(_KINDS[each.error["type"]] for each in alike if each.is_kind)
+    wanted = f"{', '.join(most)} or {last}" if most else last
+    return f"{_kind(fault.value)} is not accepted here; give {wanted}"
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", str: "a string", list: "a list", dict: "an object"}
+    return names.get(type(value), "a number")
 
 
 class Unauthenticated(Problem):

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 MAX_TEXTS = 256
 """Texts of a request for embeddings."""
@@ -34,13 +34,25 @@ FieldValue = FieldText | bool | Integer | Number | None
 FieldValues = FieldValue | Annotated[list[FieldValue], Field(max_length=1000)]
 
 
-class Strict(BaseModel):
+class _Request(BaseModel):
+    """The base of all requests and of their parts: null for an optional field is as if the field were left out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {name: value for name, value in given.items() if value is not None or name not in optional}
+
+
+class Strict(_Request):
     """The base of the service's own requests: no conversion, no unknown field."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-class Lenient(BaseModel):
+class Lenient(_Request):
     """The base of requests that other services define: no conversion; unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore")

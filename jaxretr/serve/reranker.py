@@ -58,27 +58,30 @@ class Reranker:
             [lane], max_requests=settings.max_queue, max_tokens=settings.max_queue_tokens, observer=observer
         )
 
-    async def score(self, questions: Sequence[str], documents: Sequence[Document]) -> np.ndarray:
+    async def score(self, questions: Sequence[str], documents: Sequence[Document]) -> tuple[np.ndarray, int]:
         """Scores question i against document i.
 
         Returns:
-          float32 [n], raw: logits, or mean log-likelihoods.
+          float32 [n], raw: logits, or mean log-likelihoods; and how many pairs were longer than the scorer reads.
 
         Raises:
           Overloaded: the queue is full.
         """
         passages = [{"title": document.title, "text": document.text} for document in documents]
         with self.batcher.accepted():
-            pairs, lengths = await asyncio.get_running_loop().run_in_executor(
+            pairs, lengths, cut = await asyncio.get_running_loop().run_in_executor(
                 self._threads, self._prepared, questions, passages
             )
-            return np.array(await self.batcher.run("rerank", pairs, lengths), np.float32)
+            return np.array(await self.batcher.run("rerank", pairs, lengths), np.float32), cut
 
-    def _prepared(self, questions: Sequence[str], passages: Sequence[dict[str, str]]) -> tuple[list[Any], list[int]]:
-        """What the lane computes, and tokens of each."""
+    def _prepared(
+        self, questions: Sequence[str], passages: Sequence[dict[str, str]]
+    ) -> tuple[list[Any], list[int], int]:
+        """What the lane computes, tokens of each, and how many are cut."""
         if isinstance(self.scorer, PairScorer):
-            rows, _ = self.scorer.marked_rows(questions, passages)
-            return list(rows), [max(1, len(row)) for row in rows]
+            rows, cut = self.scorer.marked_rows(questions, passages)
+            return list(rows), [max(1, len(row)) for row in rows], cut
         pairs = list(zip(questions, passages, strict=True))
         sizes = [len(question) + len(passage["text"]) for question, passage in pairs]
-        return list(pairs), [1 + min(size // _CHARACTERS_A_TOKEN, self.scorer.max_length) for size in sizes]
+        lengths = [1 + min(size // _CHARACTERS_A_TOKEN, self.scorer.max_length) for size in sizes]
+        return list(pairs), lengths, self.scorer.rows(questions, passages)[2]

@@ -9,18 +9,20 @@ import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive
 
 from jaxretr.serve import answers
 from jaxretr.serve.answer_json import Answer
-from jaxretr.serve.problems import Invalid, Problem, WrongMediaType
+from jaxretr.serve.problems import Invalid, NotFound, Problem, WrongMediaType, no_such
 from jaxretr.serve.requests import (
     MAX_CHARACTERS,
     MAX_K,
     DeleteRequest,
     EmbeddingsRequest,
+    Lenient,
     ReindexRequest,
     RerankRequest,
     SearchRequest,
@@ -46,17 +48,42 @@ class JsonRequest(Request):
             raise HTTPException(400, f"the body is not JSON: {error}") from None
 
 
+class IdConvertor(Convertor[str]):
+    """The rest of a path, whatever it contains: Starlette's `path` ends at a line break, and `a%0A` would be `a`."""
+
+    regex = "(?s:.*)"
+
+    def convert(self, value: str) -> str:
+        """Implements `Convertor`."""
+        return value
+
+    def to_string(self, value: str) -> str:
+        """Implements `Convertor`."""
+        return value
+
+
+register_url_convertor("id", IdConvertor())
+
+
 class ServedRoute(APIRoute):
-    """Reads a body as strict JSON, and cancels the work when its client leaves."""
+    """Refuses unknown parameters, reads a body as strict JSON, and cancels the work when its client leaves."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Overrides FastAPI's."""
         handler = super().get_route_handler()
-        reads_json = self.body_field is not None
+        body = None if self.body_field is None else self.body_field.field_info.annotation
+        known = [field.alias for field in self.dependant.query_params]
+        lenient = isinstance(body, type) and issubclass(body, Lenient)
 
         async def handle(request: Request) -> Response:
             request = JsonRequest(request.scope, request.receive)
-            if await request.body() and reads_json:
+            names = [name for name, _ in request.query_params.multi_items()]
+            for name in () if lenient else names:
+                if name not in known:
+                    raise no_such("parameter", name, known)
+                if names.count(name) > 1:
+                    raise Invalid(f"{name}: given twice; give it once", name)
+            if await request.body() and body is not None:
                 kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
                 if kind != "application/json":
                     raise WrongMediaType("the body's type is not JSON; send Content-Type: application/json")
@@ -121,14 +148,23 @@ def make_routes(service: Service) -> APIRouter:
         _told(request, tokens=found.tokens, count=len(texts))
         return Answer(_embeddings(body, found, service))
 
+    def named() -> list[str]:
+        return [service.name, *([] if service.reranker is None else [service.reranker.name])]
+
     @routes.get("/v1/models", response_model=answers.ModelsAnswer, responses=_errors(), tags=["OpenAI"])
     async def models() -> Any:
         """The model, and the re-ranker if there is one."""
-        names = [service.name, *([] if service.reranker is None else [service.reranker.name])]
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": "jaxretr"} for name in names]
-        return Answer({"object": "list", "data": data})
+        return Answer({"object": "list", "data": [_model(name) for name in named()]})
+
+    @routes.get("/v1/models/{id:id}", response_model=answers.ModelFacts, responses=_errors(404), tags=["OpenAI"])
+    async def model(id: str) -> Any:
+        """One of the models."""
+        if id not in named():
+            raise NotFound(f"no model {id[:200]!r}; there are {', '.join(named())}", "id")
+        return Answer(_model(id))
 
     @routes.post("/v1/rerank", response_model=answers.RerankAnswer, responses=_errors(404), tags=["Cohere"])
+    @routes.post("/v2/rerank", response_model=answers.RerankAnswer, responses=_errors(404), tags=["Cohere"])
     async def rerank(request: Request, body: RerankRequest) -> Any:
         """Scores documents for a query, as Cohere's API does; scores are the re-ranker's raw ones."""
         _told(request, texts=[body.query], count=len(body.documents))
@@ -180,21 +216,32 @@ def make_routes(service: Service) -> APIRouter:
         _told(request, texts=texts, index=index if index in service.indexes.names else None)
         return Answer(await service.search(index, body))
 
+    # Of a path, clients and proxies change what looks like one: "./a", "a//b". A parameter arrives as it was sent.
+
+    @routes.get("/v1/{index}/doc", response_model=answers.DocumentAnswer, responses=_errors(404), tags=["Documents"])
     @routes.get(
-        "/v1/{index}/doc/{id:path}", response_model=answers.DocumentAnswer, responses=_errors(404), tags=["Documents"]
+        "/v1/{index}/doc/{id:id}", response_model=answers.DocumentAnswer, responses=_errors(404), tags=["Documents"]
     )
     async def document(index: str, id: str) -> Any:
-        """A document."""
+        """A document; give an id that looks like a path as a parameter, `?id=`."""
         return Answer(await service.document(index, id))
 
     @routes.delete(
-        "/v1/{index}/doc/{id:path}",
+        "/v1/{index}/doc",
+        response_model=answers.DeleteAnswer,
+        responses=_errors(404, 405, 507),
+        tags=["Documents"],
+    )
+    @routes.delete(
+        "/v1/{index}/doc/{id:id}",
         response_model=answers.DeleteAnswer,
         responses=_errors(404, 405, 507),
         tags=["Documents"],
     )
     async def delete_one(index: str, id: str) -> Any:
-        """Removes a document; one that is not there is not counted."""
+        """Removes a document; one that is not there is not counted. Give an id that looks like a path as `?id=`."""
+        if not id:
+            raise Invalid("id: empty; give the document's, as ?id= where it looks like a path", "id")
         return Answer(await service.delete(index, [id]))
 
     @routes.post(
@@ -247,7 +294,7 @@ def make_routes(service: Service) -> APIRouter:
 
     # ---- the state of the service ------------------------------------------------------------------------------------
 
-    not_ok: dict[int | str, dict[str, Any]] = {503: {"description": "Not ready.", "model": answers.StatusAnswer}}
+    not_ok = {**_errors(), 503: {"description": "Not ready.", "model": answers.StatusAnswer}}
 
     @routes.get("/health", response_model=answers.StatusAnswer, responses=not_ok, tags=["Service"])
     async def health() -> Any:
@@ -273,6 +320,10 @@ def make_routes(service: Service) -> APIRouter:
     return routes
 
 
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "jaxretr"}
+
+
 def _embeddings(body: EmbeddingsRequest, found: Embedded, service: Service) -> dict[str, Any]:
     vectors = found.vectors
     if body.dimensions is not None:
@@ -285,7 +336,7 @@ def _embeddings(body: EmbeddingsRequest, found: Embedded, service: Service) -> d
         "object": "list",
         "data": [{"object": "embedding", "index": n, "embedding": row} for n, row in enumerate(rows)],
         "model": body.model or service.name,
-        "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens},
+        "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens, "truncated": found.cut},
     }
 
 

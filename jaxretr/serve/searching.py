@@ -46,7 +46,8 @@ class Searching:
         depth, began = self._depth(request), time.monotonic()
         async with self._indexes.used(name) as index:
             model = self._embedding.of(index.standing)
-            questions, vectors = await self._questions(request, index, model)
+            questions, vectors, cut = await self._questions(request, index, model)
+            usage: answers.SearchUsage = {"truncated": cut}
             encoded = time.monotonic()
             answering = AnswerHits(model.encoder, request)
             kind = Kind(
@@ -62,7 +63,8 @@ class Searching:
             searched = time.monotonic()
             results = await self._threads.search(answering.answered, found, vectors)
             if depth is not None:
-                results = answering.reranked(results, await self._scores(questions or [], found))
+                scores, usage["truncated_pairs"] = await self._scores(questions or [], found)
+                results = answering.reranked(results, scores)
             done = time.monotonic()
         self._metrics.searched(name, searched - encoded)
         answer: answers.SearchAnswer = {
@@ -76,6 +78,7 @@ class Searching:
                 "total_ms": _ms(done - began),
             },
             "exact": found.exact,
+            "usage": usage,
         }
         if found.standing.sequence is not None:
             answer["sequence"] = found.standing.sequence
@@ -93,17 +96,17 @@ class Searching:
 
     async def _questions(
         self, request: SearchRequest, index: ServedIndex, model: Model
-    ) -> tuple[list[str] | None, np.ndarray]:
-        """The texts of a search, None where vectors are given, and the vectors to search with."""
+    ) -> tuple[list[str] | None, np.ndarray, int]:
+        """The texts of a search, None where vectors are given; the vectors to search with; and how many texts are cut."""
         texts, weights = asked_texts(request), asked_weights(model.encoder, request)
         if texts is None:
-            return None, asked_vectors(request, index.dim)
+            return None, asked_vectors(request, index.dim), 0
         if index.dim != model.encoder.dim:
             raise Invalid(
                 f"the index has {index.dim} dimensions, the model {model.encoder.dim}; give vector, not query", "query"
             )
         found = await self._embedding.embed("question", texts, weights=weights, model=model)
-        return texts, found.vectors
+        return texts, found.vectors, found.cut
 
     def _depth(self, request: SearchRequest) -> int | None:
         """Hits of a question that are re-ranked; None: none are."""
@@ -117,8 +120,8 @@ class Searching:
             raise Invalid("re-ranking reads the question: give query, not vector", "rerank")
         return request.rerank.depth if isinstance(request.rerank, Rerank) else Rerank().depth
 
-    async def _scores(self, questions: list[str], found: Findings) -> np.ndarray:
-        """The re-ranker's scores of all hits, float32 [n]."""
+    async def _scores(self, questions: list[str], found: Findings) -> tuple[np.ndarray, int]:
+        """The re-ranker's scores of all hits, float32 [n], and how many of the pairs it cut."""
         assert self._reranker is not None
         pairs = [(q, found.documents[hit.id]) for q, hits in zip(questions, found.hits, strict=True) for hit in hits]
         if pairs and not any(document.title or document.text for _, document in pairs):

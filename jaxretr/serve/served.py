@@ -102,12 +102,14 @@ class Written:
     Attributes:
       sequence: the number of the write. Once it is returned, the write survives a crash and a power failure.
       added, replaced, deleted: numbers of passages.
+      truncated: passages whose text is longer than the model reads, where the service embedded them.
     """
 
     sequence: int
     added: int = 0
     replaced: int = 0
     deleted: int = 0
+    truncated: int = 0
 
 
 class ServedIndex(Protocol):

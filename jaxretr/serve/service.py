@@ -208,7 +208,7 @@ class Service:
             for each in request.documents
         ]
         try:
-            scores = await self.reranker.score([request.query] * len(documents), documents)
+            scores, cut = await self.reranker.score([request.query] * len(documents), documents)
         except Overloaded:
             self.metrics.refused("rerank")
             raise
@@ -222,7 +222,7 @@ class Service:
         return {
             "id": secrets.token_hex(8),
             "results": results,
-            "meta": {"model": self.reranker.name, "scores": "raw"},
+            "meta": {"model": self.reranker.name, "scores": "raw", "truncated": cut},
         }
 
     # ---- writing -----------------------------------------------------------------------------------------------------
@@ -245,7 +245,12 @@ class Service:
         """
         self.check_started()
         written = await _of_one_model(lambda: self._writing.upsert(index, documents, vectors))
-        return {"sequence": written.sequence, "added": written.added, "replaced": written.replaced}
+        return {
+            "sequence": written.sequence,
+            "added": written.added,
+            "replaced": written.replaced,
+            "truncated": written.truncated,
+        }
 
     async def delete(self, index: str, ids: Sequence[str]) -> answers.DeleteAnswer:
         """Removes documents; ids that are not there are ignored. Returns once that is on disk."""

@@ -1,6 +1,7 @@
 """Writes: documents are checked and embedded, and the index acknowledges them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -43,10 +44,10 @@ class Writing:
                 return await self._written(partial(target.upsert, passages, matrix))
             model = self._embedding.of(index.standing)
             texts = [{"title": each.title, "text": each.text} for each in documents]
-            matrix = (await self._embedding.embed("passage", texts, model=model)).vectors
-            if isinstance(index, LiveIndex):
-                return await self._written(partial(index.upsert, passages, matrix, model_fingerprint=model.fingerprint))
-            return await self._written(partial(target.upsert, passages, matrix))
+            found = await self._embedding.embed("passage", texts, model=model)
+            told = {"model_fingerprint": model.fingerprint} if isinstance(index, LiveIndex) else {}
+            written = await self._written(partial(target.upsert, passages, found.vectors, **told))
+            return replace(written, truncated=found.cut)
 
     async def delete(self, name: str, ids: Sequence[str]) -> Written:
         """Removes documents; see `Service.delete`."""
@@ -73,10 +74,12 @@ def _check_documents(documents: Sequence[DocumentIn]) -> None:
     seen: set[str] = set()
     for number, document in enumerate(documents):
         if document.id in seen:
-            raise Invalid(f"documents.{number}.id: {document.id[:80]!r} occurs twice; give each id once", "documents")
+            raise Invalid(
+                f"documents.{number}.id: {document.id[:80]!r} occurs twice; give each id once", f"documents.{number}.id"
+            )
         seen.add(document.id)
         if not document.text and not document.title:
-            raise Invalid(f"documents.{number}: neither title nor text; give one of them", "documents")
+            raise Invalid(f"documents.{number}: neither title nor text; give one of them", f"documents.{number}")
 
 
 def _matrix(vectors: Sequence[Sequence[float]], count: int, dim: int) -> np.ndarray:
@@ -85,7 +88,9 @@ def _matrix(vectors: Sequence[Sequence[float]], count: int, dim: int) -> np.ndar
         raise Invalid(f"{len(vectors)} vectors for {count} documents; give one each", "vectors")
     for number, vector in enumerate(vectors):
         if len(vector) != dim:
-            raise Invalid(f"vectors.{number}: {len(vector)} numbers for an index of {dim} dimensions", "vectors")
+            raise Invalid(
+                f"vectors.{number}: {len(vector)} numbers for an index of {dim} dimensions", f"vectors.{number}"
+            )
     with np.errstate(over="ignore"):
         matrix = np.array(vectors, np.float32).reshape(count, dim)
     if not np.isfinite(matrix).all():

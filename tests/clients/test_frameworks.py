@@ -1,6 +1,7 @@
 """LangChain, LlamaIndex and Haystack with the service on a socket, and with an encoder and an index in this process."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from memory_index import MemoryIndex
 
 from jaxretr.clients.http import Client
 from jaxretr.clients.local import Local
-from jaxretr.errors import UsageError
+from jaxretr.clients.source import Found
+from jaxretr.errors import UsageError, UserError
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.serve.served import Document
 
@@ -54,7 +56,7 @@ def test_llama_index(source: Any, client: Client, documents: list[Document], enc
     assert [node.node_id for node in nodes] == [hit.id for hit in hits]
     assert [node.score for node in nodes] == pytest.approx([hit.score for hit in hits], rel=1e-4)
     assert [node.get_content() for node in nodes] == [hit.text or hit.title for hit in hits]
-    assert "score" not in nodes[0].metadata
+    assert "score" not in nodes[0].metadata  # It would be put before a language model.
     assert [node.node_id for node in asyncio.run(retriever.aretrieve(QUESTION))] == [hit.id for hit in hits]
     vector = encoder.encode_queries(["who wrote it"])[0].tolist()
     by_vector = retriever.retrieve(QueryBundle(QUESTION, embedding=vector))
@@ -84,6 +86,46 @@ def test_haystack(source: Any, client: Client, encoder: DualEncoder) -> None:
     )
 
 
+OWN = {"id": "7", "score": 4.5, "title": "own", "text": "own", "content": "own", "meta": None, "jaxretr": True}
+
+
+class Fixed:
+    """A source that finds one document, which has fields of names that frameworks and we use."""
+
+    def __init__(self, metadata: Mapping[str, Any]):
+        self.metadata = metadata
+
+    def search(self, query: Any, **options: Any) -> list[Found]:
+        return [Found("r1", 0.5, "Review", "Good coffee.", self.metadata)]
+
+
+@pytest.mark.parametrize("metadata", [OWN, {}, {"title": "Review", "score": 0.5}], ids=["own", "none", "equal"])
+def test_a_documents_own_fields_are_kept(metadata: dict[str, Any]) -> None:
+    from jaxretr.clients import haystack, langchain, llama_index
+
+    source: Any = Fixed(metadata)
+    [first] = haystack.JaxretrRetriever(source).run("coffee")["documents"]
+    [second] = llama_index.JaxretrRetriever(source).retrieve("coffee")
+    [third] = langchain.JaxretrRetriever(source=source).invoke("coffee")
+    titles = {"title": "own", "jaxretr_title": "Review"} if metadata is OWN else {"title": "Review"}
+    scores = {"score": 4.5, "jaxretr_score": 0.5} if metadata is OWN else {"score": 0.5}
+    assert first.meta == second.node.metadata == {**metadata, **titles}
+    assert third.metadata == {**metadata, **titles, **scores}
+    assert (first.id, first.content, first.score) == ("r1", "Good coffee.", 0.5)
+    assert (second.node_id, second.get_content(), second.score) == ("r1", "Good coffee.", 0.5)
+    assert (third.id, third.page_content) == ("r1", "Good coffee.")
+
+
+def test_no_document_at_all_is_refused_as_a_wish(source: Any) -> None:
+    from jaxretr.clients import haystack, langchain
+
+    for k in (0, -1):
+        with pytest.raises(UserError, match="at least 1"):
+            haystack.JaxretrRetriever(source, index="wiki").run(QUESTION, top_k=k)
+        with pytest.raises(UserError, match="at least 1"):
+            langchain.JaxretrRetriever(source=source, index="wiki", k=k).invoke(QUESTION)
+
+
 def test_a_haystack_pipeline_in_a_file_has_no_key(
     client: Client, key: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +152,12 @@ def test_a_haystack_pipeline_in_a_file_has_no_key(
             {"operator": "AND", "conditions": [{"field": "a", "operator": "==", "value": v} for v in (1, 2)]},
             "a is named twice",
         ),
+        ({"field": "meta.a", "operator": "=="}, "lacks its 'value'"),
+        ({"operator": "in", "value": [1]}, "lacks its 'field'"),
+        ({"operator": "AND"}, "lacks its 'conditions'"),
+        ({"operator": "AND", "conditions": ["a"]}, "a str is no condition"),
+        ({"field": "meta.a", "operator": "in", "value": "ab"}, "a: 'in' takes a list"),
+        ({"field": "meta.a", "operator": "==", "value": ["ab"]}, "a: == takes a single value"),
     ],
 )
 def test_haystacks_filters_that_cannot_be_searched_with_are_refused(filters: dict[str, Any], said: str) -> None:

@@ -9,17 +9,23 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import openai
 import pytest
+from running import running
 
 from jaxretr import errors
 from jaxretr.clients.http import Client, ServiceError
 from jaxretr.clients.source import Found
 from jaxretr.errors import UserError
 from jaxretr.models.dual_encoder import DualEncoder
+from jaxretr.serve.app import create_app
+from jaxretr.serve.keys import Keys
 from jaxretr.serve.served import Document
+from jaxretr.serve.service import Service
+from jaxretr.serve.settings import Settings
 
 QUESTION = "what is a glacier cave"
 # Embeddings that were computed in batches of other shapes, in float32.
@@ -82,6 +88,74 @@ def test_documents_are_written_read_and_deleted(client: Client) -> None:
     assert client.doc("d/7", index="notes") is None
     assert client.indexes()["notes"]["passages"] == 598
     client.delete([each.id for each in many], index="notes")
+
+
+@pytest.fixture
+def small(service: Service, key: tuple[Path, str]) -> Iterator[Client]:
+    """A client of the same service behind a limit of 2,000 bytes a request."""
+    app = create_app(service, Settings(max_body=2000), keys=Keys.read(key[0]))
+    with (
+        patch.object(service, "settings", Settings(max_body=2000)),
+        running(app) as address,
+        Client(address, key=key[1]) as client,
+    ):
+        yield client
+
+
+def test_requests_are_split_by_bytes(small: Client, client: Client, encoder: DualEncoder) -> None:
+    # Three or more bytes a character, and characters that JSON escapes.
+    texts = [f"{number} " + "日" * 300 + '"\n' * 100 for number in range(5)]
+    np.testing.assert_allclose(small.embed(texts), encoder.encode_passages(texts), **CLOSE)
+    scores = client.rerank("日", texts)
+    assert dict(small.rerank("日", texts)) == pytest.approx(dict(scores), rel=1e-3)
+    assert small.rerank("日", texts, top_n=2) == small.rerank("日", texts)[:2]
+    batch = small.search_batch(texts, index="wiki", k=2)
+    assert [[hit.id for hit in found] for found in batch] == [
+        [hit.id for hit in client.search(text, index="wiki", k=2)] for text in texts
+    ]
+    # The metadata and the ids count too.
+    documents = [Document(f"{n}" + "é" * 200, "", "text", {"field": "x" * 700}) for n in range(20)]
+    assert small.upsert(documents, index="notes").added == 20
+    assert small.doc(documents[3].id, index="notes") == documents[3]
+    assert small.delete([each.id for each in documents], index="notes").deleted == 20
+
+
+def test_what_no_request_can_hold_is_refused_before_anything_is_sent(small: Client) -> None:
+    fits = Document("fits", "", "x", {})
+    for document in (Document("a", "", "é" * 1000, {}), Document("a", "", "a", {"field": "x" * 2000})):
+        with pytest.raises(ServiceError, match=r"documents\.1: \d+ bytes") as caught:
+            small.upsert([fits, document], index="notes")
+        assert (caught.value.status, caught.value.type, caught.value.param) == (413, "too_large", "documents.1")
+        assert small.doc("fits", index="notes") is None
+    with pytest.raises(ServiceError, match=r"input\.0: "):
+        small.embed(["x" * 2000])
+
+
+@pytest.mark.parametrize(
+    "id", ["./docs/a.md", "../a", "a/../docs/a.md", "a//b", ".", "..", "a\nb", "a\n", "%2F", "a?b#c", "日"]
+)
+def test_ids_that_look_like_paths(client: Client, id: str) -> None:
+    others = [Document(name, "", "other", {}) for name in ("docs/a.md", "a.md", "a/b", "a", "/")]
+    client.upsert(others, index="notes")
+    try:
+        assert client.doc(id, index="notes") is None
+        written = Document(id, "", "its text", {})
+        client.upsert([written], index="notes")
+        assert client.doc(id, index="notes") == written
+        assert client.delete([id], index="notes").deleted == 1
+    finally:
+        assert client.delete([each.id for each in others], index="notes").deleted == len(others)
+
+
+def test_numpys_values_are_sent_as_json(client: Client, documents: list[Document]) -> None:
+    ids = np.array([documents[0].id, documents[1].id])
+    hits = client.search(QUESTION, index="wiki", k=np.int64(5), where={"half": np.array(["first"])}, allow=ids)  # pyright: ignore
+    assert {hit.id for hit in hits} == set(ids.tolist())
+    assert client.upsert([Document("n", "", "x", {"n": np.int64(3)})], index="notes").added == 1  # pyright: ignore
+    assert client.delete(np.array(["n"]), index="notes").deleted == 1  # pyright: ignore
+    for wrong in (float("nan"), object(), "\ud800"):
+        with pytest.raises(UserError, match="correct it"):
+            client.search(QUESTION, index="wiki", where={"half": wrong})
 
 
 def test_refusals_are_the_services_own_line(address: str, client: Client) -> None:

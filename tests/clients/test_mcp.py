@@ -57,7 +57,37 @@ def test_filters_and_limits_of_a_search(service: Service, documents: list[Docume
         ("search", {"query": "", "index": "wiki"}),
     )
     assert {hit["id"] for hit in found["results"]} == first
-    assert "less than or equal to 50" in too_many and "at least 1 character" in empty
+    assert "k: too large; give at most 50" in too_many and "query: too few characters" in empty
+
+
+def test_arguments_are_read_as_the_service_reads_its_other_requests(service: Service) -> None:
+    arguments = {"query": QUESTION, "index": "wiki"}
+    plain, nulls, *errors = called(
+        make_server(service),
+        ("search", arguments),
+        ("search", {**arguments, "k": None, "where": None, "max_chars": None}),
+        ("search", {**arguments, "top_k": 3}),
+        ("search", {**arguments, "filters": {"half": "first"}}),
+        ("search", {**arguments, "where": {"half": {"gte": 1}}}),
+        ("search", {**arguments, "where": {"half": ["first", ["second"]]}}),
+        ("search", {**arguments, "query": None}),
+        ("fetch", {"index": "wiki"}),
+    )
+    assert nulls == plain
+    for error, words in zip(
+        errors,
+        (
+            "top_k: no such argument",
+            "filters: no such argument",
+            "where.half: an object is not",
+            "where.half.1: a list is not",
+            "query: null is not",
+            "id: missing",
+        ),
+        strict=True,
+    ):
+        assert words in error
+        assert "\n" not in error and "pydantic" not in error
 
 
 def test_what_is_refused_is_said_to_the_agent_in_a_line(service: Service, monkeypatch: Any, caplog: Any) -> None:

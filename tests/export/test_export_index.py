@@ -243,6 +243,16 @@ def test_an_earlier_export_that_cannot_be_trusted(encoder: DualEncoder, encoded:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("value", "tokens"),
+    [("", None), (None, None), ([], None), ([""], None), (["a", "", "a"], ["a"]), (" ", [" "]), (False, ["false"])],
+)
+def test_an_empty_text_restricts_nothing(value: Any, tokens: list[str] | None) -> None:
+    found = VertexFields(["tag"], None).of("c.jsonl:1", {"metadata": {"tag": value}})
+    assert found == ({} if tokens is None else {"restricts": [{"namespace": "tag", "allow": tokens}]})
+    assert VertexFields([], "tag").of("c.jsonl:1", {"tag": ""}) == {}
+
+
 def test_what_vertex_would_refuse_is_found(tmp_path: Path) -> None:
     good = {"id": "a", "embedding": [1, 2.5]}
     number = {"namespace": "year", "value_int": 3}

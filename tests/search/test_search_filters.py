@@ -6,7 +6,7 @@ from test_exact_search import BLOCK, DIM, brute_force, compiled, integers, mesh 
 
 from jaxretr.errors import UserError
 from jaxretr.search.exact import ExactIndex, search_blocks
-from jaxretr.search.filters import Filters
+from jaxretr.search.filters import Filters, RowFilter, wanted_values
 
 N = 1501
 IDS = [f"p{row}" for row in range(N)]
@@ -70,6 +70,20 @@ def test_without_filters_nothing_changes_and_masks_share_a_program(mesh1):
     np.testing.assert_array_equal(plain[1], everything[1])
 
 
+def test_ids_and_values_may_be_arrays(mesh1):
+    rows = integers(4, DIM)
+    given = np.array(["d", "c", "b", "a"])
+    index = ExactIndex(rows, given, metadata={"n": np.arange(4)}, mesh=mesh1)
+    assert index.ids == ["d", "c", "b", "a"] and {type(name) for name in index.ids} == {str}
+    assert ExactIndex(rows, list(given), mesh=mesh1).ids == index.ids  # pyright: ignore[reportArgumentType]
+    for wanted in (np.array([1, 2]), (1, 2), {1, 2}, np.array([2.0, 1.0])):
+        [found] = index.search(integers(1, DIM, seed=3), k=4, where={"n": wanted}, allow=given[:3])[1]
+        assert sorted(found) == ["b", "c"]
+    for wrong in (np.array("a"), np.arange(4)):
+        with pytest.raises(UserError, match=r"ids for|not a string"):
+            ExactIndex(rows, wrong, mesh=mesh1)
+
+
 def test_row_numbers_serve_as_ids(mesh1):
     index = ExactIndex(integers(50, DIM), mesh=mesh1)
     assert index.search(integers(1, DIM), 5, allow=["49"])[1] == [["49"]]
@@ -124,6 +138,20 @@ def test_streamed_blocks_take_a_mask(mesh):  # noqa: F811
             "'a' contains a list at row 1",
         ),
         (lambda f: Filters(2, None, {"a": [1, float("nan")]}), "'a' contains nan at row 1"),
+        (lambda f: f.mask(where={"year": [["a"]]}), "where year: a list is no value"),
+        (lambda f: f.mask(where={"year": np.array([[2000]])}), "where year: a list is no value"),
+        (lambda f: f.mask(where={"year": {"gte": 2000}}), "where year: a dict is no value"),
+        (lambda f: f.mask(where={"year": b"2000"}), "where year: a bytes is no value"),
+        (lambda f: f.mask(where="year=2000"), "is no mapping"),
+        (lambda f: f.mask(where={7: 2000}), "no field 7"),
+        (lambda f: f.mask(allow=[["p1"]]), r"no id \['p1'\]"),
+        (lambda f: f.mask(deny=np.array("p1")), "is no list"),
+        (lambda f: f.mask(deny=7), "is no list"),
+        (lambda f: wanted_values({"year": [["a"]]}, ["year"]), "where year: a list is no value"),
+        (
+            lambda f: RowFilter(where={"year": {"gte": 1}}).mask(IDS, {"year": YEARS}, "i"),
+            "where year: a dict is no value",
+        ),
     ],
 )
 def test_wrong_filters_are_one_line(use, message):

@@ -80,6 +80,6 @@ class Routes:
             return self.search(named[1], body)
         if named := re.fullmatch(r"/v1/([^/]+)/upsert", path):
             return self.write(named[1], body["documents"])
-        if "/doc/" in path and self.document:
+        if "/doc?id=" in path and self.document:
             return 200, self.document
         return error(404, f"no such path: {method} {path}")

@@ -5,6 +5,7 @@ import base64
 import threading
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -21,6 +22,7 @@ from jaxretr.models.any_scorer import load_scorer
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.serve.app import create_app
 from jaxretr.serve.keys import needed_scope
+from jaxretr.serve.requests import EmbeddingsRequest, RerankRequest, SearchRequest
 from jaxretr.serve.service import Service
 
 QUERIES = ["who lives there?", "when did the oil crisis begin in october and why did it go on"]
@@ -103,10 +105,13 @@ def test_the_openai_client_works_as_it_is(app: FastAPI, encoder: DualEncoder) ->
         async with httpx.AsyncClient(transport=transport) as http:
             client = openai.AsyncOpenAI(base_url="http://test/v1", api_key="any", http_client=http)
             models = [model.id async for model in await client.models.list()]
-            return models, await client.embeddings.create(model=models[0], input=QUERIES)
+            found = [(await client.models.retrieve(id)).id for id in models]
+            return models, await client.embeddings.create(model=models[0], input=QUERIES), found
 
-    models, answer = asyncio.run(embedded())
+    models, answer, found = asyncio.run(embedded())
     assert len(models) == 2  # and the re-ranker
+    assert found == models
+    assert all("/" in id for id in models)
     np.testing.assert_allclose(
         [row.embedding for row in answer.data], encoder.encode_passages(QUERIES), rtol=1e-5, atol=1e-5
     )
@@ -176,6 +181,103 @@ def test_what_cannot_be_searched_is_said(call: Callable[..., Any], body: dict[st
     assert problem.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param", "words"),
+    [
+        ("embeddings", {"input": ["a"] * 257}, "input", "at most 256"),
+        ("embeddings", {"input": []}, "input", "at least 1"),
+        ("embeddings", {"input": ["a", ""]}, "input.1", "at least 1"),
+        ("embeddings", {"input": ["a", 5]}, "input.1", "give a string"),
+        ("embeddings", {"input": {}}, "input", "a string or a list"),
+        ("embeddings", {"input": None}, "input", "null is not"),
+        ("embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format", "'base64'"),
+        ("embeddings", {}, "input", "missing"),
+        ("wiki/search", {"query": ""}, "query", "at least 1"),
+        ("wiki/search", {"query": ["a"] * 65}, "query", "at most 64"),
+        ("wiki/search", {"query": [["a"]]}, "query.0", "give a string"),
+        ("wiki/search", {"vector": [1.0, "a"]}, "vector.1", "a number"),
+        ("wiki/search", {"vector": [[1.0], [1.0, "a"]]}, "vector.1.1", "a number"),
+        ("wiki/search", {"query": "a", "where": {"n": {"gte": 1}}}, "where.n", "an object is not"),
+        ("wiki/search", {"query": "a", "where": {"n": ["a", ["b"]]}}, "where.n.1", "a list is not"),
+        ("wiki/search", {"query": "a", "where": {"n": "x" * 5000}}, "where.n", "at most 4096"),
+        ("wiki/search", {"query": "a", "where": {"": 1}}, "where", "at least 1"),
+        ("wiki/search", {"query": "a", "rerank": {"depth": 0}}, "rerank.depth", "at least 1"),
+        ("wiki/search", {"query": "a", "rerank": {"query": 1}}, "rerank.query", "no such field"),
+        ("wiki/search", {"query": "a", "rerank": "yes"}, "rerank", "a boolean or an object"),
+        ("wiki/search", {"query": "a", "fields": ["vector"]}, "fields.0", "'metadata'"),
+        ("wiki/search", {"query": "a", "body": None}, "body", "no such field"),
+        ("wiki/search", {"query": "a", "k": True}, "k", "an integer"),
+        ("wiki/search", [], None, "the body: a list is not"),
+        ("rerank", {"query": "", "documents": ["a"]}, "query", "at least 1"),
+        ("rerank", {"query": "a", "documents": ["a", 5]}, "documents.1", "a string or an object"),
+        ("rerank", {"query": "a", "documents": [{"text": 5}]}, "documents.0.text", "give a string"),
+        ("notes/upsert", {"documents": [{"id": "a", "metadata": {"tags": ["b"]}}]}, "documents.0.metadata.tags", "a list"),
+        ("notes/upsert", {"documents": [{"query": "a"}]}, "documents.0.id", "missing"),
+        ("notes/upsert", {"documents": [{"id": "a"}]}, "documents.0", "title"),
+        ("notes/delete", {"ids": ["a", None]}, "ids.1", "null is not"),
+        ("wiki/search?query=a", {"query": "a"}, "query", "no such parameter"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_wrong_value_is_named_by_its_path(
+    call: Callable[..., Any], path: str, body: Any, param: str | None, words: str
+) -> None:
+    problem = call("POST", f"/v1/{path}", json=body)
+    assert problem.status_code == 422
+    error = problem.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
+    assert error["message"].startswith(param or "the body")
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("/v1/wiki/search?q=a&lang=en", "lang"),
+        ("/v1/wiki/search?q=a&where=%7B%7D", "where"),
+        ("/v1/wiki/search?q=a&k=1&k=2", "k"),
+        ("/v1/wiki/search?q=a&k=x", "k"),
+        ("/v1/wiki/search?query=a", "query"),
+        ("/v1/wiki/search", "q"),
+        ("/v1/indexes?limit=1", "limit"),
+        ("/v1/models?limit=1", "limit"),
+        ("/v1/wiki/doc/a?index=b", "index"),
+        ("/v1/wiki/doc", "id"),
+        ("/health?a=b", "a"),
+        ("/metrics?a=", "a"),
+    ],
+)
+def test_a_wrong_parameter_is_named(call: Callable[..., Any], path: str, names: str) -> None:
+    problem = call("GET", path)
+    assert problem.status_code == 422
+    assert problem.json()["error"]["param"] == names
+    assert problem.json()["error"]["message"].startswith(f"{names}: ")
+
+
+def test_null_is_as_if_left_out(call: Callable[..., Any]) -> None:
+    nulls = dict.fromkeys(SearchRequest.model_fields)
+    plain = call("POST", "/v1/wiki/search", json={"query": "who", "k": 2}).json()["results"]
+    assert call("POST", "/v1/wiki/search", json={**nulls, "query": "who", "k": 2}).json()["results"] == plain
+    ten = call("POST", "/v1/wiki/search", json={**nulls, "query": "who", "rerank": {"depth": None}}).json()
+    assert len(ten["results"][0]["hits"]) == 10
+    nulls = dict.fromkeys(EmbeddingsRequest.model_fields)
+    assert (
+        call("POST", "/v1/embeddings", json={**nulls, "input": "a"}).json()["data"]
+        == call("POST", "/v1/embeddings", json={"input": "a"}).json()["data"]
+    )
+    nulls = dict.fromkeys(RerankRequest.model_fields)
+    documents = ["a", {"title": None, "text": "b"}]
+    answer = call("POST", "/v1/rerank", json={**nulls, "query": "a", "documents": documents}).json()
+    assert len(answer["results"]) == 2
+    document = {"id": "null", "text": "a", "title": None, "metadata": None}
+    assert call("POST", "/v1/notes/upsert", json={"documents": [document], "vectors": None}).status_code == 200
+    # A value in a document's own fields stays what it is.
+    document = {"id": "null", "title": "", "text": "a", "metadata": {"lang": None}}
+    call("POST", "/v1/notes/upsert", json={"documents": [document]}).raise_for_status()
+    assert call("GET", "/v1/notes/doc/null").json() == document
+    call("DELETE", "/v1/notes/doc/null")
+
+
 def test_reranked_hits_have_the_scorers_scores(
     call: Callable[..., Any], started: Service, tiny_cross_encoder: Any
 ) -> None:
@@ -201,10 +303,11 @@ def test_an_index_without_texts_cannot_be_reranked(
     assert problem["param"] == "rerank" and "no texts" in problem["message"]
 
 
-def test_rerank_in_coheres_shape(call: Callable[..., Any], tiny_cross_encoder: Any) -> None:
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
+def test_rerank_in_coheres_shape(call: Callable[..., Any], tiny_cross_encoder: Any, path: str) -> None:
     documents = ["It is a town.", {"title": "Town", "text": "Nobody lives there."}, "no"]
     body = {"query": QUERIES[0], "documents": documents, "top_n": 2, "return_documents": True}
-    answer = call("POST", "/v1/rerank", json=body).json()
+    answer = call("POST", path, json=body).json()
     passages = [{"text": "It is a town."}, {"title": "Town", "text": "Nobody lives there."}, {"text": "no"}]
     raw = load_scorer(tiny_cross_encoder).score([QUERIES[0]] * 3, passages)
     best = np.argsort(-raw)[:2]
@@ -213,6 +316,26 @@ def test_rerank_in_coheres_shape(call: Callable[..., Any], tiny_cross_encoder: A
         [result["relevance_score"] for result in answer["results"]], raw[best], rtol=1e-4, atol=1e-5
     )
     assert answer["results"][0]["document"] == passages[best[0]]
+
+
+LONG = "who lives there " * 40
+
+
+def test_what_the_models_do_not_read_is_said(call: Callable[..., Any]) -> None:
+    def usage(path: str, **body: Any) -> Any:
+        answer = call("POST", path, json=body).json()
+        return answer["meta"]["truncated"] if "meta" in answer else answer.get("usage", answer)
+
+    assert usage("/v1/embeddings", input=["short", LONG, LONG])["truncated"] == 2
+    assert usage("/v1/embeddings", input=["short"])["truncated"] == 0
+    assert usage("/v1/wiki/search", query=["short", LONG]) == {"truncated": 1}
+    assert usage("/v1/wiki/search", vector=[0.0] * 16) == {"truncated": 0}
+    assert usage("/v1/rerank", query="who", documents=["short", LONG, {"text": LONG}]) == 2
+    reranked = usage("/v1/wiki/search", query="who", k=3, allow=read_corpus(DATA).ids[:3], rerank=True)
+    assert set(reranked) == {"truncated", "truncated_pairs"}
+    documents = [{"id": "a", "text": "short"}, {"id": "b", "text": LONG}]
+    assert usage("/v1/notes/upsert", documents=documents)["truncated"] == 1
+    call("POST", "/v1/notes/delete", json={"ids": ["a", "b"]})
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------
@@ -236,6 +359,51 @@ def test_documents_come_are_replaced_and_go(call: Callable[..., Any], started: S
     assert call("POST", "/v1/notes/delete", json={"ids": ["a/b?c", "a/b?c", "nope"]}).json()["deleted"] == 1
     assert call("GET", "/v1/notes/doc/2").status_code == 404
     assert len(notes_of(started)) == 0
+
+
+PATHS = [
+    "./docs/a.md",
+    "../docs/a.md",
+    "docs/../a.md",
+    "a//b",
+    "/a",
+    "a/",
+    ".",
+    "..",
+    "a\nb",
+    "a\n",
+    "a\r\n",
+    "\n",
+    "%2F",
+    "%2e",
+]
+PATHS += ["a?b=c", "a#b", "a&id=b", "a+b", "a b", " a", "é/日本", "\u2028", "a\\b", "search", "a;b", "\0"]
+
+
+@pytest.mark.parametrize("as_parameter", [True, False])
+def test_ids_that_look_like_paths_name_their_own_documents(
+    call: Callable[..., Any], started: Service, as_parameter: bool
+) -> None:
+    # These are the documents that a changed path would name.
+    others = ["a", "b", "docs/a.md", "a.md", "a/b", "docs", "/", "2F", "id", "é"]
+    every = [{"id": id, "title": "", "text": f"text {n}", "metadata": {}} for n, id in enumerate(PATHS + others)]
+    call("POST", "/v1/notes/upsert", json={"documents": every}).raise_for_status()
+    try:
+        for document in every:
+            quoted = quote(document["id"], safe="")
+            if not as_parameter and quoted in (".", ".."):
+                continue  # Any client resolves these.
+            url = f"/v1/notes/doc?id={quoted}" if as_parameter else f"/v1/notes/doc/{quoted}"
+            assert call("GET", url).json() == document
+            assert call("DELETE", url).json()["deleted"] == 1
+            assert call("GET", url).status_code == 404
+            call("POST", "/v1/notes/upsert", json={"documents": [document]})
+        assert len(notes_of(started)) == len(every)
+        for url in ("/v1/notes/doc?id=", "/v1/notes/doc/", "/v1/notes/doc"):
+            assert call("GET", url).status_code in (404, 422)
+            assert call("DELETE", url).status_code == 422
+    finally:
+        call("POST", "/v1/notes/delete", json={"ids": [document["id"] for document in every]})
 
 
 def test_given_vectors_are_kept(call: Callable[..., Any], started: Service) -> None:
@@ -354,6 +522,17 @@ def test_state_facts_and_metrics(call: Callable[..., Any], started: Service) -> 
 
 
 @pytest.mark.parametrize(
+    "path", ["/", "/docs", "/openapi.json", "/health", "/ready", "/info", "/v1/models", "/v1/wiki/search?q=a"]
+)
+def test_head_is_answered_as_get_without_the_body(call: Callable[..., Any], path: str) -> None:
+    head, get = call("HEAD", path), call("GET", path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+    assert call("HEAD", "/v1/embeddings").status_code == 405
+    assert 'method="HEAD"' in call("GET", "/metrics").text
+
+
+@pytest.mark.parametrize(
     "path", ["/v1/nope/search?q=a", "/v1/nope/doc/a", "/nope", "/v1/wiki/doc/nope", "/v1/wiki/doc/"]
 )
 def test_what_is_not_there(call: Callable[..., Any], path: str) -> None:
@@ -391,12 +570,16 @@ def test_every_path_has_a_scope_on_purpose(call: Callable[..., Any]) -> None:
     assert found == {
         ("POST", "/v1/embeddings"): "read",
         ("GET", "/v1/models"): "read",
+        ("GET", "/v1/models/{id}"): "read",
         ("POST", "/v1/rerank"): "read",
+        ("POST", "/v2/rerank"): "read",
         ("GET", "/v1/indexes"): "read",
         ("PUT", "/v1/indexes/{name}"): "write",
         ("DELETE", "/v1/indexes/{name}"): "admin",
         ("POST", "/v1/{index}/search"): "read",
         ("GET", "/v1/{index}/search"): "read",
+        ("GET", "/v1/{index}/doc"): "read",
+        ("DELETE", "/v1/{index}/doc"): "write",
         ("GET", "/v1/{index}/doc/{id}"): "read",
         ("DELETE", "/v1/{index}/doc/{id}"): "write",
         ("POST", "/v1/{index}/upsert"): "write",

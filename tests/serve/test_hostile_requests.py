@@ -32,6 +32,7 @@ JSON = {"content-type": "application/json"}
 PATHS = (
     "/v1/embeddings",
     "/v1/rerank",
+    "/v2/rerank",
     "/v1/notes/search",
     "/v1/notes/upsert",
     "/v1/notes/delete",
@@ -158,7 +159,7 @@ def test_a_body_that_does_not_come(call: Callable[..., Any]) -> None:
         {"where": {"": 1}},
         {"where": {str(n): 1 for n in range(33)}},
         {"allow": [1]},
-        {"deny": None},
+        {"deny": "a"},
         {"rerank": {"depth": 0}},
         {"rerank": "yes"},
         {"lexical_weight": -1},
@@ -209,7 +210,7 @@ def test_names_of_indexes(started: Service, tmp_path: Any, name: str) -> None:
         call = caller(create_app(started))
         check(call("PUT", f"/v1/indexes/{name}"), 404, 405, 422)
         check(call("DELETE", f"/v1/indexes/{name}"), 404, 405)
-        check(call("GET", f"/v1/{name}/search?q=a"), 404)
+        check(call("GET", f"/v1/{name}/search?q=a"), 404, 422)  # /v1/models/search would be a model.
         check(call("POST", f"/v1/{name}/upsert", json={"documents": [{"id": "a", "text": "b"}]}), 404, 405)
     finally:
         indexes._data, indexes._make = before

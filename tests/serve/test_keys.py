@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,30 @@ def test_the_command_prints_a_key_once(tmp_path: Path, capsys: pytest.CaptureFix
     assert found == Key("page", frozenset({"read", "write"}), hashlib.sha256(key.encode()).hexdigest())
     assert main(["serve", "keys", "--add", "page", "--keys", str(file)]) == 1
     assert "has a key 'page'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "\n\n", "# a comment", "bob read {0}", "bob read {0}\r\n\r\n# end\r\n", "\ufeff# a comment\nbob read {0}"],
+)
+def test_keys_are_added_to_any_file_that_can_be_read(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text.format("a" * 64), newline="")
+    made = [add_key(file, name, ["read"]) for name in ("one", "two")]
+    keys = Keys.read(file)
+    assert [found.name for key in made if (found := keys.find(key))] == ["one", "two"]
+    assert len(keys) == 2 + ("bob" in text)
+
+
+def test_keys_that_are_added_at_once_are_all_kept(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    with ThreadPoolExecutor(16) as pool:
+        made = list(pool.map(lambda n: add_key(file, f"key{n}", ["read"]), range(64)))
+        again = [pool.submit(add_key, file, "same", ["read"]) for _ in range(16)]
+    assert sum(attempt.exception() is None for attempt in again) == 1
+    keys = Keys.read(file)
+    assert len(keys) == 65
+    assert all(keys.find(key) for key in made)
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,37 @@ def test_no_text_vector_or_key_is_logged(started: Service, tmp_path: Any) -> Non
     for line in asked:
         assert {"time", "request", "method", "route", "status", "ms"} <= set(line)
     assert {line.get("key") for line in asked} == {"tester", None}
-    assert {line["route"] for line in asked} >= {"/v1/embeddings", "/v1/{index}/search", "/v1/{index}/doc/{id:path}"}
+    assert {line["route"] for line in asked} >= {"/v1/embeddings", "/v1/{index}/search", "/v1/{index}/doc/{id:id}"}
     assert any(line.get("tokens", 0) > 5 for line in asked)
+
+
+def test_refused_requests_are_logged_under_their_routes(started: Service, tmp_path: Any) -> None:
+    add_key(tmp_path / "keys", "tester", ["read"])
+    stream = io.StringIO()
+    settings = Settings(max_body=100, allow_origins=("https://example.org",))
+    call = caller(create_app(started, settings, Keys.read(tmp_path / "keys"), RequestLog(stream=stream)))
+    preflight = {"origin": "https://example.org", "access-control-request-method": "POST"}
+    for method, path, headers in (
+        ("POST", "/v1/notes/upsert", {}),
+        ("POST", "/v1/embeddings", {"content-encoding": "gzip"}),
+        ("OPTIONS", "/v1/notes/search", preflight),
+        ("OPTIONS", "/mcp", {**preflight, "origin": "https://evil.example"}),
+        ("GET", "/mcp", {}),
+        ("HEAD", "/info", {}),
+        ("GET", "/v1/notes/nothing", {}),
+    ):
+        assert call(method, path, headers=headers).status_code != 500
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [(line["method"], line["route"]) for line in lines] == [
+        ("POST", "/v1/{index}/upsert"),
+        ("POST", "/v1/embeddings"),
+        ("OPTIONS", "/v1/{index}/search"),
+        ("OPTIONS", "/mcp"),
+        ("GET", "/mcp"),
+        ("HEAD", "/info"),
+        ("GET", "unknown"),
+    ]
+    assert 'route="/v1/{index}/upsert",status="401"' in started.metrics.text().decode()
 
 
 def test_queries_are_logged_if_asked_for(started: Service, tmp_path: Any) -> None:
@@ -119,10 +148,17 @@ def test_other_origins_only_if_they_are_named(started: Service, origin: str, all
     headers = {
         "origin": origin,
         "access-control-request-method": "POST",
-        "access-control-request-headers": "content-type",
+        "access-control-request-headers": "authorization,content-type,x-stainless-os,x-stainless-retry-count",
     }
     asked = call("OPTIONS", "/v1/embeddings", headers=headers)
     assert (asked.headers.get("access-control-allow-origin") == origin) is allowed
+    assert (asked.status_code == 200) is allowed
+    # Clients have headers of their own; those of MCP are also read.
+    for names in ("mcp-protocol-version,mcp-session-id,last-event-id", "x-of-a-client-to-come"):
+        asked = call("OPTIONS", "/mcp", headers={**headers, "access-control-request-headers": names})
+        assert (asked.status_code == 200) is allowed
+        assert asked.headers.get("access-control-allow-headers") == names
     assert "x-request-id" in asked.headers
     answer = call("GET", "/health", headers={"origin": origin})
+    assert "mcp-session-id" in answer.headers["access-control-expose-headers"]
     assert (answer.headers.get("access-control-allow-origin") == origin) is allowed

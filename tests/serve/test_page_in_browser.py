@@ -92,7 +92,7 @@ def test_a_long_text_opens_and_a_cut_one_is_fetched(browser: Any) -> None:
     closed = first.bounding_box()["height"]
     first.locator(".open").click()
     tab.wait_for_selector("text=the very end")
-    assert routes.seen[-1][1] == "/v1/news/doc/a/b%20c"
+    assert routes.seen[-1][1] == "/v1/news/doc?id=a%2Fb%20c"
     assert first.locator("mark").inner_text() == "end"
     assert first.bounding_box()["height"] > 2 * closed
     assert "1999" in first.inner_text()
@@ -450,6 +450,26 @@ def test_a_bad_line_is_named_and_nothing_is_sent(browser: Any, line: str | bytes
     choose(tab, good)  # The corrected file goes through.
     tab.click("#upload-start")
     tab.wait_for_selector("text=1 passage added to my-notes")
+
+
+def test_an_upload_keeps_to_the_services_limit_of_bytes(browser: Any) -> None:
+    tab, routes, _ = opened(browser)
+    routes.info["limits"] = {"body_bytes": 1000}
+    tab.goto(f"{ORIGIN}/")
+    rows = [json.dumps({"_id": str(n), "text": "日" * 50, "tag": "é\n" * 20}, ensure_ascii=False) for n in range(9)]
+    choose(tab, [*rows, json.dumps({"_id": "long", "text": "é" * 500})])
+    tab.click("#upload-start")
+    tab.wait_for_selector("text=line 10: more than the 1,000 bytes that the service takes at a time")
+    assert written(routes) == []
+    choose(tab, rows)
+    tab.click("#upload-start")
+    tab.wait_for_selector("text=9 passages added to my-notes")
+    sizes = [
+        len(json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode())
+        for _, path, body, _ in routes.seen
+        if path.endswith("/upsert")
+    ]
+    assert len(sizes) > 1 and max(sizes) <= 1000
 
 
 def test_an_upload_names_the_lines_that_the_service_refused(browser: Any) -> None:

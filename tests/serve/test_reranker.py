@@ -44,7 +44,7 @@ def test_no_request_compiles_a_t5s_program(reranker: Reranker, count: int) -> No
     assert isinstance(scorer, QuestionScorer)
     programs = question_scorer._score_shared._cache_size()
     assert programs >= len(scorer.few_shapes().every()) >= 8
-    scores = asyncio.run(reranker.score(QUESTIONS[:count], DOCUMENTS[:count]))
+    scores, _ = asyncio.run(reranker.score(QUESTIONS[:count], DOCUMENTS[:count]))
     assert question_scorer._score_shared._cache_size() == programs
     passages = [{"title": document.title, "text": document.text} for document in DOCUMENTS[:count]]
     # Other shapes add up in another order: some roundings of log-probabilities of about 6.

@@ -384,7 +384,9 @@ def _slab_rows(dim: int, dtype: np.dtype, mesh: Mesh, max_device_bytes: int) -> 
 
 def unique_ids(ids: Sequence[str], n: int, source: str = "ids") -> list[str]:
     """Returns ids as a list; raises UserError if they are not n different strings."""
-    ids = list(ids)
+    if isinstance(ids, np.ndarray):
+        ids = np.atleast_1d(ids).tolist()
+    ids = [str(name) if isinstance(name, np.str_) else name for name in ids]
     if len(ids) != n:
         raise UserError(f"{source}: {len(ids)} ids for {n} embeddings; give one id for each row")
     if len(set(map(type, ids)) - {str}):
