@@ -84,5 +84,5 @@ def run(args: argparse.Namespace) -> None:
         longest = getattr(encoder.config, f"max_{args.side}_length")
         print(
             f"{store.folder}: {meta.rows} {args.side}s, {meta.dim} dimensions, {meta.dtype}, {size(meta.bytes)} in "
-            f"{meta.shards} shards; {store.cut} texts were cut at {longest} tokens"
+            f"{meta.shards} shards; {store.cut} texts ({store.cut / meta.rows:.0%}) were cut at {longest} tokens"
         )

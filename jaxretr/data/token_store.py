@@ -71,7 +71,7 @@ class TokenStore:
             meta = json.loads((self.folder / "meta.json").read_text())
             self.dtype = np.dtype(meta["dtype"])
             self.truncated = int(meta["truncated"])
-            self.content = str(meta["content"])
+            self.content = str(meta.get("content", self.key))
             self.offsets = np.load(self.folder / "offsets.npy", allow_pickle=False)
             stored = (self.folder / "ids.bin").stat().st_size
             if meta["format"] != _FORMAT_VERSION or self.dtype not in (np.uint16, np.int32):

@@ -142,8 +142,7 @@ class Engine:
                 [Job(rows, n)], size, max_length=max_length, batch_size=batch_size, advance=bar.update
             )
             [(result, truncated)] = jobs
-        if truncated:
-            _log.warning("%d of %d %ss were cut at %d tokens", truncated, n, what, max_length)
+        note_cut(truncated, n, what, max_length)
         return result, truncated
 
     def encode_jobs(
@@ -302,6 +301,21 @@ class HostEngine(Engine):
     def _run(self, batch: Batch) -> np.ndarray:
         real = len(batch.positions)
         return self.embed_on_host(batch.tokens[:real], np.maximum(batch.lengths[:real], 1))
+
+
+def note_cut(cut: int, count: int, what: str, longest: int | None = None) -> None:
+    """Warns of texts of which a model reads only the beginning, if there are any.
+
+    Args:
+      cut: how many.
+      count: of so many.
+      what: a text's name.
+      longest: the length that they are cut at, in tokens; None: the model's own limit.
+    """
+    if cut:
+        place = "the model's maximum length" if longest is None else f"{longest} tokens"
+        share = f"{cut / count:.0%}" if cut >= count / 100 else "below 1%"
+        _log.warning("%d of %d %ss (%s) were cut at %s", cut, count, what, share, place)
 
 
 @contextlib.contextmanager

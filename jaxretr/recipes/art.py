@@ -15,6 +15,7 @@ from jaxretr.data.token_store import TokenStore, ids_dtype
 from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.errors import UsageError
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_params
+from jaxretr.models.encode import note_cut
 from jaxretr.models.scorers.teachers import PairTeacher, T5Teacher
 from jaxretr.objectives import index_aware
 from jaxretr.objectives.art import ArtProgram, QuestionBatch, make_step
@@ -160,6 +161,13 @@ class ArtRun(ArtPrograms):
         check_cpu_devices(mesh, self.model.config.backbone.widest)
         placed = OnDevices(mesh)
         self.scorer = load_teacher(config.scorer, placed)
+        if not isinstance(self.scorer.teacher, T5Teacher):
+            # The shipped configs' own is for the log-probabilities of a small T5.
+            log.info(
+                "art.teacher_temperature=%g divides the scores of %s, which is no T5; their spread decides what suits it: "
+                "compare a few values on held-out questions",
+                *(config.art.teacher_temperature, config.scorer.path),
+            )
         self.scorer_params, self._scorer_print = self.scorer.params, placed.fingerprint
         stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
         texts = read_art_texts(config.data, stores)
@@ -174,6 +182,8 @@ class ArtRun(ArtPrograms):
                 (questions, self.scorer.question_template, self.scorer.question_length, self.scorer.question_form),
             )
         )
+        note_cut(passage_rows.truncated, len(self.corpus), "teacher's passage", self.scorer.passage_length)
+        note_cut(self.target_rows.truncated, len(questions), "teacher's question", self.scorer.question_length)
         widths = teacher_widths(self.scorer.teacher, passage_rows, self.target_rows)
 
         # ---- programs ------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from jaxretr.data.token_store import TokenStore, ids_dtype
 from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.errors import UsageError
 from jaxretr.models.backbone_config import BACKBONE
+from jaxretr.models.encode import note_cut
 from jaxretr.models.pair_scorer import CrossEncoder
 from jaxretr.models.scorers.cross_encoder import abstract_params
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
@@ -73,6 +74,9 @@ class CrossEncoderRun:
             *(stores, self.examples.passages, model.tokenizer, model.passage_template, model.passage_length),
             prompt=model.passage_form,
         )
+
+        note_cut(self.questions.truncated, len(self.examples.texts), "training question", model.question_length)
+        note_cut(self.passages.truncated, len(self.examples.passages), "passage", model.passage_length)
 
         # ---- programs ------------------------------------------------------------------------------------------------
         self.programs = cross_encoder_programs(config, model.config, model.texts.frame, mesh)

@@ -1,6 +1,7 @@
 """The model that a run starts from: a dual encoder, loaded or new, with adapters or with a frozen lexical encoder."""
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from jaxretr.models.embed import DualEncoderConfig, JointConfig, init_params, jo
 from jaxretr.models.formats.model_shapes import encoder_shape, vocabulary_of
 from jaxretr.models.layers import Params
 from jaxretr.parallel.hosts import fingerprint
+
+log = logging.getLogger(__name__)
 
 
 def load_model(encoder: EncoderConfig, joint: Joint, seed: int) -> "DualEncoder | JointModel":
@@ -82,6 +85,8 @@ def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
         tokenizer = load_tokenizer(config.path)
         settings = _fresh(config, config.fresh, vocabulary_size(tokenizer))
         model = DualEncoder(settings, init_params(settings, seed), tokenizer)
+    if config.fresh is None:
+        _note_shorter(config, model.config)
     settings = _settings(config, model.config)
     if config.adapter is not None:
         model = with_new_adapters(model, config.adapter, seed)
@@ -138,6 +143,19 @@ def encoder_config(config: EncoderConfig) -> DualEncoderConfig:
 def _check(config: EncoderConfig) -> None:
     if config.fresh is None and config.fresh_start != "random":
         raise UsageError("encoder.fresh_start says how new weights are drawn; set encoder.fresh as well")
+
+
+def _note_shorter(config: EncoderConfig, model: DualEncoderConfig) -> None:
+    """Says where a run reads less of a text than the model that it starts from; the trained model keeps that."""
+    lengths = {
+        name: (getattr(config, name), getattr(model, name)) for name in ("max_question_length", "max_passage_length")
+    }
+    shorter = [f"encoder.{name}={ours} ({own} there)" for name, (ours, own) in lengths.items() if ours < own]
+    if shorter:
+        log.info(
+            "the trained model will read less of a text than %s does: %s; set the longer ones to keep them",
+            *(config.path, ", ".join(shorter)),
+        )
 
 
 def _settings(config: EncoderConfig, model: DualEncoderConfig) -> DualEncoderConfig:

@@ -13,6 +13,7 @@ from jaxretr.config import Typos
 from jaxretr.data.tokens import question_rows
 from jaxretr.data.typos import TypoGenerator
 from jaxretr.errors import UsageError
+from jaxretr.models.encode import note_cut
 from jaxretr.recipes.corpus_tokens import width_of
 from jaxretr.recipes.whole_corpus import Model, question_store, typo_generator
 from jaxretr.streams import HostStream, host_generator
@@ -44,6 +45,7 @@ class StepQuestions:
         check(typos)
         self.texts, self.typos, self.model, self.seed = texts, typos, model, seed
         self.store = question_store(stores, texts, model)
+        note_cut(self.store.truncated, len(texts), "training question", model.config.max_question_length)
         self.width = width_of(self.store)
         if not typos.active:
             return

@@ -18,6 +18,7 @@ from jaxretr.data.tokenizer_training import train_tokenizer
 from jaxretr.data.tokens import Template, load_tokenizer, tokenizer_fingerprint
 from jaxretr.data.training_set import read_passages
 from jaxretr.errors import UserError
+from jaxretr.models.encode import note_cut
 from jaxretr.models.layers import Params
 from jaxretr.objectives.token_step import SumLoss, make_token_loss, make_token_step
 from jaxretr.parallel import sharding
@@ -56,6 +57,7 @@ class TextData:
         self.tokenizer = tokenizer
         stores = Path(data.token_cache) if data.token_cache else folder / "tokens"
         self.store = TokenStore.build(stores, self.corpus, self.tokenizer, template, max_length)
+        note_cut(self.store.truncated, len(self.corpus), "passage", max_length)
         self.lengths = self.store.lengths
         # Every n-th passage is held out, so that all sources are in both parts.
         rows = np.arange(len(self.corpus))

@@ -26,6 +26,7 @@ from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.retrieval import retrieval_metrics
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, JointConfig
+from jaxretr.models.encode import note_cut
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import partition
 from jaxretr.objectives.index_refresh import make_refresh, make_rolling_refresh
@@ -119,14 +120,11 @@ def passage_store(model: Model, passages: Corpus, stores: Path) -> TokenStore:
       passages: of the corpus, and what training data has besides.
       stores: folder of the token stores.
     """
-    return TokenStore.build(
-        stores,
-        passages,
-        model.tokenizer,
-        Template(f"passage_{model.config.passage_template}"),
-        model.config.max_passage_length,
-        prompt=model.config.passage_prompt,
-    )
+    longest = model.config.max_passage_length
+    template = Template(f"passage_{model.config.passage_template}")
+    store = TokenStore.build(stores, passages, model.tokenizer, template, longest, prompt=model.config.passage_prompt)
+    note_cut(store.truncated, store.num_rows, "passage", longest)
+    return store
 
 
 def widths_of(store: TokenStore) -> tuple[int, ...]:

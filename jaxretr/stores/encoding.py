@@ -19,6 +19,7 @@ from jaxretr.errors import UsageError, UserError
 from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder, parts_of
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
+from jaxretr.models.encode import note_cut
 from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.parallel.hosts import agree, wait_for_all
 from jaxretr.parallel.memory import announce
@@ -153,9 +154,7 @@ def encode_texts(encoder: TextEncoder, content: Corpus | Sequence[Question], bat
     what = "passage" if isinstance(content, Corpus) else "question"
     with Progress(len(content), what, "encoded") as progress:
         embeddings, cut = encode_rows(encoder, content, batch_size=batch_size, advance=progress.advance)
-    if cut:
-        longest = getattr(encoder.config, f"max_{what}_length")
-        log.warning("%d of %d %ss were cut at %d tokens", cut, len(content), what, longest)
+    note_cut(cut, len(content), what, getattr(encoder.config, f"max_{what}_length"))
     return embeddings
 
 

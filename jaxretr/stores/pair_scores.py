@@ -19,7 +19,7 @@ from jaxretr.data.arrays import write_array
 from jaxretr.data.pairs import Pair
 from jaxretr.errors import UserError
 from jaxretr.models.any_scorer import Scorer
-from jaxretr.models.encode import without_truncation_warnings
+from jaxretr.models.encode import note_cut, without_truncation_warnings
 from jaxretr.models.pair_scorer import PairScorer
 from jaxretr.parallel.hosts import agree, wait_for_all
 from jaxretr.progress import Progress
@@ -153,8 +153,7 @@ def score_pairs(
                     kept.write(number, of_chunk)
                 scores[start : start + len(piece)] = of_chunk
                 progress.advance(len(piece))
-    if cut:
-        log.warning("%d of %d pairs were cut at the model's maximum length", cut, progress.done - progress.skipped)
+    note_cut(cut, progress.done - progress.skipped, "pair")
     if shown and (new := progress.done - progress.skipped) > chunk:
         log.info("scored %d pairs, %.0f/s", new, new / (time.monotonic() - began))
     return _of_all_processes(scores, chunk)

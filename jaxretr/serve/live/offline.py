@@ -1,33 +1,34 @@
 """Reindexing a live folder that no service has open."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from jaxretr.errors import UserError
 from jaxretr.models.combined_encoder import load_encoder
 from jaxretr.models.dual_encoder import EncodeDtype
+from jaxretr.models.encode import note_cut
 from jaxretr.progress import Progress
 from jaxretr.serve.live import database
 from jaxretr.serve.live import reindex as moving
 from jaxretr.serve.live.index import LiveIndex
-from jaxretr.serve.live.reindex import Model, Reindexing
-from jaxretr.stores.encoding import Encoder, name_of
+from jaxretr.serve.live.reindex import Model, PassageSide, Reindexing
+from jaxretr.stores.encoding import Encoder
 from jaxretr.stores.fingerprints import model_fingerprint
 
 
-def model_of(encoder: Encoder, name: str | None = None, batch_size: int | None = None) -> Model:
-    """An encoder as a live index needs it.
+@contextlib.contextmanager
+def _model_of(encoder: Encoder, name: str, batch_size: int | None) -> Iterator[Model]:
+    """An encoder as a live index needs it; says at the end how many of all texts it cut.
 
     Args:
       encoder: the encoder.
-      name: to load it by; by default where it was loaded from.
+      name: to load it by.
       batch_size: passages a batch; None: what suits the device.
     """
-    return Model(
-        name=name or name_of(encoder),
-        fingerprint=model_fingerprint(encoder, "passage"),
-        dim=encoder.config.embedding_size,
-        encode=moving.as_encode(encoder, batch_size),
-    )
+    encode = PassageSide(encoder, batch_size)
+    yield Model(name, model_fingerprint(encoder, "passage"), encoder.config.embedding_size, encode)
+    note_cut(encode.cut, encode.count, "passage", encoder.config.max_passage_length)
 
 
 def reindex(folder: str | Path, to: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int | None = None) -> str:
@@ -48,9 +49,11 @@ def reindex(folder: str | Path, to: str | Path, *, dtype: EncodeDtype = "auto", 
     index = _opened(folder)
     try:
         encoder = load_encoder(to, dtype=dtype)
-        model = model_of(encoder, str(to), batch_size)
         before = index.view.space.model
-        with Progress(len(index), "passage", "encoded") as progress:
+        with (
+            _model_of(encoder, str(to), batch_size) as model,
+            Progress(len(index), "passage", "encoded") as progress,
+        ):
             move = Reindexing(index, model, advance=progress.advance)
             progress.skip(len(index) - move.state()["lacking"])
             encoded = move.run()
@@ -73,16 +76,16 @@ def rollback(folder: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int
         before, space = index.view.space.model, moving.left_space(index)
         with index.database.reading() as connection:
             lacking = database.lacking(connection, space)
-        encode = None
-        if lacking:
-            model = model_of(load_encoder(space.model, dtype=dtype), space.model, batch_size)
-            if model.fingerprint != space.fingerprint:
-                raise UserError(
-                    f"{folder}: {lacking} passages were written since it left {space.model}, which is another model now; "
-                    "restore the earlier model there"
-                )
-            encode = model.encode
-        moving.rollback(index, encode)
+        if not lacking:
+            moving.rollback(index)
+        else:
+            with _model_of(load_encoder(space.model, dtype=dtype), space.model, batch_size) as model:
+                if model.fingerprint != space.fingerprint:
+                    raise UserError(
+                        f"{folder}: {lacking} passages were written since it left {space.model}, which is another model "
+                        "now; restore the earlier model there"
+                    )
+                moving.rollback(index, model.encode)
         return (
             f"{folder}: {len(index)} passages, {lacking} of them encoded now, are searched with {space.model} again; the "
             f"vectors of {before} stay until --forget"

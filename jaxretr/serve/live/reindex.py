@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxretr.errors import UserError
+from jaxretr.models.encode import without_truncation_warnings
 from jaxretr.models.text_encoder import TextEncoder
 from jaxretr.search.exact.host_rows import checked_matrix
 from jaxretr.serve.live import database, fault_points, snapshots, writes
@@ -273,12 +274,19 @@ def _switch(index: LiveIndex, space: Space, switched: Callable[[], None]) -> boo
     return index.writer.alone(switch)
 
 
-def as_encode(encoder: TextEncoder, batch_size: int | None = None) -> Encode:
-    """An encoder's passage side as `Model.encode`: one thread at a time."""
-    lock = threading.Lock()
+class PassageSide:
+    """An encoder's passage side as `Model.encode`: one thread at a time, and texts that are cut are counted.
 
-    def encode(documents: Sequence[Document]) -> np.ndarray:
-        with lock:
-            return encoder.encode_passages(documents, batch_size=batch_size, progress=False)
+    Attributes:
+      count, cut: documents that were encoded so far, and how many of them were cut at the encoder's length.
+    """
 
-    return encode
+    def __init__(self, encoder: TextEncoder, batch_size: int | None = None):
+        self._encoder, self._batch_size, self._lock = encoder, batch_size, threading.Lock()
+        self.count = self.cut = 0
+
+    def __call__(self, documents: Sequence[Document]) -> np.ndarray:
+        with self._lock, without_truncation_warnings():
+            vectors = self._encoder.encode_passages(documents, batch_size=self._batch_size, progress=False)
+            self.count, self.cut = self.count + len(documents), self.cut + self._encoder.truncated
+        return vectors
