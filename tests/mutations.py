@@ -514,10 +514,17 @@ MUTATIONS = (
         (DEFINITION,),
     ),
     Mutation(
+        "texts of another state than the one that was searched",
+        "serve/live/index.py",
+        "if len(there) < len(places):",
+        "if len(there) < 0:",
+        ("test_one_state.py::test_a_write_between_any_two_steps_of_a_search",),
+    ),
+    Mutation(
         "a shared search's answers to the first that asked",
         "serve/sharing.py",
-        "found.set_result(hits[start : start + len(vectors)])",
-        "found.set_result(hits[: len(vectors)])",
+        "found.set_result(findings.of(start, start + len(vectors)))",
+        "found.set_result(findings.of(0, len(vectors)))",
         ("test_sharing.py::test_those_that_wait_share_a_pass_and_get_their_own_hits",),
     ),
     Mutation(
