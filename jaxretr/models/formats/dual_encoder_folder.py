@@ -126,7 +126,10 @@ def _base_of(folder: Path) -> Path:
     try:
         if not isinstance(name, str) or not name:
             raise UserError("its file names none")
-        return (folder / name).resolve() if (folder / name).is_dir() else resolve(name)
+        found = folder / name if (folder / name).is_dir() else resolve(name)
+        if found.samefile(folder):
+            raise UserError("its file names its own folder")
+        return found
     except UserError as error:
         raise UserError(
             f"{folder}: holds an adapter alone, and the model that it is for cannot be found ({error}); load that model, "
