@@ -80,7 +80,11 @@ def write(
         _facts_of_parts(encoder) if isinstance(encoder, CombinedEncoder) else _facts(encoder, note),
         "## How to load it",
         "The paths below are this folder's"
-        + ("; of a model on the hub, download the folder first (`hf download`)." if library == "transformers" and note and note.separate else "."),
+        + (
+            "; of a model on the hub, download the folder first (`hf download`)."
+            if library == "transformers" and note and note.separate
+            else "."
+        ),
         _passages_as_text(encoder, prompts) if note and isinstance(encoder, DualEncoder) else "",
         _code(_CODE[library](name, encoder, note)) if note else "",
         "With jaxretr:" if note else "",

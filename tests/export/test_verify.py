@@ -234,8 +234,8 @@ def test_changed_golden_vectors(copied: Any) -> None:
 
 def test_a_model_that_is_one_tower_must_stay_one(tiny_models: Path, tmp_path: Path) -> None:
     encoder = make(load_tokenizer(tiny_models / "encoder_tokenizer"), shared=True)
-    export(encoder, tmp_path / "out", "sentence-transformers")
-    change_weight(tmp_path / "out/question", "encoder.layer.1.intermediate.dense.bias")
+    export(encoder, tmp_path / "out", "huggingface", layout="dpr")  # Two folders of the same weights.
+    change_weight(tmp_path / "out/question", "question_encoder.bert_model.encoder.layer.1.intermediate.dense.bias")
     message = refused(tmp_path / "out")
     assert "question/model.safetensors was changed" in message and "question/ and passage/ differ" in message
 

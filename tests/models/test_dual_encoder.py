@@ -599,10 +599,11 @@ def test_a_peft_adapter_in_the_folder_is_applied(
 def test_an_adapter_without_its_model_says_what_to_do(tokenizer: Any, encoder: DualEncoder, tmp_path: Path) -> None:
     shape = AdapterShape(lora_rank=2, lora_targets=("query",), bottleneck=0)
     modules = init_adapter(shape, BERT, seed=0)
-    Adapter(shape, {"shared": modules}, encoder.config, None).save_peft(tmp_path / "adapter", "./gone")
-    for read in (DualEncoder.from_pretrained, load_scorer):
-        with pytest.raises(UserError, match=r"adapter: holds an adapter alone.*load_adapter"):
-            read(tmp_path / "adapter")
+    for base in ("./gone", "."):
+        Adapter(shape, {"shared": modules}, encoder.config, None).save_peft(tmp_path / "adapter", base)
+        for read in (DualEncoder.from_pretrained, load_scorer):
+            with pytest.raises(UserError, match=r"adapter: holds an adapter alone.*load_adapter"):
+                read(tmp_path / "adapter")
 
 
 def test_lower_casing_survives_saving(modules: Any, tmp_path: Path) -> None:

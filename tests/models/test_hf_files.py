@@ -27,9 +27,10 @@ def test_resolve_takes_a_folder_and_names_what_is_missing(tmp_path: Path) -> Non
     assert resolve(tmp_path / "encoder") == tmp_path / "encoder"
     with _raises(r"encodr: no such model folder; did you mean 'encoder'\?"):
         resolve(tmp_path / "encodr")
-    (tmp_path / "weights.bin").write_bytes(b"")
-    with _raises(r"weights\.bin: is a file; give the folder"):
-        resolve(tmp_path / "weights.bin")
+    for name, message in (("weights.bin", "is weights alone; give the folder"), ("x", "is a file; give the folder")):
+        (tmp_path / name).write_bytes(b"")
+        with _raises(rf"{name}: {message}"):
+            resolve(tmp_path / name)
 
 
 def test_resolve_offline_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

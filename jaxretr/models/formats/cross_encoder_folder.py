@@ -19,7 +19,7 @@ from jaxretr.models.formats.encoder_params import (
     without_task,
 )
 from jaxretr.models.formats.head_names import HEADS, HeadNames, default_head, head_names
-from jaxretr.models.formats.hf_files import TensorFiles, config_fields, read_json, stated_architecture
+from jaxretr.models.formats.hf_files import config_fields, open_scorer, read_json, stated_architecture
 from jaxretr.models.formats.name_table import read_rows, write_rows
 from jaxretr.models.layers import Params
 from jaxretr.models.rotary_config import RotaryConfig
@@ -66,7 +66,7 @@ def read_cross_encoder(folder: Path) -> LoadedCrossEncoder:
       UserError: an architecture without such a head, another number of scores, a setting that is not supported, or
         tensors that are missing, left over or of a wrong shape.
     """
-    config, tensors = read_json(folder, "config.json"), TensorFiles.open(folder)
+    config, tensors = open_scorer(folder)
     backbone, names = _below_head(config, tensors.where)
     shape = _head_shape(backbone, config, tensors.where)
     there, out = set(tensors.names), f"{names.out}.weight"
@@ -131,7 +131,7 @@ def read_causal_lm(folder: Path, max_question_length: int) -> tuple[CausalLmConf
 
 def _read_decoder(folder: Path) -> tuple[RotaryConfig, Params, np.ndarray | None]:
     """A decoder's shape and parameters, and its output layer's rows [V, D]; None where those are the word embeddings."""
-    config, tensors = read_json(folder, "config.json"), TensorFiles.open(folder)
+    config, tensors = open_scorer(folder)
     encoder = import_checkpoint(config, tensors)
     if not isinstance(encoder.config, RotaryConfig) or not encoder.config.causal:
         raise UserError(f"{folder}: is no causal language model; give a decoder with its output layer (...ForCausalLM)")

@@ -103,8 +103,9 @@ def load(
         ours, theirs = (folder / NOTE).exists(), sentence_transformers.wrote(folder)
         if (ours or theirs) and passage_path is not None:
             raise UserError(f"{folder}: holds a whole dual encoder; leave passage_path out")
-        adapted = not ours and adapter_formats.kind_of(folder) is not None
-        base = _base_of(folder) if adapted and not has_weights(folder) else folder
+        places = () if ours else (folder, folder / "0_Transformer")
+        adapter = next((place for place in places if adapter_formats.kind_of(place) is not None), None)
+        base = folder if adapter is None or has_weights(adapter) else _base_of(adapter)
         if ours:
             loaded = _load_ours(folder, tokenizer)
         elif theirs:
@@ -113,8 +114,8 @@ def load(
             loaded = load(base, passage_path=passage_path, tokenizer=tokenizer, pooling=pooling)
         else:
             loaded = _load_hugging_face(folder, passage_path, tokenizer, pooling)
-        if adapted:
-            loaded = _with_adapter(loaded, folder, base)
+        if adapter is not None:
+            loaded = _with_adapter(loaded, adapter, base)
     return _with_towers(_with_pooling(loaded, pooling, path_or_name), shared, path_or_name)
 
 
@@ -125,7 +126,10 @@ def _base_of(folder: Path) -> Path:
     try:
         if not isinstance(name, str) or not name:
             raise UserError("its file names none")
-        return (folder / name).resolve() if (folder / name).is_dir() else resolve(name)
+        found = folder / name if (folder / name).is_dir() else resolve(name)
+        if found.samefile(folder):
+            raise UserError("its file names its own folder")
+        return found
     except UserError as error:
         raise UserError(
             f"{folder}: holds an adapter alone, and the model that it is for cannot be found ({error}); load that model, "

@@ -1,6 +1,7 @@
 """Hugging Face model folders: where they are, their config.json, and the tensors in them."""
 
 import json
+import logging
 import os
 import re
 import zipfile
@@ -36,6 +37,8 @@ _HUB_FILES = [
 _HUB_IGNORED = ["onnx/*", "openvino/*", "coreml/*", "*.msgpack", "*.h5"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_TIMEOUT_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _FOREIGN_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "model.onnx", "rust_model.ot", "*.gguf", "*.ckpt*")
@@ -335,6 +338,16 @@ class TensorFiles:
     def select(self, keep: Callable[[str], bool]) -> "TensorFiles":
         """Only the tensors whose name is to be kept."""
         return TensorFiles({name: tensor for name, tensor in self._tensors.items() if keep(name)}, self.where)
+
+
+def open_scorer(folder: str | Path) -> tuple[dict[str, Any], TensorFiles]:
+    """The config.json and the tensors of a scorer; an adapter beside them is not applied, which the log says."""
+    if (Path(folder) / "adapter_config.json").exists():
+        _log.warning(
+            "%s: holds an adapter too, which is not applied to a scorer; merge it into the weights (PEFT's merge_and_unload)",
+            folder,
+        )
+    return read_json(folder, "config.json"), TensorFiles.open(folder)
 
 
 def _open_file(path: Path) -> dict[str, _Tensor]:

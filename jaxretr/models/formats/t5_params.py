@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxretr.errors import UserError
-from jaxretr.models.formats.hf_files import TensorFiles, config_fields, read_json, stated_architecture
+from jaxretr.models.formats.hf_files import TensorFiles, config_fields, open_scorer, stated_architecture
 from jaxretr.models.formats.name_table import Place, Row, read_rows, write_rows
 from jaxretr.models.layers import Params, define
 from jaxretr.models.t5 import T5Config, T5Model
@@ -82,7 +82,7 @@ def read(folder: str | Path, dtype: Any = None, place: Place | None = None) -> t
     Raises:
       UserError: as `import_t5`; also for a missing or broken file.
     """
-    return import_t5(read_json(folder, "config.json"), TensorFiles.open(folder), dtype, place)
+    return import_t5(*open_scorer(folder), dtype, place)
 
 
 def import_t5(

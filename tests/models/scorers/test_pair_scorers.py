@@ -106,6 +106,13 @@ def test_long_pairs_are_cut_as_tokenizers_cut_them(tmp_path: Path) -> None:
             assert [int(at >= second) for at in range(len(row))] == theirs["token_type_ids"], (q, p)
 
 
+def test_an_adapter_beside_a_scorer_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_model("bert", tmp_path)
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    jaxretr.CrossEncoder.from_pretrained(folder)
+    assert "holds an adapter too, which is not applied" in caplog.text
+
+
 def test_another_number_of_scores_is_refused(tmp_path: Path) -> None:
     folder = make_model("bert", tmp_path, labels=3)
     with pytest.raises(UserError, match=r"3 scores.*num_labels 1"):
