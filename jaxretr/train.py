@@ -189,6 +189,8 @@ def train(
       UserError: bad input, a folder that cannot be written, or a checkpoint of another shape.
       SystemExit: a signal asked the run to stop; everything is saved. The code is `EXIT_AGAIN`.
     """
+    if not isinstance(config, Config):
+        raise UsageError(f"a Config is expected, not a {type(config).__name__}; load it with load_config")
     check_numbers(config)
     keep_programs()
     path = as_path(workdir)

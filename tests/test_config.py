@@ -231,7 +231,7 @@ def test_a_setting_that_is_given_twice_is_refused(words: list[str]):
 
 
 def test_a_key_that_is_in_a_json_object_twice_is_refused():
-    with pytest.raises(UsageError, match="--encoder.adapter: .*each key once"):
+    with pytest.raises(UsageError, match=r"--encoder\.adapter: .*each key once"):
         override(ART, ["--encoder.adapter", '{"lora_rank": 4, "lora_rank": 5}'])
 
 

@@ -331,7 +331,7 @@ def test_embedding_distillation_reads_one_s_own_questions(beir: Any, tevatron: P
 )
 def test_data_that_a_setting_replaces_entirely_is_refused(config: str, stated: list[str], beir: Any):
     settings = {f"data.{name}": ["other"] if name == "corpora" else "other" for name in stated}
-    with pytest.raises(UsageError, match="is given as the data of .* as well; leave one of them out"):
+    with pytest.raises(UsageError, match=r"is given as the data of .* as well; leave one of them out"):
         jaxretr.load_config(config, data=beir(train=range(20), dev=range(20, 25)), **settings)
 
 
