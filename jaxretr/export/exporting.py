@@ -384,7 +384,9 @@ def update(
             )
         return update_scann(folder, add=add, delete=delete, rebalance=rebalance)
     if add is not None and (isinstance(add, EmbeddingStore) or is_store(add)):
-        raise UsageError(f"{folder}: a live index keeps texts as well; give --add the file of the passages, not their store")
+        raise UsageError(
+            f"{folder}: a live index keeps texts as well; give --add the file of the passages, not their store"
+        )
     ids = read_ids(delete) if isinstance(delete, Path) else list(delete or ())
     return live.update(
         folder, add=add, delete=ids, rebalance=rebalance, model=model, dtype=dtype or "auto", batch_size=batch_size

@@ -104,7 +104,9 @@ class MinedSet:
             f"{report['questions_without_negatives']} have none"
         ]
         dropped = report["dropped"]
-        lines += [f"dropped {dropped[key]} passages: {meaning} ({key})" for key, meaning in REASONS.items() if dropped[key]]
+        lines += [
+            f"dropped {dropped[key]} passages: {meaning} ({key})" for key, meaning in REASONS.items() if dropped[key]
+        ]
         share = 100 * top["share"]
         return "\n".join([*lines, f"{share:.1f} % of the questions have a positive among the best {top['depth']}"])
 

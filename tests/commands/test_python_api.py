@@ -241,13 +241,22 @@ def test_what_is_no_model_no_path_and_no_column_is_refused_in_one_line(tmp_path:
             return tokens
 
     wrong: list[tuple[Any, str]] = [
-        (lambda: jaxretr.evaluate_model(Module(), beir=tiny.DATA, split="train"), "a Module is not an encoder; give a Dual"),
+        (
+            lambda: jaxretr.evaluate_model(Module(), beir=tiny.DATA, split="train"),
+            "a Module is not an encoder; give a Dual",
+        ),
         (lambda: jaxretr.evaluate_model(lambda: Module(), beir=tiny.DATA, split="train"), "a Module is not an encoder"),
         (lambda: jaxretr.encode(3, corpus=tiny.DATA, out=tmp_path / "out"), "a int is not an encoder"),
         (lambda: jaxretr.load_config("dpr_small", data=["a", "b"]), "data: one path is expected, not"),
         (lambda: jaxretr.load_config(3), "config: a path or name is expected, not a int"),
-        (lambda: jaxretr.ExactIndex(np.eye(2, dtype=np.float32), metadata=[{"a": 1}]), "metadata: a list is not a dict"),
-        (lambda: jaxretr.train("dpr_small", tmp_path / "run"), "a Config is expected, not a str; load it with load_config"),
+        (
+            lambda: jaxretr.ExactIndex(np.eye(2, dtype=np.float32), metadata=[{"a": 1}]),
+            "metadata: a list is not a dict",
+        ),
+        (
+            lambda: jaxretr.train("dpr_small", tmp_path / "run"),
+            "a Config is expected, not a str; load it with load_config",
+        ),
     ]
     for call, message in wrong:
         with pytest.raises(jaxretr.UserError) as error:
