@@ -208,7 +208,7 @@ def loaded(encoder: Encoder | Path_ | Callable[[], Encoder]) -> Encoder:
         raise UsageError(
             f"a {type(found).__name__} is not an encoder; give a DualEncoder or CombinedEncoder, or a path or hub name"
         )
-    return found
+    return found  # pyright: ignore[reportReturnType]
 
 
 def name_of(encoder: Encoder) -> str:
