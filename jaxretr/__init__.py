@@ -53,7 +53,7 @@ _FUNCTIONS = {
     "search_bm25": "jaxretr.search.bm25.searching",
     "train": "jaxretr.train",
     "tune": "jaxretr.evaluate.weight_tuning",
-    "update": "jaxretr.search.scann.upkeep",
+    "update": "jaxretr.export.exporting",
     "validate_data": "jaxretr.data_files.validation",
     "verify": "jaxretr.export.exporting",
     "word_order": "jaxretr.evaluate.word_order",
@@ -129,7 +129,7 @@ if TYPE_CHECKING:
     from jaxretr.evaluate.weight_tuning import tune
     from jaxretr.evaluate.word_order import word_order
     from jaxretr.experiment import configs, load_config
-    from jaxretr.export.exporting import export, verify
+    from jaxretr.export.exporting import export, update, verify
     from jaxretr.mine.lexical import mine_lexical
     from jaxretr.mine.mining import mine
     from jaxretr.models.adapter import Adapter
@@ -145,7 +145,6 @@ if TYPE_CHECKING:
     from jaxretr.search.bm25.searching import search_bm25
     from jaxretr.search.exact import ExactIndex
     from jaxretr.search.scann.index import ScannIndex
-    from jaxretr.search.scann.upkeep import update
     from jaxretr.search.searching import search
     from jaxretr.stores.embedding_store import EmbeddingStore
     from jaxretr.stores.encoding import encode

@@ -35,6 +35,8 @@ def find(config: str | Path) -> Path:
     Raises:
       UsageError: there is neither.
     """
+    if not isinstance(config, str | os.PathLike):
+        raise UsageError(f"config: a path or name is expected, not a {type(config).__name__}; see: jaxretr configs")
     path = Path(config).expanduser()
     if path.exists():
         return path

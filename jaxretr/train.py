@@ -198,6 +198,8 @@ def train(
         with other data or models.
       SystemExit: a signal asked the run to stop; everything is saved. The code is `EXIT_AGAIN`.
     """
+    if not isinstance(config, Config):
+        raise UsageError(f"a Config is expected, not a {type(config).__name__}; load it with load_config")
     check_numbers(config)
     keep_programs()
     path = as_path(workdir)

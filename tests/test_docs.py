@@ -13,7 +13,7 @@ import test_notebooks
 import tiny
 
 import jaxretr
-from jaxretr import cli, experiment
+from jaxretr import cli, config, experiment
 from jaxretr.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -217,6 +217,34 @@ def known(name: str, settings: set[str]) -> bool:
     return of_encoder or any(each == name or each.startswith(f"{name}.") for each in settings)
 
 
+def test_reference_pages_say_in_a_clone_how_to_print_what_they_include() -> None:
+    for path in (ROOT / "docs/reference").glob("*.md"):
+        text = path.read_text()
+        assert "_generated/" in text and "`make docs`" in text, path.name
+        for command in re.findall(r"`(jaxretr [^`]*--help)`", text):
+            cli_words = command.replace("COMMAND", "encode").replace("CONFIG", "dpr_small").split()[1:]
+            assert cli.main(cli_words) == 0
+        for code in re.findall(r"`(?:help|dir)\(([\w.]+)\)`", text):
+            assert code == "jaxretr" or callable(getattr(jaxretr, code.removeprefix("jaxretr.")))
+
+
+@pytest.mark.parametrize("name", ["sentence_transformers", "tevatron"])
+def test_the_command_trains_with_the_settings_of_the_python_beside_it(name: str) -> None:
+    path = ROOT / f"docs/coming_from/{name}.md"
+    calls = [
+        node for block in blocks(path, "python") for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Call)
+    ]
+    (call,) = [node for node in calls if isinstance(node.func, ast.Attribute) and node.func.attr == "load_config"]
+    written = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
+    (line,) = [
+        line for block in blocks(path, "bash") for line in block.splitlines() if line.startswith("jaxretr train")
+    ]
+    args = cli.parse(line.split()[1:])
+    assert args.config == ast.literal_eval(call.args[0])
+    typed = config.settings_of(config.load(experiment.find(args.config)), args.overrides)
+    assert (args.data, typed) == (written.get("data") or written["beir"], written[None])
+
+
 def text_without_blocks(path: Path) -> str:
     return re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
 
@@ -326,7 +354,9 @@ def test_commands_run_as_they_are_printed(name: str, page_folder: Path) -> None:
             settings = {**SMALL, **(scorer if words[1] == "art_small" else {})}
             if words[1] not in ("dpr_small", "art_small"):
                 settings = {key: value for key, value in settings.items() if not key.startswith("index.")}
-            words += [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
+            ours = {f"--{key.replace('_', '-')}": value for key, value in settings.items()}
+            words = [word for at, word in enumerate(words) if not {word, words[at - 1]} & set(ours)]
+            words += [f"{option}={value}" for option, value in ours.items()]
         if words[:2] == ["mine", "lexical"]:
             words = [{"2000": "40", "200": "8"}.get(word, word) for word in words] + ["--negative-ranks", "12:14"]
         assert cli.main(words) == 0, f"jaxretr {' '.join(words)}"

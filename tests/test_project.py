@@ -106,8 +106,8 @@ def test_package_holds_every_module_and_asset() -> None:
     assert len(data) >= 5 and set(data) <= shipped
 
 
-def test_an_installed_wheel_finds_its_configs_by_name(tmp_path: Path) -> None:
-    source = tmp_path / "source"  # setuptools writes build/ beside pyproject.toml
+def test_a_wheel_finds_its_configs_and_an_editable_install_its_package_beside_the_clone(tmp_path: Path) -> None:
+    source = tmp_path / "jaxretr"  # setuptools writes build/ beside pyproject.toml
     names = [path.relative_to(ROOT) for path in tracked() if path.suffix == ".txt" and path.parent == ROOT]
     names += [Path("setup.py"), Path("pyproject.toml"), Path("README.md"), Path("LICENSE")]
     for name in names:
@@ -130,6 +130,16 @@ def test_an_installed_wheel_finds_its_configs_by_name(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
     assert done.stdout.split() == [str(tmp_path / "site/jaxretr/configs/dpr_small.py"), "typos_small"]
+    # In the working directory, jaxretr is the clone's folder, not the package.
+    build = "from setuptools.build_meta import build_editable; print(build_editable('.'))"
+    done = subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True, text=True)
+    with zipfile.ZipFile(source / done.stdout.splitlines()[-1]) as wheel:
+        wheel.extractall(tmp_path / "editable")
+    code = f"import site; site.addsitedir({str(tmp_path / 'editable')!r}); import jaxretr; print(jaxretr.__file__)"
+    environment.pop("PYTHONPATH")
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == str(source / "jaxretr/__init__.py")
 
 
 def test_no_large_file_but_assets() -> None:

@@ -8,10 +8,11 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from jaxretr.config import EngineName
+from jaxretr.config import EncodeDtype, EngineName
 from jaxretr.data.readers import read_questions
 from jaxretr.errors import UsageError, UserError, did_you_mean
 from jaxretr.export import folder as model_folder
+from jaxretr.export import live
 from jaxretr.export.index_source import IndexSource
 from jaxretr.export.verify_model import Library
 from jaxretr.export.verify_model import verify as verify_model
@@ -19,6 +20,8 @@ from jaxretr.progress import Progress
 from jaxretr.search.certificate import Certificate
 from jaxretr.search.certificate import table as certificate_table
 from jaxretr.search.scann.engines import engine_of
+from jaxretr.search.scann.upkeep import Updated, read_ids
+from jaxretr.search.scann.upkeep import update as update_scann
 from jaxretr.search.searching import check_store
 from jaxretr.serve.live.settings import LiveSettings
 from jaxretr.serve.live.verifying import is_live
@@ -345,6 +348,48 @@ def verify(folder: Path_, library: Library | None = None) -> Verification:
     meta = store.meta
     return Verification(
         str(folder), f"{meta.rows} {meta.side}s in {meta.shards} shards, of {meta.model}; all hashes agree"
+    )
+
+
+def update(
+    folder: str | Path,
+    *,
+    add: EmbeddingStore | str | Path | None = None,
+    delete: Sequence[str] | Path | None = None,
+    rebalance: bool = False,
+    model: str | None = None,
+    dtype: EncodeDtype | None = None,
+    batch_size: int | None = None,
+) -> Updated:
+    """Deletes passages of a certified or a live index by id, adds others, and measures the recall again where it is due.
+
+    Args:
+      folder: what `jaxretr.export(..., to="scann")` or `ScannIndex.save` wrote; or a live index that no service has open.
+      add: of a certified index: embeddings of the passages to add; of a live one: a file of passages, which are encoded. A
+        passage whose id exists replaces the old one.
+      delete: ids, or a file with one id per line.
+      rebalance: retrain tree and codes and tune again; automatic once many of the passages have changed.
+      model: of a live index: its encoder, if the name that the index has for it leads nowhere.
+      dtype: of a live index: of the encoder's matmuls; None: "auto".
+      batch_size: of a live index: passages a batch; None: what suits the device.
+
+    Raises:
+      UserError: the folder is neither or is in use, an id is not in the index, or another model encoded `add`.
+      UsageError: `add` is not what this kind of index takes, or `model`, `dtype` or `batch_size` is for a certified index.
+    """
+    if not is_live(folder):
+        if (model, dtype, batch_size) != (None, None, None):
+            raise UsageError(
+                f"{folder}: only a live index encodes what is added; leave --model, --compute and --batch-size out"
+            )
+        return update_scann(folder, add=add, delete=delete, rebalance=rebalance)
+    if add is not None and (isinstance(add, EmbeddingStore) or is_store(add)):
+        raise UsageError(
+            f"{folder}: a live index keeps texts as well; give --add the file of the passages, not their store"
+        )
+    ids = read_ids(delete) if isinstance(delete, Path) else list(delete or ())
+    return live.update(
+        folder, add=add, delete=ids, rebalance=rebalance, model=model, dtype=dtype or "auto", batch_size=batch_size
     )
 
 

@@ -1,8 +1,8 @@
-"""Exports an embedding store as a live index: documents and vectors in SQLite, and the first snapshot."""
+"""Exports an embedding store as a live index (documents and vectors in SQLite, the first snapshot), and updates it."""
 
 import logging
-from collections.abc import Callable, Iterator
-from itertools import repeat
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,16 @@ from jaxretr.data.text_rows import bare_suffix, find_input
 from jaxretr.errors import UserError
 from jaxretr.export import passage_fields
 from jaxretr.export.index_source import IndexSource, rebatched, silent
+from jaxretr.models.combined_encoder import load_encoder
+from jaxretr.models.dual_encoder import EncodeDtype
 from jaxretr.parallel import memory
+from jaxretr.progress import Progress
 from jaxretr.search.filters import Value
+from jaxretr.search.scann.upkeep import Updated
 from jaxretr.serve.live import database, snapshots, writes
 from jaxretr.serve.live.database import Database
+from jaxretr.serve.live.index import LiveIndex
+from jaxretr.serve.live.offline import model_of
 from jaxretr.serve.live.settings import LiveSettings
 from jaxretr.serve.live.verifying import verify
 from jaxretr.serve.served import Document
@@ -26,6 +32,9 @@ log = logging.getLogger(__name__)
 
 # Documents per transaction.
 _PIECE_ROWS = 10_000
+
+# The same of an update, which encodes them.
+_UPDATE_ROWS = 1_000
 
 # Bytes that a document takes in the database besides text and vector.
 _ROW_BYTES = 200
@@ -80,6 +89,65 @@ def export(
             connection.close()
             base.close()
         return verify(partial)
+
+
+def update(
+    folder: str | Path,
+    *,
+    add: str | Path | None = None,
+    delete: Sequence[str] = (),
+    rebalance: bool = False,
+    model: str | None = None,
+    dtype: EncodeDtype = "auto",
+    batch_size: int | None = None,
+) -> Updated:
+    """Deletes passages from a folder that no service has open, then adds others, as the service does.
+
+    Args:
+      folder: of a live index.
+      add: a corpus, whose passages are encoded; one whose id exists replaces the old one. Written in pieces: an update that
+        was interrupted can be repeated.
+      delete: ids.
+      rebalance: whether to write a new snapshot, with a new approximate index, and to measure its recall; automatic where
+        it is due.
+      model: what `load_encoder` takes, if the index's own name for its model leads nowhere.
+      dtype: of the matmuls.
+      batch_size: passages a batch; None: what suits the device.
+
+    Raises:
+      UserError: another process has the folder, an id is not in the index, a passage is wrong, or another model.
+    """
+    first: dict[str, str] = {}
+    for where, id, _ in () if add is None else _documents(add):  # What is wrong with them is found before all else.
+        if first.setdefault(id, where) != where:
+            raise UserError(f"{where}: passage {id!r} is at {first[id]} as well; remove one")
+    index = LiveIndex.open(folder, name=Path(folder).name, background=False)
+    try:
+        if any(missing := [found is None for found in index.documents(delete)]):
+            raise UserError(f"{delete[missing.index(True)]!r} is not in the index; remove it from the ids to delete")
+        encoder = None
+        if add is not None:
+            space = index.view.space
+            encoder = model_of(load_encoder(model or space.model, dtype=dtype), model or space.model, batch_size)
+            if encoder.fingerprint != space.fingerprint:
+                raise UserError(
+                    f"{folder}: has the vectors of {space.model}, and {encoder.name} makes others; name the model of the "
+                    f"index, or move it to this one: jaxretr reindex {folder} --to {encoder.name}"
+                )
+        index.delete(delete)
+        added = replaced = 0
+        documents = () if add is None else (document for _, _, document in _documents(add))
+        with Progress(len(first), "passage", "added") as progress:
+            while encoder is not None and (piece := list(islice(documents, _UPDATE_ROWS))):
+                written = index.upsert(piece, encoder.encode(piece), model_fingerprint=encoder.fingerprint)
+                added, replaced = added + written.added, replaced + written.replaced
+                progress.advance(len(piece))
+        if rebalance:
+            index.upkeep.compact()
+        index.upkeep.catch_up()
+        return Updated(Path(folder), added, replaced, len(delete), len(index), None)
+    finally:
+        index.close()
 
 
 def _documents(corpus: str | Path) -> Iterator[tuple[str, str, Document]]:

@@ -109,7 +109,10 @@ class MinedSet:
             f"{negatives['questions_by_number'].get(str(wanted), 0)} have all {wanted}, "
             f"{report['questions_without_negatives']} have none"
         ]
-        lines += [f"dropped {report['dropped'][key]} passages: {meaning} ({key})" for key, meaning in REASONS.items()]
+        dropped = report["dropped"]
+        lines += [
+            f"dropped {dropped[key]} passages: {meaning} ({key})" for key, meaning in REASONS.items() if dropped[key]
+        ]
         share = 100 * top["share"]
         return "\n".join([*lines, f"{share:.1f} % of the questions have a positive among the best {top['depth']}"])
 

@@ -46,6 +46,11 @@ class Filters:
           UserError: a field has more or fewer values than there are rows, or another kind of value.
         """
         self.rows = rows
+        if not isinstance(metadata, Mapping | None):
+            raise UserError(
+                f"metadata: a {type(metadata).__name__} is not a dict of columns; give field -> one value for each row, such as "
+                '{"language": ["en", "de"]}'
+            )
         self.metadata = {field: _values(field, values, rows) for field, values in (metadata or {}).items()}
         self._ids = ids
         self._row_of: dict[str, int] | None = None

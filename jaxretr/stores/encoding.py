@@ -1,5 +1,6 @@
 """Encoding of whole corpora: into an embedding store that an interrupted run resumes with, or into memory."""
 
+import inspect
 import logging
 import os
 import time
@@ -7,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -192,10 +193,21 @@ def ids_of(content: Content) -> Iterable[str]:
 
 
 def loaded(encoder: Encoder | Path_ | Callable[[], Encoder]) -> Encoder:
-    """The encoder, the one loaded from a path or hub name, or what a function returns that loads it late."""
+    """The encoder, the one loaded from a path or hub name, or what a function returns that loads it late.
+
+    Raises:
+      UsageError: it is none of these.
+    """
     if isinstance(encoder, str | Path):
         return load_encoder(os.fspath(encoder))
-    return encoder() if callable(encoder) else encoder
+    found: Any = encoder
+    if callable(found) and not hasattr(found, "encode_passages") and not inspect.signature(found).parameters:
+        found = found()
+    if not hasattr(found, "encode_passages"):
+        raise UsageError(
+            f"a {type(found).__name__} is not an encoder; give a DualEncoder or CombinedEncoder, or a path or hub name"
+        )
+    return found  # pyright: ignore[reportReturnType]
 
 
 def name_of(encoder: Encoder) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import jax
 import numpy as np
@@ -230,3 +231,34 @@ def test_train_tells_the_metrics_the_step_and_the_model(tiny_models: Path, tmp_p
     assert result == result.metrics and result["acc@5"] == result.metrics["acc@5"]
     assert result.best in (0, 1, 2)
     assert repr(jaxretr.load_encoder(result.model)).startswith(f"DualEncoder('{result.model}', 16 dimensions")
+
+
+def test_what_is_no_model_no_path_and_no_column_is_refused_in_one_line(tmp_path: Path):
+    """Rather than with a traceback from inside: a module of one's own, a list of files, a list of rows."""
+
+    class Module:
+        def __call__(self, tokens: Any) -> Any:
+            return tokens
+
+    wrong: list[tuple[Any, str]] = [
+        (
+            lambda: jaxretr.evaluate_model(Module(), beir=tiny.DATA, split="train"),
+            "a Module is not an encoder; give a Dual",
+        ),
+        (lambda: jaxretr.evaluate_model(lambda: Module(), beir=tiny.DATA, split="train"), "a Module is not an encoder"),
+        (lambda: jaxretr.encode(3, corpus=tiny.DATA, out=tmp_path / "out"), "a int is not an encoder"),
+        (lambda: jaxretr.load_config("dpr_small", data=["a", "b"]), "data: one path is expected, not"),
+        (lambda: jaxretr.load_config(3), "config: a path or name is expected, not a int"),
+        (
+            lambda: jaxretr.ExactIndex(np.eye(2, dtype=np.float32), metadata=[{"a": 1}]),
+            "metadata: a list is not a dict",
+        ),
+        (
+            lambda: jaxretr.train("dpr_small", tmp_path / "run"),
+            "a Config is expected, not a str; load it with load_config",
+        ),
+    ]
+    for call, message in wrong:
+        with pytest.raises(jaxretr.UserError) as error:
+            call()
+        assert message in str(error.value) and "\n" not in str(error.value)

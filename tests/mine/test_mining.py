@@ -282,10 +282,11 @@ def _mine(out: Path, *words: object) -> list[dict]:
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def test_command_writes_what_the_definition_says_and_a_report_that_adds_up(tmp_path: Path, capsys):
+def test_command_writes_what_the_definition_says_and_a_report_that_adds_up(tmp_path: Path, capsys, caplog):
     report = tmp_path / "report.json"
     options = ("--ranks", "2:20", "--negatives", 5, "--relative-margin", 0.3, "--k1", 1.2, "--stemmer", "none")
     records = _mine(tmp_path / "mined.jsonl", "--report", report, *options)
+    assert "(outside_ranks)" in caplog.text and "dropped 0 " not in caplog.text
 
     corpus = read_corpus(DATA)
     training = load_training_set(DATA, corpus)

@@ -38,7 +38,7 @@ class FolderLock:
             os.close(file)
             raise UserError(
                 f"{folder}: process {holder} is writing this live index; only one can, since each searches its own copy "
-                "in memory without the others' writes: run a single worker, or stop that process"
+                "in memory without the others' writes: run a single worker, stop that process, or send it the writes over HTTP"
             ) from None
         with contextlib.suppress(OSError):  # The lock holds on a full disk too; only the number is missing.
             os.ftruncate(file, 0)

@@ -115,6 +115,16 @@ class Upkeep:
             index.note(view, certified)
             fault_points.reached("certificate.noted")
 
+    def catch_up(self) -> None:
+        """Makes the snapshot and the certificate that are due, unless asked to stop."""
+        while not self._stopping.is_set():
+            if self._compaction_is_due():
+                self.compact()
+            elif self._certificate_is_due():
+                self.certify()
+            else:
+                break
+
     def _compaction_is_due(self) -> bool:
         view, settings = self._index.view, self._index.settings
         many = view.changes > max(settings.compact_rows, settings.compact_share * len(view.base))
@@ -140,13 +150,7 @@ class Upkeep:
             self._wanted.wait()
             self._wanted.clear()
             try:
-                while not self._stopping.is_set():
-                    if self._compaction_is_due():
-                        self.compact()
-                    elif self._certificate_is_due():
-                        self.certify()
-                    else:
-                        break
+                self.catch_up()
             except Exception as error:  # Whatever it is, searches and writes continue.
                 self._later(f"{type(error).__name__}: {error}")
 
