@@ -18,6 +18,7 @@ from jaxretr import errors
 from jaxretr import train as program
 from jaxretr.config import ContrastiveConfig
 from jaxretr.errors import UserError
+from jaxretr.recipes.run_inputs import Inputs
 from jaxretr.trackers.background import Background
 from jaxretr.trackers.tracker import Outcome
 
@@ -33,8 +34,11 @@ class Measured:
         )
         self.done = 0
 
-    def inputs(self) -> dict[str, str]:
-        return {}
+    def inputs(self) -> Inputs:
+        return Inputs({}, {})
+
+    def evaluated(self) -> str:
+        return "questions"
 
     def init(self) -> Any:
         return {"x": jnp.zeros(1)}
