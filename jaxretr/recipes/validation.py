@@ -25,6 +25,7 @@ from jaxretr.objectives.live_index import fetch_rows
 from jaxretr.parallel.mesh import DATA, put_rows
 from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.recipes.corpus_tokens import width_of
+from jaxretr.recipes.example_draws import known_contents
 from jaxretr.recipes.whole_corpus import Model, WholeCorpus, put_batch, question_store
 from jaxretr.state import CorpusTokens, TrainState
 
@@ -50,7 +51,7 @@ class ValidationSet:
         self._rows = question_store(stores, examples.texts, model)
         # Everything in terms of contents, the first row with a title and text: each passage counts once, and no copy of
         # a question's own passage can push it down.
-        self._contents = contents
+        self._no_negatives = known_contents(examples, contents)
         own, pool = [], []
         for number in range(len(examples)):
             positive, hard, other = (
@@ -101,7 +102,7 @@ class ValidationSet:
         return float(np.concatenate(losses).mean())
 
     def _known(self, numbers: range) -> jax.Array:
-        lists = [self._contents[self.examples.positives[number]] for number in numbers]
+        lists = [self._no_negatives[number] for number in numbers]
         known = np.full((len(lists), max(map(len, lists))), NO_PASSAGE, np.int32)
         for row, values in zip(known, lists, strict=True):
             row[: len(values)] = values
