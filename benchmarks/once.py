@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from jaxretr.data.corpus import Corpus
+from jaxretr.data.question_identity import own_ids
 from jaxretr.data.readers import read_beir
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.measuring import Search, run_of
@@ -70,6 +71,7 @@ def values_of(
     sets = {split: read_beir(folder, split) for split in splits}
     search = search_in(next(iter(sets.values())).corpus)
     return {
-        split: metrics.evaluate(beir.qrels, run_of(search, beir.questions, 100), names, per_query=True)[1]
+        split: metrics.evaluate(beir.qrels, run_of(search, beir.questions, 100, own), names, per_query=True)[1]
         for split, beir in sets.items()
+        for own in [own_ids(beir.questions, beir.corpus, beir.qrels)]
     }

@@ -132,10 +132,12 @@ def values_of(name: str, search_in: Callable[[Corpus], Search], args: argparse.N
     """What a system finds for the questions of every split, {split: values}; kept in a file."""
 
     def of_splits() -> dict[str, Values]:
-        search = search_in(read_corpus(args.beir))
+        corpus = read_corpus(args.beir)
+        search = search_in(corpus)
         found: dict[str, Values] = {}
         for split_name, split in read_splits(str(args.beir), args.splits)[1].items():
-            measured = measure_altered(search, split, conditions(split, split_name, args.data), (METRIC,), split_name)
+            altered = conditions(split, split_name, args.data)
+            measured = measure_altered(search, corpus, split, altered, (METRIC,), split_name)
             found[split_name] = {CLEAN: measured.original[METRIC]}
             for condition in measured.draws:
                 draws = measured.of_draws(condition, METRIC)

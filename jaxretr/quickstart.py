@@ -19,6 +19,7 @@ import numpy as np
 from jaxretr.assets import QUICKSTART, REPHRASED
 from jaxretr.config import Joint, Train
 from jaxretr.data.corpus import Corpus
+from jaxretr.data.question_identity import own_ids
 from jaxretr.data.questions import Question, read_questions
 from jaxretr.data.readers import BeirSet, read_beir
 from jaxretr.data.typos import TypoGenerator
@@ -175,7 +176,8 @@ def _search(encoder: DualEncoder | CombinedEncoder, index: ExactIndex) -> Search
 def _measure(searches: dict[str, Search], on: BeirSet) -> Report:
     """What each system finds for the questions; the model after ART is compared with the others."""
     measure = ByQrels(on.qrels)
-    runs: dict[str, Run] = {name: run_of(search, on.questions, DEPTH) for name, search in searches.items()}
+    own = own_ids(on.questions, on.corpus, on.qrels)
+    runs: dict[str, Run] = {name: run_of(search, on.questions, DEPTH, own) for name, search in searches.items()}
     measured = [Measured(name, run, measure(run, SHOWN, name)) for name, run in runs.items()]
     first = [each for each in measured if each.path == AFTER]
     return Report.of(first[0], [each for each in measured if each.path != AFTER], measure)

@@ -383,7 +383,19 @@ def note_no_gain(best: dict[str, Any], metric: str, workdir: Path, writes: bool)
     note = (
         f"the best checkpoint is the start: training did not improve validation {metric} ({before:.4f} -> {after:.4f})"
     )
-    log.warning("%s; %s is the model as it was before training", note, workdir / "model")
+    remedy = ""
+    if before == after or (before >= 1 and metric not in LOWER_IS_BETTER):
+        # A metric that stays the same, or cannot rise, chooses nothing: one that training improved, else one that has room.
+        gains = {
+            name: (best["latest"][name] - value) * (-1 if name in LOWER_IS_BETTER else 1)
+            for name, value in best["figures"].items()
+            if name != metric and (value < 1 or name in LOWER_IS_BETTER)
+        }
+        others = [name for name, gain in gains.items() if gain > 0] or list(gains)
+        if others:
+            other = next((name for name in ("ndcg@10", "mrr@10") if name in others), others[0])
+            remedy = f"; an equal {metric} is no gain: choose by another metric, such as --train.best_metric {other}"
+    log.warning("%s; %s is the model as it was before training%s", note, workdir / "model", remedy)
     if writes:
         write_best(workdir, {"step": best["step"], "figures": best["figures"], "note": note})
 

@@ -47,11 +47,16 @@ def add_commands(commands: Commands) -> None:
     add("--run", metavar="RUN", help="a run of search or bm25, or results in MS MARCO's or DPR's format")
     add("--qrels", metavar="FILE", help="judgements in BEIR's or TREC's format")
     add("--answers", metavar="FILE", help="questions with answers: Acc@k by DPR's matching, in the texts of --corpus")
-    add("--corpus", metavar="FILE", help="the passages of the run, for --answers, --baseline bm25 and --rerank")
+    add(
+        "--corpus",
+        metavar="FILE",
+        help="the passages of the run, for --answers, --rerank and baselines that search; with --queries, a passage that is "
+        "the question itself does not count as found",
+    )
     add(
         "--queries",
         metavar="FILE",
-        help="the questions of the run, for --qrels with --baseline bm25, --rerank or a run without their ids (DPR's)",
+        help="the questions of the run, for --qrels with --corpus, or a run without their ids (DPR's)",
     )
     add("--match", choices=("string", "regex"), default="string", help="how answers are matched (default: %(default)s)")
     add("--beir", metavar="DIR", help="a folder with corpus, queries and qrels, for MODEL")
@@ -80,8 +85,9 @@ def add_commands(commands: Commands) -> None:
         "--baseline",
         metavar="RUN2",
         action="append",
-        help="a run to compare with, question by question; bm25 is BM25 over the same corpus (write ./bm25 for a file "
-        "of that name); repeat for more; all tests are Holm-corrected together",
+        help="a run to compare with, question by question, or a model, as a folder or hub name; bm25 is BM25 (write ./bm25 "
+        "for a file of that name). Models and BM25 search the same corpus: with --run, give --corpus and --queries. Repeat "
+        "for more; all tests are Holm-corrected together",
     )
     add(
         "--metrics",
@@ -239,7 +245,7 @@ def _of_run(args: argparse.Namespace) -> "Report":
     from jaxretr.evaluate.evaluating import evaluate_run
 
     _warn_of_bm25_file(args)
-    options = ("qrels", "answers", "corpus", "queries", "match")
+    options = ("qrels", "answers", "corpus", "queries", "match", "batch_size")
     return evaluate_run(args.run, **{name: vars(args)[name] for name in options}, **_shared(args))
 
 
@@ -307,6 +313,7 @@ def _shared(args: argparse.Namespace) -> dict[str, Any]:
         "baselines": args.baseline or (),
         "metrics": args.metrics,
         "relevance_level": args.relevance_level or 1,
+        "dtype": args.compute,
         **reranking.options(args),
     }
 

@@ -21,7 +21,7 @@ from jaxretr.json_dataclass import described
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Runs an experiment file's `config()` and applies command-line overrides.
 
-    Not in several threads at once: the file is run as a program, and stderr is caught meanwhile.
+    Not in several threads at once: the file is run as a program.
 
     Args:
       path: a Python file that defines `config() -> Config`.

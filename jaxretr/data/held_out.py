@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxretr.data.question_identity import text_key
 from jaxretr.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ def held_out(texts: Sequence[str], most: int, where: str) -> np.ndarray:
     Raises:
       UserError: there are fewer than ten.
     """
-    keys = [hashlib.sha256(" ".join(text.lower().split()).encode()).digest() for text in texts]
+    keys = [hashlib.sha256(text_key(text).encode()).digest() for text in texts]
     different = sorted(set(keys))
     count = min(most, len(different) // _SHARE)
     if not count:

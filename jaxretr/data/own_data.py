@@ -113,7 +113,7 @@ def _judged(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Co
     else:
         raise _useless(path, kind, "a BEIR folder (corpus.jsonl, queries.jsonl, qrels/train.tsv) or a training file")
     if kind != "lexical" and values["dev"] is None and not {"dev", "dev_questions"} & set(stated):
-        values["held_out"] = _HELD_OUT
+        values["held_out"] = stated.get("held_out", _HELD_OUT)
     negatives = config.negatives
     if negatives.mined and "mined" not in stated:
         log.warning(
@@ -192,7 +192,7 @@ def _art(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Confi
             qrels = qrels_path(path.expanduser(), dev)
             values |= {"dev_questions": str(path), "dev_qrels": str(qrels)}
         elif judged:
-            values["held_out"] = _HELD_OUT
+            values["held_out"] = stated.get("held_out", _HELD_OUT)
     _say(path, values["questions_split"], dev, values, "dev_questions" in stated)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, **values))
     return _with_metric_of_judgements(config)

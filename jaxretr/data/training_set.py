@@ -14,6 +14,7 @@ from jaxretr.data.formats.examples import Candidate, Example
 from jaxretr.data.formats.kinds import is_training_file, training_format
 from jaxretr.data.formats.reading import examples_file, read_examples
 from jaxretr.data.named.names import data_path
+from jaxretr.data.question_identity import first_with_text
 from jaxretr.data.questions import Question
 from jaxretr.errors import UserError
 
@@ -131,8 +132,8 @@ def load_training_set(
 
     A candidate whose id is in the corpus is that row, whatever text the file gives it; a text that the corpus has
     under another id is that row too; any other text becomes a new passage. Rows of one question id (MS MARCO's
-    triples) are one example. A negative in the duplicate group of a positive of its question is left out; so is
-    a question without positives, as in DPR. Whatever is left out is counted in a warning.
+    triples) are one example. A negative in the duplicate group of a positive of its question is left out, also where
+    the positive is of another id with the question's text; so is a question without positives, as in DPR. Whatever is left out is counted in a warning.
 
     Args:
       path: a file in one of `jaxretr.data.formats.kinds.FORMATS`, or a folder with queries, qrels and a corpus.
@@ -286,10 +287,12 @@ class _Builder:
             for examples, rows, scores in (pairs.arrays() for pairs in self.kinds)
         )
         groups = duplicate_groups_among(passages, np.unique(np.concatenate([positives[1], negatives[1], others[1]])))
-        known = _keys(positives[0], groups[positives[1]], len(passages))
+        # Questions with the same text share their positives, whatever their ids.
+        same = first_with_text(question.text for question in self.questions)
+        known = _keys(same[positives[0]], groups[positives[1]], len(passages))
         before = len(negatives[0]) + len(others[0])
         negatives, others = (
-            _masked(pairs, ~np.isin(_keys(pairs[0], groups[pairs[1]], len(passages)), known))
+            _masked(pairs, ~np.isin(_keys(same[pairs[0]], groups[pairs[1]], len(passages)), known))
             for pairs in (negatives, others)
         )
         has_positive = np.bincount(positives[0], minlength=len(self.questions)) > 0

@@ -1,11 +1,12 @@
 """`jaxretr.evaluate_model` and `jaxretr.evaluate_run`: metrics of a model on a BEIR folder, or of a run from a file."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from jaxretr.data.corpus import Corpus
+from jaxretr.data.question_identity import own_ids
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import BeirSet, read_beir, read_corpus, read_qrels, read_questions
 from jaxretr.errors import UsageError, UserError
@@ -21,8 +22,10 @@ from jaxretr.evaluate.measuring import (
     Search,
     check_same_corpus,
     cut_of_answers,
+    of_others,
     run_of,
     warn_of_missing,
+    warn_of_own,
 )
 from jaxretr.evaluate.measuring import depth as hits_needed
 from jaxretr.evaluate.report import Measured, Report
@@ -30,6 +33,7 @@ from jaxretr.evaluate.runs import has_question_ids, read_run
 from jaxretr.evaluate.searches import bm25_search, encoder_search, stored_search
 
 if TYPE_CHECKING:  # They import JAX, which measuring a run does not need.
+    from jaxretr.config import EncodeDtype
     from jaxretr.models.any_scorer import Scorer
     from jaxretr.search.reranking import AnyScorer
     from jaxretr.stores.embedding_store import EmbeddingStore
@@ -56,6 +60,7 @@ def evaluate_model(
     batch_size: int | None = None,
     rerank: "AnyScorer | None" = None,
     depth: int = 100,
+    dtype: "EncodeDtype" = "float32",
 ) -> Report:
     """Measures a model on a BEIR folder, and compares it with baselines question by question.
 
@@ -63,7 +68,8 @@ def evaluate_model(
       encoder: the model, a path or name as `load_encoder` takes it, or a function that loads it.
       beir: a folder with corpus, queries and qrels, or one already read.
       split: of the folder's judgements.
-      baselines: runs, as files; "bm25" is BM25 on the same corpus and questions.
+      baselines: runs, as files, and models, as folders or hub names; "bm25" is BM25. Models and BM25 search the same corpus
+        for the same questions.
       metrics: for instance "ndcg@10"; `jaxretr.evaluate.metrics` lists them.
       relevance_level: the lowest grade that counts as relevant, except for ndcg.
       index: the embeddings of the corpus, as `jaxretr.encode` made them with the model.
@@ -72,6 +78,9 @@ def evaluate_model(
       rerank: a cross-encoder or another scorer, what `load_scorer` takes, or a function that loads one: it orders the first
         hits of each question, see `jaxretr.rerank`. The report has the metrics after and before, and compares them.
       depth: hits that are re-ranked; those behind them are dropped.
+      dtype: precision of the models among the baselines, see `load_encoder`.
+
+    A passage that is the question itself does not count as found by any of the systems (`jaxretr.data.question_identity`).
 
     Returns:
       The metrics and the comparisons; the report prints, writes and plots them.
@@ -85,8 +94,8 @@ def evaluate_model(
         raise UsageError("index is there already and keep writes what is missing; give one of them")
     for name in metrics:
         measures.parse(name)
-    runs = _read_baselines(baselines)
     data = beir if isinstance(beir, BeirSet) else read_beir(beir, split)
+    runs = _read_baselines(baselines, data.questions, dtype, batch_size)
     from jaxretr.stores.encoding import loaded, name_of
     from jaxretr.stores.opening import open_store
 
@@ -96,8 +105,9 @@ def evaluate_model(
     model, k = loaded(encoder), hits_needed(metrics)
     if scorer is not None:
         k = max(k, depth)
-    found = run_of(_search_of(model, data.corpus, where, store, keep, batch_size), data.questions, k)
-    compared = _with_bm25(runs, data.corpus, data.questions, k)
+    own = own_ids(data.questions, data.corpus, data.qrels)
+    found = run_of(_search_of(model, data.corpus, where, store, keep, batch_size), data.questions, k, own)
+    compared = _searched(runs, data.corpus, data.questions, own, metrics)
     first = _with_reranked((name_of(model), found), scorer, data.questions, data.corpus, depth)
     return _report_of([*first, *compared], ByQrels(data.qrels, relevance_level), metrics)
 
@@ -136,6 +146,8 @@ def evaluate_run(
     relevance_level: int = 1,
     rerank: "AnyScorer | None" = None,
     depth: int = 100,
+    dtype: "EncodeDtype" = "float32",
+    batch_size: int | None = None,
 ) -> Report:
     """Measures a run by judgements or by answers, and compares it with baselines question by question.
 
@@ -143,15 +155,19 @@ def evaluate_run(
       run: a file in any format that `jaxretr.evaluate.runs.read_run` reads, or {question id: {passage id: score}}.
       qrels: judgements in BEIR's or TREC's format.
       answers: questions with answers, in place of judgements: Acc@k by DPR's matching in the texts of the corpus.
-      corpus: the passages; for answers, for BM25 as a baseline, and for re-ranking.
-      queries: the questions; for judgements with BM25 as a baseline, with re-ranking, or with a run that has no ids of
-        its questions, as DPR's results: they are found by their text.
+      corpus: the passages; for answers, for BM25 or a model as a baseline, and for re-ranking. With them and the questions,
+        hits that are the question itself are left out (`jaxretr.data.question_identity`); without, they count as in
+        trec_eval.
+      queries: the questions, wherever a corpus is given with judgements, and for a run that has no ids of its questions, as
+        DPR's results: they are found by their text.
       match: how answers are matched, "string" or "regex".
-      baselines: runs, as files; "bm25" is BM25 on corpus and queries.
+      baselines: runs, as files; models, as folders or hub names, and "bm25" search the corpus for the questions.
       metrics: ndcg@10, mrr@10 and recall@100 by default, or acc@1, acc@5, acc@20 and acc@100 with answers.
       relevance_level: the lowest grade that counts as relevant, except for ndcg.
       rerank: a scorer that orders the first hits of each question, as for `evaluate_model`.
       depth: hits that are re-ranked; those behind them are dropped.
+      dtype: precision of the models among the baselines, see `load_encoder`.
+      batch_size: of these models, texts per batch; None: chosen for the device.
 
     Returns:
       The metrics and the comparisons; the report prints, writes and plots them.
@@ -168,11 +184,12 @@ def evaluate_run(
     if answers is not None:
         _check_of_answers(corpus, queries, relevance_level)
     else:
-        files = [file for file in (run, *baselines) if isinstance(file, str | Path) and file != BM25]
+        files = [file for file in (run, *baselines) if isinstance(file, str | Path) and not _is_searched(file)]
         without_ids = queries is not None and corpus is None and not all(map(has_question_ids, files))
-        _check_of_texts(BM25 in baselines, rerank is not None, corpus, None if without_ids else queries)
+        searched = next(filter(_is_searched, baselines), None)
+        _check_of_texts(searched, rerank is not None, corpus, None if without_ids else queries)
     questions = _questions(queries if answers is None else answers)
-    runs = _read_baselines(baselines, questions)
+    runs = _read_baselines(baselines, questions, dtype, batch_size)
     found = read_run(run, questions=questions or None) if isinstance(run, str | Path) else run
     name = str(run) if isinstance(run, str | Path) else "the run"
     texts = read_corpus(corpus) if isinstance(corpus, str | Path) else corpus or Corpus([], [], [])
@@ -187,8 +204,12 @@ def evaluate_run(
                 f"{_named(queries)}: {_named(qrels)} judges none of its questions; check that the ids agree"
             )
         measure = ByQrels(judged, relevance_level)
+        if corpus is None:
+            warn_of_own(found, judged, name)
     scorer = _loaded_scorer(rerank, depth, names)
-    compared = _with_bm25(runs, texts, questions, hits_needed(names))
+    own = own_ids(questions, texts, None if qrels is None else judged)
+    found = of_others(found, own, len(texts), names, name)
+    compared = _searched(runs, texts, questions, own, names)
     if scorer is not None:
         wanted = qrels if qrels is None else judged
         found = {id: hits for id, hits in found.items() if wanted is None or id in wanted}
@@ -204,18 +225,18 @@ def _check_of_answers(corpus: object, queries: object, relevance_level: int) -> 
         raise UsageError("queries are for judgements; with answers the questions are known, leave queries out")
 
 
-def _check_of_texts(bm25: bool, rerank: bool, corpus: object, queries: object) -> None:
-    wanted = bm25 or rerank
-    if rerank and (corpus is None or queries is None):
+def _check_of_texts(searched: _Path | None, rerank: bool, corpus: object, queries: object) -> None:
+    """Refuses a missing corpus or missing queries; `searched` is the first baseline that searches them."""
+    if corpus is not None and queries is not None:
+        return
+    if rerank:
         raise UsageError("re-ranking reads the texts of questions and passages: give corpus and queries as well")
-    if wanted and (corpus is None or queries is None):
-        raise UsageError(
-            "the baseline bm25 searches the corpus: give corpus and queries as well, or write ./bm25 for a file of "
-            "that name"
-        )
-    if not wanted and (corpus is not None or queries is not None):
-        superfluous = "queries" if corpus is None else "corpus"
-        raise UsageError(f"with qrels only the baseline bm25 and re-ranking need the {superfluous}; leave it out")
+    if searched is not None:
+        file = ", or write ./bm25 for a file of that name" if searched == BM25 else ""
+        raise UsageError(f"the baseline {searched} searches the corpus: give corpus and queries as well{file}")
+    if corpus is not None or queries is not None:
+        given, missing = ("queries", "corpus") if corpus is None else ("corpus", "queries")
+        raise UsageError(f"with qrels, {given} and {missing} go together: give {missing} as well, or leave {given} out")
 
 
 def _questions(queries: _Path | Sequence[Question] | None) -> Sequence[Question]:
@@ -226,19 +247,54 @@ def _named(source: object) -> str:
     return str(source) if isinstance(source, str | Path) else "the given data"
 
 
-def _read_baselines(names: Sequence[_Path], questions: Sequence[Question] = ()) -> list[tuple[str, Run | None]]:
-    """Reads the runs of baselines, see `read_run`; None for BM25, which is computed later."""
+def _is_searched(baseline: _Path) -> bool:
+    """Whether a baseline is BM25 or a model: a folder, or a hub name where no file can be meant."""
+    path = Path(baseline).expanduser()
+    if baseline == BM25 or path.is_dir():
+        return True
+    if "/" not in str(baseline) or path.exists() or path.parent.exists():
+        return False
+    from jaxretr.models.formats.hf_files import is_hub_name
+
+    return is_hub_name(str(baseline))
+
+
+def _read_baselines(
+    names: Sequence[_Path], questions: Sequence[Question], dtype: "EncodeDtype", batch_size: int | None
+) -> list[tuple[str, Run | Callable[[Corpus], Search]]]:
+    """Reads the runs of baselines, see `read_run`; BM25 and models, which search later, are functions of the corpus."""
     if len(names) != len({str(name) for name in names}):
         raise UsageError("a baseline is named twice; name each once")
+
+    def search_with(model: _Path) -> Callable[[Corpus], Search]:
+        from jaxretr.models.combined_encoder import load_encoder
+        from jaxretr.models.formats.dual_encoder_folder import check_finished
+
+        check_finished(model)
+        return lambda corpus: encoder_search(load_encoder(model, dtype=dtype), corpus, batch_size)
+
     return [
-        ("BM25", None) if name == BM25 else (str(name), read_run(name, questions=questions or None)) for name in names
+        ("BM25", bm25_search)
+        if name == BM25
+        else (str(name), search_with(name) if _is_searched(name) else read_run(name, questions=questions or None))
+        for name in names
     ]
 
 
-def _with_bm25(
-    baselines: Sequence[tuple[str, Run | None]], corpus: Corpus, questions: Sequence[Question], k: int
+def _searched(
+    baselines: Sequence[tuple[str, Run | Callable[[Corpus], Search]]],
+    corpus: Corpus,
+    questions: Sequence[Question],
+    own: Collection[str],
+    metrics: Sequence[str],
 ) -> list[tuple[str, Run]]:
-    return [(name, run_of(bm25_search(corpus), questions, k) if run is None else run) for name, run in baselines]
+    """The baselines' runs, none with a question itself among its hits."""
+    return [
+        (name, run_of(one(corpus), questions, hits_needed(metrics), own))
+        if callable(one)
+        else (name, of_others(one, own, len(corpus), metrics, name))
+        for name, one in baselines
+    ]
 
 
 def _loaded_scorer(rerank: "AnyScorer | None", depth: int, metrics: Sequence[str]) -> "Scorer | None":

@@ -2,13 +2,14 @@
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxretr.data.corpus import Corpus
+from jaxretr.data.question_identity import without_own
 from jaxretr.data.questions import Question
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate import metrics
@@ -54,19 +55,27 @@ def check_same_corpus(
     return next(store for store in stores if store is not None).read_ids()
 
 
-def run_of(search: Search, questions: Sequence[Question], k: int) -> dict[str, dict[str, float]]:
-    """Searches a BEIR folder's corpus.
+def run_of(
+    search: Search, questions: Sequence[Question], k: int, own: Collection[str] = ()
+) -> dict[str, dict[str, float]]:
+    """Searches, and leaves out the passages that are the questions themselves.
+
+    Args:
+      search: finds passages.
+      questions: those to search for.
+      k: passages a question.
+      own: the ids of the questions that are passages themselves, see `jaxretr.data.question_identity.own_ids`.
 
     Returns:
       {question id: {passage id: score}} with k passages a question, or fewer where the search finds fewer.
     """
-    # BEIR leaves out a passage that is the question itself (ArguAna, Quora): one more is looked for in its place.
-    scores, ids = search(questions, k + 1)
-    run = {}
-    for question, names, values in zip(questions, ids, scores.tolist(), strict=True):
-        found = [pair for pair in zip(names, values[: len(names)], strict=True) if pair[0] != question.id]
-        run[question.id] = dict(found[:k])
-    return run
+    # One more is searched for in place of the question itself.
+    scores, ids = search(questions, k + bool(own))
+    run = {
+        question.id: dict(zip(names, values[: len(names)], strict=True))
+        for question, names, values in zip(questions, ids, scores.tolist(), strict=True)
+    }
+    return {id: dict(list(hits.items())[:k]) for id, hits in without_own(run, own).items()}
 
 
 def depth(names: Sequence[str]) -> int:
@@ -148,6 +157,39 @@ def ranked_texts(scores: Mapping[str, float], corpus: Corpus, k: int) -> list[st
     if missing is not None:
         raise UserError(f"passage '{missing}' of the run is not in the corpus; give the corpus that was searched")
     return [corpus.texts[corpus.row(name)] for name in ranked]
+
+
+def warn_of_own(run: Run, qrels: metrics.Qrels, name: str) -> None:
+    """Warns where most first hits seem to be the question itself, which only the texts can tell."""
+    best = {id: max(run[id], key=run[id].__getitem__) for id in qrels if run.get(id)}
+    own = [id for id, first in best.items() if first == id and qrels[id].get(id, 0) <= 0]
+    if 2 * len(own) > len(best):
+        log.warning(
+            "%s: the first hit of %d of %d questions has the question's own id and is not relevant; if the corpus contains "
+            "the questions, give corpus and queries as well, so that they are left out",
+            *(name, len(own), len(best)),
+        )
+
+
+def of_others(run: Run, own: Collection[str], passages: int, names: Sequence[str], name: str) -> Run:
+    """A run that was read without the hits that are the question itself; warns where too few are left.
+
+    Args:
+      run: as it was read.
+      own: the ids of the questions that are passages themselves.
+      passages: number of passages in the corpus.
+      names: of the metrics.
+      name: the run's, for the warning.
+    """
+    kept = without_own(run, own)
+    cuts = {int(cut) for _, _, cut in (metric.partition("@") for metric in names) if cut}
+    short = [id for id in own if id in run and len(kept[id]) < len(run[id]) and len(run[id]) in cuts]
+    if short and len(run[short[0]]) < passages:
+        log.warning(
+            "%s: without the question itself %d questions have one hit less than the metrics look at (%d); search one deeper",
+            *(name, len(short), len(run[short[0]])),
+        )
+    return kept
 
 
 def warn_of_missing(values: Mapping[str, float], run: Run, name: str) -> None:

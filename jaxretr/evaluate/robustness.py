@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.question_identity import own_ids
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import beir_folder, qrels_path, read_qrels, read_questions
 from jaxretr.errors import UserError
@@ -139,21 +141,22 @@ def read_splits(beir: str | Path, names: Sequence[str]) -> tuple[list[Question],
 
 
 def measure_altered(
-    search: Search, split: Split, alterations: Mapping[str, Draws], names: Sequence[str], what: str
+    search: Search, corpus: Corpus, split: Split, alterations: Mapping[str, Draws], names: Sequence[str], what: str
 ) -> AlteredValues:
     """Searches with the original questions and with those of every draw.
 
     Args:
       search: finds passages for questions.
+      corpus: that is searched; a passage that is an original question itself is not counted as found, altered or not.
       split: the questions and their judgements.
       alterations: {name: the texts of each draw}.
       names: the metrics.
       what: names the split in warnings.
     """
-    k = depth(names)
+    k, own = depth(names), own_ids(split.questions, corpus, split.qrels)
 
     def values_of(questions: Sequence[Question]) -> Values:
-        return metrics.evaluate(split.qrels, run_of(search, questions, k), names, per_query=True)[1]
+        return metrics.evaluate(split.qrels, run_of(search, questions, k, own), names, per_query=True)[1]
 
     def altered(texts: Sequence[str]) -> list[Question]:
         return [dataclasses.replace(question, text=text) for question, text in zip(split.questions, texts, strict=True)]

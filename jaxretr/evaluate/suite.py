@@ -12,6 +12,7 @@ from typing import Any
 from jaxretr.data.csv_tables import csv_line
 from jaxretr.data.named.ir_collections import members
 from jaxretr.data.named.names import DataName, data_path
+from jaxretr.data.question_identity import own_ids
 from jaxretr.data.readers import beir_splits, qrels_path, read_beir
 from jaxretr.data.text_rows import find_input, input_digest
 from jaxretr.errors import UserError
@@ -226,7 +227,8 @@ def _measured(
     encoder: Encoder, one: DataSet, metrics: Sequence[str], relevance_level: int, batch_size: int | None
 ) -> Result:
     beir = read_beir(one.folder, one.split)
-    hits = run_of(encoder_search(encoder, beir.corpus, batch_size), beir.questions, depth(metrics))
+    own = own_ids(beir.questions, beir.corpus, beir.qrels)
+    hits = run_of(encoder_search(encoder, beir.corpus, batch_size), beir.questions, depth(metrics), own)
     values = of_qrels(beir.qrels, hits, metrics, relevance_level)
     warn_of_missing(next(iter(values.values())), hits, one.name)
     return Result(one.split, len(beir.qrels), len(beir.corpus), values)

@@ -76,7 +76,9 @@ def evaluate_typos(
         system = _unused(name, next(iter(values.values())))
         log.info("measuring %s", system)
         for split, of_system in values.items():
-            of_system[system] = measure_altered(search, of_names[split], typos[split], metrics, f"{beir}, {split}")
+            of_system[system] = measure_altered(
+                search, corpus, of_names[split], typos[split], metrics, f"{beir}, {split}"
+            )
 
     for model in models:  # One at a time: its embeddings are freed before the next one's are computed.
         measure(*_searched(model, corpus, batch_size))

@@ -1,5 +1,6 @@
 """`jaxretr.tune`: the weight of two models' combination, by exact search with a whole grid of weights."""
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ import numpy as np
 
 from jaxretr.config import EncodeDtype
 from jaxretr.data.corpus import Corpus
+from jaxretr.data.question_identity import own_rows, without_own_rows
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questions
 from jaxretr.errors import UsageError, UserError
@@ -29,6 +31,8 @@ from jaxretr.search.searching import check_store
 from jaxretr.stores.embedding_store import EmbeddingStore
 from jaxretr.stores.encoding import encode_texts
 from jaxretr.stores.opening import open_store
+
+log = logging.getLogger(__name__)
 
 # Of the estimate of both models' scales: its error of a few percent is far below the grid's steps.
 _SAMPLED_QUESTIONS = 64
@@ -126,6 +130,12 @@ def tune(
         if store is not None:
             check_store(store, part, name)
     ids = check_same_corpus(stores, dev.corpus)
+    if dev.corpus is None and (alike := {question.id for question in dev.questions}.intersection(ids)):
+        log.warning(
+            "%d questions have the id of a passage: if they are these passages, as in ArguAna, name them with --corpus FILE, so "
+            "that no question is found by itself",
+            len(alike),
+        )
     questions = [encode_texts(part, dev.questions, batch_size) for part in encoder.parts]
     passages = [
         _blocks_of(part, store, dev.corpus, batch_size) for part, store in zip(encoder.parts, stores, strict=True)
@@ -158,7 +168,6 @@ class Dev:
       metric: of the judgements or of the answers.
       qrels: the judgements; None: by answers.
       match: of answers.
-      without_itself: a passage that is the question (of the same id) is not counted as found, as BEIR has it.
     """
 
     questions: list[Question]
@@ -166,13 +175,19 @@ class Dev:
     metric: str
     qrels: Mapping[str, Mapping[str, int]] | None
     match: str = "string"
-    without_itself: bool = False
     _matcher: AnswerMatcher = field(init=False)
     _has_answer: list[dict[int, bool]] = field(init=False)
+    _own: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         self._matcher = AnswerMatcher(self.match)  # pyright: ignore[reportArgumentType]
         self._has_answer = [{} for _ in self.questions]
+        # Without texts nothing tells whether a passage with a question's id is the question itself.
+        self._own = own_rows(self.questions, self.corpus or Corpus([], [], []), self.qrels)
+
+    def depth(self) -> int:
+        """The number of passages to search for: one more in place of a question that is a passage itself."""
+        return self.cut() + bool((self._own >= 0).any())
 
     def cut(self) -> int:
         """K: the number of passages a question that the metric looks at."""
@@ -180,23 +195,22 @@ class Dev:
 
     def figures(self, scores: np.ndarray, rows: np.ndarray, ids: Sequence[str]) -> dict[str, float]:
         """The metric of each question from scores float32 [B, k] and rows int [B, k], best first."""
+        scores, rows = without_own_rows(scores, rows, self._own, self.cut())
         if self.qrels is None:
-            hits = [self._hit(number, found) for number, found in enumerate(rows[:, : self.cut()].tolist())]
+            hits = [self._hit(number, found) for number, found in enumerate(rows.tolist())]
             return {question.id: float(hit) for question, hit in zip(self.questions, hits, strict=True)}
         run = {}
         for question, values, found in zip(self.questions, scores, rows.tolist(), strict=True):
             # Among equal scores the order of the search counts, as in the file that `jaxretr search` writes.
-            of_one = dict(zip((ids[row] for row in found), strictly_decreasing(values).tolist(), strict=True))
-            if self.without_itself:
-                of_one.pop(question.id, None)
-            run[question.id] = dict(list(of_one.items())[: self.cut()])
+            hits = zip(found, strictly_decreasing(values).tolist(), strict=True)
+            run[question.id] = {ids[row]: score for row, score in hits if row >= 0}
         return metrics.evaluate(self.qrels, run, [self.metric], per_query=True)[1][self.metric]
 
     def _hit(self, number: int, rows: list[int]) -> bool:
         """Whether a passage has an answer; the same pairs come up with nearly every weight."""
         assert self.corpus is not None
         known = self._has_answer[number]
-        for row in rows:
+        for row in (row for row in rows if row >= 0):
             if row not in known:
                 known[row] = self._matcher.has_answer(self.corpus.texts[row], self.questions[number].answers)
             if known[row]:
@@ -217,7 +231,7 @@ def _read_dev(
     metric = metric or ("recall@100" if beir is not None or qrels is not None else "acc@100")
     if beir is not None:
         found = read_beir(beir, split)
-        dev = Dev(found.questions, found.corpus, metric, found.qrels, without_itself=True)
+        dev = Dev(found.questions, found.corpus, metric, found.qrels)
         metrics.evaluate(dev.qrels or {}, {}, [metric])  # An unknown metric is an error now, not after an hour.
         return dev
     assert queries is not None
@@ -289,8 +303,8 @@ def _search_grid(
                 yield block
                 progress.advance(len(block))
 
-        k = dev.cut() + dev.without_itself
-        scores, rows = search_weights((questions[0], counted()), (questions[1], passages[1]()), weights, k)
+        on = (questions[0], counted()), (questions[1], passages[1]())
+        scores, rows = search_weights(*on, weights, dev.depth())
     return {
         weight: dev.figures(*found, ids) for weight, found in zip(weights, zip(scores, rows, strict=True), strict=True)
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxretr.data.named.names import data_path
-from jaxretr.data.readers import read_corpus
+from jaxretr.data.readers import Corpus, read_corpus
 from jaxretr.data.word_shuffle import shuffle_words
 from jaxretr.evaluate import metrics as measures
 from jaxretr.evaluate.measuring import Search
@@ -123,14 +123,17 @@ def word_order(
     corpus = read_corpus(folder)
     search = bm25_search(corpus) if encoder is None else encoder_search(loaded(encoder), corpus, batch_size)
     found = {
-        name: _shuffled(search, split, metrics, seeds, f"{folder.name}, {name}") for name, split in of_names.items()
+        name: _shuffled(search, corpus, split, metrics, seeds, f"{folder.name}, {name}")
+        for name, split in of_names.items()
     }
     return WordOrder(found, list(seeds))
 
 
-def _shuffled(search: Search, split: Split, names: Sequence[str], seeds: Sequence[int], what: str) -> Shuffled:
+def _shuffled(
+    search: Search, corpus: Corpus, split: Split, names: Sequence[str], seeds: Sequence[int], what: str
+) -> Shuffled:
     draws = [[shuffle_words(text, seed) for text in split.texts] for seed in seeds]
-    measured = measure_altered(search, split, {"shuffled": draws}, names, what)
+    measured = measure_altered(search, corpus, split, {"shuffled": draws}, names, what)
     share = share_changed(split.texts, draws, str.split)
     if share < 0.5:
         log.warning(

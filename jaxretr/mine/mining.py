@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxretr.data.corpus import Corpus, content_fingerprint, read_corpus
 from jaxretr.data.made_of import write_record
+from jaxretr.data.question_identity import own_rows, without_own_rows
 from jaxretr.data.questions import Question
 from jaxretr.data.text_rows import numbered_bytes
 from jaxretr.data.training_set import Ragged, TrainingSet, load_training_set
@@ -181,14 +182,15 @@ def mine(
     corpus = corpus if isinstance(corpus, Corpus) else read_corpus(corpus)
     training = load_training_set(train, corpus, split=split, skip_bad=skip_bad)
     questions, positives = _known_to_the_corpus(str(train), training, skip_bad)
+    own = own_rows(questions, corpus, training.qrels)
     judge = None if scorer is None else _judge(scorer, max_score_share, score_margin)
     if run is None:
         log.info("indexing %d passages", len(corpus))
         rankings = _rankings_of_bm25(
-            Bm25Index.build(corpus, **asdict(bm25 or Bm25Settings())), questions, positives, depth
+            Bm25Index.build(corpus, **asdict(bm25 or Bm25Settings())), questions, positives, own, depth
         )
     else:
-        rankings = _rankings_of_run(run, questions, positives, corpus, depth)
+        rankings = _rankings_of_run(run, questions, positives, own, corpus, depth)
 
     report = MiningReport(min(depth, len(corpus)))
     found, known = _Lists(), _Lists()
@@ -209,7 +211,9 @@ def mine(
             "the positives of %d questions have no score in the run: with a margin nothing is kept for them",
             report.positive_scores_unknown,
         )
-    ranking = "a run" if isinstance(run, Mapping) else run and f"{run}, sha256 {sha256(Path(run).expanduser())}"
+    ranking = None if run is None else "a run"
+    if isinstance(run, str | Path) and Path(run).is_file():  # What came through a pipe is gone.
+        ranking = f"{run}, sha256 {sha256(Path(run))}"
     made_of = {
         "corpus": corpus.fingerprint(),
         "questions": content_fingerprint([each.id for each in questions], [each.text for each in questions]),
@@ -270,12 +274,19 @@ def _known_to_the_corpus(path: str, training: TrainingSet, skip_bad: bool) -> tu
 
 
 def _rankings_of_bm25(
-    index: Bm25Index, questions: Sequence[Question], positives: Sequence[Sequence[int]], depth: int
+    index: Bm25Index,
+    questions: Sequence[Question],
+    positives: Sequence[Sequence[int]],
+    own: np.ndarray,
+    depth: int,
 ) -> Iterator[Ranking]:
+    # One more passage is ranked in place of a question that is one itself.
+    deeper = depth + bool((own >= 0).any())
     for start in range(0, len(questions), _BLOCK):
         texts = [question.text for question in questions[start : start + _BLOCK]]
         wanted = positives[start : start + _BLOCK]
-        scores, rows, of_positives = index.search_and_score(texts, depth, wanted, threads=os.cpu_count() or 1)
+        scores, rows, of_positives = index.search_and_score(texts, deeper, wanted, threads=os.cpu_count() or 1)
+        scores, rows = without_own_rows(scores, rows, own[start : start + _BLOCK], depth)
         yield from map(Ranking, rows, scores, of_positives)
 
 
@@ -283,6 +294,7 @@ def _rankings_of_run(
     run: Path_ | Mapping[str, Mapping[str, float]],
     questions: Sequence[Question],
     positives: Sequence[Sequence[int]],
+    own: np.ndarray,
     corpus: Corpus,
     depth: int,
 ) -> Iterator[Ranking]:
@@ -304,7 +316,8 @@ def _rankings_of_run(
             if id not in row_of_id:
                 where = name if path is None else f"{path}:{_line_of_hit(path, question.id, id)}"
                 raise UserError(f"{where}: passage '{id}' is not in the corpus; give the corpus that was searched")
-    return rankings_of_run(found, questions, positives, row_of_id, depth)
+    own_ids = {question.id for question, row in zip(questions, own.tolist(), strict=True) if row >= 0}
+    return rankings_of_run(found, questions, positives, row_of_id, depth, own_ids)
 
 
 def _line_of_hit(path: Path, question_id: str, passage_id: str) -> int:

@@ -7,13 +7,14 @@ score of the positive, absolute or relative (NV-Retriever, arXiv 2407.15831, "To
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxretr.data.question_identity import joined_by_text, without_own
 from jaxretr.data.questions import Question
 from jaxretr.errors import UsageError
 from jaxretr.evaluate.answers import AnswerMatcher, Match
@@ -23,7 +24,7 @@ REASONS = {
     "outside_ranks": "outside the window of ranks",
     "surplus": "after enough negatives",
     "positive": "positives of the question",
-    "duplicate": "identical to a positive",
+    "duplicate": "identical to a positive or to the question",
     "zero_score": "without a word of the question",
     "margin": "scored too close to the positive or above it",
     "answer": "that contain an answer",
@@ -131,11 +132,11 @@ def hard_negatives(
     passages: Passages,
     filters: Filters,
 ) -> Iterator[Mined]:
-    """Yields the hard negatives of each question.
+    """Yields the hard negatives of each question: no positive of any question with its text is one, nor is the text itself.
 
     Args:
       questions: B questions, with or without answers.
-      positives: the rows of all positives of each question, [B][P].
+      positives: the rows of each question's positives, [B][P].
       rankings: B rankings, taken one by one, so that they need not fit in memory.
       passages: the corpus of N rows, to which the positives' and the rankings' rows point.
       filters: which passages to keep.
@@ -144,13 +145,16 @@ def hard_negatives(
       ValueError: the numbers of questions, positives and rankings differ.
     """
     matcher = None if filters.answers is None else AnswerMatcher(filters.answers)
-    for question, of_question, ranking in zip(questions, positives, rankings, strict=True):
-        yield _mine_one(question, of_question, ranking, passages, filters, matcher)
+    questions, positives = list(questions), list(positives)
+    known = joined_by_text([question.text for question in questions], positives)
+    for question, of_question, of_text, ranking in zip(questions, positives, known, rankings, strict=True):
+        yield _mine_one(question, of_question, of_text, ranking, passages, filters, matcher)
 
 
 def _mine_one(
     question: Question,
     positives: Sequence[int],
+    known: Sequence[int],
     ranking: Ranking,
     passages: Passages,
     filters: Filters,
@@ -161,13 +165,14 @@ def _mine_one(
     rows = ranking.rows[:hits].tolist()
     scores = ranking.scores[:hits].tolist()
     positive_rows = {int(row) for row in positives}
-    positive_contents = {(titles[row], texts[row]) for row in positive_rows}
+    known_rows = positive_rows.union(known)
+    known_contents = {(titles[row], texts[row]) for row in known_rows}
     ceiling = filters.ceiling(ranking.positive_scores)
 
     def reason_against(row: int, score: float) -> str | None:
-        if row in positive_rows:
+        if row in known_rows:
             return "positive"
-        if (titles[row], texts[row]) in positive_contents:
+        if (titles[row], texts[row]) in known_contents or (texts[row] == question.text and question.text.strip()):
             return "duplicate"
         if abs(score) < _NEXT_TO_ZERO:
             return "zero_score"
@@ -195,8 +200,9 @@ def _mine_one(
     positive_rank = next(ranks, None)
     if positive_rank is not None and abs(scores[positive_rank - 1]) < _NEXT_TO_ZERO:
         positive_rank = None  # It only pads the list; it was not found.
-    known = ranking.positive_scores
-    return Mined(ranking.rows[kept], ranking.scores[kept], dropped, known, positive_rank, bool(np.isnan(known).all()))
+    its_scores = ranking.positive_scores
+    unknown = bool(np.isnan(its_scores).all())
+    return Mined(ranking.rows[kept], ranking.scores[kept], dropped, its_scores, positive_rank, unknown)
 
 
 def rankings_of_run(
@@ -205,6 +211,7 @@ def rankings_of_run(
     positives: Iterable[Sequence[int]],
     row_of_id: Mapping[str, int],
     depth: int,
+    own: Collection[str] = (),
 ) -> Iterator[Ranking]:
     """Yields each question's ranking in a run: by score, equal scores by row, lowest first.
 
@@ -214,7 +221,9 @@ def rankings_of_run(
       positives: the rows of all positives of each question, [B][P]; the score of one that the run lacks is nan.
       row_of_id: passage id -> corpus row.
       depth: passages to take for each question.
+      own: ids of the questions that are passages themselves, which are not ranked.
     """
+    run = without_own(run, own)
     for question, of_question in zip(questions, positives, strict=True):
         score_of_row = {row_of_id[id]: score for id, score in run.get(question.id, {}).items()}
         rows = np.array(sorted(score_of_row), np.int64)

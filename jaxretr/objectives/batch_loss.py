@@ -37,7 +37,8 @@ class ContrastiveBatch:
     rows: jax.Array
     """int32 [B, C]: places of positives, then of negatives; the retrieved ones are not among them yet."""
     known: jax.Array
-    """Contents (first rows with that title and text) of all judged positives, int32 [B, Q]."""
+    """Contents (first rows with that title and text) of all judged positives, and of passages that are the question
+    itself, int32 [B, Q]: none is a negative."""
     teacher: jax.Array | None
     """A teacher's scores of `rows`, float32 [B, C], NaN where it gave none; None without distillation."""
     forms: TokenRows | None = None

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jaxretr import optim
 from jaxretr.config import ArtConfig
 from jaxretr.data.batches import MadeAhead, QuestionBatches
+from jaxretr.data.question_identity import own_rows
 from jaxretr.data.token_store import TokenStore, ids_dtype
 from jaxretr.data.tokens import tokenizer_fingerprint
 from jaxretr.errors import UsageError
@@ -172,6 +173,12 @@ class ArtRun(ArtPrograms):
         stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
         texts = read_art_texts(config.data, stores)
         self.corpus, self.questions = texts.corpus, texts.questions
+        if own := int((own_rows(self.questions, self.corpus) >= 0).sum()):
+            log.warning(
+                "%d of %d questions are passages of the corpus themselves: the teacher finds that each explains itself best, "
+                "and the encoder learns that; leave these passages out of data.corpus",
+                *(own, len(self.questions)),
+            )
 
         # ---- what the teacher reads ----------------------------------------------------------------------------------
         questions = [question.text for question in self.questions]

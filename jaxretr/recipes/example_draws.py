@@ -10,6 +10,7 @@ import numpy as np
 from jaxretr.config import ContrastiveConfig
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.lexical_set import META, LexicalSet
+from jaxretr.data.question_identity import first_with_text, joined_by_text, own_rows
 from jaxretr.data.questions import Question
 from jaxretr.data.training_set import Ragged, TrainingSet
 from jaxretr.errors import UsageError, UserError
@@ -46,7 +47,10 @@ class Draws(Protocol):
         ...
 
     def known(self, chosen: np.ndarray) -> np.ndarray:
-        """Contents of all judged positives of some examples, int32 [B, Q], padded with NO_PASSAGE."""
+        """Contents of what is no negative of some examples, int32 [B, Q], padded with NO_PASSAGE.
+
+        All judged positives, and the passages that are the question itself.
+        """
         ...
 
 
@@ -61,7 +65,7 @@ class ExampleDraws:
         most = int(examples.positives.lengths.max())
         self._first = config.contrastive.positives == "first"
         self.positives = min(config.contrastive.max_positives, most) if config.contrastive.positives == "all" else 1
-        self._known = _known_positives(examples, contents)
+        self._known = known_contents(examples, contents)
         self._known_width = int(self._known.lengths.max())
         # DPR: a question without hard negatives falls back to its others.
         self._negatives = _first_not_empty(examples.negatives, examples.other_negatives)
@@ -75,7 +79,7 @@ class ExampleDraws:
         self.mined_places = config.negatives.mined
         self._mined = None
         if mined is not None:
-            self._mined = _of_questions(mined, examples, config)
+            self._mined = _of_questions(mined, examples, self._known, contents, config)
         lists = examples.positives, self._negatives, self._mined
         self.content = [[each.offsets, each.values] for each in lists if each is not None], self._scores
 
@@ -126,16 +130,35 @@ class ExampleDraws:
         return scores[0].values, _first_not_empty(scores[1], of_others).values
 
 
-def _known_positives(examples: TrainingSet, contents: np.ndarray) -> Ragged:
-    """The contents of each example's judged positives, those of other examples with the same question included."""
-    same: dict[str, list[int]] = {}
-    for number, question in enumerate(examples.questions):
-        same.setdefault(question.text, []).append(number)
+def known_contents(examples: TrainingSet, contents: np.ndarray) -> Ragged:
+    """The contents of passages that are no negatives of each example.
+
+    They are its judged positives, those of other examples with the same question, and the question itself: under its id
+    (see `own_rows`), or as a passage with its text under any id, since many training files have none.
+
+    Args:
+      examples: B examples.
+      contents: for each of at least their passages the first row with the same title and text, int32 [N].
+
+    Returns:
+      int32, B rows.
+    """
     of_example = Ragged(examples.positives.offsets, contents[examples.positives.values])
-    if len(same) == len(examples):
+    texts = examples.texts
+    copies: dict[str, list[int]] = {text: [] for text in texts if text.strip()}
+    for row, text in enumerate(examples.passages.texts):
+        if text in copies:
+            copies[text].append(row)
+    itself = [
+        [row for row in (own, *copies.get(text, ())) if row >= 0]
+        for own, text in zip(own_rows(examples.questions, examples.passages).tolist(), texts, strict=True)
+    ]
+    if not any(itself) and (first_with_text(texts) == np.arange(len(texts))).all():
         return of_example
-    joined = {text: sorted({int(row) for i in numbers for row in of_example[i]}) for text, numbers in same.items()}
-    return Ragged.from_rows([joined[question.text] for question in examples.questions], np.int32)
+    known = (
+        [*of_example[number], *contents[rows]] if rows else of_example[number] for number, rows in enumerate(itself)
+    )
+    return Ragged.from_rows(joined_by_text(texts, known), np.int32)
 
 
 def _first_not_empty(first: Ragged, second: Ragged) -> Ragged:
@@ -148,15 +171,17 @@ def _first_not_empty(first: Ragged, second: Ragged) -> Ragged:
     return Ragged(offsets, np.concatenate([first.values, second.values])[place])
 
 
-def _of_questions(mined: TrainingSet, examples: TrainingSet, config: ContrastiveConfig) -> Ragged:
+def _of_questions(
+    mined: TrainingSet, examples: TrainingSet, known: Ragged, contents: np.ndarray, config: ContrastiveConfig
+) -> Ragged:
     """The mined negatives in the order of the examples; none for a question that was not mined."""
     place = {question.id: number for number, question in enumerate(mined.questions)}
     empty = np.empty(0, np.int32)
     rows = []
     for number, question in enumerate(examples.questions):
         found = mined.negatives[place[question.id]] if question.id in place else empty
-        # What the training file judges positive is none, whatever the mined file says.
-        rows.append(found[~np.isin(found, examples.positives[number])])
+        # What the training file judges positive is none, whatever the mined file says; nor is the question itself.
+        rows.append(found[~np.isin(contents[found], known[number])])
     lengths = np.array([len(row) for row in rows])
     if not lengths.sum():
         raise UserError(

@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxretr.config import ArtConfig
 from jaxretr.data.corpus import Corpus
+from jaxretr.data.question_identity import joined_by_text, text_key
 from jaxretr.data.training_set import Ragged, load_training_set
 from jaxretr.errors import UsageError, UserError
 from jaxretr.recipes.example_draws import draw_entries
@@ -49,11 +50,12 @@ class GivenPassages:
         path = config.data.judged
         assert path is not None
         examples = load_training_set(path, corpus, split=config.data.questions_split or "train")
-        known = {text: number for number, text in enumerate(examples.texts)}
+        known = {text_key(text): number for number, text in enumerate(examples.texts)}
 
         def of_questions(lists: Ragged) -> Ragged:
-            numbers = [known.get(text) for text in questions]
-            rows = [[] if number is None else lists[number] for number in numbers]
+            joined = joined_by_text(examples.texts, map(lists.__getitem__, range(len(lists))))
+            numbers = [known.get(text_key(text)) for text in questions]
+            rows = [[] if number is None else joined[number] for number in numbers]
             return Ragged.from_rows([[row for row in each if row < len(corpus)] for each in rows], np.int32)
 
         wanted = ((config.art.positives, examples.positives), (config.art.hard_negatives, examples.negatives))

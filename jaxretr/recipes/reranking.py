@@ -9,6 +9,7 @@ import numpy as np
 from jaxretr.config import RerankerData
 from jaxretr.data.corpus import Corpus
 from jaxretr.data.pairs import Pair
+from jaxretr.data.question_identity import own_rows
 from jaxretr.errors import UserError
 from jaxretr.evaluate.rank_overlap import ranked_ids
 from jaxretr.evaluate.retrieval import retrieval_metrics
@@ -43,12 +44,16 @@ class RerankingSet:
         self.questions, self.qrels = judged.questions, judged.qrels
         if self.qrels is not None:
             check_corpus(judged, corpus)
-        if data.dev_run is None:
-            self.rows: Sequence[np.ndarray] = first_ranks(
-                corpus, [question.text for question in self.questions], data.dev_depth
-            )
-        else:
-            self.rows = self._of_run(data.dev_run, data.dev_depth)
+        own, depth = own_rows(self.questions, corpus, self.qrels), data.dev_depth
+        found = (
+            first_ranks(corpus, [question.text for question in self.questions], depth + 1)
+            if data.dev_run is None
+            else self._of_run(data.dev_run, depth + 1)
+        )
+        # One more was searched for in place of a question that is a passage itself.
+        self.rows: Sequence[np.ndarray] = [
+            rows[rows != row][:depth] for rows, row in zip(found, own.tolist(), strict=True)
+        ]
         log.info(
             "%d dev questions, %d passages to re-rank; before: %s",
             *(len(self.questions), sum(map(len, self.rows))),

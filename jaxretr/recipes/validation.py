@@ -37,6 +37,7 @@ from jaxretr.objectives.quantised import ProductCodes
 from jaxretr.parallel.mesh import DATA, make_mesh, put_rows
 from jaxretr.parallel.sharding import PARAMETERS_OR_STATE, over_data
 from jaxretr.recipes.corpus_tokens import width_of
+from jaxretr.recipes.example_draws import known_contents
 from jaxretr.recipes.whole_corpus import Model, WholeCorpus, put_batch, question_store
 from jaxretr.state import CorpusTokens, TrainState
 
@@ -187,10 +188,10 @@ def _make_embed_rows(program: ContrastiveProgram, mesh: Mesh):
 
 
 def _known(examples: TrainingSet, contents: np.ndarray) -> np.ndarray:
-    """The contents of all judged positives, int32 [n, Q], padded with NO_PASSAGE."""
-    lengths = examples.positives.lengths
-    known = np.full((len(lengths), lengths.max()), NO_PASSAGE, np.int32)
-    known[np.arange(known.shape[1]) < lengths[:, None]] = contents[examples.positives.values]
+    """The contents of what is no negative of each example, int32 [n, Q], padded with NO_PASSAGE."""
+    lists = known_contents(examples, contents)
+    known = np.full((len(lists), lists.lengths.max()), NO_PASSAGE, np.int32)
+    known[np.arange(known.shape[1]) < lists.lengths[:, None]] = lists.values
     return known
 
 

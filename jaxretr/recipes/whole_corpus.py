@@ -17,6 +17,7 @@ from jaxretr.config import DevData, Dtype, PairEncoder, Typos
 from jaxretr.config import Encoder as EncoderConfig
 from jaxretr.config import Mesh as MeshConfig
 from jaxretr.data.corpus import Corpus
+from jaxretr.data.question_identity import own_rows, without_own_rows
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_qrels, read_questions
 from jaxretr.data.token_store import TokenStore
@@ -75,6 +76,7 @@ class WholeCorpus:
         self.store = store
         self.passages = corpus_tokens(self.store, self.rows, mesh)
         self.refresh_program, self.search = index_programs(program, mesh)
+        self.search_deeper = make_search(program, mesh, min(EVALUATED_DEPTH + 1, program.corpus_rows))
         self.rolling_program = functools.cache(functools.partial(make_rolling_refresh, program, mesh))
         self._is_fresh = jax.jit(
             lambda encoded_at, step: (encoded_at == step).all(),
@@ -181,6 +183,7 @@ class DevSet:
         self.questions, self.qrels = judged.questions, judged.qrels
         if self.qrels is not None:
             check_corpus(judged, corpus)
+        self._own = own_rows(self.questions, corpus, self.qrels)
         texts = [question.text for question in self.questions]
         self._rows = {"": question_store(stores, texts, model)}
         if typos.active:
@@ -211,13 +214,16 @@ class DevSet:
         self, store: TokenStore, train: TrainState, whole: WholeCorpus, index: CorpusState
     ) -> dict[str, float]:
         batch = evaluation_batch(self.mesh)
+        # One more hit in place of a question that is a passage itself.
+        search = whole.search_deeper if (self._own >= 0).any() else whole.search
         found = []
         for start in range(0, len(self.questions), batch):
             rows = store.padded(start, start + batch, width_of(store))
-            found.append(whole.search(train.weights, index, *(put_batch(self.mesh, x) for x in rows)))
+            found.append(search(train.weights, index, *(put_batch(self.mesh, x) for x in rows)))
         scores, rows = (np.concatenate([np.asarray(pair[part]) for pair in found]) for part in (0, 1))
         count = len(self.questions)
-        return retrieval_metrics(self.corpus, self.questions, self.qrels, scores[:count], rows[:count])
+        found = without_own_rows(scores[:count], rows[:count], self._own, EVALUATED_DEPTH)
+        return retrieval_metrics(self.corpus, self.questions, self.qrels, *found)
 
 
 def dev_questions(data: DevData) -> Judged | None:

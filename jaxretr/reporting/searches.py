@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from jaxretr.config import ArtConfig, ContrastiveConfig
 from jaxretr.data.corpus import Corpus
+from jaxretr.data.question_identity import own_ids
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir
 from jaxretr.evaluate.measuring import OF_ANSWERS, ByAnswers, ByQrels, Measure, Run, depth, run_of
@@ -73,12 +74,12 @@ def compare(runs: Sequence[RunFiles], on: TestSet) -> Report:
     """
     measure: Measure = ByAnswers(on.questions, on.corpus) if on.qrels is None else ByQrels(on.qrels)
     metrics = OF_ANSWERS if on.qrels is None else METRICS
-    k = depth(metrics)
-    found: list[tuple[str, Run]] = [(BM25, run_of(bm25_search(on.corpus), on.questions, k))]
+    k, own = depth(metrics), own_ids(on.questions, on.corpus, on.qrels)
+    found: list[tuple[str, Run]] = [(BM25, run_of(bm25_search(on.corpus), on.questions, k, own))]
     first, *others = runs
 
     def searched(encoder: Encoder) -> Run:
-        return run_of(encoder_search(encoder, on.corpus, None), on.questions, k)
+        return run_of(encoder_search(encoder, on.corpus, None), on.questions, k, own)
 
     if (start := before(first)) is not None:
         found.append((BEFORE, searched(start)))

@@ -16,7 +16,7 @@ from jaxretr.data.training_set import Ragged, TrainingSet
 from jaxretr.errors import UsageError, UserError
 from jaxretr.objectives.contrastive import NO_PASSAGE
 from jaxretr.recipes.contrastive import check
-from jaxretr.recipes.example_draws import ExampleDraws
+from jaxretr.recipes.example_draws import ExampleDraws, known_contents
 
 PASSAGES = Corpus([str(i) for i in range(12)], [""] * 12, [f"text {min(i, 10)}" for i in range(12)])  # 11 copies 10
 
@@ -91,6 +91,19 @@ def test_a_draw_is_a_function_of_seed_and_step() -> None:
 def test_known_positives_join_questions_with_the_same_text() -> None:
     known = draws(training_set()).known(np.array([0, 1, 2]))
     assert [sorted(set(row) - {NO_PASSAGE}) for row in known.tolist()] == [[0, 2], [1, 10], [0, 2]]
+
+
+def test_the_question_itself_is_known_under_its_id_and_its_text_under_any() -> None:
+    passages = Corpus(
+        ["0", "1", "2", "3", "4"], ["", "what", "topic", "", ""], ["p", "is it", "who", "who", " What  is it"]
+    )
+    examples = training_set(
+        questions=[Question("1", "What is it?"[:-1], ()), Question("7", "who", ()), Question("2", " ", ())],
+        passages=passages,
+        positives=Ragged.from_rows([[0], [0], [0]], np.int32),
+    )
+    known = known_contents(examples, duplicate_groups(passages))
+    assert [known[number].tolist() for number in range(3)] == [[0, 1], [0, 2, 3], [0]]
 
 
 def test_mined_negatives_are_joined_by_the_question_id() -> None:

@@ -112,6 +112,20 @@ def test_without_a_dev_split_training_questions_are_held_out_and_the_test_split_
     assert again.dev is not None and again.dev.texts == examples.dev.texts
 
 
+@pytest.mark.parametrize(
+    ("stated", "said"), [({}, "at most 1000"), ({"held_out": 3}, "at most 3"), ({"held_out": 0}, "")]
+)
+def test_what_is_held_out_is_said_as_it_is_stated(stated: Any, said: str, beir: Any, tmp_path: Path, caplog: Any):
+    folder = beir(train=range(20))
+    for config in (contrastive_config(tmp_path), art_config(tmp_path)):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            found: Any = with_data(config, folder, stated)
+        assert found.data.held_out == stated.get("held_out", 1000)
+        assert ("held out" in caplog.text) == bool(said) and said in caplog.text
+        assert ("last step's model" in caplog.text) == (not said)
+
+
 def test_the_only_judgements_are_trained_on_with_a_warning(beir: Any, tmp_path: Path, caplog: Any):
     found: Any = with_data(contrastive_config(tmp_path), beir(test=range(30)), {})
     assert (found.data.split, found.data.dev, found.data.held_out) == ("test", None, 1000)

@@ -180,6 +180,19 @@ def test_negatives_that_are_positives_are_left_out(tmp_path, caplog):
     assert "left out 3 negatives that are positives of their question" in caplog.text
 
 
+def test_a_positive_of_a_row_with_the_same_question_is_no_negative(tmp_path):
+    corpus = Corpus(["a", "b", "c"], ["", "", ""], ["one", "two", "three"])
+    lines = [
+        {"query_id": "7", "query": "Who is it", "positive_passages": [{"docid": "a"}], "negative_passages": []},
+        {"query_id": "8", "query": "who  is it", "positive_passages": [{"docid": "b"}], "negative_passages": []},
+    ]
+    lines[0]["negative_passages"] = [{"docid": name} for name in ("b", "c")]
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    training = load_training_set(path, corpus)
+    assert rows(training.positives) == [[0], [1]] and rows(training.negatives) == [[2], []]
+
+
 def test_rows_without_a_positive_are_left_out_and_counted(tmp_path, caplog):
     path = write(tmp_path / "train.json", [dpr_row("q0", []), dpr_row("q1", ["p"], ["n"]), dpr_row("q2", [], ["n"])])
     with caplog.at_level(logging.WARNING):

@@ -136,8 +136,8 @@ def test_a_run_is_compared_with_bm25_where_the_texts_are_given(
     for given, message in (
         (["--baseline", "bm25"], "the baseline bm25 searches the corpus: give corpus and queries"),
         (["--baseline", "bm25", *texts[:2]], "give corpus and queries"),
-        (texts, "with qrels only the baseline bm25 and re-ranking need the corpus; leave it out"),
-        (texts[2:], "need the queries; leave it out"),
+        (texts[:2], "give queries as well"),
+        (texts[2:], "give corpus as well"),
     ):
         assert message in refused(capsys, 2, *words, *given)
     assert "with answers the questions are known" in refused(capsys, 2, *answers, *texts[2:])

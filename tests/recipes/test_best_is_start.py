@@ -71,3 +71,24 @@ def test_a_run_that_did_not_improve_says_so_at_its_end_in_its_record_and_not_oth
     assert best.get("note", "") == note and best["figures"] == figures
     record = read_run(tmp_path / "run")
     assert record is not None and record.note == note
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "named"),
+    [
+        (
+            {"recall@20": 1.0, "mrr@10": 0.5, "ndcg@10": 0.6},
+            {"recall@20": 1.0, "mrr@10": 0.7, "ndcg@10": 0.5},
+            "mrr@10",
+        ),
+        ({"recall@20": 1.0, "loss": 0.5, "acc@1": 1.0}, {"recall@20": 1.0, "loss": 0.5, "acc@1": 1.0}, "loss"),
+        ({"recall@20": 0.5, "mrr@10": 0.5}, {"recall@20": 0.4, "mrr@10": 0.7}, None),
+        ({"recall@20": 1.0}, {"recall@20": 1.0}, None),
+    ],
+)
+def test_where_the_metric_cannot_tell_another_one_is_named(
+    start: dict[str, float], end: dict[str, float], named: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    program.note_no_gain({"step": 0, "figures": start, "latest": end}, "recall@20", tmp_path, writes=False)
+    [record] = caplog.records
+    assert record.message.partition("--train.best_metric ")[2] == (named or "")
