@@ -108,7 +108,7 @@ class Suites:
 
 def evaluation_of(dev: DevSet, whole: WholeCorpus, suites: Suites) -> str:
     """What an evaluation by searching reads, for the log; empty if nothing."""
-    questions = len(dev.questions) and f"{len(dev.questions)} questions, {whole.store.num_rows} passages"
+    questions = f"{len(dev.questions)} questions, {whole.store.num_rows} passages" if dev.questions else ""
     return ", ".join(filter(None, [questions, suites.size]))
 
 
