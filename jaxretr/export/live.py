@@ -1,5 +1,6 @@
 """Exports an embedding store as a live index (documents and vectors in SQLite, the first snapshot), and updates it."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, repeat
@@ -22,7 +23,7 @@ from jaxretr.search.scann.upkeep import Updated
 from jaxretr.serve.live import database, snapshots, writes
 from jaxretr.serve.live.database import Database
 from jaxretr.serve.live.index import LiveIndex
-from jaxretr.serve.live.offline import model_of
+from jaxretr.serve.live.offline import encoding_model
 from jaxretr.serve.live.settings import LiveSettings
 from jaxretr.serve.live.verifying import verify
 from jaxretr.serve.served import Document
@@ -125,19 +126,21 @@ def update(
     try:
         if any(missing := [found is None for found in index.documents(delete)]):
             raise UserError(f"{delete[missing.index(True)]!r} is not in the index; remove it from the ids to delete")
-        encoder = None
-        if add is not None:
-            space = index.view.space
-            encoder = model_of(load_encoder(model or space.model, dtype=dtype), model or space.model, batch_size)
-            if encoder.fingerprint != space.fingerprint:
-                raise UserError(
-                    f"{folder}: has the vectors of {space.model}, and {encoder.name} makes others; name the model of the "
-                    f"index, or move it to this one: jaxretr reindex {folder} --to {encoder.name}"
-                )
-        index.delete(delete)
         added = replaced = 0
-        documents = () if add is None else (document for _, _, document in _documents(add))
-        with Progress(len(first), "passage", "added") as progress:
+        with contextlib.ExitStack() as stack:
+            encoder, documents = None, iter(())
+            if add is not None:
+                space = index.view.space
+                name = model or space.model
+                encoder = stack.enter_context(encoding_model(load_encoder(name, dtype=dtype), name, batch_size))
+                if encoder.fingerprint != space.fingerprint:
+                    raise UserError(
+                        f"{folder}: has the vectors of {space.model}, and {name} makes others; name the model of the index, "
+                        f"or move it to this one: jaxretr reindex {folder} --to {name}"
+                    )
+                documents = (document for _, _, document in _documents(add))
+            index.delete(delete)
+            progress = stack.enter_context(Progress(len(first), "passage", "added"))
             while encoder is not None and (piece := list(islice(documents, _UPDATE_ROWS))):
                 written = index.upsert(piece, encoder.encode(piece), model_fingerprint=encoder.fingerprint)
                 added, replaced = added + written.added, replaced + written.replaced

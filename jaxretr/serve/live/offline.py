@@ -18,7 +18,7 @@ from jaxretr.stores.fingerprints import model_fingerprint
 
 
 @contextlib.contextmanager
-def _model_of(encoder: Encoder, name: str, batch_size: int | None) -> Iterator[Model]:
+def encoding_model(encoder: Encoder, name: str, batch_size: int | None) -> Iterator[Model]:
     """An encoder as a live index needs it; says at the end how many of all texts it cut.
 
     Args:
@@ -51,7 +51,7 @@ def reindex(folder: str | Path, to: str | Path, *, dtype: EncodeDtype = "auto", 
         encoder = load_encoder(to, dtype=dtype)
         before = index.view.space.model
         with (
-            _model_of(encoder, str(to), batch_size) as model,
+            encoding_model(encoder, str(to), batch_size) as model,
             Progress(len(index), "passage", "encoded") as progress,
         ):
             move = Reindexing(index, model, advance=progress.advance)
@@ -79,7 +79,7 @@ def rollback(folder: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int
         if not lacking:
             moving.rollback(index)
         else:
-            with _model_of(load_encoder(space.model, dtype=dtype), space.model, batch_size) as model:
+            with encoding_model(load_encoder(space.model, dtype=dtype), space.model, batch_size) as model:
                 if model.fingerprint != space.fingerprint:
                     raise UserError(
                         f"{folder}: {lacking} passages were written since it left {space.model}, which is another model "
