@@ -117,7 +117,7 @@ class ReadOnlyIndex:
         return Document(id, passage.title, passage.text, metadata)
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """See `UnchangingIndex.vectors`."""
+        """See `ServedIndex.vectors`."""
         for id in ids:
             if id not in self._row_of:
                 raise UserError(f"{self.name}: no passage {id[:80]!r}; give ids of this index")

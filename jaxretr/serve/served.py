@@ -176,6 +176,14 @@ class ServedIndex(Protocol):
         """The passages of these ids now, None for one that is not there."""
         ...
 
+    def vectors(self, ids: Sequence[str]) -> np.ndarray:
+        """float32 [n, D] of passages that are there now.
+
+        Raises:
+          UserError: an id is not there.
+        """
+        ...
+
     def facts(self) -> dict[str, Any]:
         """What /info says, as JSON: `engine`, `passages`, `dim`, `model`, `model_fingerprint` (both None where not known),
         `writable`, `bytes` (the memory that it takes), `fields` (those that filters can use) and, if there is an
@@ -216,20 +224,8 @@ class StorageFull(Exception):
     """A write was refused because the disk is full; answered with 507."""
 
 
-class UnchangingIndex(ServedIndex, Protocol):
-    """An index that has one state only."""
-
-    def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """float32 [n, D] of passages that are there.
-
-        Raises:
-          UserError: an id is not there.
-        """
-        ...
-
-
 def find_unchanging(
-    index: UnchangingIndex,
+    index: ServedIndex,
     vectors: np.ndarray,
     k: int,
     options: SearchOptions,
@@ -237,7 +233,7 @@ def find_unchanging(
     with_documents: bool = False,
     with_vectors: bool = False,
 ) -> Findings:
-    """`ServedIndex.find`, one step after the other."""
+    """`ServedIndex.find` of an index that has one state only."""
     hits = index.search(vectors, k, options)
     ids = ids_of(hits)
     documents = index.documents(ids) if with_documents else []

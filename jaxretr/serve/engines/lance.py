@@ -90,7 +90,7 @@ class LanceIndex:
         return [found.get(name) for name in ids]
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """See `UnchangingIndex.vectors`."""
+        """See `ServedIndex.vectors`."""
         rows = self._table.rows(ids, ["embedding"])
         missing = [name for name in ids if name not in rows]
         if missing:

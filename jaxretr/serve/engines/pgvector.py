@@ -146,6 +146,14 @@ class PgvectorIndex:
         rows = connection.execute(statement, ([name for name in ids if holds(name)],)).fetchall()
         return {row[0]: Document(*row) for row in rows}
 
+    def vectors(self, ids: Sequence[str]) -> np.ndarray:
+        """See `ServedIndex.vectors`."""
+        found = self._run(lambda connection, state: self._vectors(connection, ids))
+        missing = [name for name in ids if name not in found]
+        if missing:
+            raise UserError(f"{missing[0][:80]!r} is not in the index ({len(missing)} such ids); leave it out")
+        return np.array([found[name] for name in ids], np.float32).reshape(len(ids), self.dim)
+
     def _vectors(self, connection: Connection, ids: Sequence[str]) -> dict[str, np.ndarray]:
         statement = sql.SQL("SELECT id, embedding FROM {} WHERE id = ANY(%s)").format(self._names.passages)
         with connection.cursor(binary=True) as cursor:

@@ -262,6 +262,10 @@ class LiveIndex:
         with self.database.reading() as connection:
             return database.documents(connection, ids)
 
+    def vectors(self, ids: Sequence[str]) -> np.ndarray:
+        """float32 [n, D] of passages that are there; see `ServedIndex.vectors`."""
+        return self._view.vectors(ids)
+
     def facts(self) -> dict[str, Any]:
         """What /info says, see `ServedIndex.facts`; sequences, the tail, and when the certificate was measured."""
         view, certified = self._view, self.certified

@@ -97,6 +97,10 @@ class View:
 
     # ---- searching ---------------------------------------------------------------------------------------------------
 
+    def search(self, vectors: NDArray[np.float32], k: int, options: SearchOptions) -> list[list[Hit]]:
+        """Finds passages; see `ServedIndex.search`."""
+        return self.hits(*self.found(vectors, k, options))
+
     def hits(self, scores: NDArray[np.float32], positions: NDArray[np.int64]) -> list[list[Hit]]:
         """What `found` returned, as hits."""
         return [
@@ -257,6 +261,19 @@ class View:
                 mask[segment.places(options.deny)] = False
             masks.append(mask)
         return masks[0], masks[1]
+
+    def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
+        """The vectors of passages that are there, float32 [n, D]; see `ServedIndex.vectors`."""
+        found = np.empty((len(ids), self.space.dim), np.float32)
+        for number, name in enumerate(ids):
+            for segment, there in ((self.tail, self.tail_there), (self.base, self.base_there)):
+                places = segment.places([name])
+                if len(places) and there[places[0]]:
+                    found[number] = segment.vectors[places[0]]
+                    break
+            else:
+                raise UserError(f"{name!r}: no such passage in the index; it was deleted, or never there")
+        return found
 
     def facts(self) -> dict[str, Any]:
         """What /info shows."""

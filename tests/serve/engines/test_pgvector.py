@@ -168,8 +168,9 @@ def test_documents_and_vectors(encoded: Encoded, index: PgvectorIndex) -> None:
         None,
         None,
     ]
-    [read] = index.find(questions(1), 5, SearchOptions(allow=["p9", "none"]), with_vectors=True).vectors.items()
-    assert read[0] == "p9" and np.array_equal(read[1], encoded.vectors[9])
+    np.testing.assert_array_equal(index.vectors(["p9", "p1"]), encoded.vectors[[9, 1]])
+    with pytest.raises(UserError, match=r"'none' is not in the index \(1 such ids\)"):
+        index.vectors(["p9", "none"])
 
 
 HOSTILE = [
@@ -448,8 +449,7 @@ def test_long_vectors(postgres: Postgres, tmp_path: Path, dim: int, indexed: str
         for vector, one in zip(asked, found, strict=True):
             true_scores = encoded.vectors[[int(hit.id[1:]) for hit in one]].astype(np.float64) @ vector
             np.testing.assert_allclose([hit.score for hit in one], true_scores, atol=TOLERANCE)
-    for id, vector in index.find(asked, 5, EVERY, with_vectors=True).vectors.items():
-        np.testing.assert_array_equal(vector, encoded.vectors[int(id[1:])])
+    np.testing.assert_array_equal(index.vectors(["p3"]), encoded.vectors[[3]])
     index.close()
 
 

@@ -126,6 +126,8 @@ def test_bad_vectors_and_questions_are_refused(tmp_path: Path) -> None:
             index.upsert(documents, vectors)
     with pytest.raises(UserError, match="k=0"):
         index.search(QUESTIONS, 0, SearchOptions())
+    with pytest.raises(UserError, match="no such passage"):
+        index.vectors(["a"])
     with pytest.raises(ModelChanged, match=r"vectors are not those of small"):
         index.search(QUESTIONS, 1, SearchOptions(), model_fingerprint="another")
     index.close()
@@ -196,13 +198,10 @@ def test_a_search_that_began_before_a_write_sees_the_state_before(tmp_path: Path
     put(index, [document(f"d{n}") for n in range(100)])
     index.upkeep.compact()
     before = index.view
-    hits = before.hits(*before.found(QUESTIONS, 10, SearchOptions()))
+    hits = before.search(QUESTIONS, 10, SearchOptions())
     put(index, [document(f"d{n}", 1) for n in range(0, 150, 2)])
     index.delete(["d1", "d3"])
-    scores, positions = before.found(QUESTIONS, 10, SearchOptions())
-    assert before.hits(scores, positions) == hits
+    assert before.search(QUESTIONS, 10, SearchOptions()) == hits
     assert before.sequence == 1 and index.view.sequence == 3
-    found = [(before.id(place), before.vector(place)) for place in positions[0].tolist()]
-    wanted = encode("small", [document(name) for name, _ in found])
-    np.testing.assert_array_equal([vector for _, vector in found], wanted)
+    np.testing.assert_array_equal(before.vectors(["d1"]), encode("small", [document("d1")]))
     index.close()

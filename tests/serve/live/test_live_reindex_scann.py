@@ -119,8 +119,7 @@ def assert_searched_with(index: LiveIndex, name: str) -> None:
     facts = index.facts()
     assert facts["model"] == name and facts["approximate"] and facts["targets"] == [0.95]
     questions = VECTORS[name][-300:]
-    state = index.find(questions, 10, SearchOptions(exact=True), with_documents=True)
-    exact = state.hits
+    exact = index.search(questions, 10, SearchOptions(exact=True))
     found = index.search(questions, 10, SearchOptions())
     recall = np.mean(
         [len({hit.id for hit in a} & {hit.id for hit in b}) / 10 for a, b in zip(exact, found, strict=True)]
@@ -129,7 +128,7 @@ def assert_searched_with(index: LiveIndex, name: str) -> None:
     assert line["reached"] and line["recalls"][0]["recall"] >= 0.95
     # 300 questions of 10 neighbours each: the mean varies by .01 (two standard errors), and passages stood in for questions.
     assert recall >= 0.92
-    texts = [state.documents[hits[0].id].text for hits in exact]
+    texts = [each.text for each in index.documents([hits[0].id for hits in exact]) if each is not None]
     best = np.einsum("bd,bd->b", VECTORS[name][list(map(int, texts))], questions)
     np.testing.assert_allclose([hits[0].score for hits in exact], best, atol=1e-5)
 
@@ -172,11 +171,8 @@ def test_a_large_index_moves_and_returns_under_load(tmp_path: Path, record_prope
 def assert_every_vector_is_of(index: LiveIndex, name: str, ids: Sequence[str]) -> None:
     for start in range(0, len(ids), 500):
         some = ids[start : start + 500]
-        only = SearchOptions(exact=True, allow=some)
-        found = index.find(np.ones((1, DIM), np.float32), 500, only, with_documents=True, with_vectors=True)
-        assert len(found.documents) == len(some)
-        vectors = np.stack([found.vectors[id] for id in found.documents])
-        np.testing.assert_array_equal(vectors, encode(name, list(found.documents.values())))
+        found = [each for each in index.documents(some) if each is not None]
+        np.testing.assert_array_equal(index.vectors(some), encode(name, found))
 
 
 def wait_for(condition: Any) -> None:
