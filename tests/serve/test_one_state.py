@@ -137,10 +137,10 @@ def watched(combined: CombinedEncoder, tmp_path: Path, monkeypatch: pytest.Monke
         def __init__(self) -> None:
             pass
 
-        async def score(self, questions: Sequence[str], documents: Sequence[Document]) -> np.ndarray:
+        async def score(self, questions: Sequence[str], documents: Sequence[Document]) -> tuple[np.ndarray, int]:
             made.step()
             made.scored = [each.text for each in documents]
-            return np.array([len(each.text) for each in documents], np.float32)
+            return np.array([len(each.text) for each in documents], np.float32), 0
 
     called = threads.search
 
