@@ -30,7 +30,7 @@ from jaxretr.evaluate.measuring import (
 from jaxretr.evaluate.measuring import depth as hits_needed
 from jaxretr.evaluate.report import Measured, Report
 from jaxretr.evaluate.runs import has_question_ids, read_run
-from jaxretr.evaluate.searches import bm25_search, encoder_search, stored_search
+from jaxretr.evaluate.searches import bm25_search, encoder_search, note_lengths, read_lengths, stored_search
 
 if TYPE_CHECKING:  # They import JAX, which measuring a run does not need.
     from jaxretr.config import EncodeDtype
@@ -95,7 +95,8 @@ def evaluate_model(
     for name in metrics:
         measures.parse(name)
     data = beir if isinstance(beir, BeirSet) else read_beir(beir, split)
-    runs = _read_baselines(baselines, data.questions, dtype, batch_size)
+    lengths: dict[str, tuple[int, int]] = {}
+    runs = _read_baselines(baselines, data.questions, dtype, batch_size, lengths)
     from jaxretr.stores.encoding import loaded, name_of
     from jaxretr.stores.opening import open_store
 
@@ -103,11 +104,13 @@ def evaluate_model(
     where = "the BEIR folder" if isinstance(beir, BeirSet) else str(beir)
     scorer = _loaded_scorer(rerank, depth, metrics)
     model, k = loaded(encoder), hits_needed(metrics)
+    lengths[name_of(model)] = read_lengths(model)
     if scorer is not None:
         k = max(k, depth)
     own = own_ids(data.questions, data.corpus, data.qrels)
     found = run_of(_search_of(model, data.corpus, where, store, keep, batch_size), data.questions, k, own)
     compared = _searched(runs, data.corpus, data.questions, own, metrics)
+    note_lengths(lengths)
     first = _with_reranked((name_of(model), found), scorer, data.questions, data.corpus, depth)
     return _report_of([*first, *compared], ByQrels(data.qrels, relevance_level), metrics)
 
@@ -189,7 +192,8 @@ def evaluate_run(
         searched = next(filter(_is_searched, baselines), None)
         _check_of_texts(searched, rerank is not None, corpus, None if without_ids else queries)
     questions = _questions(queries if answers is None else answers)
-    runs = _read_baselines(baselines, questions, dtype, batch_size)
+    lengths: dict[str, tuple[int, int]] = {}
+    runs = _read_baselines(baselines, questions, dtype, batch_size, lengths)
     found = read_run(run, questions=questions or None) if isinstance(run, str | Path) else run
     name = str(run) if isinstance(run, str | Path) else "the run"
     texts = read_corpus(corpus) if isinstance(corpus, str | Path) else corpus or Corpus([], [], [])
@@ -210,6 +214,7 @@ def evaluate_run(
     own = own_ids(questions, texts, None if qrels is None else judged)
     found = of_others(found, own, len(texts), names, name)
     compared = _searched(runs, texts, questions, own, names)
+    note_lengths(lengths)
     if scorer is not None:
         wanted = qrels if qrels is None else judged
         found = {id: hits for id, hits in found.items() if wanted is None or id in wanted}
@@ -260,9 +265,16 @@ def _is_searched(baseline: _Path) -> bool:
 
 
 def _read_baselines(
-    names: Sequence[_Path], questions: Sequence[Question], dtype: "EncodeDtype", batch_size: int | None
+    names: Sequence[_Path],
+    questions: Sequence[Question],
+    dtype: "EncodeDtype",
+    batch_size: int | None,
+    lengths: dict[str, tuple[int, int]],
 ) -> list[tuple[str, Run | Callable[[Corpus], Search]]]:
-    """Reads the runs of baselines, see `read_run`; BM25 and models, which search later, are functions of the corpus."""
+    """Reads the runs of baselines, see `read_run`; BM25 and models, which search later, are functions of the corpus.
+
+    When a model is loaded, its `read_lengths` are added to `lengths` under its name.
+    """
     if len(names) != len({str(name) for name in names}):
         raise UsageError("a baseline is named twice; name each once")
 
@@ -271,7 +283,13 @@ def _read_baselines(
         from jaxretr.models.formats.dual_encoder_folder import check_finished
 
         check_finished(model)
-        return lambda corpus: encoder_search(load_encoder(model, dtype=dtype), corpus, batch_size)
+
+        def search(corpus: Corpus) -> Search:
+            encoder = load_encoder(model, dtype=dtype)
+            lengths[str(model)] = read_lengths(encoder)
+            return encoder_search(encoder, corpus, batch_size)
+
+        return search
 
     return [
         ("BM25", bm25_search)

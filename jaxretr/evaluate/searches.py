@@ -1,6 +1,7 @@
 """What is measured on a corpus that was read: an encoder, one whose embeddings are stored, and BM25."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jaxretr.data.corpus import Corpus
@@ -12,7 +13,9 @@ if TYPE_CHECKING:  # They bring JAX along, which BM25 does without.
     from jaxretr.stores.embedding_store import EmbeddingStore
     from jaxretr.stores.encoding import Encoder
 
-__all__ = ["bm25_search", "encoder_search", "stored_search"]
+__all__ = ["bm25_search", "encoder_search", "note_lengths", "read_lengths", "stored_search"]
+
+log = logging.getLogger(__name__)
 
 
 def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | None) -> Search:
@@ -30,3 +33,15 @@ def stored_search(encoder: "Encoder", store: "EmbeddingStore", ids: Sequence[str
     from jaxretr.stores.encoding import encode_texts
 
     return lambda questions, k: search_store(store, ids, encode_texts(encoder, questions, batch_size), k)
+
+
+def read_lengths(encoder: "TextEncoder") -> tuple[int, int]:
+    """How many tokens of a question and of a passage an encoder reads."""
+    return encoder.config.max_question_length, encoder.config.max_passage_length
+
+
+def note_lengths(read: Mapping[str, tuple[int, int]]) -> None:
+    """Warns where models that are compared read different lengths: name -> `read_lengths`."""
+    if len(set(read.values())) > 1:
+        each = ", ".join(f"{name} {question} and {passage}" for name, (question, passage) in read.items())
+        log.warning("the models read different lengths, in tokens of a question and of a passage: %s", each)

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from jaxretr.data.corpus import Corpus
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_corpus, read_questions
 from jaxretr.data.typos import PROFILES, TypoGenerator
@@ -12,7 +11,7 @@ from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate import metrics as measures
 from jaxretr.evaluate.measuring import OF_QRELS, Search
 from jaxretr.evaluate.robustness import AlteredValues, Draws, Split, measure_altered, read_splits, share_changed
-from jaxretr.evaluate.searches import bm25_search, encoder_search
+from jaxretr.evaluate.searches import bm25_search, encoder_search, note_lengths, read_lengths
 from jaxretr.evaluate.typo_report import CLEAN, Kind, TypoMetric, TypoReport, TypoSplit
 from jaxretr.stores.encoding import Encoder, loaded, name_of
 
@@ -72,6 +71,8 @@ def evaluate_typos(
     models = [encoders] if isinstance(encoders, str | Path) or not isinstance(encoders, Sequence) else encoders
     values: dict[str, dict[str, AlteredValues]] = {name: {} for name in of_names}
 
+    lengths: dict[str, tuple[int, int]] = {}
+
     def measure(name: str, search: Search) -> None:
         system = _unused(name, next(iter(values.values())))
         log.info("measuring %s", system)
@@ -81,7 +82,10 @@ def evaluate_typos(
             )
 
     for model in models:  # One at a time: its embeddings are freed before the next one's are computed.
-        measure(*_searched(model, corpus, batch_size))
+        encoder = loaded(model)
+        lengths[_unused(name_of(encoder), lengths)] = read_lengths(encoder)
+        measure(name_of(encoder), encoder_search(encoder, corpus, batch_size))
+    note_lengths(lengths)
     if bm25:
         measure("BM25", bm25_search(corpus))
     results = {}
@@ -93,11 +97,6 @@ def evaluate_typos(
         found = {metric: TypoMetric.of(values[name], list(kinds), metric, len(models)) for metric in metrics}
         results[name] = TypoSplit(len(split.qrels), kinds, found)
     return TypoReport(_settings(generators, draws, misspellings), results, values)
-
-
-def _searched(model: _Model, corpus: Corpus, batch_size: int | None) -> tuple[str, Search]:
-    encoder = loaded(model)
-    return name_of(encoder), encoder_search(encoder, corpus, batch_size)
 
 
 def _unused(name: str, taken: Mapping[str, object]) -> str:

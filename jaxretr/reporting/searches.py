@@ -11,7 +11,7 @@ from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir
 from jaxretr.evaluate.measuring import OF_ANSWERS, ByAnswers, ByQrels, Measure, Run, depth, run_of
 from jaxretr.evaluate.report import Measured, Report
-from jaxretr.evaluate.searches import bm25_search, encoder_search
+from jaxretr.evaluate.searches import bm25_search, encoder_search, note_lengths, read_lengths
 from jaxretr.models.combined_encoder import load_encoder
 from jaxretr.recipes.art_texts import read_art_texts
 from jaxretr.recipes.contrastive import evaluated_on
@@ -78,12 +78,16 @@ def compare(runs: Sequence[RunFiles], on: TestSet) -> Report:
     found: list[tuple[str, Run]] = [(BM25, run_of(bm25_search(on.corpus), on.questions, k, own))]
     first, *others = runs
 
-    def searched(encoder: Encoder) -> Run:
+    lengths: dict[str, tuple[int, int]] = {}
+
+    def searched(name: str, encoder: Encoder) -> Run:
+        lengths[name] = read_lengths(encoder)
         return run_of(encoder_search(encoder, on.corpus, None), on.questions, k, own)
 
     if (start := before(first)) is not None:
-        found.append((BEFORE, searched(start)))
-    found += [(run.name, searched(load_encoder(run.model))) for run in others if run.model is not None]
-    found.insert(0, (first.name, searched(load_encoder(str(first.model)))))
+        found.append((BEFORE, searched(BEFORE, start)))
+    found += [(run.name, searched(run.name, load_encoder(run.model))) for run in others if run.model is not None]
+    found.insert(0, (first.name, searched(first.name, load_encoder(str(first.model)))))
+    note_lengths(lengths)
     measured = [Measured(name, run, measure(run, metrics, name)) for name, run in found]
     return Report.of(measured[0], measured[1:], measure)

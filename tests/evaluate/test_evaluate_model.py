@@ -85,7 +85,8 @@ def test_kept_embeddings_of_another_model_or_corpus_are_refused(
     shutil.copytree(tiny.DATA, tmp_path / "beir")
     with open(tmp_path / "beir/corpus.jsonl", "a", encoding="utf-8") as file:
         file.write('{"_id": "new", "title": "", "text": "one more"}\n')
-    error = refused(capsys, 1, *words, "--beir", tmp_path / "beir", "--keep", tmp_path / "kept")
+    changed = [tmp_path / "beir" if word == str(tiny.DATA) else word for word in words]
+    error = refused(capsys, 1, *changed, "--keep", tmp_path / "kept")
     assert "holds embeddings of other texts (passages); give another keep folder" in error
     for more, message in (
         (["--index", "i"], "index is there already and keep writes what is missing"),
@@ -104,6 +105,18 @@ def test_bm25_stands_in_the_table_beside_a_model(
     assert {name: values["mean_b"] for name, values in baseline["metrics"].items()} == pytest.approx(wanted)
     assert cli.main([*words, "--baseline", "bm25"]) == 0
     assert "\nBM25 " in capsys.readouterr().out
+
+
+def test_models_that_read_different_lengths_are_said_to(
+    words: list[str], tiny_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    DualEncoder.from_pretrained(tiny_models / "encoder", max_passage_length=24).save(tmp_path / "short")
+    assert cli.main([*words, "--baseline", str(tmp_path / "short")]) == 0
+    [said] = [line for line in capsys.readouterr().err.splitlines() if "different lengths" in line]
+    assert f"{tmp_path / 'short'} 64 and 24" in said and "encoder 64 and 64" in said
+    shutil.copytree(tiny_models / "encoder", tmp_path / "alike")
+    assert cli.main([*words, "--baseline", str(tmp_path / "alike")]) == 0
+    assert "different lengths" not in capsys.readouterr().err
 
 
 def test_a_file_of_the_name_bm25_is_read_by_its_path(
