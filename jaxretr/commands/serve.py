@@ -1,6 +1,11 @@
 """`jaxretr serve`: the HTTP service."""
 
 import argparse
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from jaxretr.commands.parsing import Commands, add_engine, add_model, add_precision, add_scorer, at_least_one
@@ -98,6 +103,33 @@ def add_commands(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Serves until a signal stops it."""
+    with _ended_by_signals():
+        _serve(args)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Ends the process at a signal to stop, until the server handles these itself: nothing is open before.
+
+    An exception, as Python raises for SIGINT, is lost where it meets a callback, and JAX has one at each garbage collection.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        os.write(2, b"jaxretr: stopped while starting\n")
+        os._exit(0)
+
+    earlier = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def _serve(args: argparse.Namespace) -> None:
     from jaxretr.errors import import_extra
 
     for package in ("fastapi", "uvicorn", "prometheus_client", "limits"):

@@ -102,7 +102,7 @@ def update(
     dtype: EncodeDtype = "auto",
     batch_size: int | None = None,
 ) -> Updated:
-    """Deletes passages from a folder that no service has open, then adds others, as the service does.
+    """Deletes passages from a folder that no service has open, and adds others, as the service does.
 
     Args:
       folder: of a live index.
@@ -139,16 +139,18 @@ def update(
                         f"or move it to this one: jaxretr reindex {folder} --to {name}"
                     )
                 documents = (document for _, _, document in _documents(add))
-            index.delete(delete)
             progress = stack.enter_context(Progress(len(first), "passage", "added"))
             while encoder is not None and (piece := list(islice(documents, _UPDATE_ROWS))):
                 written = index.upsert(piece, encoder.encode(piece), model_fingerprint=encoder.fingerprint)
                 added, replaced = added + written.added, replaced + written.replaced
                 progress.advance(len(piece))
+        # Last, or an update that is interrupted and repeated would lack them. What is added as well is there again.
+        again = len(first.keys() & set(delete))
+        index.delete([each for each in delete if each not in first])
         if rebalance:
             index.upkeep.compact()
         index.upkeep.catch_up()
-        return Updated(Path(folder), added, replaced, len(delete), len(index), None)
+        return Updated(Path(folder), added + again, replaced - again, len(set(delete)), len(index), None)
     finally:
         index.close()
 

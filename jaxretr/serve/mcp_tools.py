@@ -116,10 +116,10 @@ def make_server(service: Service) -> Any:
             schemas = {tool.name: tool.input_schema for tool in await self.list_tools()}
             if name in schemas:
                 known, required = schemas[name]["properties"], schemas[name].get("required", ())
-                arguments = {key: value for key, value in arguments.items() if value is not None or key in required}
                 for key in arguments:
                     if key not in known:
                         raise _refusal(str(no_such("argument", key, known)))
+                arguments = {key: value for key, value in arguments.items() if value is not None or key in required}
             try:
                 return await super().call_tool(name, arguments, context)
             except Exception as error:

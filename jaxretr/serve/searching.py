@@ -1,5 +1,6 @@
 """Searches: from a request to its answer, over the queue of the encoder, an index, and the re-ranker."""
 
+import re
 import time
 from functools import partial
 
@@ -90,7 +91,12 @@ class Searching:
         read = {"with_documents": kind.with_documents, "with_vectors": kind.with_vectors}
 
         async def search(vectors: np.ndarray) -> Findings:
-            return await self._threads.search(partial(kind.index.find, vectors, kind.k, options, **read, **told))
+            try:
+                return await self._threads.search(partial(kind.index.find, vectors, kind.k, options, **read, **told))
+            except Invalid as problem:  # An index begins its message with the option that it does not accept.
+                named = re.match(r"\w*", str(problem))
+                problem.param = named[0] if named and named[0] in SearchRequest.model_fields else problem.param
+                raise
 
         return await self._shared.run(kind, vectors, options, search)
 

@@ -67,6 +67,7 @@ def test_arguments_are_read_as_the_service_reads_its_other_requests(service: Ser
         ("search", arguments),
         ("search", {**arguments, "k": None, "where": None, "max_chars": None}),
         ("search", {**arguments, "top_k": 3}),
+        ("search", {**arguments, "top_k": None}),
         ("search", {**arguments, "filters": {"half": "first"}}),
         ("search", {**arguments, "where": {"half": {"gte": 1}}}),
         ("search", {**arguments, "where": {"half": ["first", ["second"]]}}),
@@ -77,6 +78,7 @@ def test_arguments_are_read_as_the_service_reads_its_other_requests(service: Ser
     for error, words in zip(
         errors,
         (
+            "top_k: no such argument",
             "top_k: no such argument",
             "filters: no such argument",
             "where.half: an object is not",

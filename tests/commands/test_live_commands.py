@@ -1,6 +1,7 @@
 """export --to live, verify and reindex, as a user types them."""
 
 import json
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -117,31 +118,36 @@ def test_reindex_to_another_model_and_back(
 
 
 def test_update_adds_replaces_and_deletes_passages_that_no_service_has_open(
-    made: Path, tiny_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: Path, tiny_models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, model = tmp_path / "live", tiny_models / "encoder"
     assert export(made, model, folder) == 0
     ids = EmbeddingStore.open(made / "store").read_ids()
     new, gone = tmp_path / "new.jsonl", tmp_path / "gone.txt"
     rows = [{"_id": "n1", "text": "first new"}, {"_id": ids[0], "text": "replaced", "metadata": {"year": 2001}}]
+    rows.append({"_id": ids[4], "text": "deleted and added"})
     new.write_text("".join(json.dumps(row) + "\n" for row in rows))
     gone.write_text(f"{ids[3]}\n{ids[4]}\n")
     (tmp_path / "twice.jsonl").write_text(new.read_text() * 2)
     for words, message in (
-        (["--add", tmp_path / "twice.jsonl"], "twice.jsonl:3: passage 'n1' is at"),
+        (["--add", tmp_path / "twice.jsonl"], "twice.jsonl:4: passage 'n1' is at"),
         (["--add", made / "store"], "give --add the file of the passages"),
         (["--add", new, "--model", made / "mean"], "makes others; name the model of the index"),
         (["--add", tmp_path / "none.jsonl"], "none.jsonl"),
     ):
         assert run("update", folder, *words) in (1, 2)
         assert message in error_line(capsys.readouterr().err)
-    assert run("update", folder, "--add", new, "--delete", gone, "--compute", "float32") == 0
-    assert f"1 added, 1 replaced, 2 deleted; {len(ids) - 1} passages" in capsys.readouterr().out
+    update = ("update", folder, "--add", new, "--delete", gone, "--compute", "float32")
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveIndex, "upsert", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+        assert run(*update) == 130
+    assert run(*update) == 0  # An update that was interrupted is repeated.
+    assert f"2 added, 1 replaced, 2 deleted; {len(ids)} passages" in capsys.readouterr().out
     assert run("update", folder, "--delete", gone) == 1
     assert "is not in the index" in error_line(capsys.readouterr().err)
     assert run("update", folder, "--rebalance") == 0
     index = LiveIndex.open(folder, background=False)
-    assert index.facts()["snapshot_rows"] == len(index) == len(ids) - 1
+    assert index.facts()["snapshot_rows"] == len(index) == len(ids)
     documents = [Document("n1", "", "first new"), Document(ids[0], "", "replaced", {"year": 2001})]
     assert index.documents(["n1", ids[0], ids[3]]) == [*documents, None]
     wanted = DualEncoder.from_pretrained(model).encode_passages(documents)

@@ -187,6 +187,25 @@ def test_a_signal_while_it_starts_ends_it(model: str, tmp_path: Path) -> None:
     assert process.process.wait(timeout=60) == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_it_listens_ends_it(number: signal.Signals) -> None:
+    # During an import, inside a callback: what it raises there is lost.
+    program = f"""
+import signal, sys, weakref
+from jaxretr import errors
+from jaxretr.cli import main
+class Here: pass
+def signalled(*_):
+    here = Here()
+    watched = weakref.ref(here, lambda _: signal.raise_signal({int(number)}))
+    del here
+    sys.exit(3)
+errors.import_extra = signalled
+main(["serve", "model"])
+"""
+    assert subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("options", "what"),
     [
