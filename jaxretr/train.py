@@ -45,7 +45,7 @@ from jaxretr.parallel.mesh import DATA, make_mesh
 from jaxretr.profiling import StepTrace, Stopwatch
 from jaxretr.recipes.corpus_sizes import CorpusSize
 from jaxretr.recipes.outline import Outline
-from jaxretr.recipes.run_inputs import Inputs, check_inputs, write_inputs
+from jaxretr.recipes.run_inputs import Inputs, at_new_paths, check_inputs, write_inputs
 from jaxretr.storage.files import atomic_write
 from jaxretr.storage.paths import as_path
 from jaxretr.storage.run_folder import RunFolder
@@ -426,6 +426,7 @@ def claim(workdir: Path, config: Config, writes: bool) -> None:
             # No part of what a run computes: where the arrays lie, and who is told of it.
             begun = from_json(json.loads(path.read_text()), str(path))
             begun = dataclasses.replace(begun, mesh=config.mesh, tracking=config.tracking)
+            begun = at_new_paths(begun, config, workdir)
             if begun != config:
                 changed = [name for name, value in to_json(config).items() if to_json(begun).get(name) != value]
                 raise UsageError(

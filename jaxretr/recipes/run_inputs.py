@@ -1,5 +1,6 @@
 """What a run reads, told by its content, so that it resumes with what it began with."""
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -99,6 +100,19 @@ def check_inputs(workdir: Path, inputs: Inputs, config: Config) -> None:
             f"{path}: this folder was started with other {', '.join(changed)} than there are now ({files}); restore what "
             "the run began with, or use another --workdir"
         )
+
+
+def at_new_paths(begun: Config, config: Config, workdir: Path) -> Config:
+    """The settings that a run began with, its data at the paths of `config`: `check_inputs` compares what they hold.
+
+    A path that only one of the two has is another setting, and a folder without a record keeps its paths.
+    """
+    if type(begun) is not type(config) or not read_inputs(workdir):
+        return begun
+    names = {setting.removeprefix("data.") for settings in _SETTINGS.values() for setting in settings if "data." in setting}
+    old, new = (getattr(each, "data", None) for each in (begun, config))
+    moved = {name: getattr(new, name) for name in names if getattr(old, name, None) and getattr(new, name)}
+    return dataclasses.replace(begun, data=dataclasses.replace(old, **moved)) if moved else begun
 
 
 def _value(config: Config, setting: str) -> str:

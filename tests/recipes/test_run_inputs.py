@@ -15,7 +15,7 @@ from test_best_is_start import Measured
 from jaxretr import train as program
 from jaxretr.config import BertShape, Config, MlmConfig, PassageLmConfig, PretrainData, T5Shape, Train
 from jaxretr.data.tokens import load_tokenizer
-from jaxretr.errors import UserError
+from jaxretr.errors import UsageError, UserError
 from jaxretr.models.bert import BertEncoder
 from jaxretr.models.formats.bert_params import export_bert
 from jaxretr.models.formats.hf_folder import write_folder
@@ -129,8 +129,17 @@ def test_a_run_resumes_with_its_own_data_and_not_with_others(tmp_path: Path, mon
     monkeypatch.setattr(program, "build", lambda config, *_: Reads(config, [0.1, 0.2]))
     program.train(config, tmp_path / "run")
     (tmp_path / "run" / INPUTS).unlink()
+    moved = tiny.art_config(tmp_path, train={"steps": 1, "best_metric": "mrr"}, data={"corpus": "moved/c.jsonl"})
+    with pytest.raises(UsageError, match=r"other settings \(data\)"):
+        program.train(moved, tmp_path / "run")
     program.train(config, tmp_path / "run")
     assert json.loads((tmp_path / "run" / INPUTS).read_text()).keys() == {"corpus"}
+    program.train(moved, tmp_path / "run")  # What the files hold decides, not where they lie.
+    assert json.loads((tmp_path / "run/config.json").read_text())["data"]["corpus"] == "moved/c.jsonl"
+    for setting, value in (("judged", "j.jsonl"), ("exclude_splits", ["test"])):
+        other = tiny.art_config(tmp_path, train={"steps": 1, "best_metric": "mrr"}, data={setting: value})
+        with pytest.raises(UsageError, match=r"other settings \(data\)"):
+            program.train(other, tmp_path / "run")
     content["corpus"] = "another"
     with pytest.raises(UserError, match=r"other corpus than .*data.corpus=c.jsonl"):
         program.train(config, tmp_path / "run")
