@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from once import encoded, kept, trained, values_of
+from once import encoded, kept, last_of, trained, values_of
 from parts import divided, minilm, part_of
 from tables import cell, difference, markdown
 
@@ -110,7 +110,7 @@ def compare_arms(
 ) -> None:
     """Trains and measures every arm with every seed, and prints them next to BM25 and the encoder as it comes."""
     found: dict[str, list[OfQuestions]] = {}
-    config = load(CONFIG, [str(word) for word in (*bed.settings, *args.settings)])
+    config = load(CONFIG, last_of([*bed.settings, *args.settings]))
     assert isinstance(config, ArtConfig)
     found[BM25] = [measure(bed, BM25, bm25_search, args)]
     found[START] = [measure(bed, "start", encoded(lambda: load_encoder(config.encoder)), args)]

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from once import Values, kept, trained, values_of
+from once import Values, kept, last_of, trained, values_of
 from parts import divided, minilm, part_of
 from tables import cell, difference, markdown
 
@@ -99,7 +99,7 @@ def encoded(model: Path | None, args: argparse.Namespace) -> Callable[[Corpus], 
         if model and any((model / name).exists() for name in ("model", "jaxretr.json", "modules.json")):
             return encoder_search(DualEncoder.from_pretrained(model, dtype=args.compute), corpus, None)
         # A plain BERT says neither how it pools nor whether it normalises: as the runs begin with it.
-        start = load(args.config, start_of(args)).encoder  # pyright: ignore[reportAttributeAccessIssue]
+        start = load(args.config, last_of(start_of(args))).encoder  # pyright: ignore[reportAttributeAccessIssue]
         start = dataclasses.replace(start, path=str(model or start.path), dtype=args.compute)
         return encoder_search(load_encoder(start), corpus, None)
 

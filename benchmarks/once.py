@@ -20,22 +20,33 @@ T = TypeVar("T")
 Values = dict[str, dict[str, dict[str, float]]]
 
 
+def last_of(words: Sequence[object]) -> list[str]:
+    """Settings of the command line, of which one that is given several times counts as it is given last."""
+    given: dict[str, list[str]] = {}
+    name = ""
+    for word in map(str, words):
+        if word.startswith("--"):
+            name = word.partition("=")[0].replace("_", "-").replace(".no-", ".")
+            given[name] = [word]
+        else:
+            given[name].append(word)
+    return [word for of_one in given.values() for word in of_one]
+
+
 def trained(config: Path, workdir: Path, words: Sequence[object], environment: Mapping[str, str] | None = None) -> Path:
     """Trains a config with further words of the command line to its end, unless that has been done.
 
     Args:
       config: the file.
       workdir: the run's folder; a file `done` in it says that the run has ended.
-      words: settings, as `jaxretr train` takes them.
+      words: settings, as `jaxretr train` takes them; see `last_of`.
       environment: of the process, in place of this one's.
 
     Returns:
       `workdir`.
     """
     if not (workdir / "done").exists():
-        command = [
-            str(word) for word in (sys.executable, "-m", "jaxretr", "train", config, "--workdir", workdir, *words)
-        ]
+        command = [sys.executable, "-m", "jaxretr", "train", str(config), "--workdir", str(workdir), *last_of(words)]
         print("$ jaxretr", *command[3:], file=sys.stderr, flush=True)
         subprocess.run(command, check=True, env=environment)
         (workdir / "done").touch()

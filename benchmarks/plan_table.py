@@ -188,7 +188,7 @@ def main() -> None:
     print(HEAD.format(args.utilisation))
     print("|---|---|" + "---:|" * 12, flush=True)
 
-    # One after the other, before there are threads: a config is a program, and while its settings are read stderr is caught.
+    # One after the other, before there are threads: a config is a program.
     configs = {name: config_of(name, settings) for name in args.systems.split(",")}
 
     def run(pair: tuple[str, str]) -> Plan:

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 from art_encoders import BLIND, CONFIG, METRICS, Bed
 from machine import describe
-from once import encoded, kept, values_of
+from once import encoded, kept, last_of, values_of
 from tables import cell, difference, markdown
 
 from jaxretr.assets import QUICKSTART
@@ -56,7 +56,7 @@ def settings_of(bed: Bed, arm: str, seed: int, args: argparse.Namespace) -> list
         *("--train.steps", steps, "--train.batch-size", 8, "--optimizer.learning-rate", 3e-4),
         *("--index.refresh", refresh, "--index.refresh-every", every, *bed.settings, *args.settings),
     )
-    return [str(word) for word in words]
+    return last_of(words)
 
 
 def trained(bed: Bed, arm: str, seed: int, args: argparse.Namespace) -> tuple[Path, Steps]:
@@ -156,7 +156,7 @@ def main() -> None:
         }
         measured.setdefault(name, []).append(merged)
 
-    start = load(CONFIG, [str(word) for word in (*bed.settings, *args.settings)])
+    start = load(CONFIG, last_of([*bed.settings, *args.settings]))
     assert isinstance(start, ArtConfig)
     measure(START, "start", lambda: load_encoder(start.encoder))
     for seed in args.seeds:

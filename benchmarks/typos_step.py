@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 from machine import describe
+from once import last_of
 
 from jaxretr.config import ContrastiveConfig, load
 from jaxretr.parallel.mesh import make_mesh
@@ -54,7 +55,7 @@ class Timed:
         settings = ["--data.dev", "None", "--data.dev-questions", "None"]
         settings += ["--negatives.retrieved", str(args.passages - 1), "--train.batch-size", str(args.batch_size)]
         settings += ["--data.token-cache", str(workdir)]
-        config = load(ROOT / "configs/typos_small.py", [*settings, *words, *args.settings])
+        config = load(ROOT / "configs/typos_small.py", last_of([*settings, *words, *args.settings]))
         assert isinstance(config, ContrastiveConfig)
         self.run = ContrastiveRun(config, make_mesh(), workdir)
         self.state: Any = self.run.init()

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from once import encoded, kept, trained
+from once import encoded, kept, last_of, trained
 from parts import minilm, part_of
 from tables import cell, difference, markdown
 
@@ -194,7 +194,7 @@ def main() -> None:
     args.splits = ("test",) if args.data is None else ("squad", "tydi")
     args.beir = beir_folder(args)
 
-    config = load(args.config, [*start_of(args), *args.settings])
+    config = load(args.config, last_of([*start_of(args), *args.settings]))
     assert isinstance(config, ContrastiveConfig)
     systems = {
         "BM25": [values_of("BM25", bm25_search, args)],

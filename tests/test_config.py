@@ -136,6 +136,8 @@ def _other(hint: Any, now: Any) -> Any:
     """A value of a setting's type that it does not have now."""
     if hint is bool:
         return not now
+    if get_args(hint)[1:] == (NoneType,) and get_origin(get_args(hint)[0]) is Literal:
+        hint = get_args(hint)[0]
     if get_origin(hint) is Literal:
         return next(choice for choice in get_args(hint) if choice != now)
     if get_origin(hint) is tuple:
@@ -281,7 +283,7 @@ def test_help_lists_every_setting_with_its_value_and_meaning(config: Config):
 def test_help_says_what_may_be_typed_and_what_a_setting_is():
     text = settings_text(ART)
     assert (
-        "--encoder.pooling {cls,mean,max,lasttoken,weightedmean,mean_sqrt_len_tokens}  (cls)\n      What becomes of"
+        "--encoder.pooling {cls,mean,max,lasttoken,weightedmean,mean_sqrt_len_tokens}|None  (none)\n      What becomes of"
         in text
     )
     assert "--encoder.adapter JSON|None  (none)" in text and "--encoder.adapter.lora-rank INT  (0)" in text

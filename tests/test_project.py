@@ -137,7 +137,7 @@ def test_a_wheel_finds_its_configs_and_an_editable_install_its_package_beside_th
         wheel.extractall(tmp_path / "editable")
     code = f"import site; site.addsitedir({str(tmp_path / 'editable')!r}); import jaxretr; print(jaxretr.__file__)"
     environment.pop("PYTHONPATH")
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-S", "-c", code]  # without the environment's own installation
     done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == str(source / "jaxretr/__init__.py")
 

@@ -250,7 +250,7 @@ class LexicalDraws:
             )
         self.scored = config.distillation.loss != "none"
         # Of the set itself: its arrays have billions of bytes.
-        self.content = np.frombuffer((Path(config.data.train).expanduser() / META).read_bytes(), np.uint8)
+        self.content = np.frombuffer((examples.folder / META).read_bytes(), np.uint8)
 
     @property
     def places(self) -> int:

@@ -254,7 +254,7 @@ def test_a_fused_run_is_measured_like_any_other(folder, capsys):
     ("words", "message"),
     [
         ("--run r --qrels q --format xml", "argument --format: invalid choice: 'xml'"),
-        ("--run r --qrels q --json --format latex", "argument --format: not allowed with argument --json"),
+        ("--run r --qrels q --json --format latex", "--format: given twice (as --json too)"),
         ("--run r --qrels q --relevance-level 0", "argument --relevance-level: '0' is not a whole number from 1"),
         ("--run r --answers a --corpus c --relevance-level 2", "the relevance level is for judgements"),
         ("--run r --qrels q --baseline b --baseline b", "a baseline is named twice"),

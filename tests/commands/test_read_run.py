@@ -119,7 +119,7 @@ def test_evaluate_reads_runs_of_every_format(tmp_path):
     queries.write_text("".join(json.dumps({"_id": str(n), "text": text}) + "\n" for n, text in [*texts][::-1]))
     with pytest.raises(UserError, match="has no id"):
         evaluate.run(parse(["evaluate", "--run", str(GOLDEN), "--qrels", str(qrels)]))
-    with pytest.raises(UsageError, match="leave it out"):
+    with pytest.raises(UsageError, match="leave queries out"):
         evaluate.run(parse(["evaluate", "--run", str(ranks), "--qrels", str(qrels), "--queries", str(queries)]))
     of_dpr = GOLDEN, ["--queries", queries], {"0": 1.0, "1": 1 / 3}
     for run, more, expected in ((ranks, [], {"0": 1.0, "1": 0.5}), of_dpr):

@@ -202,7 +202,7 @@ def test_dropout_leaves_the_parallel_adapter_s_result_alone(bert: BertConfig) ->
 def test_new_adapters_change_no_bit(bert: BertConfig, form: str) -> None:
     """Training begins at the backbone itself, and with its dropout's masks; adding zeros must round nothing."""
     bert = dataclasses.replace(bert, hidden_size=96, intermediate_size=192)
-    shape = AdapterShape()
+    shape = AdapterShape(lora_rank=192, bottleneck=192)
     params = {"bert": drawn(bert, shape)["bert"], "adapter": init_adapter(shape, bert, SEED)}
     keys = jax.random.split(jax.random.key(SEED), len(TOKENS)) if form == "with dropout" else None
     if form == "apart":
@@ -296,9 +296,9 @@ MINILM = BertConfig(hidden_size=384, num_hidden_layers=6, intermediate_size=1536
 @pytest.mark.parametrize(
     ("bert", "shape", "expected"),
     [
-        (BASE, AdapterShape(bottleneck=0), 7_077_888),
-        (BASE, AdapterShape(lora_rank=0), 3_550_464),
-        (BASE, AdapterShape(), 7_077_888 + 3_550_464),
+        (BASE, AdapterShape(lora_rank=192), 7_077_888),
+        (BASE, AdapterShape(bottleneck=192), 3_550_464),
+        (BASE, AdapterShape(lora_rank=192, bottleneck=192), 7_077_888 + 3_550_464),
         (MINILM, AdapterShape(lora_rank=96, bottleneck=0), 884_736),
         (MINILM, AdapterShape(lora_rank=192, bottleneck=0), 1_769_472),
         (MINILM, AdapterShape(lora_rank=0, bottleneck=96), 445_248),
@@ -380,8 +380,8 @@ def test_bfloat16_stays_near_float32(bert: BertConfig) -> None:
     [
         (AdapterShape(lora_rank=0, bottleneck=0), "one of them must be above 0"),
         (AdapterShape(lora_rank=-1), "one of them must be above 0"),
-        (AdapterShape(lora_targets=("query", "pooler")), "choose among query"),
-        (AdapterShape(lora_targets=()), "choose among query"),
+        (AdapterShape(lora_rank=4, lora_targets=("query", "pooler")), "choose among query"),
+        (AdapterShape(lora_rank=4, lora_targets=()), "choose among query"),
     ],
 )
 def test_shapes_that_mean_nothing_are_refused(shape: AdapterShape, message: str) -> None:

@@ -209,7 +209,7 @@ def test_cut_texts_are_counted(encoder: DualEncoder, caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING):
         encoder.encode_queries(["short", "word " * 100, "long " * 50])
     assert encoder.truncated == 2
-    assert [record.getMessage() for record in caplog.records] == ["2 of 3 questions were cut at 16 tokens"]
+    assert [record.getMessage() for record in caplog.records] == ["2 of 3 questions (67%) were cut at 16 tokens"]
     encoder.encode_queries(["short"])
     assert encoder.truncated == 0
 

@@ -55,7 +55,7 @@ def test_reindexing_counts_the_cut_texts_of_all_its_batches(
 ) -> None:
     encoder = DualEncoder.from_pretrained(tiny_models / "encoder", max_passage_length=8)
     documents = [Document(str(n), "", "word " * (30 if n % 2 else 1)) for n in range(6)]
-    with offline._model_of(encoder, "model", None) as model:
+    with offline.encoding_model(encoder, "model", None) as model:
         for start in range(0, 6, 2):
             model.encode(documents[start : start + 2])
         assert "cut" not in caplog.text
