@@ -84,11 +84,16 @@ def test_two_processes_encode_one_store(words: list[str], undisturbed: tuple[dic
     assert all("encoded 10 passages in" in stderr for _, stderr in outputs), outputs
 
 
+def in_float32(words: list[str]) -> list[str]:
+    """The command's words, with another --dtype."""
+    return ["float32" if word == "int8" else word for word in words[1:]]
+
+
 @pytest.fixture(scope="module")
 def of_eight_devices(words: list[str], tmp_path_factory: pytest.TempPathFactory) -> EmbeddingStore:
     """What one process with eight devices makes, in float32."""
     out = tmp_path_factory.mktemp("eight") / "store"
-    processes.finish(processes.start([*words[1:], "--dtype", "float32", "--out", str(out)], 1, 8))
+    processes.finish(processes.start([*in_float32(words), "--out", str(out)], 1, 8))
     return EmbeddingStore.open(out)
 
 
@@ -96,7 +101,7 @@ def of_eight_devices(words: list[str], tmp_path_factory: pytest.TempPathFactory)
 def test_processes_encode_what_one_encodes(
     words: list[str], of_eight_devices: EmbeddingStore, tmp_path: Path, count: int, devices: int
 ):
-    command = [*words[1:], "--dtype", "float32", "--out", str(tmp_path / "store")]
+    command = [*in_float32(words), "--out", str(tmp_path / "store")]
     outputs = processes.finish(processes.start(command, count, devices))
     found, rows = EmbeddingStore.open(tmp_path / "store"), of_eight_devices.meta.rows
     assert found.read_ids() == of_eight_devices.read_ids()
