@@ -15,7 +15,7 @@ from jaxretr.errors import UsageError, UserError, import_package
 from jaxretr.serve.served import Document, Written
 
 # What the service accepts at once, see jaxretr/serve/requests.py.
-_TEXTS, _DOCUMENTS, _IDS, _QUERIES = 256, 512, 10_000, 64
+_TEXTS, _DOCUMENTS, _IDS, _QUERIES, _HITS = 256, 512, 10_000, 64, 10_000
 
 # The longest wait that a response may ask for.
 _LONGEST_WAIT = 60.0
@@ -82,7 +82,8 @@ class Client:
     ) -> list[list[Found]]:
         """Finds the best documents for each question, in as many requests as needed."""
         path = f"/v1/{self._index(index)}/search"
-        done = self._in_parts(path, "query", queries, _QUERIES, {"k": k, **options})
+        most = max(1, min(_QUERIES, _HITS // max(1, k)))
+        done = self._in_parts(path, "query", queries, most, {"k": k, **options})
         return [[_found(hit) for hit in result["hits"]] for answer in done for result in answer["results"]]
 
     def embed(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:

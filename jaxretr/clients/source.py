@@ -57,6 +57,6 @@ def content_of(hit: Found, *, score: bool = False) -> tuple[str, dict[str, Any]]
     """
     metadata = dict(hit.metadata)
     for name, value in (("title", hit.title or None), ("score", hit.score if score else None)):
-        if value is not None and metadata.setdefault(name, value) != value:
-            metadata[f"jaxretr_{name}"] = value
+        while value is not None and metadata.setdefault(name, value) != value:
+            name = f"jaxretr_{name}"
     return hit.text or hit.title, metadata

@@ -86,7 +86,7 @@ def test_haystack(source: Any, client: Client, encoder: DualEncoder) -> None:
     )
 
 
-OWN = {"id": "7", "score": 4.5, "title": "own", "text": "own", "content": "own", "meta": None, "jaxretr": True}
+OWN = {"id": "7", "score": 4.5, "title": "own", "text": "own", "content": "own", "meta": None, "jaxretr_title": "mine"}
 
 
 class Fixed:
@@ -107,7 +107,7 @@ def test_a_documents_own_fields_are_kept(metadata: dict[str, Any]) -> None:
     [first] = haystack.JaxretrRetriever(source).run("coffee")["documents"]
     [second] = llama_index.JaxretrRetriever(source).retrieve("coffee")
     [third] = langchain.JaxretrRetriever(source=source).invoke("coffee")
-    titles = {"title": "own", "jaxretr_title": "Review"} if metadata is OWN else {"title": "Review"}
+    titles = {"jaxretr_jaxretr_title": "Review"} if metadata is OWN else {"title": "Review"}
     scores = {"score": 4.5, "jaxretr_score": 0.5} if metadata is OWN else {"score": 0.5}
     assert first.meta == second.node.metadata == {**metadata, **titles}
     assert third.metadata == {**metadata, **titles, **scores}

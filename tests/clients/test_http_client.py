@@ -50,6 +50,8 @@ def test_a_search_finds_what_the_encoder_finds(client: Client, encoder: DualEnco
     assert [hit.id for hit in by_vector] == [hit.id for hit in hits]
     batch = client.search_batch([QUESTION, "who wrote it"], index="wiki", k=3)
     assert [len(found) for found in batch] == [3, 3] and [hit.id for hit in batch[0]] == [hit.id for hit in hits[:3]]
+    many = client.search_batch([QUESTION] * 11, index="wiki", k=1000)  # more hits than one request gets
+    assert [len(found) for found in many] == [len(documents)] * 11
 
 
 def test_options_of_a_search_arrive(client: Client, documents: list[Document]) -> None:
