@@ -109,8 +109,11 @@ def at_new_paths(begun: Config, config: Config, workdir: Path) -> Config:
     """
     if type(begun) is not type(config) or not read_inputs(workdir):
         return begun
-    names = {setting.removeprefix("data.") for settings in _SETTINGS.values() for setting in settings if "data." in setting}
-    old, new = (getattr(each, "data", None) for each in (begun, config))
+    names = {
+        setting.removeprefix("data.") for settings in _SETTINGS.values() for setting in settings if "data." in setting
+    }
+    old: Any = getattr(begun, "data", None)
+    new: Any = getattr(config, "data", None)
     moved = {name: getattr(new, name) for name in names if getattr(old, name, None) and getattr(new, name)}
     return dataclasses.replace(begun, data=dataclasses.replace(old, **moved)) if moved else begun
 
