@@ -25,7 +25,11 @@ def add_commands(commands: Commands) -> None:
         help="embedding store of the passages to add; of a live index their file, as for encode. A passage whose id exists "
         "replaces the old one",
     )
-    add("--delete", metavar="FILE", help="ids of passages to delete, one per line; one that is added as well is replaced")
+    add(
+        "--delete",
+        metavar="FILE",
+        help="ids of passages to delete, one per line; one that is added as well is replaced",
+    )
     add(
         "--rebalance",
         action="store_true",
