@@ -107,8 +107,9 @@ def check_targets(targets: float | Sequence[float]) -> tuple[float, ...]:
     Raises:
       UserError: one outside (0, 1], or none.
     """
-    found = (targets,) if isinstance(targets, int | float) else tuple(dict.fromkeys(targets))
-    if not found or not all(0 < target <= 1 for target in found):
+    given: Any = [targets] if isinstance(targets, str) or not isinstance(targets, Iterable) else targets
+    found = tuple(dict.fromkeys(given))
+    if not found or not all(isinstance(target, int | float | np.floating) and 0 < target <= 1 for target in found):
         raise UserError(f"target_recall={targets}: give a share above 0 and at most 1, for instance 0.95")
     return found
 

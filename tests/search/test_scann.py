@@ -107,6 +107,9 @@ def test_a_higher_target_takes_more_work(folder: Path) -> None:
 def test_a_target_that_is_given_twice_counts_once() -> None:
     index = ScannIndex.build(PASSAGES[:300], questions=QUESTIONS, target_recall=(0.9, 0.8, 0.9))
     assert [setting.target for setting in index.facts.settings] == [0.9, 0.8]
+    for wrong in ("0.9", ["0.9"], (0.9, None), (), 0, 1.5, float("nan")):
+        with pytest.raises(UserError, match="give a share above 0"):
+            ScannIndex.build(PASSAGES[:300], questions=QUESTIONS, target_recall=wrong)  # pyright: ignore
 
 
 @needs_scann
