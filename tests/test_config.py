@@ -7,6 +7,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
+import numpy as np
 import pytest
 
 from jaxretr import config as configuration
@@ -204,6 +205,7 @@ def test_a_dict_changes_some_settings_of_a_section_and_an_object_all():
     small: Any = with_settings(SHIPPED["dpr_small"], {"encoder.adapter": {"lora_rank": 4}})
     assert small.encoder.adapter == AdapterShape(lora_rank=4) and small.encoder.adapter.bottleneck == 0
     assert override(SHIPPED["dpr_small"], ["--encoder.adapter.lora-rank", "4"]) == small
+    assert with_settings(SHIPPED["dpr_small"], {"encoder.adapter": {"lora_rank": np.int32(4)}}) == small
     module: Any = with_settings(SHIPPED["ddr_small_rem"], {"encoder.adapter": {"lora_rank": 4}})
     assert (module.encoder.adapter.lora_rank, module.encoder.adapter.bottleneck) == (4, 32)
     whole: Any = with_settings(SHIPPED["ddr_small_rem"], {"encoder": {"adapter": AdapterShape(lora_rank=4)}})

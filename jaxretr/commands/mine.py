@@ -35,7 +35,7 @@ def add_commands(commands: Commands) -> None:
     add("--split", default="train", help="of a BEIR folder's qrels (default: %(default)s)")
     add("--out", metavar="FILE", required=True, help="the training file to write")
     add("--report", metavar="FILE", help="write a JSON report of what was kept and filtered")
-    add("--run", metavar="RUN", help="a TREC run to mine from instead of BM25")
+    add("--run", metavar="RUN", help="a run to mine from instead of BM25")
     add(
         "--negatives",
         type=at_least_one,

@@ -214,4 +214,6 @@ def _plain(value: Any) -> Any:
         return {name: _plain(each) for name, each in vars(value).items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
+    if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):  # a number of NumPy's or JAX's
+        return value.item()
     return os.fspath(value) if isinstance(value, os.PathLike) else value

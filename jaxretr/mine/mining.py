@@ -21,7 +21,7 @@ from jaxretr.data.text_rows import numbered_bytes
 from jaxretr.data.training_set import Ragged, TrainingSet, load_training_set
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.answers import Match
-from jaxretr.evaluate.runs import read_trec
+from jaxretr.evaluate.runs import read_run
 from jaxretr.mine.negatives import REASONS, Filters, Mined, MiningReport, Ranking, hard_negatives, rankings_of_run
 from jaxretr.progress import Progress
 from jaxretr.search.bm25 import Bm25Index
@@ -142,7 +142,7 @@ def mine(
       train: questions with positives: any training file, or a BEIR folder.
       corpus: the passages, or their file.
       split: the judgements of a BEIR folder.
-      run: mine from this run instead of BM25: a TREC file, or {question id: {passage id: score}}.
+      run: mine from this run instead of BM25: a file in any format that `read_run` reads, or {question id: {passage id: score}}.
       negatives: negatives per question, at most.
       ranks: first and last rank to draw from, counted from 1.
       depth: passages to rank, for the report; by default the last rank.
@@ -300,7 +300,7 @@ def _rankings_of_run(
 ) -> Iterator[Ranking]:
     path = None if isinstance(run, Mapping) else Path(run)
     name = "the run" if path is None else str(path)
-    found = run if isinstance(run, Mapping) else read_trec(Path(run))
+    found = run if isinstance(run, Mapping) else read_run(run, questions=questions)
     without = [question.id for question in questions if question.id not in found]
     if len(without) == len(questions):
         raise UserError(
@@ -314,19 +314,19 @@ def _rankings_of_run(
     for question in questions:
         for id in found.get(question.id, ()):
             if id not in row_of_id:
-                where = name if path is None else f"{path}:{_line_of_hit(path, question.id, id)}"
+                where = name if path is None else _line_of_hit(path, question.id, id)
                 raise UserError(f"{where}: passage '{id}' is not in the corpus; give the corpus that was searched")
     own_ids = {question.id for question, row in zip(questions, own.tolist(), strict=True) if row >= 0}
     return rankings_of_run(found, questions, positives, row_of_id, depth, own_ids)
 
 
-def _line_of_hit(path: Path, question_id: str, passage_id: str) -> int:
+def _line_of_hit(path: Path, question_id: str, passage_id: str) -> str:
+    """Where a run names a passage: the file, and the line of a TREC run."""
     wanted = question_id.encode(), passage_id.encode()
-    for number, line in numbered_bytes(path):
-        fields = line.split()
-        if fields and (fields[0], fields[2]) == wanted:
-            return number
-    raise AssertionError(f"{path} has changed while it was read")
+    for number, line in numbered_bytes(path) if path.is_file() else ():
+        if line.split()[:3:2] == [*wanted]:
+            return f"{path}:{number}"
+    return str(path)
 
 
 def _numbers(scores: np.ndarray) -> list[float | None]:

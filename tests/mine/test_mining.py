@@ -18,7 +18,7 @@ from jaxretr.data.questions import Question, read_questions
 from jaxretr.data.training_set import load_training_set
 from jaxretr.errors import UsageError
 from jaxretr.evaluate.answers import has_answer
-from jaxretr.evaluate.runs import read_trec
+from jaxretr.evaluate.runs import Hits, read_trec, write_dpr_json, write_jsonl
 from jaxretr.mine.negatives import Filters, MiningReport, Ranking, hard_negatives, rankings_of_run
 from jaxretr.recipes.run_examples import read_run_examples
 from jaxretr.search.bm25 import Bm25Index
@@ -345,6 +345,11 @@ def test_python_mines_what_the_command_mines(tmp_path: Path):
     run = {question.id: {"squad:0-1": 2.0, "squad:0-8": 1.0} for question in mined.questions}
     of_run = jaxretr.mine(DATA, corpus=DATA / "corpus.jsonl", run=run, ranks=(1, 1), answers=None)
     assert {of_run.corpus.ids[row] for row in of_run.negatives.values.tolist()} == {"squad:0-1"}
+    hits = [Hits(id, [*found], np.array([*found.values()], np.float32)) for id, found in run.items()]
+    for write in (write_jsonl, write_dpr_json):  # every format that is read as a run
+        write(tmp_path / "run", mined.questions, of_run.corpus, hits)
+        of_file = jaxretr.mine(DATA, corpus=DATA, run=tmp_path / "run", ranks=(1, 1), answers=None)
+        np.testing.assert_array_equal(of_file.negatives.values, of_run.negatives.values)
 
 
 def test_a_mined_file_names_what_it_was_made_from_and_training_with_another_corpus_says_so(

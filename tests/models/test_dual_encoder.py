@@ -457,7 +457,7 @@ def test_heads_for_other_tasks_are_left_out_aloud(
     [
         *(("weights.bin", "weights alone"), ("model.pth", "PyTorch's weights alone"), ("model.onnx", "ONNX")),
         *(("model.h5", "TensorFlow"), ("flax_model.msgpack", "Flax"), ("x.ckpt", "PyTorch's weights alone")),
-        ("quantised", "GGUF.*gguf_file"),
+        *(("quantised", "GGUF.*gguf_file"), ("model.tar.gz", "an archive; unpack it"), ("model.zip", "an archive")),
     ],
 )
 def test_a_file_as_model_is_named_with_what_to_do(tmp_path: Path, name: str, message: str) -> None:

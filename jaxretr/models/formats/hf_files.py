@@ -57,6 +57,7 @@ _FILES = {
         (".safetensors", ".bin"), ("weights alone", "give the folder with config.json and the tokenizer beside it")
     ),
     **dict.fromkeys((".pt", ".pth", ".ckpt"), ("PyTorch's weights alone", _SAVE)),
+    **dict.fromkeys((".zip", ".tar", ".gz", ".tgz"), ("an archive", "unpack it, and give the folder")),
 }
 _LFS_POINTER = b"version https://git-lfs"
 
