@@ -44,14 +44,14 @@ class AdapterShape:
     """Small modules in an encoder that is frozen otherwise: DDR's relevance module (Zhan et al. 2023, section 3.2)."""
 
     lora_rank: int = 0
-    """Of LoRA's matrices, a quarter of the encoder's width in DDR; 0: no LoRA."""
+    """Rank of LoRA's matrices, a quarter of the encoder's width in DDR; 0: no LoRA."""
     lora_alpha: float | None = None
     """alpha / rank multiplies LoRA's product; None: the rank itself, for a factor of 1."""
     lora_targets: tuple[str, ...] = ("query", "value")
     """Among query, key, value, attention_out, ffn_in, ffn_out; ffn_gate as well where the feed-forward network is gated
     (Nomic, GTE, Qwen, Llama, Mistral, Gemma). ModernBERT has qkv for the first three, and ffn_in includes its gate."""
     bottleneck: int = 0
-    """Of the adapter parallel to the feed-forward network, a quarter of the encoder's width in DDR; 0: none."""
+    """Width of the adapter parallel to the feed-forward network, a quarter of the encoder's width in DDR; 0: none."""
     scale: float = 4.0
     """Multiplies the parallel adapter's result, its bias included."""
 

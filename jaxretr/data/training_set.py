@@ -133,7 +133,8 @@ def load_training_set(
     A candidate whose id is in the corpus is that row, whatever text the file gives it; a text that the corpus has
     under another id is that row too; any other text becomes a new passage. Rows of one question id (MS MARCO's
     triples) are one example. A negative in the duplicate group of a positive of its question is left out, also where
-    the positive is of another id with the question's text; so is a question without positives, as in DPR. Whatever is left out is counted in a warning.
+    the positive is of another id with the question's text; so is a question without positives, as in DPR. Whatever is left
+    out is counted in a warning.
 
     Args:
       path: a file in one of `jaxretr.data.formats.kinds.FORMATS`, or a folder with queries, qrels and a corpus.

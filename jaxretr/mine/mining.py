@@ -142,7 +142,8 @@ def mine(
       train: questions with positives: any training file, or a BEIR folder.
       corpus: the passages, or their file.
       split: the judgements of a BEIR folder.
-      run: mine from this run instead of BM25: a file in any format that `read_run` reads, or {question id: {passage id: score}}.
+      run: mine from this run instead of BM25: a file in any format that `read_run` reads, or
+        {question id: {passage id: score}}.
       negatives: negatives per question, at most.
       ranks: first and last rank to draw from, counted from 1.
       depth: passages to rank, for the report; by default the last rank.

@@ -42,9 +42,9 @@ class Inputs(NamedTuple):
     """Name -> fingerprint, the same on all hosts. The record has `digest` of each."""
 
     read: dict[str, str]
-    """Of what files hold, the same on every machine: a run resumes with the same."""
+    """Fingerprints of what files hold, the same on every machine: a run resumes with the same."""
     made: dict[str, str]
-    """Of what follows from these and the seed. On another kind of machine it may differ by rounding."""
+    """Fingerprints of what follows from these and the seed. On another kind of machine it may differ by rounding."""
 
 
 def digest(value: Any) -> str:

@@ -207,7 +207,8 @@ def write_dpr_json(
 ) -> None:
     """Writes DPR's results: a JSON array of {id, question, answers, ctxs: [{id, title, text, score, has_answer}]}.
 
-    The question's id is ours, and ignored by DPR. The score is a string, as DPR writes it. `has_answer` is false wherever a question's answers are not known.
+    The question's id is ours, and ignored by DPR. The score is a string, as DPR writes it. `has_answer` is false wherever
+    a question's answers are not known.
 
     Args:
       path: the file to write, whole or not at all.
