@@ -10,6 +10,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Through the environment, so that the processes that tests start keep and read the same programs.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(__file__).parents[1] / ".jax_cache")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+# Haystack, whose components the tests use, reports its use from a thread; without a network that thread warns at any time.
+os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "false"
 
 import hypothesis
 import jax
