@@ -16,6 +16,7 @@ from jaxretr.checkpoint import Checkpoints
 from jaxretr.config import from_json
 from jaxretr.errors import UserError
 from jaxretr.loss_watch import FOLDER, batch_arrays
+from jaxretr.notes import HeldNotes
 from jaxretr.parallel.hosts import together
 from jaxretr.parallel.mesh import make_mesh
 from jaxretr.parallel.sharding import dotted
@@ -82,7 +83,8 @@ def replay(workdir: str | os.PathLike[str], step: int | None = None) -> Replay:
         config = from_json(values, str(folder.local))
         last = step or _last_failed(folder.local)
         with together():
-            run = build(config, make_mesh(model=config.mesh.model), folder.local)
+            with HeldNotes():  # The run has said them.
+                run = build(config, make_mesh(model=config.mesh.model), folder.local)
             with Checkpoints(folder.checkpoints, config) as checkpoints:
                 before = [saved for saved in checkpoints.steps if saved < last]
                 if not before:

@@ -38,6 +38,7 @@ from jaxretr.config import (
 from jaxretr.errors import UsageError, UserError
 from jaxretr.loss_watch import LossWatch, stop
 from jaxretr.metrics_log import MetricsLog, read_metrics
+from jaxretr.notes import HeldNotes
 from jaxretr.parallel.compilation_cache import keep_programs
 from jaxretr.parallel.hosts import EXIT_AGAIN, AskedToStop, agree, program_facts, together
 from jaxretr.parallel.machine import cpu_name, cpu_threads
@@ -237,15 +238,17 @@ def _train(
     claim(workdir, config, writes)
     if writes:
         check_installed(config)
-    run = build(config, mesh, workdir)
-    inputs = run.inputs()
+    notes = HeldNotes()
+    with notes:
+        run = build(config, mesh, workdir)
+        inputs = run.inputs()
     agree("the first step", {**inputs.read, **inputs.made})
     check_inputs(workdir, inputs, config)
 
     with Checkpoints(folder.checkpoints, config) as checkpoints, Interruption() as interruption:
         # ---- begin or resume -------------------------------------------------------------------------------------
         start, new = checkpoints.latest or 0, checkpoints.latest is None
-        with interruption.ends_at_once() if new else contextlib.nullcontext():
+        with notes, interruption.ends_at_once() if new else contextlib.nullcontext():
             state = run.init() if new else checkpoints.restore(run.abstract_state())
         if writes:
             # Only now: bad input, or a checkpoint that does not fit, must not bind the folder to this config.
@@ -255,8 +258,10 @@ def _train(
                 note_start(workdir, start, mesh)
         if start == config.train.steps:
             log.info("%s: all %d steps are done; nothing is left to train", folder, start)
-        elif start:
-            log.info("resuming from step %d", start)
+        else:
+            notes.say()
+            if start:
+                log.info("resuming from step %d", start)
         best = read_best(workdir)
 
         # ---- steps -----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxretr.data.corpus import Corpus
+from jaxretr.notes import note
 
 _log = logging.getLogger(__name__)
 
@@ -14,7 +15,8 @@ def duplicate_groups(passages: Corpus) -> np.ndarray:
     """Returns the duplicate group of every row, int32 [N]: the lowest row with the same title and text; warns of any."""
     first = _first(passages.titles, passages.texts)
     if len(repeated := np.flatnonzero(first != np.arange(len(first)))):
-        _log.warning(
+        note(
+            _log.warning,
             "%d passages have the title and text of an earlier one (the first: '%s'); they count as the same passage",
             *(len(repeated), passages.ids[repeated[0]]),
         )

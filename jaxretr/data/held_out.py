@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxretr.data.question_identity import text_key
 from jaxretr.errors import UserError
+from jaxretr.notes import note
 
 log = logging.getLogger(__name__)
 
@@ -40,5 +41,5 @@ def held_out(texts: Sequence[str], most: int, where: str) -> np.ndarray:
             "(--data.dev-questions and --data.dev-qrels), or train without with --data.held-out 0"
         )
     chosen = set(different[:count])
-    log.info("%s: %d of %d questions are held out for evaluation", where, count, len(different))
+    note(log.info, "%s: %d of %d questions are held out for evaluation", where, count, len(different))
     return np.array([key in chosen for key in keys])

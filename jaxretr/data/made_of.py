@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from jaxretr.notes import note
 from jaxretr.storage.files import atomic_write, open_descriptor, sha256
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,8 @@ def note_other_corpus(path: str | Path, setting: str, fingerprint: Callable[[], 
     """
     facts = read_record(path)
     if facts is not None and "corpus" in facts and facts["corpus"] != fingerprint():
-        log.warning(
+        note(
+            log.warning,
             "%s=%s was made from another corpus than this run's: its passages are found by their ids alone; see that they "
             "are the same ones, or mine again",
             *(setting, path),

@@ -27,6 +27,7 @@ from jaxretr.data.text_rows import (
     string_field,
 )
 from jaxretr.errors import UserError
+from jaxretr.notes import note
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ def read_questions(path: str | Path, *, skip_bad: bool = False, trec_ids: bool =
             empty.append(line)
     bad.finish(len(questions), "questions", "give a file with at least one question")
     if empty:
-        _log.warning("%s:%d: the question is empty, the first of %d; kept", bad.path, empty[0], len(empty))
+        note(_log.warning, "%s:%d: the question is empty, the first of %d; kept", bad.path, empty[0], len(empty))
     return questions
 
 

@@ -23,6 +23,7 @@ from jaxretr.data.text_rows import (
     string_field,
 )
 from jaxretr.errors import UserError, did_you_mean
+from jaxretr.notes import note
 
 __all__ = [
     "BeirSet",
@@ -250,7 +251,8 @@ def qrels_path(folder: Path, split: str, setting: str | None = None) -> Path:
 
 def _warn_unknown(path: Path, what: str, unknown: list[str], total: int) -> None:
     if unknown:
-        _log.warning(
+        note(
+            _log.warning,
             "%s: %d of %d judged %s are unknown (the first: '%s'); they are kept, so metrics count them as missed",
             path,
             len(unknown),

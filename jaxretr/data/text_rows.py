@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NoReturn, TypeVar, cast
 
 from jaxretr.data.named.names import DataName, data_path
 from jaxretr.errors import UserError, did_you_mean
+from jaxretr.notes import note
 from jaxretr.storage.files import sha256
 
 _log = logging.getLogger(__name__)
@@ -84,7 +85,9 @@ class BadRows:
     def report(self, kept: int) -> None:
         """Logs one warning if rows were skipped."""
         if self.count:
-            _log.warning("%s: skipped %d bad rows, kept %d; the first: %s", self.path, self.count, kept, self.first)
+            note(
+                _log.warning, "%s: skipped %d bad rows, kept %d; the first: %s", self.path, self.count, kept, self.first
+            )
 
 
 def find_input(path: str | Path, stem: str = "") -> Path:

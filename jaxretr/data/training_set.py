@@ -17,6 +17,7 @@ from jaxretr.data.named.names import data_path
 from jaxretr.data.question_identity import first_with_text
 from jaxretr.data.questions import Question
 from jaxretr.errors import UserError
+from jaxretr.notes import note
 
 _log = logging.getLogger(__name__)
 
@@ -354,7 +355,8 @@ class _Builder:
             used.add(id)
             ids.append(id)
         if clashes.count:
-            _log.warning(
+            note(
+                _log.warning,
                 "%s: %d passages have the id of another text (the first: %s); both texts are kept, and the later one is renamed",
                 *(self.path, clashes.count, clashes.first),
             )
@@ -363,23 +365,29 @@ class _Builder:
     def _report(self, has_positive: np.ndarray, contradicted: int) -> None:
         total, kept = len(has_positive), int(has_positive.sum())
         if self.reworded.count:
-            _log.warning("%s: skipped %d bad rows; the first: %s", self.path, self.reworded.count, self.reworded.first)
+            bad = self.reworded
+            note(_log.warning, "%s: skipped %d bad rows; the first: %s", self.path, bad.count, bad.first)
         if self.unknown.count:
-            _log.warning("%s: left out %d candidates; the first: %s", self.path, self.unknown.count, self.unknown.first)
+            unknown = self.unknown
+            note(_log.warning, "%s: left out %d candidates; the first: %s", self.path, unknown.count, unknown.first)
         if self.changed.count:
-            _log.warning(
+            note(
+                _log.warning,
                 "%s: %d passages have another title or text in the corpus (the first: %s); the corpus's version is used",
                 *(self.path, self.changed.count, self.changed.first),
             )
         if self.repeated.count:
-            _log.warning(
+            note(
+                _log.warning,
                 "%s: a row names a passage twice, %d times (the first %s); it counts once",
                 *(self.path, self.repeated.count, self.repeated.first),
             )
         if contradicted:
-            _log.warning("%s: left out %d negatives that are positives of their question", self.path, contradicted)
+            note(
+                _log.warning, "%s: left out %d negatives that are positives of their question", self.path, contradicted
+            )
         if self.joined:
-            _log.info("%s: joined %d rows with an earlier one of the same question", self.path, self.joined)
+            note(_log.info, "%s: joined %d rows with an earlier one of the same question", self.path, self.joined)
         if not total:
             raise UserError(f"{self.path}: no examples; give a file with at least one")
         if not kept:
@@ -388,7 +396,8 @@ class _Builder:
                 "give every question a passage that answers it"
             )
         if kept < total:
-            _log.warning(
+            note(
+                _log.warning,
                 "%s: left out %d of %d questions, which have no positive passage; the first is on line %d",
                 *(self.path, total - kept, total, self.lines[int(np.argmin(has_positive))]),
             )

@@ -23,6 +23,7 @@ from jaxretr.models.formats import dual_encoder_folder
 from jaxretr.models.layers import Params
 from jaxretr.models.partition import partition
 from jaxretr.models.text_encoder import Advance, TextEncoder
+from jaxretr.notes import note
 from jaxretr.parallel.machine import blas_beats_xla
 
 _log = logging.getLogger(__name__)
@@ -157,7 +158,8 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         config = dataclasses.replace(parts.config, **given)
         guessed = [name for name in parts.guessed if name not in given and not (name == "pooling" and pooling)]
         if {"pooling", "normalise"} & set(guessed):
-            _say_guesses(str(path_or_name), ", ".join(f"{name}={getattr(config, name)!r}" for name in guessed))
+            guesses = ", ".join(f"{name}={getattr(config, name)!r}" for name in guessed)
+            note(_say_guesses, str(path_or_name), guesses)
         encoder = cls(config, parts.params, parts.tokenizer, dtype=dtype, mlm_head=parts.mlm_head)
         encoder.source = str(path_or_name)
         return encoder

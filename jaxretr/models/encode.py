@@ -25,6 +25,7 @@ from jaxretr.models.backbone_config import BACKBONE
 from jaxretr.models.batches import Batch, Shapes, make_batches
 from jaxretr.models.layer_stacks import unstack
 from jaxretr.models.layers import Params
+from jaxretr.notes import note
 from jaxretr.parallel.compilation_cache import keep_programs, keep_short_programs
 from jaxretr.parallel.machine import multiplies_bfloat16
 from jaxretr.parallel.mesh import DATA, make_mesh, replicate
@@ -312,10 +313,10 @@ def note_cut(cut: int, count: int, what: str, longest: int | None = None) -> Non
       what: a text's name.
       longest: the length that they are cut at, in tokens; None: the model's own limit.
     """
-    if cut:
+    if cut and _log.isEnabledFor(logging.WARNING):  # Asked now: a note may be said after `without_truncation_warnings`.
         place = "the model's maximum length" if longest is None else f"{longest} tokens"
         share = f"{cut / count:.0%}" if cut >= count / 100 else "below 1%"
-        _log.warning("%d of %d %ss (%s) were cut at %s", cut, count, what, share, place)
+        note(_log.warning, "%d of %d %ss (%s) were cut at %s", cut, count, what, share, place)
 
 
 @contextlib.contextmanager

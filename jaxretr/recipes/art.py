@@ -18,6 +18,7 @@ from jaxretr.errors import UsageError
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_params
 from jaxretr.models.encode import note_cut
 from jaxretr.models.scorers.teachers import PairTeacher, T5Teacher
+from jaxretr.notes import note
 from jaxretr.objectives import index_aware
 from jaxretr.objectives.art import ArtProgram, QuestionBatch, make_step
 from jaxretr.objectives.score_table import TableState
@@ -117,7 +118,7 @@ class ArtPrograms:
         given = places(config)
         top_k = min(config.art.top_k, corpus_rows)
         if top_k < config.art.top_k:
-            log.warning("art.top_k=%d, but the corpus has %d passages: using %d", config.art.top_k, top_k, top_k)
+            note(log.warning, "art.top_k=%d, but the corpus has %d passages: using %d", config.art.top_k, top_k, top_k)
         self.program = ArtProgram(
             encoder=encoder,
             encoder_dtype=config.encoder.dtype,
@@ -164,7 +165,8 @@ class ArtRun(ArtPrograms):
         self.scorer = load_teacher(config.scorer, placed)
         if not isinstance(self.scorer.teacher, T5Teacher):
             # The shipped configs' own is for the log-probabilities of a small T5.
-            log.info(
+            note(
+                log.info,
                 "art.teacher_temperature=%g divides the scores of %s, which is no T5; their spread decides what suits it: "
                 "compare a few values on held-out questions",
                 *(config.art.teacher_temperature, config.scorer.path),
@@ -174,7 +176,8 @@ class ArtRun(ArtPrograms):
         texts = read_art_texts(config.data, stores)
         self.corpus, self.questions = texts.corpus, texts.questions
         if own := int((own_rows(self.questions, self.corpus) >= 0).sum()):
-            log.warning(
+            note(
+                log.warning,
                 "%d of %d questions are passages of the corpus themselves: the teacher finds that each explains itself best, "
                 "and the encoder learns that; leave these passages out of data.corpus",
                 *(own, len(self.questions)),

@@ -20,6 +20,7 @@ from jaxretr.models.bert_config import BertConfig
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, abstract_params
 from jaxretr.models.starts import lexical_start
+from jaxretr.notes import note
 from jaxretr.objectives import index_aware
 from jaxretr.objectives.contrastive import ContrastiveBatch, ContrastiveProgram, make_step
 from jaxretr.parallel.hosts import fingerprint
@@ -170,7 +171,8 @@ class ContrastiveRun(ContrastivePrograms):
             self.validation = ValidationSet(
                 config.validation, self.examples.dev, self.contents, self.model, self.program, self.whole, mesh, stores
             )
-        log.info(
+        note(
+            log.info,
             "%d examples, %d passages (%d of them searched); each question meets %d negatives at most",
             len(self.examples.texts),
             len(passages),

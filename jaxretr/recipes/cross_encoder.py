@@ -20,6 +20,7 @@ from jaxretr.models.pair_scorer import CrossEncoder
 from jaxretr.models.scorers.cross_encoder import abstract_params
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig
 from jaxretr.models.scorers.pair_frame import PairFrame
+from jaxretr.notes import note
 from jaxretr.objectives.contrastive_losses import NO_PASSAGE
 from jaxretr.objectives.cross_encoder import PairBatch, PairProgram, pair_loss
 from jaxretr.parallel import sharding
@@ -90,7 +91,8 @@ class CrossEncoderRun:
             assert self.examples.dev is not None
             judged = Judged(self.examples.dev.questions, self.examples.dev.qrels)
         self.dev = RerankingSet(judged, corpus, config.data)
-        log.info("%d questions, %d pairs a step", len(self.examples.texts), config.train.batch_size * self.draws.places)
+        pairs = config.train.batch_size * self.draws.places
+        note(log.info, "%d questions, %d pairs a step", len(self.examples.texts), pairs)
 
     @staticmethod
     def outline(config: RerankerConfig, mesh: Mesh, size: CorpusSize) -> Outline:

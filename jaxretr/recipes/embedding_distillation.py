@@ -25,6 +25,7 @@ from jaxretr.models.embed import DualEncoderConfig, abstract_params
 from jaxretr.models.formats.model_shapes import encoder_shape
 from jaxretr.models.layers import Params
 from jaxretr.models.starts import static_start
+from jaxretr.notes import note
 from jaxretr.objectives.embedding_distillation import (
     DistillationBatch,
     TextsOfOneLength,
@@ -90,7 +91,7 @@ class EmbeddingDistillationRun(LanguageModelRun):
         directions = principal_directions(_evenly(np.concatenate(embeddings[:2]), _SAMPLE), size)
         self.of_passages, self.of_short, self.of_pieces = (_projected(part, directions) for part in embeddings)
         kept = np.square(_evenly(embeddings[0], _SAMPLE).astype(np.float32) @ directions).sum(axis=1).mean()
-        log.info("%d of the teacher's %d dimensions keep %.4f of the squared length", size, len(directions), kept)
+        note(log.info, "%d of the teacher's %d dimensions keep %.4f of the squared length", size, len(directions), kept)
         programs = distillation_programs(config, self.model, mesh)
         read = {"short texts": self.short.content, "teacher": passages.meta.model_fingerprint}
         super().__init__(config, mesh, self._first_parameters, programs, self._batch, data, read)

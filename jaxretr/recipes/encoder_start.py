@@ -20,6 +20,7 @@ from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import DualEncoderConfig, JointConfig, init_params, joint_params, prompt_of
 from jaxretr.models.formats.model_shapes import encoder_shape, vocabulary_of
 from jaxretr.models.layers import Params
+from jaxretr.notes import note
 from jaxretr.parallel.hosts import fingerprint
 
 log = logging.getLogger(__name__)
@@ -152,7 +153,8 @@ def _note_shorter(config: EncoderConfig, model: DualEncoderConfig) -> None:
     }
     shorter = [f"encoder.{name}={ours} ({own} there)" for name, (ours, own) in lengths.items() if ours < own]
     if shorter:
-        log.info(
+        note(
+            log.info,
             "the trained model will read less of a text than %s does: %s; set the longer ones to keep them",
             *(config.path, ", ".join(shorter)),
         )

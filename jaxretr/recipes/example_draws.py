@@ -14,6 +14,7 @@ from jaxretr.data.question_identity import first_with_text, joined_by_text, own_
 from jaxretr.data.questions import Question
 from jaxretr.data.training_set import Ragged, TrainingSet
 from jaxretr.errors import UsageError, UserError
+from jaxretr.notes import note
 from jaxretr.objectives.contrastive import NO_PASSAGE
 from jaxretr.streams import HostStream, host_generator
 
@@ -188,7 +189,7 @@ def _of_questions(
             f"{config.data.mined}: contains no negatives for the questions of {config.data.train}; check that the ids agree"
         )
     if missing := int((lengths == 0).sum()):
-        log.warning("%s: has no negatives for %d of %d questions", config.data.mined, missing, len(rows))
+        note(log.warning, "%s: has no negatives for %d of %d questions", config.data.mined, missing, len(rows))
     return Ragged(np.concatenate([[0], np.cumsum(lengths)]), np.concatenate(rows))
 
 

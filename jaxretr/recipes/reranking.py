@@ -15,6 +15,7 @@ from jaxretr.evaluate.rank_overlap import ranked_ids
 from jaxretr.evaluate.retrieval import retrieval_metrics
 from jaxretr.evaluate.runs import read_run
 from jaxretr.models.pair_scorer import CrossEncoder
+from jaxretr.notes import note
 from jaxretr.objectives.contrastive_losses import NO_PASSAGE
 from jaxretr.recipes.pair_draws import first_ranks
 from jaxretr.recipes.whole_corpus import Judged, check_corpus
@@ -54,7 +55,8 @@ class RerankingSet:
         self.rows: Sequence[np.ndarray] = [
             rows[rows != row][:depth] for rows, row in zip(found, own.tolist(), strict=True)
         ]
-        log.info(
+        note(
+            log.info,
             "%d dev questions, %d passages to re-rank; before: %s",
             *(len(self.questions), sum(map(len, self.rows))),
             ", ".join(f"{name} {value:.4f}" for name, value in self.first_stage().items()),

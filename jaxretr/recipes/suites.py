@@ -14,6 +14,7 @@ from jaxretr.data.named.names import data_path
 from jaxretr.data.readers import read_beir
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate.suite import DataSet, find_data_sets
+from jaxretr.notes import note
 from jaxretr.objectives.live_index import IndexProgram
 from jaxretr.recipes.run_inputs import digest, judged_digest
 from jaxretr.recipes.whole_corpus import DevSet, Judged, Model, WholeCorpus, passage_store, widths_of
@@ -72,7 +73,8 @@ class Suites:
                 # The questions as they are, also in runs that train for typos.
                 dev = DevSet(judged, beir.corpus, model, mesh, stores, Typos())
                 self._members[suite].append(_Member(one.name, whole, dev))
-                log.info(
+                note(
+                    log.info,
                     "%s: each evaluation encodes its %d passages for %d questions of split %s",
                     *(one.folder, len(beir.corpus), len(beir.questions), one.split),
                 )
@@ -127,7 +129,7 @@ def suites_of(suites: Sequence[str]) -> dict[str, list[DataSet]]:
             raise UsageError(f"train.suites: two are called '{name}'; leave one out, or rename its folder")
         data_sets, skipped = find_data_sets(root, _SPLITS)
         for each, why in skipped.items():
-            log.warning("%s: %s is skipped: %s", suite, each, why)
+            note(log.warning, "%s: %s is skipped: %s", suite, each, why)
         if not data_sets:
             raise UserError(
                 f"train.suites: {suite} has no collection with questions and judgements; name one, or a folder of BEIR folders"

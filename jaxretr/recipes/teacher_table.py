@@ -15,6 +15,7 @@ from jaxretr.data.made_of import read_record
 from jaxretr.data.questions import Question
 from jaxretr.data.text_rows import RowError
 from jaxretr.errors import UserError
+from jaxretr.notes import note
 from jaxretr.objectives.score_table import EMPTY, TableState
 from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import padded_rows, put_rows
@@ -70,7 +71,8 @@ def check_made_of(path: str, facts: Mapping[str, str]) -> None:
     """
     record = read_record(path)
     if record is None:
-        log.warning(
+        note(
+            log.warning,
             "table.path=%s does not say which teacher gave its scores; make sure that it was scorer.path, with the same "
             "lengths, template and dtype",
             path,
@@ -82,7 +84,8 @@ def check_made_of(path: str, facts: Mapping[str, str]) -> None:
         what = f"with {', '.join(settings)}" if settings else f"by another teacher ({record['scorer.path']})"
         raise UserError(f"table.path={path}: its scores were given {what}; use the same, or leave table.path out")
     if others:
-        log.warning("table.path=%s: its scores are of other %s; they are joined by the ids", path, " and ".join(others))
+        what = " and ".join(others)
+        note(log.warning, "table.path=%s: its scores are of other %s; they are joined by the ids", path, what)
 
 
 def read_table(path: str, shapes: TableState, corpus: Corpus, questions: Sequence[Question], mesh: Mesh) -> TableState:

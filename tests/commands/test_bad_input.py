@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from command_errors import the_error
 from test_cli import (
     CORPUS,
     QUERIES,
@@ -34,16 +35,6 @@ QUESTION = '{"_id": "q1", "text": "what is the capital of Italy"}\n'
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_once(tmp_path_factory.getbasetemp())
-
-
-def the_error(capsys: pytest.CaptureFixture[str]) -> str:
-    """What a failed command said: one line of an error, the last; before it a run may have said what it reads."""
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    *before, last = captured.err.splitlines()
-    assert last.startswith("jaxretr: error: "), captured.err
-    assert all(re.match("jaxretr: (warning: .* were cut at|the trained model will read less)", line) for line in before)
-    return last.removeprefix("jaxretr: error: ")
 
 
 # ---- corpora and questions -------------------------------------------------------------------------------------------

@@ -383,7 +383,7 @@ def test_train_leaves_a_run_and_a_second_call_says_that_it_is_done(trained: Path
     lines = (trained / "run/metrics.jsonl").read_text()
     assert run("train", trained / "tiny_art.py", "--workdir", trained / "run") == 0
     captured = capsys.readouterr()
-    assert captured.err.endswith(f"jaxretr: {trained / 'run'}: all 2 steps are done; nothing is left to train\n")
+    assert captured.err == f"jaxretr: {trained / 'run'}: all 2 steps are done; nothing is left to train\n"
     best = json.loads((trained / "run/best.json").read_text())["figures"]
     assert captured.out.splitlines()[:-1] == [f"{name:<16} {value:.4f}" for name, value in best.items()]
     assert captured.out.splitlines()[-1] == f"model: {trained / 'run/model'}"

@@ -1,5 +1,6 @@
-"""What is said of texts that are cut: once for all of them, with their share."""
+"""What is said of a run's inputs, such as texts that are cut: once, with their share, where steps are to come."""
 
+import contextlib
 import dataclasses
 import logging
 from pathlib import Path
@@ -7,11 +8,16 @@ from typing import Any
 
 import pytest
 import tiny
+from test_interruption import Stopped
 
+from jaxretr import train as program
 from jaxretr.data.readers import read_beir
+from jaxretr.errors import UserError
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.encode import note_cut
+from jaxretr.notes import note
 from jaxretr.recipes.encoder_start import load_encoder
+from jaxretr.recipes.run_inputs import Inputs
 from jaxretr.serve.live import offline
 from jaxretr.serve.served import Document
 from jaxretr.train import build
@@ -48,6 +54,41 @@ def test_a_run_that_reads_as_much_as_its_start_says_nothing(
         load_encoder(dataclasses.replace(encoder, max_question_length=longest, max_passage_length=longest))
         note_cut(0, 10, "passage", longest)
     assert not caplog.text
+
+
+def test_notes_are_said_once_by_a_run_with_steps_to_go_and_not_beside_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny.contrastive_config(tmp_path, train={"steps": 2, "best_metric": "mrr"})
+
+    class Noted(Stopped):
+        """Reads other data than the run began with, or fails as it starts."""
+
+        def __init__(self, reads: str, fails: bool = False):
+            super().__init__(config, [0.1, 0.2])
+            self.reads, self.fails = reads, fails
+            note(logging.getLogger("jaxretr.test").warning, "%d texts were cut", 3)
+
+        def inputs(self) -> Inputs:
+            return Inputs({"questions": self.reads}, {})
+
+        def init(self) -> Any:
+            note(logging.getLogger("jaxretr.test").warning, "old scores")
+            if self.fails:
+                raise UserError("bad scores")
+            return super().init()
+
+    def said(*run: Any) -> list[str]:
+        caplog.clear()
+        monkeypatch.setattr(program, "build", lambda *_: Noted(*run))
+        with caplog.at_level(logging.INFO), contextlib.suppress(UserError):
+            program.train(config, tmp_path / "run")
+        return [record.getMessage() for record in caplog.records if record.name == "jaxretr.test"]
+
+    assert said("a", True) == []
+    assert said("a") == ["3 texts were cut", "old scores"]
+    assert said("b") == []
+    assert said("a") == []
 
 
 def test_reindexing_counts_the_cut_texts_of_all_its_batches(

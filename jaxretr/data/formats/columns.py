@@ -22,6 +22,7 @@ from jaxretr.data.text_rows import (
     parsed,
     string_field,
 )
+from jaxretr.notes import note
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ def read_flag(path: Path) -> Iterator[Row]:
 
     yield from parsed(json_lines(path), parse)
     if prompts:
-        _log.warning("%s: %d rows have a prompt, which is not used; set it as the model's", path, prompts)
+        note(_log.warning, "%s: %d rows have a prompt, which is not used; set it as the model's", path, prompts)
 
 
 def _scored_texts(row: dict[str, Any], name: str) -> tuple[Candidate, ...]:

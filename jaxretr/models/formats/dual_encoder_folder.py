@@ -37,6 +37,7 @@ from jaxretr.models.layers import Params
 from jaxretr.models.partition import join, partition
 from jaxretr.models.rotary_config import RotaryConfig
 from jaxretr.models.t5_encoder_config import T5EncoderConfig
+from jaxretr.notes import note
 from jaxretr.parallel.mesh import to_host
 from jaxretr.storage.files import atomic_folder, atomic_write, restore
 
@@ -139,7 +140,7 @@ def _base_of(folder: Path) -> Path:
 
 def _with_adapter(loaded: Loaded, folder: Path, base: Path) -> Loaded:
     """A model with the adapter that lies in its folder, as transformers and sentence-transformers load it."""
-    _log.warning("%s: its adapter is applied to the weights of %s", folder, base)
+    note(_log.warning, "%s: its adapter is applied to the weights of %s", folder, base)
     try:
         shape, modules, *_ = adapter_folder.load(folder, loaded.config.backbone)
     except UserError as error:
@@ -288,14 +289,16 @@ def _load_sentence_transformers(folder: Path, tokenizer: Any, base: Path | None 
         full_size = len(params["bias"])
     cut = modules.truncate_dim is not None and modules.truncate_dim < full_size
     if cut and modules.normalise and not modules.cut_by_module:
-        _log.warning(
+        note(
+            _log.warning,
             "%s: embeddings are cut to %d dimensions and then divided by their length, as sentence-transformers does "
             "with encode(..., normalize_embeddings=True)",
             *(folder, modules.truncate_dim),
         )
     limit = modules.max_length or min(loaded.model_max_length, _default_length(checkpoint.config))
     if limit > (positions := checkpoint.config.max_position_embeddings):
-        _log.warning(
+        note(
+            _log.warning,
             "%s: says max_seq_length %d, but the encoder has %d positions; texts are cut there",
             *(modules.transformer / sentence_transformers.LIMITS, limit, positions),
         )

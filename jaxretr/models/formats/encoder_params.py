@@ -20,6 +20,7 @@ from jaxretr.models.formats.t5_encoder_params import T5Names
 from jaxretr.models.layers import Params
 from jaxretr.models.rotary_config import RotaryConfig
 from jaxretr.models.t5_encoder_config import T5EncoderConfig
+from jaxretr.notes import note
 
 _TASK_CLASSES = re.compile(
     r"\w+For(SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice|NextSentencePrediction)"
@@ -53,7 +54,8 @@ def read_checkpoint(
     # ModernBERT's classifier has a dense layer by the names of its head of masked language modelling.
     heads = _TASK_HEADS if bare is config else re.compile(rf"{_TASK_HEADS.pattern}|head\..*")
     if left_out := [name for name in tensors.names if heads.fullmatch(name)]:
-        _log.warning(
+        note(
+            _log.warning,
             "%s: an encoder is read, and what follows it is left out: %s (load_scorer reads cross-encoders)",
             *(tensors.where, some_names(left_out)),
         )

@@ -15,6 +15,7 @@ import ml_dtypes  # noqa: F401 (registers bfloat16 with numpy: without it safete
 import numpy as np
 
 from jaxretr.errors import UserError, did_you_mean, import_extra
+from jaxretr.notes import note
 from jaxretr.storage.copies import local_folder
 from jaxretr.storage.files import atomic_write, restore
 from jaxretr.storage.paths import as_path, is_remote
@@ -344,7 +345,8 @@ class TensorFiles:
 def open_scorer(folder: str | Path) -> tuple[dict[str, Any], TensorFiles]:
     """The config.json and the tensors of a scorer; an adapter beside them is not applied, which the log says."""
     if (Path(folder) / "adapter_config.json").exists():
-        _log.warning(
+        note(
+            _log.warning,
             "%s: holds an adapter too, which is not applied to a scorer; merge it into the weights (PEFT's merge_and_unload)",
             folder,
         )

@@ -13,6 +13,7 @@ from jaxretr.config import Pooling
 from jaxretr.errors import UserError, did_you_mean
 from jaxretr.models.formats.hf_files import TensorFiles, read_json, some_names
 from jaxretr.models.layers import Params
+from jaxretr.notes import note
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
@@ -243,7 +244,8 @@ def read_prompts(folder: Path) -> dict[str, str]:
 def _passage_prompt(folder: Path, prompts: Mapping[str, str]) -> str:
     """What `encode_document` uses, which since sentence-transformers 6 is always the prompt named document."""
     if PASSAGE not in prompts and (other := next((name for name in ("passage", "corpus") if name in prompts), None)):
-        _log.warning(
+        note(
+            _log.warning,
             "%s: its prompt '%s' (%r) is not put before passages, as it is not by sentence-transformers' encode_document, "
             "which takes the one named 'document'; passage_prompt='%s' applies it",
             *(folder, other, prompts[other], other),
