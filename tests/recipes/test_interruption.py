@@ -85,7 +85,7 @@ def test_the_evaluation_before_the_first_step_is_announced_and_ends_at_once(
 # In a compiled program no handler of Python's runs.
 IN_C = """
 import hashlib, os, signal, threading
-from jaxretr.train import Interruption
+from jaxretr.interruption import Interruption
 with Interruption() as interruption:
     for seconds in (0.0, 1.0):
         with interruption.ends_at_once():
