@@ -102,6 +102,16 @@ def check_inputs(workdir: Path, inputs: Inputs, config: Config) -> None:
         )
 
 
+def missing_files(config: Config, error: str) -> list[str]:
+    """The settings, as "section.key=path", of files that an error names and that are not there."""
+    found = []
+    for setting in dict.fromkeys(setting for settings in _SETTINGS.values() for setting in settings):
+        for path in _value(config, setting).split(","):
+            if path and path in error and not Path(path).expanduser().exists():
+                found.append(f"{setting}={path}")
+    return found
+
+
 def at_new_paths(begun: Config, config: Config, workdir: Path) -> Config:
     """The settings that a run began with, its data at the paths of `config`: `check_inputs` compares what they hold.
 

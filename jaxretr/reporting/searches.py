@@ -1,6 +1,7 @@
 """The systems that a report compares: BM25, the encoder that a run began with, and what it became."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,14 +10,17 @@ from jaxretr.data.corpus import Corpus
 from jaxretr.data.question_identity import own_ids
 from jaxretr.data.questions import Question
 from jaxretr.data.readers import read_beir
+from jaxretr.errors import UserError
 from jaxretr.evaluate.measuring import OF_ANSWERS, ByAnswers, ByQrels, Measure, Run, depth, run_of
 from jaxretr.evaluate.report import Measured, Report
 from jaxretr.evaluate.searches import bm25_search, encoder_search, note_lengths, read_lengths
 from jaxretr.models.combined_encoder import load_encoder
+from jaxretr.notes import HeldNotes
 from jaxretr.recipes.art_texts import read_art_texts
 from jaxretr.recipes.contrastive import evaluated_on
 from jaxretr.recipes.encoder_start import JointModel, load_model
 from jaxretr.recipes.run_examples import read_run_examples
+from jaxretr.recipes.run_inputs import missing_files
 from jaxretr.reporting.run_files import RunFiles
 from jaxretr.stores.encoding import Encoder
 
@@ -49,12 +53,29 @@ def test_set(run: RunFiles, beir: str | Path | None, split: str) -> TestSet | No
         read = read_beir(beir, split)
         return TestSet(read.corpus, read.questions, read.qrels, f"{split} of {beir}")
     if isinstance(run.config, ArtConfig):
-        corpus, _, judged = read_art_texts(run.config.data, run.folder / "tokens")
+        with _inputs_of(run):
+            corpus, _, judged = read_art_texts(run.config.data, run.folder / "tokens")
     elif isinstance(run.config, ContrastiveConfig) and run.config.data.has_dev_questions:
-        judged, corpus = evaluated_on(run.config.data, read_run_examples(run.config))
+        with _inputs_of(run):
+            judged, corpus = evaluated_on(run.config.data, read_run_examples(run.config))
     else:
         return None
     return None if judged is None else TestSet(corpus, judged.questions, judged.qrels, f"dev questions of {run.name}")
+
+
+@contextlib.contextmanager
+def _inputs_of(run: RunFiles) -> Iterator[None]:
+    """Reads again what a run read: without its notes, which the run has said, and with the setting of a missing file."""
+    try:
+        with HeldNotes():
+            yield
+    except UserError as error:
+        if not (missing := missing_files(run.config, str(error))):
+            raise
+        raise UserError(
+            f"{run.folder / 'config.json'}: {', '.join(missing)} is not found from {Path.cwd()} ({error}); start the report "
+            "in the folder that the run was trained from, put the file back, or leave the searches out (search=False)"
+        ) from error
 
 
 def before(run: RunFiles) -> Encoder | None:
@@ -62,7 +83,8 @@ def before(run: RunFiles) -> Encoder | None:
     config = run.config
     if not isinstance(config, ArtConfig | ContrastiveConfig) or config.encoder.fresh is not None:
         return None
-    model = load_model(config.encoder, config.joint, config.train.seed)
+    with _inputs_of(run):
+        model = load_model(config.encoder, config.joint, config.train.seed)
     return model.combined(model.params) if isinstance(model, JointModel) else model
 
 

@@ -96,9 +96,14 @@ def test_the_page_has_what_was_measured(runs: Path, tmp_path: Path) -> None:
     assert page.text.count("<svg") == len(curves.draw(found.runs)) >= 4
 
 
-def test_a_second_page_of_the_same_runs_has_the_same_bytes(runs: Path, tmp_path: Path) -> None:
+def test_a_second_page_of_the_same_runs_has_the_same_bytes(
+    runs: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     pages = [report([runs / "dpr"], out=tmp_path / name, examples=2).out.read_bytes() for name in ("a.html", "b.html")]
     assert pages[0] == pages[1]
+    # What the run said of its inputs when it trained.
+    assert "will read less" not in caplog.text and "training question" not in caplog.text
 
 
 def test_curves_are_of_what_the_run_logged(runs: Path) -> None:
@@ -198,6 +203,30 @@ def test_what_cannot_be_reported_is_said_in_one_line(
     assert "no model yet" in capsys.readouterr().err
     assert cli.main(["report", str(broken), "--out", str(tmp_path / "x.html"), "--no-search"]) == 0
     assert "older version" in (tmp_path / "x.html").read_text()
+
+
+def test_a_file_that_is_not_found_from_another_folder_is_named_with_its_setting(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(runs / "dpr", moved)
+    values = json.loads((moved / "config.json").read_text())
+    values["data"] |= {"train": DATA.name, "dev_questions": DATA.name}
+    values["encoder"]["path"] = "encoder"
+    (moved / "config.json").write_text(json.dumps(values))
+    run = RunFiles.read(moved)
+    monkeypatch.chdir(tmp_path)
+    wanted = (
+        rf"moved/config\.json: {{}} is not found from {tmp_path} .*; start the report in the folder that the run was"
+    )
+    with pytest.raises(UserError, match=wanted.format(rf".*data\.train={DATA.name}.*")):
+        searches.test_set(run, None, "test")
+    with pytest.raises(UserError, match=wanted.format(r"encoder\.path=encoder")):
+        searches.before(run)
+    monkeypatch.chdir(DATA.parent)
+    assert searches.test_set(run, None, "test") is not None
+    monkeypatch.chdir(runs)
+    assert searches.before(run) is not None
 
 
 def test_the_intervals_are_of_the_means(runs: Path) -> None:
