@@ -177,7 +177,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         raise UsageError("no command; see: jaxretr --help")
     if words[0].startswith("-"):
         if words[0] not in first.options:
-            hint = did_you_mean(words[0], first.options)
+            hint = did_you_mean(words[0], set(first.options) - {"-h", "--help"})
             raise UsageError(f"{words[0]}: no such option{hint or '; see: jaxretr --help'}")
         first.parse_args(words)
         raise UsageError("no command; see: jaxretr --help")
@@ -251,7 +251,8 @@ def _named(words: Sequence[str], commands: Commands) -> str:
 
 
 def _check_options(command: str, parser: Parser, words: Sequence[str]) -> None:
-    known = [name for name in parser.options if name.startswith("--")]
+    # Without --help, which a message without a suggestion names in any case.
+    known = [name for name in parser.options if name.startswith("--") and name != "--help"]
     sections: list[str] = []
     if command == "train":
         from jaxretr.config import KINDS, all_settings, nearest_setting

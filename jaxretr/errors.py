@@ -24,8 +24,10 @@ class UnavailableError(UserError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns "; did you mean 'x'?" for the known name nearest to `name`, or an empty string."""
-    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{nearest[0]}'?" if nearest else ""
+    # An option's dashes make no word near to another.
+    words = {each.lstrip("-"): each for each in known}
+    nearest = difflib.get_close_matches(name.lstrip("-"), words, n=1, cutoff=0.6)
+    return f"; did you mean '{words[nearest[0]]}'?" if nearest else ""
 
 
 def import_extra(module: str, extra: str) -> ModuleType:

@@ -66,6 +66,7 @@ def load(config: str | Path, overrides: Sequence[str] = (), data: str | Path | N
 def _settled(config: Config, data: str | Path | None, settings: Mapping[str, Any]) -> Config:
     """The config with the user's data, and then with their settings."""
     stated: Any = configuration.with_settings(config, settings)
+    configuration.check_numbers(stated)
     if data is None:
         return stated
     if not isinstance(data, str | os.PathLike):

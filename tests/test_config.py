@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxretr import config as configuration
+from jaxretr import experiment
 from jaxretr.commands.config_help import settings_text
 from jaxretr.config import (
     AdapterShape,
@@ -19,6 +20,7 @@ from jaxretr.config import (
     ArtData,
     BertShape,
     Config,
+    ContrastiveConfig,
     Encoder,
     LiveIndex,
     MlmConfig,
@@ -378,6 +380,31 @@ def test_a_broken_config_file_is_named_with_its_line(tmp_path: Path, content: st
     path.write_text(content)
     with pytest.raises(UsageError, match=message):
         load(path)
+
+
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("train.best_metric", "mrr@10x", r"train\.best_metric=mrr@10x: no metric .*did you mean 'mrr@10'"),
+        ("train.best_metric", "recal@20", r"train\.best_metric=recal@20: no metric .*did you mean 'recall@"),
+        ("train.best_metric", "ndcg", r"train\.best_metric=ndcg: no metric .*did you mean 'ndcg@10'"),
+        ("train.best_metric", "loss@10", r"train\.best_metric=loss@10: no metric .*did you mean 'loss'"),
+        ("optimizer.learning_rate", "nan", r"optimizer\.learning_rate=nan: must be a finite number"),
+        ("contrastive.temperature", "inf", r"contrastive\.temperature=inf: must be a finite number"),
+        ("train.steps", "0", r"train\.steps=0: must be at least 1"),
+    ],
+)
+def test_a_value_that_no_run_can_have_is_refused_when_the_config_is_loaded(name: str, value: str, message: str):
+    with pytest.raises(UsageError, match=message):
+        experiment.load("dpr_small", [f"--{name}", value])
+    kind = setting_types(ContrastiveConfig)[name]
+    with pytest.raises(UsageError, match=message):
+        experiment.load_config("dpr_small", **{name: kind(value)})
+
+
+@pytest.mark.parametrize("metric", ["typo_mrr@10", "nano-beir/scifact:ndcg@10", "acc@20", "average_rank", "perplexity"])
+def test_the_metrics_of_every_evaluation_can_choose_the_best(metric: str):
+    assert experiment.load_config("dpr_small", **{"train.best_metric": metric}).train.best_metric == metric
 
 
 def test_a_missing_config_file_or_a_folder(tmp_path: Path):

@@ -1,11 +1,17 @@
 """The kinds of config, each with its name in JSON, and the checks that they share."""
 
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
 from jaxretr.config.art import ArtConfig
 from jaxretr.config.contrastive import ContrastiveConfig
 from jaxretr.config.pretraining import EmbeddingDistillationConfig, MlmConfig, PassageLmConfig
 from jaxretr.config.reranker import RerankerConfig
 from jaxretr.config.run import Config
-from jaxretr.errors import UsageError
+from jaxretr.errors import UsageError, did_you_mean
 
 KINDS: dict[str, type[Config]] = {
     "art": ArtConfig,
@@ -16,9 +22,21 @@ KINDS: dict[str, type[Config]] = {
     "embedding_distillation": EmbeddingDistillationConfig,
 }
 
+# What evaluations measure: by searching, with a cut; by what is held out, without one.
+_AT_K, _WITHOUT_K = ("ndcg", "mrr", "recall", "acc"), ("mrr", "loss", "average_rank", "perplexity", "cosine")
+_METRIC = re.compile(rf"(.+:)?(typo_)?(({'|'.join(_AT_K)})@[1-9][0-9]*|{'|'.join(_WITHOUT_K)})")
+
 
 def check_numbers(config: Config) -> None:
-    """Refuses counts that no run can have, and a way to lie on the devices that this kind of run cannot."""
+    """Refuses numbers and metrics that no run can have, and a way to lie on the devices that this kind of run cannot."""
+    for name, number in _numbers(config):
+        if not math.isfinite(number):
+            raise UsageError(f"{name}={number}: must be a finite number; set --{name.replace('_', '-')}")
+    if not _METRIC.fullmatch(metric := config.train.best_metric):
+        hint = did_you_mean(metric, [*(f"{name}@10" for name in _AT_K), *_WITHOUT_K])
+        raise UsageError(
+            f"train.best_metric={metric}: no metric of an evaluation{hint or ', such as mrr@10'}; set --train.best-metric"
+        )
     for name in ("steps", "batch_size", "log_every", "save_every", "eval_every", "keep"):
         if (value := getattr(config.train, name)) < 1:
             raise UsageError(f"train.{name}={value}: must be at least 1; set --train.{name.replace('_', '-')}")
@@ -44,3 +62,12 @@ def check_numbers(config: Config) -> None:
         )
     if config.train.seed < 0:
         raise UsageError(f"train.seed={config.train.seed}: must be at least 0; set --train.seed")
+
+
+def _numbers(section: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The settings that are floats, by name."""
+    for name, value in ((each.name, getattr(section, each.name)) for each in fields(section)):
+        if is_dataclass(value):
+            yield from _numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, float):
+            yield f"{prefix}{name}", value

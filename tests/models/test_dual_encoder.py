@@ -667,6 +667,12 @@ def test_a_module_outside_of_the_folder_is_not_read(modules: Any, tmp_path: Path
         DualEncoder.from_pretrained(folder)
 
 
+def test_a_list_of_no_modules_is_named_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text("[]")
+    with pytest.raises(UserError, match=r"modules\.json: .* it lists no module; copy it again"):
+        DualEncoder.from_pretrained(tmp_path)
+
+
 def test_a_tokenizer_that_cannot_read_unknown_words_is_named(tokenizer: Any, tmp_path: Path) -> None:
     """It would fail at the first text that has one, an hour into `encode`."""
     tokenizer.save_pretrained(tmp_path)

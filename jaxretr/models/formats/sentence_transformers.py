@@ -149,7 +149,8 @@ def _modules(folder: Path) -> dict[str, list[Path]]:
             "any number"
         )
     if stated and not {"Transformer", "Pooling"} <= set(names):
-        raise UserError(f"{path}: a Transformer and a Pooling are needed, but it lists only {', '.join(names)}")
+        listed = f"only {', '.join(names)}" if names else "no module"
+        raise UserError(f"{path}: a Transformer and a Pooling are needed, but it lists {listed}; copy it again")
     return {name: [place for own, place in zip(names, places, strict=True) if own == name] for name in names}
 
 
