@@ -94,7 +94,7 @@ def check_inputs(workdir: Path, inputs: Inputs, config: Config) -> None:
     changed = [name for name, value in inputs.read.items() if begun.get(name, digest(value)) != digest(value)]
     if changed:
         settings = dict.fromkeys(setting for name in changed for setting in _SETTINGS[name])
-        values = {setting: _value(config, setting) for setting in settings}
+        values = {setting: ",".join(_values(config, setting)) for setting in settings}
         files = ", ".join(f"{setting}={value}" for setting, value in values.items() if value)
         raise UserError(
             f"{path}: this folder was started with other {', '.join(changed)} than there are now ({files}); restore what "
@@ -103,13 +103,11 @@ def check_inputs(workdir: Path, inputs: Inputs, config: Config) -> None:
 
 
 def missing_files(config: Config, error: str) -> list[str]:
-    """The settings, as "section.key=path", of files that an error names and that are not there."""
-    found = []
-    for setting in dict.fromkeys(setting for settings in _SETTINGS.values() for setting in settings):
-        for path in _value(config, setting).split(","):
-            if path and path in error and not Path(path).expanduser().exists():
-                found.append(f"{setting}={path}")
-    return found
+    """The settings, as "section.key=path", of files that are not there and that an error begins with."""
+    settings = dict.fromkeys(setting for settings in _SETTINGS.values() for setting in settings)
+    paths = [(setting, Path(path)) for setting in settings for path in _values(config, setting)]
+    missing = [(setting, path) for setting, path in paths if not path.expanduser().exists()]
+    return [f"{setting}={path}" for setting, path in missing if error.startswith(str(path.expanduser()))]
 
 
 def at_new_paths(begun: Config, config: Config, workdir: Path) -> Config:
@@ -128,6 +126,6 @@ def at_new_paths(begun: Config, config: Config, workdir: Path) -> Config:
     return dataclasses.replace(begun, data=dataclasses.replace(old, **moved)) if moved else begun
 
 
-def _value(config: Config, setting: str) -> str:
+def _values(config: Config, setting: str) -> tuple[str, ...]:
     value = functools.reduce(lambda section, name: getattr(section, name, None), setting.split("."), config)
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value or "")
+    return tuple(map(str, value)) if isinstance(value, tuple) else (str(value),) if value else ()

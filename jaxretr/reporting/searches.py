@@ -74,7 +74,7 @@ def _inputs_of(run: RunFiles) -> Iterator[None]:
             raise
         raise UserError(
             f"{run.folder / 'config.json'}: {', '.join(missing)} is not found from {Path.cwd()} ({error}); start the report "
-            "in the folder that the run was trained from, put the file back, or leave the searches out (search=False)"
+            "in the folder that the run was trained from, put the file back, or leave the searches out"
         ) from error
 
 
