@@ -206,7 +206,7 @@ def test_a_run_prints_what_evaluate_prints_and_takes_none_for_a_negative(
 ) -> None:
     data: dict[str, Any] = {"train": str(folder), "split": "train", "corpus": str(folder), "mined": None, "dev": None}
     data |= {"dev_questions": str(folder), "dev_qrels": str(folder / "qrels/dev.tsv")}
-    negatives = {"static": 0, "mined": 0, "retrieved": 5, "last_rank": 7, "draw": "top"}
+    negatives = {"static": 0, "retrieved": 5, "last_rank": 7, "draw": "top", "mask_known_positives": False}
     config = contrastive_config(tiny_models, data=data, negatives=negatives, train={"batch_size": 4})
     run = ContrastiveRun(config, mesh1, tmp_path / "run")
     state = run.init()
