@@ -121,11 +121,11 @@ def test_what_is_no_negative(given: Given) -> None:
     )
     nothing_known = copy.copy(given)
     nothing_known.known = given.known[:, :0]
-    for given in (given, nothing_known):
-        (rows,) = found(program, given, 8)
+    for examples in (given, nothing_known):
+        (rows,) = found(program, examples, 8)
         for i in range(B):
             taken = [row for row in rows[i].tolist() if row != NO_PASSAGE]
-            assert taken == given.allowed(program, i)
+            assert taken == examples.allowed(program, i)
             assert not set(given.rows[i].tolist()) & set(taken)
         assert not {4, 17} & set(rows[2].tolist())
         judged_found.append(sum(given.ranked()[i, 5] in rows[i] for i in range(B)))
