@@ -157,7 +157,7 @@ def known_contents(examples: TrainingSet, contents: np.ndarray, *, judged: bool 
         for own, text in zip(own_rows(examples.questions, examples.passages).tolist(), texts, strict=True)
     ]
     if not judged:
-        positives = map(set, joined_by_text(texts, of_example))
+        positives = map(set, joined_by_text(texts, (of_example[number] for number in range(len(texts)))))
         others = joined_by_text(texts, [contents[rows] if rows else () for rows in itself])
         rows = [[row for row in of_one if row not in its] for of_one, its in zip(others, positives, strict=True)]
         return Ragged.from_rows(rows, np.int32)
