@@ -19,7 +19,7 @@ class Examples:
     rows: np.ndarray
     """Corpus rows of the passages, [B, C]; NO_PASSAGE where there is none."""
     known: np.ndarray
-    """Contents of judged positives, [B, Q]."""
+    """Contents of what is no negative wherever it comes from, [B, Q]."""
     contents: np.ndarray
     """Of every corpus row, [N]."""
     index: np.ndarray
@@ -42,9 +42,7 @@ class Examples:
 
     def relevant(self, program: ContrastiveProgram, i: int) -> set[int]:
         """Contents that are not negatives of question i."""
-        relevant: set[int] = set()
-        if program.negatives.mask_known_positives:
-            relevant |= set(self.known[i].tolist())
+        relevant: set[int] = set(self.known[i].tolist())
         if program.negatives.mask_duplicates:
             relevant |= {self.content(i, place) for place in self.positives(program, i)}
         return relevant

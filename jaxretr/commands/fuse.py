@@ -49,6 +49,17 @@ def add_commands(commands: Commands) -> None:
     add("--tune", metavar="QRELS", help="judgements used to choose the weight of two runs")
     add("--metric", metavar="NAME", help="the metric to maximise (default: recall@100)")
     weights.add_grid(add, default=None)
+    add(
+        "--corpus",
+        metavar="FILE",
+        help="the passages of the runs, for --tune; with --queries, a passage that is the question itself does not count as "
+        "found",
+    )
+    add(
+        "--queries",
+        metavar="FILE",
+        help="the questions of the runs, for --tune with --corpus, or runs without their ids (DPR's)",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -59,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
 
     if args.out is not None:
         check_output(args.out)
-    names = ("method", "weights", "normalise", "missing", "k", "tune", "metric", "grid")
+    names = ("method", "weights", "normalise", "missing", "k", "tune", "metric", "grid", "corpus", "queries")
     if len(args.runs) > 1 and args.tune is None and args.out is None:
         raise UsageError("give --out FUSED, the run to write")
     fused = fuse(args.runs, **{name: vars(args)[name] for name in names}, trec_ids=args.out is not None)

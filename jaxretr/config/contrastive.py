@@ -43,7 +43,8 @@ class Negatives:
     """Retrieved passages that score higher than the positive's score less this are left out (the index's scores, before
     the temperature); a passage that the model finds as good as the positive is often one."""
     mask_known_positives: bool = True
-    """False negatives: a passage that is judged positive for a question is not its negative, wherever it comes from."""
+    """False negatives: a passage that is judged positive for a question is not its negative, wherever it comes from. The
+    question itself, as a passage, never is, whatever this setting."""
     mask_duplicates: bool = True
     """Nor is a passage with the same title and text as the question's positive in the batch."""
 

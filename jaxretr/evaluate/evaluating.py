@@ -188,10 +188,8 @@ def evaluate_run(
         _check_of_answers(corpus, queries, relevance_level)
     else:
         files = [file for file in (run, *baselines) if isinstance(file, str | Path) and not _is_searched(file)]
-        without_ids = queries is not None and corpus is None and not all(map(has_question_ids, files))
-        searched = next(filter(_is_searched, baselines), None)
-        _check_of_texts(searched, rerank is not None, corpus, None if without_ids else queries)
-    questions = _questions(queries if answers is None else answers)
+        check_texts(files, corpus, queries, next(filter(_is_searched, baselines), None), rerank is not None)
+    questions = questions_of(queries if answers is None else answers)
     lengths: dict[str, tuple[int, int]] = {}
     runs = _read_baselines(baselines, questions, dtype, batch_size, lengths)
     found = read_run(run, questions=questions or None) if isinstance(run, str | Path) else run
@@ -203,10 +201,7 @@ def evaluate_run(
         measure: Measure = ByAnswers(questions, texts, match)
     else:
         judged = read_qrels(qrels) if isinstance(qrels, str | Path) else qrels
-        if questions and not (questions := [question for question in questions if question.id in judged]):
-            raise UserError(
-                f"{_named(queries)}: {_named(qrels)} judges none of its questions; check that the ids agree"
-            )
+        questions = judged_questions(questions, judged, queries, qrels)
         measure = ByQrels(judged, relevance_level)
         if corpus is None:
             warn_of_own(found, judged, name)
@@ -230,10 +225,22 @@ def _check_of_answers(corpus: object, queries: object, relevance_level: int) -> 
         raise UsageError("queries are for judgements; with answers the questions are known, leave queries out")
 
 
-def _check_of_texts(searched: _Path | None, rerank: bool, corpus: object, queries: object) -> None:
-    """Refuses a missing corpus or missing queries; `searched` is the first baseline that searches them."""
+def check_texts(
+    files: Sequence[_Path], corpus: object, queries: object, searched: _Path | None = None, rerank: bool = False
+) -> None:
+    """Refuses a missing corpus or missing queries of runs that are measured by judgements.
+
+    Args:
+      files: of runs; for one without ids of its questions, queries alone may be given.
+      corpus: the passages, or None.
+      queries: the questions, or None.
+      searched: the first baseline that searches the corpus.
+      rerank: whether a scorer reads the texts.
+    """
     if corpus is not None and queries is not None:
         return
+    if queries is not None and not all(map(has_question_ids, files)):
+        queries = None
     if rerank:
         raise UsageError("re-ranking reads the texts of questions and passages: give corpus and queries as well")
     if searched is not None:
@@ -244,8 +251,21 @@ def _check_of_texts(searched: _Path | None, rerank: bool, corpus: object, querie
         raise UsageError(f"with qrels, {given} and {missing} go together: give {missing} as well, or leave {given} out")
 
 
-def _questions(queries: _Path | Sequence[Question] | None) -> Sequence[Question]:
+def questions_of(queries: _Path | Sequence[Question] | None) -> Sequence[Question]:
+    """The questions of a file, or those given; none of None."""
     return read_questions(Path(queries)) if isinstance(queries, str | Path) else queries or []
+
+
+def judged_questions(
+    questions: Sequence[Question], judged: measures.Qrels, queries: object, qrels: object
+) -> Sequence[Question]:
+    """The questions that have judgements; raises UserError where some are given and none has.
+
+    `queries` and `qrels` are what they were read from, for the message.
+    """
+    if questions and not (questions := [question for question in questions if question.id in judged]):
+        raise UserError(f"{_named(queries)}: {_named(qrels)} judges none of its questions; check that the ids agree")
+    return questions
 
 
 def _named(source: object) -> str:

@@ -3,17 +3,21 @@
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from jaxretr.data.readers import read_qrels
+from jaxretr.data.corpus import Corpus
+from jaxretr.data.question_identity import own_ids, without_own
+from jaxretr.data.questions import Question
+from jaxretr.data.readers import read_corpus, read_qrels
 from jaxretr.errors import UsageError
-from jaxretr.evaluate.measuring import depth, of_qrels
-from jaxretr.evaluate.runs import read_run, write_trec
+from jaxretr.evaluate.evaluating import check_texts, judged_questions, questions_of
+from jaxretr.evaluate.measuring import depth, of_others, of_qrels, warn_of_own
+from jaxretr.evaluate.runs import has_question_ids, read_run, write_trec
 from jaxretr.evaluate.weight_curve import Curve, trace
 from jaxretr.search.hybrid.fusion import Missing, Normalise, Run, interpolate, reciprocal_rank
 from jaxretr.search.hybrid.weight_choice import balancing_weight
@@ -58,6 +62,8 @@ def fuse(
     tune: str | Path | Mapping[str, Mapping[str, int]] | None = None,
     metric: str | None = None,
     grid: str | Sequence[float] | None = None,
+    corpus: str | Path | Corpus | None = None,
+    queries: str | Path | Sequence[Question] | None = None,
     trec_ids: bool = False,
 ) -> Fused:
     """Fuses runs by a weighted sum of scores, s_1 + w_2 s_2 + ..., or by reciprocal ranks, the sum of 1 / (60 + rank).
@@ -72,6 +78,9 @@ def fuse(
       tune: judgements, or their file: choose the weight of two runs by them instead.
       metric: to maximise; "recall@100" by default.
       grid: "log" (default), "paper", or the weights to try.
+      corpus: the passages of the runs. With them and the questions, hits that are the question itself do not count for
+        the metric, as in `evaluate_run`; without, they count as in trec_eval. The fused run keeps them.
+      queries: the questions, wherever a corpus is given, and for runs that have no ids of their questions.
       trec_ids: refuse ids that a TREC run cannot represent.
 
     Raises:
@@ -79,9 +88,19 @@ def fuse(
       UserError: a file cannot be read.
     """
     _check_arguments(runs, method, weights, normalise, missing, tune, metric, grid)
+    files = [run for run in runs if isinstance(run, str | Path)]
+    if tune is not None:
+        check_texts(files, corpus, queries)
+    elif corpus is not None or (queries is not None and all(map(has_question_ids, files))):
+        option = "--queries" if corpus is None else "--corpus"
+        raise UsageError(f"{option} belongs to --tune QRELS; leave it out")
+    questions = questions_of(queries)
     qrels = read_qrels(tune) if isinstance(tune, str | Path) else tune
     names = [str(run) if isinstance(run, str | Path) else f"run {number}" for number, run in enumerate(runs, start=1)]
-    found = [read_run(run, trec_ids=trec_ids) if isinstance(run, str | Path) else run for run in runs]
+    found = [
+        read_run(run, questions=questions or None, trec_ids=trec_ids) if isinstance(run, str | Path) else run
+        for run in runs
+    ]
     _warn_of_other_questions(found, names)
     if method == "rrf":
         return Fused(reciprocal_rank(found, k=k))
@@ -90,7 +109,14 @@ def fuse(
     how: Normalise = normalise or "none"
     curve = None
     if qrels is not None:
-        curve = _tuned(found, names, qrels, metric or "recall@100", grid or "log", how, missing)
+        texts = read_corpus(corpus) if isinstance(corpus, str | Path) else corpus or Corpus([], [], [])
+        own = own_ids(judged_questions(questions, qrels, queries, tune), texts, qrels)
+        metric = metric or "recall@100"
+        if corpus is None:
+            for run, name in zip(found, names, strict=True):
+                warn_of_own(run, qrels, name)
+        alone = [of_others(run, own, len(texts), (metric,), name) for run, name in zip(found, names, strict=True)]
+        curve = _tuned(found, alone, names, qrels, metric, grid or "log", how, missing, own)
         weights = [curve.choice.weight]
     return Fused(interpolate(found, [1.0, *(weights or ())], normalise=how, missing=missing, k=k), curve)
 
@@ -157,23 +183,29 @@ def _warn_of_short_lists(runs: Sequence[Run], names: Sequence[str]) -> None:
 
 def _tuned(
     runs: Sequence[Run],
+    alone: Sequence[Run],
     names: Sequence[str],
     qrels: Mapping[str, Mapping[str, int]],
     metric: str,
     grid: str | Sequence[float],
     normalise: Normalise,
     missing: Sequence[Missing] | None,
+    own: Collection[str],
 ) -> Curve:
+    """The curve; `alone` are the runs without the hits that are the question itself, which those with ids in `own` have."""
+    k = depth((metric,)) + bool(own)
 
     def evaluate(weights: Sequence[float]) -> dict[float, Mapping[str, float]]:
         found = {}
         for weight in weights:
             if weight == 0:
-                fused: Run = runs[0]
+                fused: Run = alone[0]
             elif math.isinf(weight):
-                fused = runs[1]
+                fused = alone[1]
             else:
-                fused = interpolate(runs, [1.0, weight], normalise=normalise, missing=missing, k=depth((metric,)))
+                # The question itself is in what is fused, since it is in what is written: it only does not count.
+                whole = interpolate(runs, [1.0, weight], normalise=normalise, missing=missing, k=k)
+                fused = without_own(whole, own)
             found[weight] = of_qrels(qrels, fused, (metric,))[metric]
         return found
 

@@ -1,6 +1,5 @@
 """`jaxretr.tune`: the weight of two models' combination, by exact search with a whole grid of weights."""
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from jaxretr.data.readers import read_beir, read_corpus, read_qrels, read_questi
 from jaxretr.errors import UsageError, UserError
 from jaxretr.evaluate import metrics
 from jaxretr.evaluate.answers import AnswerMatcher
-from jaxretr.evaluate.measuring import check_same_corpus, depth
+from jaxretr.evaluate.measuring import check_same_corpus, depth, warn_of_own
 from jaxretr.evaluate.runs import strictly_decreasing
 from jaxretr.evaluate.weight_curve import Curve, trace
 from jaxretr.models.combined_encoder import CombinedEncoder, How
@@ -31,8 +30,6 @@ from jaxretr.search.searching import check_store
 from jaxretr.stores.embedding_store import EmbeddingStore
 from jaxretr.stores.encoding import encode_texts
 from jaxretr.stores.opening import open_store
-
-log = logging.getLogger(__name__)
 
 # Of the estimate of both models' scales: its error of a few percent is far below the grid's steps.
 _SAMPLED_QUESTIONS = 64
@@ -130,12 +127,6 @@ def tune(
         if store is not None:
             check_store(store, part, name)
     ids = check_same_corpus(stores, dev.corpus)
-    if dev.corpus is None and (alike := {question.id for question in dev.questions}.intersection(ids)):
-        log.warning(
-            "%d questions have the id of a passage: if they are these passages, as in ArguAna, name them with --corpus FILE, so "
-            "that no question is found by itself",
-            len(alike),
-        )
     questions = [encode_texts(part, dev.questions, batch_size) for part in encoder.parts]
     passages = [
         _blocks_of(part, store, dev.corpus, batch_size) for part, store in zip(encoder.parts, stores, strict=True)
@@ -178,6 +169,7 @@ class Dev:
     _matcher: AnswerMatcher = field(init=False)
     _has_answer: list[dict[int, bool]] = field(init=False)
     _own: np.ndarray = field(init=False)
+    _warned: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self._matcher = AnswerMatcher(self.match)  # pyright: ignore[reportArgumentType]
@@ -204,6 +196,9 @@ class Dev:
             # Among equal scores the order of the search counts, as in the file that `jaxretr search` writes.
             hits = zip(found, strictly_decreasing(values).tolist(), strict=True)
             run[question.id] = {ids[row]: score for row, score in hits if row >= 0}
+        if self.corpus is None and not self._warned:
+            self._warned = True
+            warn_of_own(run, self.qrels, "the first weight's run")
         return metrics.evaluate(self.qrels, run, [self.metric], per_query=True)[1][self.metric]
 
     def _hit(self, number: int, rows: list[int]) -> bool:

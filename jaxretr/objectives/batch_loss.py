@@ -37,8 +37,8 @@ class ContrastiveBatch:
     rows: jax.Array
     """int32 [B, C]: places of positives, then of negatives; the retrieved ones are not among them yet."""
     known: jax.Array
-    """Contents (first rows with that title and text) of all judged positives, and of passages that are the question
-    itself, int32 [B, Q]: none is a negative."""
+    """Contents (first rows with that title and text) of what is no negative of a question: of passages that are the
+    question itself and, with `negatives.mask_known_positives`, of all judged positives; int32 [B, Q], Q may be 0."""
     teacher: jax.Array | None
     """A teacher's scores of `rows`, float32 [B, C], NaN where it gave none; None without distillation."""
     forms: TokenRows | None = None
@@ -181,12 +181,10 @@ class _Given:
             batch.known,
             first=first,
             positives=program.positives,
-            mask_known_positives=negatives.mask_known_positives,
             mask_duplicates=negatives.mask_duplicates,
         )
-        judged = known if negatives.mask_known_positives else known[:, :0]
         copies = contents[:, : program.positives if negatives.mask_duplicates else 0]
-        false_negatives = jnp.concatenate([judged, copies], axis=1)
+        false_negatives = jnp.concatenate([known, copies], axis=1)
         return _Given(program, passages, batch, first, contents, known, masks, false_negatives)
 
 
@@ -287,9 +285,7 @@ def _of_passages(given: _Given, p: jax.Array, asked: jax.Array) -> jax.Array:
     losses = []
     for place in range(places):
         content = own[:, place]
-        fits = jnp.zeros(mine.shape, bool)
-        if program.negatives.mask_known_positives:
-            fits |= among(content, known).T
+        fits = among(content, known).T
         if program.negatives.mask_duplicates:
             fits |= among(content, contents[:, :places]).T
         valid = (content != NO_PASSAGE)[:, None]

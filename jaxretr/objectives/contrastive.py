@@ -169,8 +169,7 @@ def retrieve_negatives(
     first = lax.axis_index(DATA) * b
     scores, rows = (lax.dynamic_slice_in_dim(x, first, b) for x in (scores, rows))
     allowed = jnp.broadcast_to(jnp.arange(depth) >= program.negatives.first_rank - 1, rows.shape)
-    if program.negatives.mask_known_positives:
-        allowed &= ~jax.vmap(among)(found, batch.known[:, None])[:, 0]
+    allowed &= ~jax.vmap(among)(found, batch.known[:, None])[:, 0]
     # Whatever the masks, a question's own positives and negatives of this step are not taken again.
     everyone = lax.all_gather(batch.rows, DATA, tiled=True, to="invarying")
     own = jnp.where(batch.rows == NO_PASSAGE, NO_PASSAGE, fetch_rows(contents, everyone))

@@ -68,7 +68,6 @@ class Masks:
         *,
         first: jax.Array | int,
         positives: int,
-        mask_known_positives: bool,
         mask_duplicates: bool,
     ) -> "Masks":
         """Sorts the passages of the whole batch for some of its questions.
@@ -77,11 +76,10 @@ class Masks:
           own: contents of these questions' own passages, int32 [b, C], positives in the first places, NO_PASSAGE where
             there is none.
           contents: of the whole batch's passages, int32 [B, C].
-          known: contents of all judged positives, int32 [b, Q].
+          known: contents that are no negatives of these questions, wherever they come from, int32 [b, Q].
           first: the place of these questions' first in the batch.
           positives: places of positives among the C.
-          mask_known_positives: whether judged positives are not negatives, wherever they come from.
-          mask_duplicates: the same for copies of the question's positives in the batch.
+          mask_duplicates: whether copies of the question's positives in the batch are not negatives either.
         """
         b, c = own.shape
         flat = contents.reshape(-1)
@@ -89,8 +87,7 @@ class Masks:
         mine = (column // c == (first + jnp.arange(b))[:, None]) & (column % c < positives)
         positive = mine & (flat != NO_PASSAGE)
         negative = ~mine & (flat != NO_PASSAGE)
-        if mask_known_positives:
-            negative &= ~among(flat, known)
+        negative &= ~among(flat, known)
         if mask_duplicates:
             negative &= ~among(flat, own[:, :positives])
         return Masks(positive, negative)

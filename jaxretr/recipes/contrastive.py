@@ -201,7 +201,7 @@ class ContrastiveRun(ContrastivePrograms):
             questions.tokens,
             questions.lengths,
             abstract_rows(mesh, "int32", b, places),
-            abstract_rows(mesh, "int32", b, config.contrastive.max_positives),
+            abstract_rows(mesh, "int32", b, config.contrastive.max_positives * config.negatives.mask_known_positives),
             abstract_rows(mesh, "float32", b, places) if config.distillation.loss != "none" else None,
             forms,
         )

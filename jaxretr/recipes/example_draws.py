@@ -50,7 +50,7 @@ class Draws(Protocol):
     def known(self, chosen: np.ndarray) -> np.ndarray:
         """Contents of what is no negative of some examples, int32 [B, Q], padded with NO_PASSAGE.
 
-        All judged positives, and the passages that are the question itself.
+        The passages that are the question itself and, with `negatives.mask_known_positives`, all judged positives.
         """
         ...
 
@@ -66,7 +66,8 @@ class ExampleDraws:
         most = int(examples.positives.lengths.max())
         self._first = config.contrastive.positives == "first"
         self.positives = min(config.contrastive.max_positives, most) if config.contrastive.positives == "all" else 1
-        self._known = known_contents(examples, contents)
+        judged = config.negatives.mask_known_positives
+        self._known = known_contents(examples, contents, judged=judged)
         self._known_width = int(self._known.lengths.max())
         # DPR: a question without hard negatives falls back to its others.
         self._negatives = _first_not_empty(examples.negatives, examples.other_negatives)
@@ -80,7 +81,8 @@ class ExampleDraws:
         self.mined_places = config.negatives.mined
         self._mined = None
         if mined is not None:
-            self._mined = _of_questions(mined, examples, self._known, contents, config)
+            known = self._known if judged else known_contents(examples, contents)
+            self._mined = _of_questions(mined, examples, known, contents, config)
         lists = examples.positives, self._negatives, self._mined
         self.content = [[each.offsets, each.values] for each in lists if each is not None], self._scores
 
@@ -131,7 +133,7 @@ class ExampleDraws:
         return scores[0].values, _first_not_empty(scores[1], of_others).values
 
 
-def known_contents(examples: TrainingSet, contents: np.ndarray) -> Ragged:
+def known_contents(examples: TrainingSet, contents: np.ndarray, *, judged: bool = True) -> Ragged:
     """The contents of passages that are no negatives of each example.
 
     They are its judged positives, those of other examples with the same question, and the question itself: under its id
@@ -140,6 +142,7 @@ def known_contents(examples: TrainingSet, contents: np.ndarray) -> Ragged:
     Args:
       examples: B examples.
       contents: for each of at least their passages the first row with the same title and text, int32 [N].
+      judged: False: without the judged positives; the question itself is none of them.
 
     Returns:
       int32, B rows.
@@ -154,6 +157,11 @@ def known_contents(examples: TrainingSet, contents: np.ndarray) -> Ragged:
         [row for row in (own, *copies.get(text, ())) if row >= 0]
         for own, text in zip(own_rows(examples.questions, examples.passages).tolist(), texts, strict=True)
     ]
+    if not judged:
+        positives = map(set, joined_by_text(texts, (of_example[number] for number in range(len(texts)))))
+        others = joined_by_text(texts, [contents[rows] if rows else () for rows in itself])
+        rows = [[row for row in of_one if row not in its] for of_one, its in zip(others, positives, strict=True)]
+        return Ragged.from_rows(rows, np.int32)
     if not any(itself) and (first_with_text(texts) == np.arange(len(texts))).all():
         return of_example
     known = (
@@ -249,6 +257,7 @@ class LexicalDraws:
                 f"{config.data.train}: is a lexical set, of which each step draws one positive; leave "
                 "negatives.mined and contrastive.positives at their defaults"
             )
+        self.judged = config.negatives.mask_known_positives
         self.scored = config.distillation.loss != "none"
         # Of the set itself: its arrays have billions of bytes.
         self.content = np.frombuffer((examples.folder / META).read_bytes(), np.uint8)
@@ -280,8 +289,9 @@ class LexicalDraws:
         return rows, np.where(rows == NO_PASSAGE, np.nan, of_drawn).astype(np.float32)
 
     def known(self, chosen: np.ndarray) -> np.ndarray:
-        """See `Draws`: all positives that the run uses, of all teachers."""
-        rows = np.concatenate([teacher.positives[chosen][:, : self.ranks] for teacher in self.teachers], axis=1)
+        """See `Draws`: all positives that the run uses, of all teachers; no query is looked for among the passages."""
+        ranks = self.ranks if self.judged else 0
+        rows = np.concatenate([teacher.positives[chosen][:, :ranks] for teacher in self.teachers], axis=1)
         return np.where(rows == NO_PASSAGE, NO_PASSAGE, self.contents[rows]).astype(np.int32)
 
     def _of_teachers(self, teacher: np.ndarray, chosen: np.ndarray, name: str) -> np.ndarray:

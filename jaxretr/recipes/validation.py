@@ -81,7 +81,7 @@ class ValidationSet:
             pool += [positive[:1], hard[: config.hard_negatives], other[: config.other_negatives]]
         self._own = np.array(own, np.int32)  # [n, 2]: the first positive, and the first negative
         self._scores = np.array(scores, np.float32)  # a teacher's, [n, 2]
-        self._known = _known(examples, contents)
+        self._known = _known(examples, contents, judged=program.negatives.mask_known_positives)
         self._pool = np.unique(np.concatenate(pool))
         self._embedded = np.union1d(self._pool, self._own[self._own != NO_PASSAGE])
         self._embed_questions = _make_embed(program, mesh)
@@ -187,9 +187,9 @@ def _make_embed_rows(program: ContrastiveProgram, mesh: Mesh):
     return embed_rows
 
 
-def _known(examples: TrainingSet, contents: np.ndarray) -> np.ndarray:
-    """The contents of what is no negative of each example, int32 [n, Q], padded with NO_PASSAGE."""
-    lists = known_contents(examples, contents)
+def _known(examples: TrainingSet, contents: np.ndarray, *, judged: bool) -> np.ndarray:
+    """The contents of what is no negative of each example, int32 [n, Q], padded with NO_PASSAGE; see `Draws.known`."""
+    lists = known_contents(examples, contents, judged=judged)
     known = np.full((len(lists), lists.lengths.max()), NO_PASSAGE, np.int32)
     known[np.arange(known.shape[1]) < lists.lengths[:, None]] = lists.values
     return known

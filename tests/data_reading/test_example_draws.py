@@ -104,6 +104,17 @@ def test_the_question_itself_is_known_under_its_id_and_its_text_under_any() -> N
     )
     known = known_contents(examples, duplicate_groups(passages))
     assert [known[number].tolist() for number in range(3)] == [[0, 1], [0, 2, 3], [0]]
+    # It is known even where judged positives are not; a positive is none.
+    without = {"mask_known_positives": False, "static": 0}
+    for positives, expected in (
+        ([[0], [0], [0]], [[1, -1], [2, 3], [-1, -1]]),
+        ([[1], [3], [1]], [[-1], [2], [-1]]),
+    ):
+        judged = dataclasses.replace(examples, positives=Ragged.from_rows(positives, np.int32))
+        drawn = ExampleDraws(settings(negatives=without), judged, None, duplicate_groups(passages))
+        assert drawn.known(np.arange(3)).tolist() == expected
+    drawn = draws(training_set(), negatives=without)
+    assert drawn.known(np.array([2, 0])).shape == (2, 0) and drawn.known(np.array([2, 0])).dtype == np.int32
 
 
 def test_mined_negatives_are_joined_by_the_question_id() -> None:

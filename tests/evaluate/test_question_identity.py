@@ -40,7 +40,7 @@ QUESTIONS = {
     "a3": "Museums ought to be free",
     "7": "when does the coast line train leave",
 }
-QRELS = {"a1": {"a1c": 1}, "a2": {"a2c": 2, "a2": 0}, "a3": {"a3": 1}, "7": {"7": 1, "8": -1}}
+QRELS = {"a1": {"a1c": 1}, "a2": {"a2c": 2, "a2": 0}, "a3": {"a3": 1}, "7": {"a1c": 1, "8": -1}}
 OWN = {"a1", "a2"}
 NAMES = ["mrr@10", "ndcg@10", "recall@5"]
 
@@ -184,7 +184,40 @@ def test_a_run_that_is_one_hit_short_or_finds_the_questions_is_said_to(
     assert ["own id" in record.message for record in caplog.records] == [True, False]
 
 
-def test_a_dev_set_of_a_weight_drops_them_by_judgements_and_by_answers(folder: Path) -> None:
+def test_a_fused_weight_is_tuned_on_what_evaluate_measures(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    others = {"a1": ("8", "a1c"), "a2": ("8", "a2c"), "a3": ("8", "a1"), "7": ("8", "a1c")}
+    one = {id: {id: 9.0, **dict(zip(found, (3.0, 2.0), strict=True))} for id, found in others.items()}
+    two = {id: {id: 9.0, **dict(zip(found[::-1], (4.0, 1.0), strict=True))} for id, found in others.items()}
+    texts: dict[str, Any] = {"corpus": folder, "queries": folder}
+    settings: dict[str, Any] = {"tune": QRELS, "metric": "mrr@10", "grid": [0.1, 1.0]}
+    curve = jaxretr.fuse([one, two], **settings, **texts).curve
+    assert curve is not None and not [record for record in caplog.records if "own id" in record.message]
+    expected = [
+        jaxretr.evaluate_run(run, qrels=QRELS, metrics=["mrr@10"], **texts).means["the run"]["mrr@10"]
+        for run in (one, *(jaxretr.fuse([one, two], weights=[weight]).run for weight in (0.1, 1.0)), two)
+    ]
+    assert [curve.alone[0], *curve.values.values(), curve.alone[1]] == pytest.approx(expected)
+    # a1 and a2 find theirs second or first, a3 itself, and 7 the passage of its number before all others.
+    assert expected == pytest.approx([(1 / 2 + 1 / 2 + 1 + 1 / 3) / 4] * 2 + [(1 + 1 + 1 + 1 / 2) / 4] * 2)
+    files = [tmp_path / "one.trec", tmp_path / "two.trec"]
+    for file, run in zip(files, (one, two), strict=True):
+        write_trec(file, run)
+    words = [*files, "--tune", folder / "qrels/dev.tsv", "--metric", "mrr@10", "--grid", "0.1,1"]
+    assert cli.main(["fuse", *map(str, words), "--corpus", str(folder), "--queries", str(folder)]) == 0
+    printed = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()[1:5]]
+    assert printed == pytest.approx(expected, abs=1e-4)
+    # Without texts they are measured as trec_eval does, and are said to be.
+    caplog.clear()
+    curve = jaxretr.fuse([one, two], **settings).curve
+    assert curve is not None and curve.alone[0] == pytest.approx((1 / 3 + 1 / 3 + 1 + 1 / 3) / 4)
+    assert sum("own id" in record.message for record in caplog.records) == 2
+
+
+def test_a_dev_set_of_a_weight_drops_them_by_judgements_and_by_answers(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     data = read_beir(folder, "test")
     ids = list(data.corpus.ids)
     first = [ids.index(id) for id in ("a1", "a2", "a3", "7")]
@@ -193,12 +226,17 @@ def test_a_dev_set_of_a_weight_drops_them_by_judgements_and_by_answers(folder: P
     dev = Dev(data.questions, data.corpus, "mrr@3", data.qrels)
     assert dev.depth() == dev.cut() + 1
     # Behind themselves, a1 finds its relevant passage first and a2 its own third.
-    assert dev.figures(scores, rows, ids) == pytest.approx({"a1": 1.0, "a2": 1 / 3, "a3": 1.0, "7": 1.0})
+    assert dev.figures(scores, rows, ids) == pytest.approx({"a1": 1.0, "a2": 1 / 3, "a3": 1.0, "7": 1 / 3})
     answered = [Question(q.id, q.text, ("road tax",)) for q in data.questions[:2]]
     by_answers = Dev(answered, data.corpus, "acc@1", None)
     order = np.array([[0, 2], [2, 0]])
     assert by_answers.figures(scores[:2, :2], order, ids) == {"a1": 0.0, "a2": 1.0}
-    assert Dev(data.questions, None, "mrr@3", data.qrels).depth() == dev.cut()
+    # Without texts all count, with one warning.
+    without = Dev(data.questions, None, "mrr@3", data.qrels)
+    assert without.depth() == dev.cut()
+    for _ in range(2):
+        assert without.figures(scores, rows, ids)["a1"] == 1 / 2
+    assert ["own id" in record.message for record in caplog.records] == [True]
 
 
 def test_a_run_prints_what_evaluate_prints_and_takes_none_for_a_negative(
@@ -206,7 +244,7 @@ def test_a_run_prints_what_evaluate_prints_and_takes_none_for_a_negative(
 ) -> None:
     data: dict[str, Any] = {"train": str(folder), "split": "train", "corpus": str(folder), "mined": None, "dev": None}
     data |= {"dev_questions": str(folder), "dev_qrels": str(folder / "qrels/dev.tsv")}
-    negatives = {"static": 0, "mined": 0, "retrieved": 5, "last_rank": 7, "draw": "top"}
+    negatives = {"static": 0, "retrieved": 6, "last_rank": 7, "draw": "top", "mask_known_positives": False}
     config = contrastive_config(tiny_models, data=data, negatives=negatives, train={"batch_size": 4})
     run = ContrastiveRun(config, mesh1, tmp_path / "run")
     state = run.init()
@@ -234,8 +272,8 @@ def test_a_run_prints_what_evaluate_prints_and_takes_none_for_a_negative(
     *_, rows = run.train_step(state.train, state.index, run.whole.passages, run.device_contents, batch)
     for number, taken in zip(order, np.asarray(rows)[:, 1:].tolist(), strict=True):
         id = run.examples.draws.examples.questions[number].id  # pyright: ignore[reportAttributeAccessIssue]
-        assert len([row for row in taken if row >= 0]) == 5
-        assert id not in {list(PASSAGES)[row] for row in taken}
+        negatives = {list(PASSAGES)[row] for row in taken if row >= 0}
+        assert negatives == {*PASSAGES} - {max(QRELS[id], key=QRELS[id].__getitem__), *OWN.intersection([id])}
 
 
 def test_candidates_of_a_rerankers_dev_questions(folder: Path, tmp_path: Path) -> None:
@@ -243,7 +281,7 @@ def test_candidates_of_a_rerankers_dev_questions(folder: Path, tmp_path: Path) -
     judged = Judged(data.questions, data.qrels)
     found = RerankingSet(judged, data.corpus, RerankerData(train=str(folder), dev_depth=1))
     bests = [list(PASSAGES)[rows[0]] for rows in found.rows]
-    assert bests == ["a1c", "a2c", "a3", "7"] and found.first_stage()["recall@1"] == 1.0
+    assert bests == ["a1c", "a2c", "a3", "7"] and found.first_stage()["recall@1"] == 0.75
     write_trec(tmp_path / "run.trec", {id: {id: 2.0, "8": 1.0} for id in QUESTIONS})
     settings = RerankerData(train=str(folder), dev_depth=1, dev_run=str(tmp_path / "run.trec"))
     found = RerankingSet(judged, data.corpus, settings)
@@ -253,10 +291,11 @@ def test_candidates_of_a_rerankers_dev_questions(folder: Path, tmp_path: Path) -
 @pytest.mark.parametrize("source", ["bm25", "run"])
 def test_one_more_passage_is_mined_in_its_place(source: str, folder: Path) -> None:
     run = None if source == "bm25" else {id: {id: 3.0, "8": 2.0, "a1": 1.5, "a2": 1.0} for id in QUESTIONS}
-    (folder / "qrels/train.tsv").write_text("a1\ta1c\t1\na2\ta2c\t1\n")
+    (folder / "qrels/train.tsv").write_text("a1\ta1c\t1\na2\ta2c\t1\na3\ta3\t1\n7\ta1c\t1\n")
     mined = jaxretr.mine(folder, corpus=folder, run=run, ranks=(1, 2), negatives=2)
     negatives = {record["query_id"]: record["negative_document_ids"] for record in mined.records()}
     if source == "run":
-        assert negatives == {"a1": ["8", "a2"], "a2": ["8", "a1"]}
-    assert all(id not in found for id, found in negatives.items())
-    assert SimpleNamespace(**mined.report.as_dict()).questions == 2
+        # The others' first rank is theirs: a3's is its positive, and 7's another text.
+        assert negatives == {"a1": ["8", "a2"], "a2": ["8", "a1"], "a3": ["8"], "7": ["7", "8"]}
+    assert all(id not in negatives[id] for id in OWN) and "7" in negatives["7"]
+    assert SimpleNamespace(**mined.report.as_dict()).questions == 4

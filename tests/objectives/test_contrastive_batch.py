@@ -116,6 +116,8 @@ def drawn(program: ContrastiveProgram) -> tuple[np.ndarray, np.ndarray, Examples
     known[:, 0] = contents[rows[:, 0]]
     known[::2, 1] = contents[rows[1::2, 2]]  # a negative of the next question; NO_PASSAGE reads the last row's
     known[1, 2] = contents[rows[1, 1]]
+    if not program.negatives.mask_known_positives:
+        known = known[:, :0]
     teacher = rng.normal(size=(B, C)).astype(np.float32)
     teacher[[0, 2, 4], [0, 1, 3]] = np.nan
     texts = np.arange(B)

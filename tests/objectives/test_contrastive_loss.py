@@ -133,7 +133,7 @@ def test_any_shape(b: int, m: int, positives: int, share: float, scale: float, f
 
 
 def defined(
-    contents: np.ndarray, known: np.ndarray, first: int, positives: int, judged: bool, copies: bool
+    contents: np.ndarray, known: np.ndarray, first: int, positives: int, copies: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Positives and negatives of the questions from `first` on, written out passage by passage."""
     size, c = contents.shape
@@ -147,7 +147,7 @@ def defined(
                     continue
                 if owner == first + i and place < positives:
                     positive[i, owner * c + place] = True
-                elif not (judged and content in of_question) and not (copies and content in its_positives):
+                elif content not in of_question and not (copies and content in its_positives):
                     negative[i, owner * c + place] = True
     return positive, negative
 
@@ -156,7 +156,7 @@ def defined(
 @pytest.mark.parametrize(("judged", "copies"), [(True, True), (True, False), (False, True), (False, False)])
 def test_masks_are_as_defined(positives: int, judged: bool, copies: bool) -> None:
     """Random batches of few contents, so that copies abound; padded places everywhere, positives' included."""
-    choices = {"positives": positives, "mask_known_positives": judged, "mask_duplicates": copies}
+    choices = {"positives": positives, "mask_duplicates": copies}
 
     @jax.jit
     def of_batch(
@@ -173,8 +173,9 @@ def test_masks_are_as_defined(positives: int, judged: bool, copies: bool) -> Non
         known = rng.integers(NO_PASSAGE, 9, (2, 3)).astype(np.int32)
         first = int(rng.integers(0, 5))
         known[:, 0] = contents[first : first + 2, 0]
+        known = known if judged else known[:, :0]
         result = of_batch(contents[first : first + 2], contents, known, first)
-        expected = defined(contents, known, first, positives, judged, copies)
+        expected = defined(contents, known, first, positives, copies)
         np.testing.assert_array_equal(result[0], expected[0])
         np.testing.assert_array_equal(result[1], expected[1])
         masked += int(((contents != NO_PASSAGE).sum() * 2 - np.sum(expected)).item())
@@ -184,8 +185,6 @@ def test_masks_are_as_defined(positives: int, judged: bool, copies: bool) -> Non
 def test_a_judged_positive_is_no_negative_even_among_the_own_ones() -> None:
     """A training file may name a passage as a hard negative that the judgements call relevant."""
     own = jnp.array([[5, 7, 6]], jnp.int32)
-    for judged, expected in ((True, [[False, False, True]]), (False, [[False, True, True]])):
-        masks = Masks.of_batch(
-            *(own, own, jnp.array([[5, 7]])), first=0, positives=1, mask_known_positives=judged, mask_duplicates=True
-        )
+    for known, expected in (([[5, 7]], [[False, False, True]]), ([[]], [[False, True, True]])):
+        masks = Masks.of_batch(own, own, jnp.array(known, jnp.int32), first=0, positives=1, mask_duplicates=True)
         assert masks.negative.tolist() == expected

@@ -1,5 +1,6 @@
 """Negatives found in the step: within the window of ranks of an exact search, and never a false one."""
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -50,9 +51,7 @@ class Given:
     def allowed(self, program: ContrastiveProgram, i: int) -> list[int]:
         """What may be drawn for question i, best first."""
         window = self.ranked()[i, program.negatives.first_rank - 1 : program.negatives.last_rank].tolist()
-        barred = {int(self.contents[row]) for row in self.rows[i] if row != NO_PASSAGE}
-        if program.negatives.mask_known_positives:
-            barred |= set(self.known[i].tolist())
+        barred = {int(self.contents[row]) for row in self.rows[i] if row != NO_PASSAGE} | set(self.known[i].tolist())
         bound = (
             np.inf
             if program.negatives.margin is None
@@ -115,16 +114,18 @@ def test_the_draw_does_not_depend_on_the_devices(given: Given) -> None:
 
 
 def test_what_is_no_negative(given: Given) -> None:
-    """Neither what is judged, if so configured, nor the own passages and their copies: 4 is one of question 2's."""
+    """Neither what is known to be none, whatever the settings, nor the own passages and their copies: 4 is one of question 2's."""
     judged_found = []
-    for judged in (True, False):
-        program = contrastive_program(
-            corpus_rows=N, retrieved=N, last_rank=N, draw="top", mask_known_positives=judged, mask_duplicates=False
-        )
-        (rows,) = found(program, given, 8)
+    program = contrastive_program(
+        corpus_rows=N, retrieved=N, last_rank=N, draw="top", mask_known_positives=False, mask_duplicates=False
+    )
+    nothing_known = copy.copy(given)
+    nothing_known.known = given.known[:, :0]
+    for examples in (given, nothing_known):
+        (rows,) = found(program, examples, 8)
         for i in range(B):
             taken = [row for row in rows[i].tolist() if row != NO_PASSAGE]
-            assert taken == given.allowed(program, i)
+            assert taken == examples.allowed(program, i)
             assert not set(given.rows[i].tolist()) & set(taken)
         assert not {4, 17} & set(rows[2].tolist())
         judged_found.append(sum(given.ranked()[i, 5] in rows[i] for i in range(B)))

@@ -76,6 +76,8 @@ def test_fewer_positives_more_negatives_and_all_positives_known(tmp_path: Path) 
     np.testing.assert_array_equal(drawn.known(np.array([2, 0])), [[19 - 11, 19 - 12], [19, 18]], "contents, not rows")
     drawn = draws(lexical_set(tmp_path, FIRST))
     np.testing.assert_array_equal(drawn.known(np.array([2])), [[8, 7, NO_PASSAGE]])
+    drawn = draws(lexical_set(tmp_path, FIRST), negatives={"static": 1, "mask_known_positives": False})
+    assert drawn.known(np.array([2])).shape == (1, 0) and drawn.known(np.array([2])).dtype == np.int32
 
 
 def test_the_teachers_scores_follow_the_draws(tmp_path: Path) -> None:
