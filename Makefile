@@ -63,8 +63,10 @@ test-slow: .venv/.installed-dev ## the slow tests, and all examples of the prope
 
 test-all: test test-slow ## both
 
-mutations: .venv/.installed-dev ## wrong formulas, each of which the quick tests must catch
-	$(BIN)/python tests/mutations.py $(MUTATIONS)
+# Hours for all. Those of a module: make mutations MUTATIONS="jaxretr.evaluate.metrics*"; one: $(BIN)/mutmut show NAME
+mutations: .venv/.installed-dev ## make the losses, metrics and search wrong in a copy, in mutants/: which changes does no quick test notice?
+	JAX_PLATFORMS=cpu JAXRETR_TEST_PROFILE=quick $(BIN)/mutmut run --max-children $(WORKERS) $(MUTATIONS)
+	$(BIN)/mutmut results | sed "/not checked/d"
 
 lint: .venv/.installed-dev ## format, lint, types, import directions, shell scripts
 	$(BIN)/ruff format --check .
@@ -92,7 +94,7 @@ notebooks: .venv/.installed-dev ## execute the notebooks and save their outputs 
 	$(BIN)/python docs/execute.py $(NOTEBOOKS)
 
 clean: ## remove .venv and all that was built
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .jax_cache build dist *.egg-info
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .jax_cache mutants build dist *.egg-info
 	rm -rf docs/_build docs/_generated docs/notebooks docs/tpu.md docs/contributing.md docs/changelog.md
 	find . -name __pycache__ -prune -exec rm -rf {} +
 

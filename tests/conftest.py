@@ -27,6 +27,9 @@ SLOW = Path(__file__).parent / "slow_tests.txt"
 PROFILE, QUARTER, FEWEST = os.environ.get("JAXRETR_TEST_PROFILE", "all"), 4, 20
 if PROFILE not in ("quick", "all"):
     raise pytest.UsageError(f"JAXRETR_TEST_PROFILE={PROFILE}: set it to quick or all")
+# `make mutations` wants to know whether a test fails, with the same examples each time, and not the smallest that does.
+PHASES = [phase for phase in hypothesis.Phase if phase not in (hypothesis.Phase.shrink, hypothesis.Phase.explain)]
+hypothesis.settings.register_profile("mutations", phases=PHASES, derandomize=True, database=None)
 
 
 def draw_fewer_examples(item: pytest.Item) -> None:

@@ -232,15 +232,15 @@ def parse(name: str) -> tuple[str, float]:
     base, cut = parts.groups()
     if base in ("acc", "accuracy"):
         raise UsageError(
-            f"measure '{name}' needs answers, not relevance judgements: give answers, or use success@{cut or 'k'}"
+            f"measure {name!r} needs answers, not relevance judgements: give answers, or use success@{cut or 'k'}"
         )
     if base not in _MEASURES:
         known = ", ".join(measure if measure in _NEVER_CUT else f"{measure}@k" for measure in _MEASURES)
-        raise UsageError(f"unknown measure '{name}'{did_you_mean(base, _MEASURES)} (known: {known})")
+        raise UsageError(f"unknown measure {name!r}{did_you_mean(base, _MEASURES)} (known: {known})")
     if cut is None and base in _WITHOUT_CUT:
         return base, math.inf
     if base in _NEVER_CUT:
-        raise UsageError(f"measure '{name}' has no cut: write {base}")
+        raise UsageError(f"measure {name!r} has no cut: write {base}")
     if cut is None or not re.fullmatch(r"[1-9][0-9]{0,17}", cut):
-        raise UsageError(f"measure '{name}' needs a cut of at least 1: write for instance {base}@10")
+        raise UsageError(f"measure {name!r} needs a cut of at least 1: write for instance {base}@10")
     return base, int(cut)

@@ -132,12 +132,16 @@ def test_names_in_any_case_come_back_as_written():
         ("ndgc@10", "did you mean 'ndcg'"),
         ("recal@5", "did you mean 'recall'"),
         ("acc@20", "success@20"),
+        ("accuracy@20", "success@20"),
+        ("acc", "success@k"),
         ("recall", "recall@10"),
         ("recall@0", "at least 1"),
         ("recall@-1", "at least 1"),
         ("recall@five", "at least 1"),
         ("ndcg@", "at least 1"),
+        ("ndcg@1\n0", "at least 1"),
         ("", "unknown measure"),
+        ("gain@5", "recall_cap@k, holes@k, rprec, bpref"),
     ],
 )
 def test_unknown_measures_are_refused(measure, message):

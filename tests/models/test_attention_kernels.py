@@ -67,7 +67,7 @@ def test_dropout_and_the_default_do_without(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv(ATTENTION_VARIABLE)
     assert "fmha" not in lowered(lambda q: attention(q, 0.0), "cuda", q)
     monkeypatch.setenv(ATTENTION_VARIABLE, "fuse")
-    with pytest.raises(UsageError, match="JAXRETR_ATTENTION=fuse: set it to fused, cudnn or xla; did you mean 'fused'"):
+    with pytest.raises(UsageError, match=r"JAXRETR_ATTENTION=fuse: .*'fused'"):
         lowered(lambda q: attention(q, 0.0), "cuda", q)
 
 

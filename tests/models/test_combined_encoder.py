@@ -154,7 +154,7 @@ def test_one_part_or_a_combined_part_is_refused(parts: list[DualEncoder]) -> Non
     with pytest.raises(UserError, match="at least two parts, not 1"):
         CombinedEncoder(parts[:1], [1])
     combined: Any = CombinedEncoder(parts, [1, 1])
-    with pytest.raises(UserError, match="a part is a CombinedEncoder, which is not a DualEncoder"):
+    with pytest.raises(UserError, match=r"CombinedEncoder.* not a DualEncoder"):
         CombinedEncoder([parts[0], combined], [1, 1])
 
 
@@ -192,13 +192,11 @@ def test_a_saved_model_comes_back_by_every_loader(parts: list[DualEncoder], tmp_
 def test_the_other_loader_is_named(parts: list[DualEncoder], tmp_path: Path) -> None:
     CombinedEncoder(parts, [1, 1]).save(tmp_path / "two")
     parts[0].save(tmp_path / "one")
-    with pytest.raises(UserError, match=r"is a combined encoder; load it with CombinedEncoder\.from_pretrained"):
+    with pytest.raises(UserError, match=r"CombinedEncoder\.from_pretrained"):
         DualEncoder.from_pretrained(tmp_path / "two")
-    with pytest.raises(
-        UserError, match=r"is not the folder of a combined encoder; load it with DualEncoder\.from_pretrained"
-    ):
+    with pytest.raises(UserError, match=r" not .*; load it with DualEncoder\.from_pretrained"):
         CombinedEncoder.from_pretrained(tmp_path / "one")
-    with pytest.raises(UserError, match=r"a combined model is not cut, its parts are; combine them again"):
+    with pytest.raises(UserError, match=r"combined model is not cut"):
         load_encoder(tmp_path / "two", truncate_dim=3)
     with pytest.raises(UserError, match=r"leave pooling out"):
         load_encoder(tmp_path / "two", pooling="cls")
@@ -259,9 +257,7 @@ def test_verify_notices_another_weight_and_another_part(parts: list[DualEncoder]
     path = tmp_path / "spar/jaxretr.json"
     before = path.read_text()
     path.write_text(before.replace("0.3", "0.4"))
-    with pytest.raises(
-        UserError, match=r"weights is \[1\.0, 0\.4\] instead of \[1\.0, 0\.3\]; the vectors of 5 of 5 que"
-    ):
+    with pytest.raises(UserError, match=r"weights .*\[1\.0, 0\.4\] .*\[1\.0, 0\.3\]; .*5 of 5"):
         verify(tmp_path / "spar")
     path.write_text(before)
     make(parts[1].tokenizer, 9, **{"projection_size": 12, "shared": True, "pooling": "mean", "normalise": True}).save(

@@ -184,7 +184,7 @@ def test_auto_is_settled_when_the_model_is_loaded_and_stands_in_the_store(
     assert made({"avx2", "avx512f", "amx_bf16"}).dtype == "bfloat16"
     assert made({"avx2", "avx512f", "amx_bf16"}, "float32").dtype == "float32"
     assert made({"avx2"}, "bfloat16").dtype == "bfloat16"
-    with pytest.raises(UserError, match="dtype 'float16' is not supported; use 'auto', 'float32' or 'bfloat16'"):
+    with pytest.raises(UserError, match=r"dtype 'float16' .*'auto', 'float32' or 'bfloat16'"):
         made({"avx2"}, "float16")
     for words in ("encode m --corpus c --out o", "search m --index i --queries q --out o", "evaluate m --beir d"):
         assert cli.parse(words.split()).compute == "auto"
@@ -293,7 +293,7 @@ def test_saved_and_loaded_bit_for_bit(tokenizer: Any, tmp_path: Path) -> None:
     assert (changed.max_question_length, changed.max_passage_length, changed.passage_template) == (9, 48, "pair")
     with pytest.raises(UserError, match="was trained with pooling 'mean'"):
         DualEncoder.from_pretrained(tmp_path / "run", pooling="cls")
-    with pytest.raises(UserError, match="two towers of different weights"):
+    with pytest.raises(UserError, match="two towers"):
         DualEncoder.from_pretrained(tmp_path / "run", shared=True)
 
 
@@ -305,7 +305,7 @@ def test_only_a_model_is_replaced(tokenizer: Any, encoder: DualEncoder, tmp_path
     loaded = DualEncoder.from_pretrained(folder)
     jax.tree.map(np.testing.assert_array_equal, loaded.params, other.params)
     (folder / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match=r"holds something else than a model of jaxretr \(thesis.tex\)"):
+    with pytest.raises(UserError, match=r"something else .*\(thesis\.tex\)"):
         encoder.save(folder)
     with pytest.raises(UserError, match="is a file"):
         encoder.save(folder / "thesis.tex")
@@ -359,7 +359,7 @@ def test_a_checkpoint_of_another_shape_is_named(encoder: DualEncoder, tmp_path: 
         load(shared=True)
     with pytest.raises(UserError, match=r"jaxretr.json: unknown key 'poling'; did you mean 'pooling'"):
         load(poling="cls")
-    with pytest.raises(UserError, match="'pooling' is 'sum'; it must be one of cls, mean, max"):
+    with pytest.raises(UserError, match=r"'pooling' is 'sum'; .*cls, mean, max"):
         load(pooling="sum")
     path.write_text(json.dumps({**good, "version": 2}))
     with pytest.raises(UserError, match="is of version 2, not 1"):
@@ -374,9 +374,9 @@ def test_a_checkpoint_of_another_shape_is_named(encoder: DualEncoder, tmp_path: 
 
 
 def test_a_tokenizer_or_length_that_does_not_fit_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(UserError, match="the tokenizer has 400 entries, the model 100"):
+    with pytest.raises(UserError, match=r"tokenizer .*400 .*100"):
         make(tokenizer, backbone=dataclasses.replace(BERT, vocab_size=100))
-    with pytest.raises(UserError, match="max_passage_length is 65, but the model has 64 positions"):
+    with pytest.raises(UserError, match=r"max_passage_length is 65, .*64 positions"):
         make(tokenizer, max_passage_length=65)
 
 
@@ -480,7 +480,7 @@ def test_dpr_folders_are_not_swapped(tokenizer: Any, tmp_path: Path) -> None:
     for first, second in ((context, question), (context, context), (question, question)):
         with pytest.raises(UserError, match="swapped"):
             DualEncoder.from_pretrained(first, passage_path=second)
-    with pytest.raises(UserError, match="question encoder alone; give passage_path"):
+    with pytest.raises(UserError, match=r"question encoder alone; .*passage_path"):
         DualEncoder.from_pretrained(question)
     plain = hugging_face(tmp_path / "plain", tokenizer, {"bert": saved.params["passage"]["bert"]}, CONTEXT)
     with pytest.raises(UserError, match="of one shape, but projection is 6 and None"):
@@ -682,7 +682,7 @@ def test_a_tokenizer_that_cannot_read_unknown_words_is_named(tokenizer: Any, tmp
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-    with pytest.raises(UserError, match=r"the tokenizer cannot read unknown words \(.*UNK.*\); fetch its files again"):
+    with pytest.raises(UserError, match=r"tokenizer .*unknown words \(.*UNK.*\)"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "model_max_length": "x"}))
     tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))

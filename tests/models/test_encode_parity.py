@@ -98,7 +98,7 @@ def test_a_folder_that_sentence_transformers_wrote(normalised: bool, bert: Path,
     assert DualEncoder.from_pretrained(tmp_path / "again").config == ours.config
     export(ours, to="onnx", out=tmp_path / "onnx")  # Verified by ONNX Runtime.
     if normalised:
-        with pytest.raises(UserError, match="DPR's projection is one linear layer alone, but this model has tanh"):
+        with pytest.raises(UserError, match=r"DPR's projection .*tanh"):
             export(ours, to="huggingface", out=tmp_path / "dpr")
 
 

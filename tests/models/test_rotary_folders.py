@@ -79,7 +79,7 @@ def test_a_bare_decoder_reads_its_last_token_and_joins_titles(tmp_path: Path) ->
     ours = DualEncoder.from_pretrained(tmp_path)
     assert (ours.config.pooling, ours.config.passage_template) == ("lasttoken", "joined")
     assert encoder_shape(str(tmp_path)).pooling == "lasttoken"
-    with pytest.raises(UserError, match="pooling 'cls' reads the first token, which sees no other"):
+    with pytest.raises(UserError, match=r"pooling 'cls' .*first token"):
         DualEncoder.from_pretrained(tmp_path, pooling="cls")
-    with pytest.raises(UserError, match=r"no cls_token; .* or give passage_template 'joined'"):
+    with pytest.raises(UserError, match=r"no cls_token; .*passage_template 'joined'"):
         DualEncoder.from_pretrained(tmp_path, passage_template="pair").encode_passages(["x"])

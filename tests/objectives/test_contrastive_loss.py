@@ -67,6 +67,8 @@ def test_several_positives_by_hand() -> None:
     rest = 1 + np.e
     expected = (np.log1p(rest / np.e**2) + np.log1p(rest / np.e**-1)) / 2
     np.testing.assert_allclose(contrastive_losses(scores, positive, negative), [expected], rtol=1e-6)
+    batched = contrastive_losses(scores[None], positive[None], negative[None])  # any leading axes
+    np.testing.assert_allclose(batched, [[expected]], rtol=1e-6)
 
 
 def test_further_negatives_enter_the_denominator() -> None:

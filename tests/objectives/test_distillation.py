@@ -64,6 +64,13 @@ def test_kl_is_torchs() -> None:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+def test_any_leading_axes_give_the_losses_of_one(loss: Loss) -> None:
+    arrays = drawn()
+    expected = np.asarray(loss(*arrays))
+    np.testing.assert_allclose(loss(*(x.reshape(2, 2, -1) for x in arrays)), expected.reshape(2, 2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
 def test_a_constant_added_to_a_questions_scores_changes_nothing(loss: Loss) -> None:
     student, teacher, scored = drawn()
     shift = np.array([[1.0], [-2.0], [4.0], [0.0]], np.float32)

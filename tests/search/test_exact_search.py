@@ -283,7 +283,7 @@ def test_a_failed_save_leaves_the_old_index_and_nothing_else(mesh1, tmp_path, mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(index_folder, "_write_files", fail)
-    with pytest.raises(UserError, match=r"index: cannot be written \(No space left on device\); free some space"):
+    with pytest.raises(UserError, match=r"index: .*\(No space left on device\)"):
         ExactIndex(integers(9, DIM), mesh=mesh1).save(tmp_path / "index")
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
     assert len(ExactIndex.load(tmp_path / "index", mesh=mesh1)) == 5

@@ -105,9 +105,9 @@ def test_candidates_are_read_from_a_memory_map_in_pieces(mesh1, tmp_path, monkey
 
 
 def test_wrong_use_is_one_line(mesh1):
-    with pytest.raises(UsageError, match="first_pass='int4' is none of bfloat16, int8 or None; did you mean 'int8'"):
+    with pytest.raises(UsageError, match=r"first_pass='int4' .*'int8'"):
         ExactIndex(vectors(5, 1), first_pass="int4")
-    with pytest.raises(UsageError, match="too small for a first pass in int8"):
+    with pytest.raises(UsageError, match=r"too small .*int8"):
         ExactIndex(vectors(N, 1), first_pass="int8", mesh=mesh1, max_device_bytes=2 * 1024 * DIM * 4 // 4)
     broken = vectors(N, 1)
     broken[4000, 1] = np.inf

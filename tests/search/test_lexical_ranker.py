@@ -188,7 +188,7 @@ def test_what_is_finished_is_not_read_again(tmp_path: Path):
 def test_a_folder_of_another_ranking_is_refused(tmp_path: Path, change, message):
     passages, questions = _random_set(3, 30)
     _rank(passages, questions, tmp_path / "r")
-    with pytest.raises(UserError, match=f"{message}.*give another folder, or remove this one"):
+    with pytest.raises(UserError, match=f"{message}.*another folder"):
         _rank(passages, questions, tmp_path / "r", **change)
 
 
@@ -197,7 +197,7 @@ def test_a_ranking_whose_words_were_split_otherwise_is_not_gone_on_with(tmp_path
     monkeypatch.setattr(lexical_ranker, "FORMAT_VERSION", 1)  # before Unicode's forms and cases were joined
     _rank(passages, questions, tmp_path / "r")
     monkeypatch.undo()
-    with pytest.raises(UserError, match=r"another format \(1 there, 2 here\); give another folder, or remove this one"):
+    with pytest.raises(UserError, match=r"another format \(1 there, 2 here\)"):
         _rank(passages, questions, tmp_path / "r")
 
 
@@ -215,7 +215,7 @@ def test_bad_input(tmp_path: Path):
         _rank([Passage("a", "", "?!"), Passage("b", "", "")], ["one"], tmp_path / "no-word")
     with pytest.raises(UserError, match="no questions"):
         _rank(passages, [], tmp_path / "no-questions")
-    with pytest.raises(UsageError, match="depth must be at least 1, not 0"):
+    with pytest.raises(UsageError, match=r"depth .*at least 1, not 0"):
         _rank(passages, ["one"], tmp_path / "depth", depth=0)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("")

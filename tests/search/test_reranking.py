@@ -89,12 +89,10 @@ def test_hits_that_have_no_text_are_named(scorer: CrossEncoder):
     def load() -> CrossEncoder:
         raise AssertionError("is loaded before the hits are known to be there")
 
-    with pytest.raises(
-        UserError, match=r"passage 'nowhere', found for question .*, is not in the corpus; give the corpus"
-    ):
+    with pytest.raises(UserError, match=r"passage 'nowhere', .*corpus"):
         rerank_hits(load, hits, questions=questions, corpus=corpus)
     hits = [Hits("who", [corpus.ids[0]], np.ones(1, np.float32))]
-    with pytest.raises(UserError, match="question 'who' has hits but is not among the questions"):
+    with pytest.raises(UserError, match="question 'who' "):
         rerank_hits(load, hits, questions=questions, corpus=corpus)
 
 

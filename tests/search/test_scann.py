@@ -251,7 +251,7 @@ def test_no_pickle_is_read(copy: Path, tmp_path: Path, monkeypatch: pytest.Monke
 @needs_scann
 def test_other_folders_are_left_alone(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("ten years")
-    with pytest.raises(UserError, match="is not a ScaNN index and would be replaced"):
+    with pytest.raises(UserError, match="not a ScaNN index"):
         ScannIndex.load(folder).save(tmp_path)
     assert (tmp_path / "thesis.tex").read_text() == "ten years"
 
@@ -316,7 +316,7 @@ def test_a_folder_that_another_process_replaced_is_not_mixed_with_the_old_one(co
     other.save(copy)
     assert index.search(QUESTIONS[:5], 5)[1] == before[1]
     for call in (lambda: index.add(PASSAGES[:1], ["x"]), lambda: index.save(copy)):
-        with pytest.raises(UserError, match="was replaced since it was loaded"):
+        with pytest.raises(UserError, match="was replaced"):
             call()
 
 

@@ -171,7 +171,7 @@ def test_a_plateaus_middle_is_chosen() -> None:
     # Of two next to the middle the lower one; values that differ by rounding are equal.
     assert choose({1: 0, 2: 0.3, 4: 0.1 + 0.2, 8: 0}).weight == 2
     assert choose({3: 1}).at_edge and choose({1: 2, 2: 1, 3: 0}).at_edge and choose({1: 2, 2: 2.5, 3: 2.5}).at_edge
-    with pytest.raises(UserError, match="no weight between 0 and infinity"):
+    with pytest.raises(UserError, match="no weight"):
         choose({0: 1, math.inf: 2})
 
 
@@ -181,7 +181,7 @@ def test_balance_is_that_of_the_deviations_within_a_question() -> None:
     # What a model adds to all passages of a question moves nothing.
     shifted = [(one + 1000 * number, other) for number, (one, other) in enumerate(zip(s1, s2, strict=True))]
     assert balancing_weight(shifted) == pytest.approx(4, rel=0.05)
-    with pytest.raises(UserError, match="the second model gives all passages of a question the same score"):
+    with pytest.raises(UserError, match=r"second model .*the same score"):
         balancing_weight([(s1[0], np.ones(500))])
 
 

@@ -136,7 +136,7 @@ def test_passing_errors_of_disks_and_networks(name: str) -> None:
 @pytest.mark.parametrize("stated", ["soon", "-1", "inf", "nan"])
 def test_a_time_that_is_none_is_refused(stated: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXRETR_STORAGE_SECONDS", stated)
-    with pytest.raises(UserError, match=f"^JAXRETR_STORAGE_SECONDS={stated}: give a number of seconds"):
+    with pytest.raises(UserError, match=f"^JAXRETR_STORAGE_SECONDS={stated}: .*seconds"):
         retried("x", Failing(0))
 
 
@@ -276,7 +276,7 @@ def test_what_is_only_written_to_a_disk_makes_no_folder_named_s3(
     write: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    refused = pytest.raises(UserError, match=r"^s3://bucket/x: this cannot be written to a bucket; give a local path")
+    refused = pytest.raises(UserError, match=r"^s3://bucket/x: .*local path")
     with refused, write(Path("s3://bucket/x")):
         pass
     assert not list(tmp_path.iterdir())
@@ -297,7 +297,7 @@ def test_missing_credentials_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path:
         monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
         store = filesystem("s3://bucket")
         # The one that is there has its credentials already.
-        with pytest.raises(UserError, match=r"^s3://bucket/x: no credentials for S3 were found; run `aws configure`"):
+        with pytest.raises(UserError, match=r"^s3://bucket/x: no credentials .*`aws configure`"):
             type(store)(skip_instance_cache=True).cat_file("s3://bucket/x")
         assert server.scheme == "s3"
 

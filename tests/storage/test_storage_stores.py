@@ -73,7 +73,7 @@ def test_a_changed_shard_is_never_used_and_is_written_again(folder: str, cache: 
     name, store = f"{folder}/embeddings-00001-of-00003.npy", filesystem(folder)
     content = store.cat_file(name)
     store.pipe_file(name, content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(UserError, match=r"embeddings-00001-of-00003.npy was changed; run the same `jaxretr encode`"):
+    with pytest.raises(UserError, match=r"embeddings-00001-of-00003\.npy was changed; .*`jaxretr encode`"):
         list(EmbeddingStore.open(folder).blocks())
     with pytest.raises(UserError, match=r"embeddings-00001-of-00003.npy was changed"):
         EmbeddingStore.open(folder).verify()

@@ -161,9 +161,7 @@ def test_a_damaged_checkpoint_without_a_seal_is_one_line(folder: Path, name: str
     found = [path for path in (folder / "6").rglob("*") if path.is_file() and path.name == name]
     for path in found or list((folder / "6").rglob("d/*")):
         path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(
-        UserError, match=r"checkpoints/6: cannot be read \(.*move that folder away to resume from"
-    ) as caught:
+    with pytest.raises(UserError, match=r"checkpoints/6: cannot be read \(.*resume") as caught:
         resumed(folder)
     assert "\n" not in str(caught.value)
     (folder / "6").rename(folder.parent / "moved")

@@ -105,7 +105,7 @@ def test_float16_is_rounded_once_and_refuses_what_it_cannot_hold(tmp_path: Path)
     np.testing.assert_array_equal(np.concatenate(list(store.blocks())), EMBEDDINGS.astype(np.float16))
     large = EMBEDDINGS[4:8].copy()
     large[2, 1] = 70_000
-    with pytest.raises(UserError, match=r"row 6: .*not a finite float16; use --dtype float32"):
+    with pytest.raises(UserError, match=r"row 6: .*float16; .*--dtype float32"):
         store.write(1, large, 0)
 
 
@@ -126,7 +126,7 @@ def test_finished_shards_are_not_asked_for_again(tmp_path: Path):
     again = EmbeddingStore.begin(tmp_path, META, IDS)
     assert again.missing() == [1]
     assert again.cut == 2
-    with pytest.raises(UserError, match=r"1 of 3 shards are not finished; run the same `jaxretr encode` command again"):
+    with pytest.raises(UserError, match=r"1 of 3 shards .*`jaxretr encode`"):
         EmbeddingStore.open(tmp_path)
     fill(again)
     np.testing.assert_array_equal(np.concatenate(list(EmbeddingStore.open(tmp_path).blocks())), EMBEDDINGS)
@@ -209,7 +209,7 @@ def test_a_shard_of_another_store_is_found(tmp_path: Path):
     for ending in ("npy", "json"):
         name = f"embeddings-00001-of-00003.{ending}"
         (tmp_path / "one" / name).write_bytes((tmp_path / "other" / name).read_bytes())
-    with pytest.raises(UserError, match=r"embeddings-00001.*belongs to another store \(another model, other texts"):
+    with pytest.raises(UserError, match=r"embeddings-00001.*another store"):
         EmbeddingStore.open(tmp_path / "one")
     assert EmbeddingStore.begin(tmp_path / "one", META, IDS).missing() == [1]
 
@@ -226,9 +226,7 @@ def test_a_damaged_shard_is_an_error_to_a_reader_and_encoded_again_by_encode(tmp
         np.save(path, EMBEDDINGS[:3])
     else:
         path.write_bytes(b"")
-    with pytest.raises(
-        UserError, match=r"embeddings-00001-of-00003\.npy: .*run the same `jaxretr encode` command again"
-    ):
+    with pytest.raises(UserError, match=r"embeddings-00001-of-00003\.npy: .*`jaxretr encode`"):
         EmbeddingStore.open(tmp_path)
     again = EmbeddingStore.begin(tmp_path, META, IDS)
     assert again.missing() == [1]
@@ -285,10 +283,10 @@ def test_the_same_model_by_another_name_goes_on(tmp_path: Path):
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path):
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(UserError, match=r"holds something else \(thesis\.tex\)"):
+    with pytest.raises(UserError, match=r"something else \(thesis\.tex\)"):
         EmbeddingStore.begin(tmp_path, META, IDS)
     assert files(tmp_path) == ["thesis.tex"]
-    with pytest.raises(UserError, match=r"cannot be written .*give another --out"):
+    with pytest.raises(UserError, match=r"cannot be written .*--out"):
         EmbeddingStore.begin(tmp_path / "thesis.tex", META, IDS)
 
 
@@ -400,7 +398,7 @@ def test_ids_are_bounded_by_their_file(tmp_path: Path) -> None:
     """As of a store in a bucket, whose shards are looked at only when they are fetched."""
     fill(EmbeddingStore.begin(tmp_path, META, IDS))
     store = EmbeddingStore(tmp_path, dataclasses.replace(META, rows=10**15), [])
-    with pytest.raises(UserError, match=r"ids\.jsonl: too short for the ids of 1000000000000000 rows; remove it"):
+    with pytest.raises(UserError, match=r"ids\.jsonl: too short .*1000000000000000 rows"):
         store.read_ids(range(1))
 
 
@@ -441,5 +439,5 @@ def test_the_record_of_the_ids_names_the_ids_alone(tmp_path: Path, hashes: dict 
 def test_encode_does_not_go_on_where_meta_json_says_other_sizes(tmp_path: Path) -> None:
     fill(EmbeddingStore.begin(tmp_path, META, IDS), [0])
     resealed(tmp_path / "meta.json", rows=11)
-    with pytest.raises(UserError, match=r"meta\.json: says 11 rows of 4 dimensions, but there are 10 of 4; give"):
+    with pytest.raises(UserError, match=r"meta\.json: .*11 rows of 4 .*10 of 4"):
         EmbeddingStore.begin(tmp_path, META, IDS)

@@ -21,7 +21,7 @@ def test_the_store_holds_the_vectors_in_their_order(tmp_path: Path) -> None:
 
 
 def test_bad_vectors_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="ids: 1 for 2 vectors; give one id per vector"):
+    with pytest.raises(UsageError, match="ids: 1 for 2 vectors"):
         store_vectors(tmp_path / "few", np.eye(2, dtype=np.float32), ["a"], **FACTS)
-    with pytest.raises(UserError, match="row 1: its embedding is not a finite float32"):
+    with pytest.raises(UserError, match=r"row 1: .*float32"):
         store_vectors(tmp_path / "nan", np.array([[1], [np.nan]], np.float32), ["a", "b"], **FACTS)
