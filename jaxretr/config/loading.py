@@ -1,4 +1,4 @@
-"""Experiment files, and the settings that replace theirs: of the command line, or by name."""
+"""Experiment files, and the settings that replace theirs: from the command line, or by name."""
 
 import contextlib
 import json
@@ -54,7 +54,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def _line_in(error: BaseException, path: Path) -> int:
-    """The last line of `path` in the error's traceback, 0 if none."""
+    """Return the last line of `path` in the error's traceback, counted from 1; 0 if there is none."""
     line, frame = 0, error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code.co_filename == str(path):
@@ -72,10 +72,10 @@ def settings_of(config: Config, words: Sequence[str]) -> dict[str, Any]:
     """Reads overrides.
 
     Args:
-      config: of the kind that they are for.
-      words: "--section.key" and what stands behind it: one value, several of a list, none of a switch; or in one word
-        "--section.key=VALUE". "--section.no-key" puts a switch out. A list and a section can be JSON; None (or null, but
-        for texts) is no value.
+      config: a config of the kind that the settings are for.
+      words: "--section.key" and the words after it: one value, several of a list, none of a switch; or in one word
+        "--section.key=VALUE". "--section.no-key" turns a switch off. A list and a section can be JSON; None (or null,
+        except for texts) is no value.
 
     Returns:
       The settings as `with_settings` takes them.
@@ -109,7 +109,7 @@ def settings_of(config: Config, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _value_of(hint: Any, texts: list[str], option: str, put_out: bool) -> Any:
-    """The value that was typed behind an option, as JSON would have it."""
+    """Return the value that was typed after an option, as JSON would have it."""
     if put_out or (hint is bool and not texts):
         if texts:
             raise UsageError(f"{option}: takes no value, but has '{texts[0]}'; leave it out")
@@ -146,7 +146,7 @@ def _scalar(hint: Any, text: str) -> Any:
 
 
 def _json(text: str) -> Any:
-    """What a text is as JSON, or None; raises ValueError if an object names a key twice."""
+    """Return the JSON value of a text, or None if it is not JSON; raises ValueError if an object names a key twice."""
     try:
         pairs: list[list[tuple[str, Any]]] = []
         value = json.loads(text, object_pairs_hook=lambda each: pairs.append(each) or dict(each))

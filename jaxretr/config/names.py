@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 from jaxretr.config.kinds import KINDS
 from jaxretr.errors import did_you_mean
 
-# What other libraries call some settings, by the last part of the name.
+# Other libraries' names of some settings, by the last part of the name.
 ALSO_CALLED = {
     "lr": "learning-rate",
     "wd": "weight-decay",
@@ -35,7 +35,7 @@ ALSO_CALLED = {
     "qrels": "dev-qrels",
 }
 
-# Sections in the order in which a key without one is looked for.
+# Sections in the order in which a key that is typed without one is looked for.
 _COMMON = ("train", "optimizer", "data", "encoder", "contrastive", "negatives", "art")
 
 
@@ -46,7 +46,7 @@ def nearest_setting(name: str, known: Collection[str], options: Collection[str] 
 
     Args:
       name: as typed, without "--", with "-" for "_".
-      known: the settings, written likewise.
+      known: the settings, written the same way.
       options: other words that may have been meant, with "--".
     """
     section, _, leaf = name.rpartition(".")
