@@ -16,12 +16,13 @@ _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
 class MLflow:
-    """One run of MLflow, which a resumed run continues; where it is kept is MLFLOW_TRACKING_URI's or MLflow's choice.
+    """One run of MLflow, which a resumed run continues; MLFLOW_TRACKING_URI, or MLflow's default, decides where it is
+    kept.
 
     Args:
       folder: the run's folder, which keeps the run's id.
-      config: of the run; its settings are parameters of the MLflow run.
-      name: what the run is called.
+      config: config of the run; its settings are parameters of the MLflow run.
+      name: name of the tracked run.
     """
 
     def __init__(self, folder: Path, config: Config, name: str):
@@ -40,7 +41,7 @@ class MLflow:
             note_id(folder, "mlflow", self.id)
 
     def _resumed(self, known: str | None) -> str | None:
-        """The id, if there is such a run; it is shown as running again."""
+        """Returns the id if MLflow has such a run, which is then shown as running again; otherwise None."""
         if known is None:
             return None
         errors: Any = import_extra("mlflow.exceptions", "mlflow")

@@ -12,7 +12,7 @@ class TensorBoard:
     """Event files, written at once: tensorboardX's SummaryWriter does it in a thread, which dies on a full disk.
 
     Args:
-      folder: of the event files, created when missing.
+      folder: folder of the event files, created when missing.
       start: the step that the run resumes from; TensorBoard drops what an interrupted run wrote after it.
     """
 
@@ -21,7 +21,7 @@ class TensorBoard:
         from tensorboardX.proto import event_pb2, summary_pb2
 
         folder.mkdir(parents=True, exist_ok=True)
-        # Made by protobuf when it is imported: no type checker sees what is in them.
+        # Protobuf creates these classes when it is imported, so that no type checker sees their fields.
         self.events: Any = event_pb2
         self.summaries: Any = summary_pb2
         self.writer: Any = EventsWriter(str(folder / "events"))

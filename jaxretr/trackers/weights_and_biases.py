@@ -8,7 +8,7 @@ from jaxretr.config import Config, to_json
 from jaxretr.errors import import_extra
 from jaxretr.trackers.tracker import Outcome, note_id, tracked_id
 
-# How long the end of a run waits for metrics that are still to be sent; the rest stays for `wandb sync`.
+# Seconds that the end of a run waits for metrics that are still to be sent; the rest stays for `wandb sync`.
 _FINISH_SECONDS = 60
 
 _EXIT_CODES = {"finished": 0, "interrupted": 75, "failed": 1}
@@ -23,8 +23,8 @@ class WeightsAndBiases:
 
     Args:
       folder: the run's folder; wandb's own files are in its wandb/.
-      config: of the run, sent when it starts.
-      name: what the run is called.
+      config: config of the run, sent when it starts.
+      name: name of the tracked run.
     """
 
     def __init__(self, folder: Path, config: Config, name: str):
@@ -37,7 +37,7 @@ class WeightsAndBiases:
             resume="allow",  # offline wandb ignores it, and `wandb sync` puts the parts of one id together
             dir=str(folder),
             config=None if known else to_json(config),
-            # The progress line is no use in a log of the console, and its wrapping changes what a terminal shows.
+            # The progress line is useless in a log of the console, and its wrapping changes what a terminal shows.
             settings=wandb.Settings(console="off", finish_timeout=_FINISH_SECONDS),
         )
         if known != self.run.id:
@@ -46,7 +46,7 @@ class WeightsAndBiases:
         self.run.define_metric("*", step_metric="step")
 
     def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Adds a row; wandb notes the time itself."""
+        """Adds a row; wandb records the time itself."""
         self.run.log({"step": step, **values})
 
     def best(self, step: int, values: Mapping[str, float]) -> None:
