@@ -15,7 +15,7 @@ _PACKAGE = Path(__file__).parent
 
 
 def shipped_folder() -> Path:
-    """The folder of the configs that come with the library: in the package, or next to it in a checkout."""
+    """Return the folder of the configs that come with the library: in the package, or next to it in a checkout."""
     inside = _PACKAGE / "configs"
     return inside if inside.is_dir() else _PACKAGE.parent / "configs"
 
@@ -52,7 +52,7 @@ def load(config: str | Path, overrides: Sequence[str] = (), data: str | Path | N
     """Loads a config, points it at the user's data and applies command-line overrides, which win over both.
 
     Args:
-      config: as `find` takes it.
+      config: a file or name, as for `find`.
       overrides: words like "--optimizer.learning-rate" "3e-5".
       data: a BEIR folder, training file, lexical set or corpus; see `jaxretr.data.own_data.with_data`.
 
@@ -64,7 +64,7 @@ def load(config: str | Path, overrides: Sequence[str] = (), data: str | Path | N
 
 
 def _settled(config: Config, data: str | Path | None, settings: Mapping[str, Any]) -> Config:
-    """The config with the user's data, and then with their settings."""
+    """Return the config with the user's data, and then with their settings."""
     stated: Any = configuration.with_settings(config, settings)
     if data is None:
         return stated
@@ -86,8 +86,8 @@ def load_config(
 
     Args:
       config: a config file, or the name of a shipped config.
-      data: one's own data, as `jaxretr train --data` takes it.
-      beir: the same, under the name that evaluation has for a BEIR folder.
+      data: the user's own data, as for `jaxretr train --data`.
+      beir: the same, by the name that evaluation uses for a BEIR folder.
       settings: "section.key" -> value, or "section" -> a dict of some of its settings or an object of its class; they
         win over the config and over what the data sets. {"encoder.adapter": {"lora_rank": 4}}, for instance, is
         {"encoder.adapter.lora_rank": 4}.
