@@ -327,7 +327,9 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
     def _encode(self, side: Side, texts: Any, batch_size: int | None, progress: bool | None) -> np.ndarray:
         job = self._job(side, texts)
         embeddings, self.truncated = self.engine(side).encode(
-            *(job.rows, job.n, self.config.embedding_size),
+            job.rows,
+            job.n,
+            self.config.embedding_size,
             max_length=self._length(side),
             batch_size=batch_size,
             progress=progress,
@@ -341,7 +343,8 @@ def _say_guesses(where: str, guesses: str) -> None:
     _log.warning(
         "%s: no file there says how this encoder is used; guessed: %s; if it was trained otherwise, give the right ones, and "
         "save the model to keep them",
-        *(where, guesses),
+        where,
+        guesses,
     )
 
 

@@ -151,7 +151,9 @@ class PairScorer:
         if len(questions) != len(passages):
             raise UsageError(f"{len(questions)} questions and {len(passages)} passages; give one passage a question")
         scores, self.truncated = self.engine().encode(
-            *(lambda start, stop: self.marked_rows(questions[start:stop], passages[start:stop]), len(questions), 1),
+            lambda start, stop: self.marked_rows(questions[start:stop], passages[start:stop]),
+            len(questions),
+            1,
             max_length=self.texts.frame.max_length,
             batch_size=batch_size,
             progress=progress,

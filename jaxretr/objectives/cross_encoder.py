@@ -91,7 +91,10 @@ def pair_loss(program: PairProgram) -> SumLoss:
         tokens, seconds = unmarked(tokens, lengths, vocabulary)
         scores = relevance(
             program.config,
-            *(params, tokens, lengths, seconds),
+            params,
+            tokens,
+            lengths,
+            seconds,
             dtype=program.dtype,
             keys=keys,
             keep_matmuls=True,

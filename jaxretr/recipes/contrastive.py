@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 class ContrastiveState(NamedTuple):
-    """What a supervised run carries and saves; the index is None unless the step searches."""
+    """State that a supervised run carries and saves; the index is None unless the step searches."""
 
     train: TrainState
     index: CorpusState | None
@@ -65,7 +65,8 @@ class ContrastiveState(NamedTuple):
 
 
 class ContrastivePrograms:
-    """What a supervised run compiles; it depends on the config, the model's shape and the number of passages alone."""
+    """Programs that a supervised run compiles; they depend only on the config, the model's shape and the number of
+    passages."""
 
     def __init__(
         self,
@@ -79,12 +80,12 @@ class ContrastivePrograms:
         """Builds the step; nothing is compiled yet.
 
         Args:
-          config: of the run.
-          encoder: of its model.
-          corpus_rows: passages that are searched.
-          positives: places of positives among an example's passages.
+          config: config of the run.
+          encoder: config of its model.
+          corpus_rows: number of passages that are searched.
+          positives: number of positives among an example's passages.
           mesh: the devices.
-          passage_widths: that suit the passages, where they are known.
+          passage_widths: lengths that suit the passages, where they are known.
 
         Raises:
           UsageError: settings that contradict each other.
@@ -128,7 +129,7 @@ class ContrastivePrograms:
 
 
 class ContrastiveRun(ContrastivePrograms):
-    """A supervised run as train.py sees it."""
+    """A supervised run with the methods that train.py calls."""
 
     def __init__(self, config: ContrastiveConfig, mesh: Mesh, workdir: Path):
         check(config)
@@ -180,10 +181,10 @@ class ContrastiveRun(ContrastivePrograms):
 
     @staticmethod
     def outline(config: ContrastiveConfig, mesh: Mesh, size: CorpusSize) -> Outline:
-        """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it."""
+        """Return the programs of a run and the shapes of their arguments, see `jaxretr.train.outline`."""
         check(config)
         encoder = model_config(config.encoder, config.joint)
-        # What the training file has fewer of is less; the run reports it when it has read the file.
+        # The training file may have fewer negatives; the run reports this when it has read the file.
         positives = config.contrastive.max_positives if config.contrastive.positives == "all" else 1
         run = ContrastivePrograms(config, encoder, size.searched, positives, mesh)
         split = run.program.shard_parameters
@@ -216,16 +217,17 @@ class ContrastiveRun(ContrastivePrograms):
 
     @property
     def most_negatives(self) -> int:
-        """Negatives of a question in one step, before masking; the log's `negatives` is their number after it."""
+        """Number of negatives of a question in one step, before masking; the log's `negatives` is their number after
+        it."""
         places = self.draws.places + self.program.negatives.retrieved
         in_batch = self.config.train.batch_size * places - self.program.positives
         return in_batch + (self.corpus_rows if self.program.contrastive.corpus_softmax else 0)
 
     def _lexical_start(self) -> DualEncoder:
-        """The model with weights that compare words, as rare as they are in the corpus."""
+        """Return the model with weights that compare words, weighted by their rarity in the corpus."""
         assert isinstance(self.model, DualEncoder)
         config, tokenizer = self.model.config, self.model.tokenizer
-        assert isinstance(config.backbone, BertConfig)  # as all that are new
+        assert isinstance(config.backbone, BertConfig)  # as every new encoder is
         size = vocabulary_size(tokenizer)
         bert = lexical_start(
             config.backbone,
@@ -259,7 +261,7 @@ class ContrastiveRun(ContrastivePrograms):
         return Inputs(read, {"batch": fingerprint(self._on_host(0)), "weights": fingerprint(self.model.params)})
 
     def init(self) -> ContrastiveState:
-        """The pretrained weights, and an index made with them if the step searches."""
+        """Return the pretrained weights, and an index that is encoded with them if the step searches."""
         model = self._lexical_start() if self.config.encoder.fresh_start == "lexical" else self.model
         split = self.program.shard_parameters
         train = initial_state(model, self.optimizer, self.mesh, self.frozen, split=split)
@@ -281,7 +283,7 @@ class ContrastiveRun(ContrastivePrograms):
     def step(
         self, state: ContrastiveState, number: int, batch: ContrastiveBatch
     ) -> tuple[ContrastiveState, dict[str, jax.Array]]:
-        """One step; a live index, or a slice of it, and product codes are made afresh first if that is due."""
+        """Run one step; a live index, or a slice of it, and product codes are renewed first if that is due."""
         train, index, every = self.refreshed(state, number)
         if index is not None:
             index = self.upkeep.rolled(train, index, number, every)
@@ -323,7 +325,8 @@ class ContrastiveRun(ContrastivePrograms):
         )
 
     def _on_host(self, number: int) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, np.ndarray] | None, Any]:
-        """The arrays of a step: tokens, lengths, rows and known; forms; the teacher's scores."""
+        """Return the arrays of a step: tokens, lengths, rows and known positives; misspelt forms; the teacher's
+        scores."""
         chosen = self.batches.indices(number)
         rows, teacher = self.draws.rows(chosen, number)
         tokens, lengths, forms = self.questions.of_step(chosen, number)
@@ -331,7 +334,7 @@ class ContrastiveRun(ContrastivePrograms):
 
 
 def evaluated_on(data: ContrastiveData, examples: RunExamples) -> tuple[Judged | None, Corpus]:
-    """The dev questions of a run, None if it has none, and the corpus that they are searched for in."""
+    """Return the dev questions of a run, None if it has none, and the corpus that is searched for them."""
     rows, passages = examples.corpus_rows, examples.passages
     searched = Corpus(*(column[:rows] for column in (passages.ids, passages.titles, passages.texts)))
     judged = dev_questions(data)
@@ -342,7 +345,7 @@ def evaluated_on(data: ContrastiveData, examples: RunExamples) -> tuple[Judged |
 
 
 def check(config: ContrastiveConfig) -> None:
-    """Refuses settings that contradict each other."""
+    """Refuse settings that contradict each other."""
     negatives, contrastive = config.negatives, config.contrastive
     for name in ("static", "mined", "retrieved"):
         if getattr(negatives, name) < 0:

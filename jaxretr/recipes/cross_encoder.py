@@ -46,12 +46,12 @@ from jaxretr.state import TrainState
 
 log = logging.getLogger(__name__)
 
-# The ids around a pair in a plan: one of [CLS] and two of [SEP]; only how many there are matters there.
+# The ids around a pair in a plan, one of [CLS] and two of [SEP]; a plan depends only on their number.
 FRAME = (1,), (2,), (2,)
 
 
 class CrossEncoderRun:
-    """A cross-encoder's run as train.py sees it."""
+    """A cross-encoder's run with the methods that train.py calls."""
 
     def __init__(self, config: RerankerConfig, mesh: Mesh, workdir: Path):
         check_settings(config)
@@ -67,11 +67,19 @@ class CrossEncoderRun:
         self.made = MadeAhead(self._on_host)
         model = self.model
         self.questions = TokenStore.build(
-            *(stores, self.examples.texts, model.tokenizer, model.question_template, model.question_length),
+            stores,
+            self.examples.texts,
+            model.tokenizer,
+            model.question_template,
+            model.question_length,
             prompt=model.question_form,
         )
         self.passages = TokenStore.build(
-            *(stores, self.examples.passages, model.tokenizer, model.passage_template, model.passage_length),
+            stores,
+            self.examples.passages,
+            model.tokenizer,
+            model.passage_template,
+            model.passage_length,
             prompt=model.passage_form,
         )
 
@@ -94,9 +102,9 @@ class CrossEncoderRun:
 
     @staticmethod
     def outline(config: RerankerConfig, mesh: Mesh, size: CorpusSize) -> Outline:
-        """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it.
+        """Return the programs of a run and the shapes of their arguments, see `jaxretr.train.outline`.
 
-        The evaluation is none of them: its batches are as small as the machine wants them.
+        The evaluation is not among them: the size of its batches depends on the machine.
         """
         check_settings(config)
         shape, encoder = start_shape(config.encoder), config.encoder
@@ -170,11 +178,14 @@ class CrossEncoderRun:
         return PairBatch(*(put_batch(self.mesh, x) for x in self.made[number]))
 
     def _trained(self, state: TrainState) -> CrossEncoder:
-        """The model with a state's parameters; called by all processes."""
+        """Return the model with a state's parameters; called by all processes."""
         model = self.model
         params = jax.tree.map(to_host, state.weights)
         return CrossEncoder(
-            *(model.config, params, model.tokenizer, model.texts),
+            model.config,
+            params,
+            model.tokenizer,
+            model.texts,
             max_question_length=model.max_question_length,
             dtype=model.dtype,
         )
@@ -196,7 +207,7 @@ class CrossEncoderRun:
 def cross_encoder_programs(
     config: RerankerConfig, shape: CrossEncoderConfig, frame: PairFrame, mesh: Mesh
 ) -> TokenPrograms:
-    """The compiled programs of a run whose cross-encoder has this shape."""
+    """Return the compiled programs of a run whose cross-encoder has this shape."""
     program = PairProgram(
         shape,
         frame,
@@ -210,7 +221,7 @@ def cross_encoder_programs(
 
 
 def as_supervised(config: RerankerConfig) -> ContrastiveConfig:
-    """The supervised run of a dual encoder that reads the same files and draws the same passages from them."""
+    """Return the supervised run of a dual encoder that reads the same files and draws the same passages from them."""
     names = [field.name for field in dataclasses.fields(ExampleData)]
     return ContrastiveConfig(
         name=config.name,
@@ -222,7 +233,7 @@ def as_supervised(config: RerankerConfig) -> ContrastiveConfig:
 
 
 def check_settings(config: RerankerConfig) -> None:
-    """Refuses settings that contradict each other."""
+    """Refuse settings that contradict each other."""
     check(config.negatives)
     if bool(config.negatives.mined) != (config.data.mined is not None):
         raise UsageError("negatives.mined and data.mined go together; set both, or neither")

@@ -291,13 +291,16 @@ def _load_sentence_transformers(folder: Path, tokenizer: Any, base: Path | None 
         _log.warning(
             "%s: embeddings are cut to %d dimensions and then divided by their length, as sentence-transformers does "
             "with encode(..., normalize_embeddings=True)",
-            *(folder, modules.truncate_dim),
+            folder,
+            modules.truncate_dim,
         )
     limit = modules.max_length or min(loaded.model_max_length, _default_length(checkpoint.config))
     if limit > (positions := checkpoint.config.max_position_embeddings):
         _log.warning(
             "%s: says max_seq_length %d, but the encoder has %d positions; texts are cut there",
-            *(modules.transformer / sentence_transformers.LIMITS, limit, positions),
+            modules.transformer / sentence_transformers.LIMITS,
+            limit,
+            positions,
         )
         limit = positions
     config = _config(

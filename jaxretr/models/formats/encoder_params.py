@@ -55,7 +55,8 @@ def read_checkpoint(
     if left_out := [name for name in tensors.names if heads.fullmatch(name)]:
         _log.warning(
             "%s: an encoder is read, and what follows it is left out: %s (load_scorer reads cross-encoders)",
-            *(tensors.where, some_names(left_out)),
+            tensors.where,
+            some_names(left_out),
         )
     return import_checkpoint(bare, tensors.select(lambda name: not heads.fullmatch(name)), expect=expect)
 

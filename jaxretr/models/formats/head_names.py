@@ -50,7 +50,7 @@ def _with_pooler(cls: str, prefix: str) -> HeadNames:
 
 
 _ROBERTA = HeadNames(
-    *("RobertaForSequenceClassification", "roberta.", HeadShape(), "classifier.out_proj"), dense="classifier.dense"
+    "RobertaForSequenceClassification", "roberta.", HeadShape(), "classifier.out_proj", dense="classifier.dense"
 )
 
 HEADS: dict[str, HeadNames] = {
@@ -61,21 +61,29 @@ HEADS: dict[str, HeadNames] = {
     "camembert": replace(_ROBERTA, cls="CamembertForSequenceClassification"),
     "mpnet": replace(_ROBERTA, cls="MPNetForSequenceClassification", prefix="mpnet."),
     "distilbert": HeadNames(
-        *("DistilBertForSequenceClassification", "distilbert.", HeadShape(activation="relu"), "classifier"),
+        "DistilBertForSequenceClassification",
+        "distilbert.",
+        HeadShape(activation="relu"),
+        "classifier",
         dense="pre_classifier",
     ),
     "modernbert": HeadNames(
-        *("ModernBertForSequenceClassification", "model."),
+        "ModernBertForSequenceClassification",
+        "model.",
         HeadShape(activation="gelu", dense_bias=False, norm_eps=1e-5),
-        *("classifier", "head.dense", "head.norm"),
+        "classifier",
+        "head.dense",
+        "head.norm",
     ),
     "nomic_bert": _with_pooler("NomicBertForSequenceClassification", "nomic_bert."),
     "gte": _with_pooler("GteForSequenceClassification", "gte."),
     "new": _with_pooler("NewForSequenceClassification", "new."),
     **{
         name: HeadNames(
-            *(f"{cls}ForSequenceClassification", "model."),
-            *(HeadShape(pooling="lasttoken", dense=False, out_bias=False), "score"),
+            f"{cls}ForSequenceClassification",
+            "model.",
+            HeadShape(pooling="lasttoken", dense=False, out_bias=False),
+            "score",
         )
         for name, cls in (
             ("qwen2", "Qwen2"),

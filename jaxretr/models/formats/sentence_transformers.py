@@ -246,6 +246,9 @@ def _passage_prompt(folder: Path, prompts: Mapping[str, str]) -> str:
         _log.warning(
             "%s: its prompt '%s' (%r) is not put before passages, as it is not by sentence-transformers' encode_document, "
             "which takes the one named 'document'; passage_prompt='%s' applies it",
-            *(folder, other, prompts[other], other),
+            folder,
+            other,
+            prompts[other],
+            other,
         )
     return prompts.get(PASSAGE, "")
