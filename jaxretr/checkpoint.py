@@ -19,9 +19,9 @@ from jaxretr.stores.checkpoint_seals import CheckpointSeals
 class Checkpoints:
     """The checkpoints of one run, written in the background; the last `keep` and the best one are kept.
 
-    A checkpoint appears under its final name only when it is complete, so a run that is killed at any moment
-    resumes from the one before. So does one whose newest checkpoint was damaged afterwards: its files' hashes are stored
-    next to the folder, and it is moved to `FOLDER.damaged`.
+    A checkpoint appears under its final name only when it is complete, so a run that is killed at any moment resumes
+    from the one before. So does one whose newest checkpoint was damaged afterwards: its files' hashes are stored next
+    to the folder, and it is moved to `FOLDER.damaged`.
 
     Args:
       folder: folder of the checkpoints, on a disk that all hosts see or in a bucket (`jaxretr.storage.paths.as_path`).

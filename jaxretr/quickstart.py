@@ -1,11 +1,11 @@
 """The quickstart: a retriever learnt from questions alone, on data that ships with the package.
 
-Two systems of the library take part, and neither trains on which passage answers which question. A lexical model
-learns BM25's ranking from sentences of the passages (SPAR). Beside it, and with the score of both, the small encoder is
+Two systems of the library take part, and neither trains on which passage answers which question. A lexical model learns
+BM25's ranking from sentences of the passages (SPAR). Beside it, and with the score of both, the small encoder is
 trained on 3,755 questions by ART, whose teacher is a frozen T5. What comes out is one dense model, the concatenation of
-both. 423 dev questions with judgements choose the weight of the lexical score and the best checkpoint. It is measured on
-1,041 other questions, next to BM25 and to a control that must not learn: the same steps with the teacher's scores dealt
-out at random.
+both. 423 dev questions with judgements choose the weight of the lexical score and the best checkpoint. It is measured
+on 1,041 other questions, next to BM25 and to a control that must not learn: the same steps with the teacher's scores
+dealt out at random.
 """
 
 import dataclasses

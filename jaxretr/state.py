@@ -79,13 +79,13 @@ class TokenRows:
 class CorpusTokens:
     """A corpus's token ids without padding, sharded by row over the devices; rows past the corpus's end have length 0.
 
-    A device holds the ids of its rows one after another. Zeros behind them make the devices' parts equally long, and let
-    `width` ids be read from where any row begins.
+    A device holds the ids of its rows one after another. Zeros behind them make the devices' parts equally long, and
+    let `width` ids be read from where any row begins.
     """
 
     ids: jax.Array
-    """uint16 (int32 for large vocabularies) [devices * M]; [devices * S, M] where a device has more ids than an int32 can
-    number: its rows are then cut into S equal parts."""
+    """uint16 (int32 for large vocabularies) [devices * M]; [devices * S, M] where a device has more ids than an int32
+    can number: its rows are then cut into S equal parts."""
     offsets: jax.Array
     """Start of each row in its device's part, int32 [N]."""
     lengths: jax.Array

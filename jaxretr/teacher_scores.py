@@ -45,8 +45,8 @@ def mine_scores(
 ) -> MinedScores:
     """Writes the scores that the teacher of an ART run gave to the passages that the run retrieved.
 
-    `OUT.made_of.json` next to them records the teacher, its lengths and precision, and the texts: `table.path` compares them.
-    The scores are raw, as `jaxretr.score` writes them. The passage with the best score of each question comes first,
+    `OUT.made_of.json` next to them records the teacher, its lengths and precision, and the texts: `table.path` compares
+    them. The scores are raw, as `jaxretr.score` writes them. Each question's passage with the best score comes first,
     and is the positive in formats that have one.
 
     Args:

@@ -73,7 +73,8 @@ class Contrastive:
 
 @dataclass(frozen=True)
 class Distillation:
-    """Learning from a teacher's stored scores (the training file's), in addition to the contrastive loss or instead of it."""
+    """Learning from a teacher's stored scores (the training file's), in addition to the contrastive loss or instead of
+    it."""
 
     loss: Literal["none", "margin_mse", "kl"] = "none"
     """The squared error of the margins between positive and negatives (margin_mse), or KL(teacher || student) over a

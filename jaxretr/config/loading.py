@@ -170,8 +170,8 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
 
     Args:
       config: the config.
-      settings: "section.key" -> value. A section's value is an object of its class, which replaces it, or a dict of some
-        of its settings, which leaves its others as they are; None, where it can be left out.
+      settings: "section.key" -> value. A section's value is an object of its class, which replaces it, or a dict of
+        some of its settings, which leaves its others as they are; None, where it can be left out.
 
     Raises:
       UsageError: a name or value is wrong, or a setting is given twice.
@@ -209,7 +209,7 @@ def _flat(config: Config, types: Mapping[str, Any], settings: Mapping[str, Any])
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it."""
+    """Convert a value to plain JSON values."""
     if is_dataclass(value):
         return {name: _plain(each) for name, each in vars(value).items()}
     if isinstance(value, list | tuple):

@@ -13,8 +13,8 @@ class RerankerData(ExampleData):
     """Input of a cross-encoder's run. It is evaluated by re-ranking a fixed list of passages of each dev question."""
 
     dev_run: str | None = None
-    """A run of the dev questions (any format that `jaxretr evaluate run` reads), whose passages are re-ranked; None: BM25's
-    first passages of the corpus."""
+    """A run of the dev questions (any format that `jaxretr evaluate run` reads), whose passages are re-ranked; None:
+    BM25's first passages of the corpus."""
     dev_depth: int = 50
     """Passages of each dev question that are re-ranked, the best of the run."""
 
@@ -50,8 +50,8 @@ class Ranking:
     """The objective of a cross-encoder."""
 
     loss: Literal["binary", "listwise"] = "binary"
-    """binary: the sigmoid cross-entropy of each pair (Nogueira and Cho 2019). listwise: the softmax cross-entropy of the
-    positive among the question's passages (localized contrastive estimation, Gao et al. 2021)."""
+    """binary: the sigmoid cross-entropy of each pair (Nogueira and Cho 2019). listwise: the softmax cross-entropy of
+    the positive among the question's passages (localized contrastive estimation, Gao et al. 2021)."""
     positive_weight: float = 1.0
     """Factor of the positives' losses (binary), as there are fewer of them than of negatives."""
     chunk: int = 32

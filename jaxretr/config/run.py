@@ -46,13 +46,15 @@ class Train:
     keep: int = 2
     """Number of latest checkpoints that are kept, in addition to the best one."""
     best_metric: str = "recall@20"
-    """The metric of the evaluation that picks the best checkpoint; higher is better, except for loss and average_rank."""
+    """The metric of the evaluation that picks the best checkpoint; higher is better, except for loss and
+    average_rank."""
     suites: tuple[str, ...] = ()
-    """Whole collections that each evaluation encodes and searches, for art and contrastive runs: names of data sets, BEIR
-    folders or folders of those, and nano-beir for the 13 of ir_datasets. Metrics are nano-beir:ndcg@10 (the mean) and
-    nano-beir/scifact:ndcg@10."""
+    """Whole collections that each evaluation encodes and searches, for art and contrastive runs: names of data sets,
+    BEIR folders or folders of those, and nano-beir for the 13 of ir_datasets. Metrics are nano-beir:ndcg@10 (the mean)
+    and nano-beir/scifact:ndcg@10."""
     stop_factor: float | None = None
-    """Stop if the loss exceeds this many times the median of the last 100 steps; a NaN or infinite loss always stops."""
+    """Stop if the loss exceeds this many times the median of the last 100 steps; a NaN or infinite loss always
+    stops."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,9 @@ class Mesh:
     model: int = 1
     """Devices that one copy of each large matrix is split over (for a scorer that does not fit on one)."""
     shard_parameters: bool = False
-    """Split the encoder's large matrices, trained or frozen, and the optimizer's moments over the devices that share the
-    batch, each of which brings a layer's together when it needs them (FSDP, ZeRO-3): memory, not mathematics. For art and
-    contrastive runs; a scorer is not split."""
+    """Split the encoder's large matrices, trained or frozen, and the optimizer's moments over the devices that share
+    the batch, each of which brings a layer's together when it needs them (FSDP, ZeRO-3): memory, not mathematics. For
+    art and contrastive runs; a scorer is not split."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Typos:
-    """Training for misspelt questions: terms that are added to a run's own objective; see jaxretr/objectives/typo_terms.py.
+    """Training for misspelt questions: terms that are added to a run's own objective; see
+    jaxretr/objectives/typo_terms.py.
 
     A question q has `variants` misspelt forms q~ in a step. With all weights at their defaults there are none, and
     nothing changes.

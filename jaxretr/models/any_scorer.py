@@ -22,8 +22,8 @@ Scorer = QuestionScorer | CrossEncoder | CausalScorer
 def scorer_kind(path_or_name: str | Path) -> ScorerKind:
     """Return the kind of scorer that a folder holds.
 
-    A decoder is a causal language model, unless its folder says that it answers with a token: by a chat template for the
-    roles query and document, or by sentence-transformers' module LogitScore.
+    A decoder is a causal language model, unless its folder says that it answers with a token: by a chat template for
+    the roles query and document, or by sentence-transformers' module LogitScore.
     """
     folder = model_folder(resolve(path_or_name))
     content = read_json(folder, "config.json")

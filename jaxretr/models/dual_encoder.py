@@ -116,9 +116,9 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         """Load a dual encoder.
 
         Args:
-          path_or_name: a folder that `save` wrote, or a run directory that holds one; a sentence-transformers folder;
-            a Hugging Face folder of one of the architectures in docs/encoders.md, or of a DPR question encoder; a .cp file
-            of the original DPR; or the hub's name of such a folder.
+          path_or_name: a folder that `save` wrote, or a run directory that holds one; a sentence-transformers folder; a
+            Hugging Face folder of one of the architectures in docs/encoders.md, or of a DPR question encoder; a .cp
+            file of the original DPR; or the hub's name of such a folder.
           passage_path: folder of the second tower, if it is separate (DPR's context encoder).
           tokenizer: a folder or hub name of the tokenizer; by default the model's. A .cp file has none.
           dtype: "float32"; "bfloat16"; or "auto" for the faster of them on this machine.

@@ -1,9 +1,9 @@
 """The encoding engine: texts in, vectors out, where short texts are not padded to the length of long ones.
 
-A background thread tokenises chunk after chunk, also those of the next job while one is computed; each chunk is sorted by
-length and cut into batches of about the same number of tokens, padded to a multiple of 16; one program is compiled for
-every (rows, length) that occurs. On processors where numpy's BLAS is faster than XLA nothing is compiled, and padding is
-dropped (host_bert.py).
+A background thread tokenises chunk after chunk, also those of the next job while one is computed; each chunk is sorted
+by length and cut into batches of about the same number of tokens, padded to a multiple of 16; one program is compiled
+for every (rows, length) that occurs. On processors where numpy's BLAS is faster than XLA nothing is compiled, and
+padding is dropped (host_bert.py).
 """
 
 import contextlib

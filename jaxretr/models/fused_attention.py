@@ -1,11 +1,11 @@
 """Self-attention as GPU kernels: scores, probabilities and dropout's masks stay in the multiprocessor that computes
 them.
 
-XLA writes the scores of a batch out in float32, reads them for the softmax, and writes the masks as well: of a contrastive
-step of BERT-base on an H100 that was a third of the time. These kernels hold a block of queries against one block of keys
-after the other (Dao et al. 2022, FlashAttention), skip the blocks that are padding, and read queries, keys and values as
-the dense layers wrote them. Numbers are as in the written-out form: products of bfloat16 summed in float32, a softmax in
-float32, probabilities and cotangents rounded to bfloat16 before they are multiplied.
+XLA writes the scores of a batch out in float32, reads them for the softmax, and writes the masks as well: of a
+contrastive step of BERT-base on an H100 that was a third of the time. These kernels hold a block of queries against one
+block of keys after the other (Dao et al. 2022, FlashAttention), skip the blocks that are padding, and read queries,
+keys and values as the dense layers wrote them. Numbers are as in the written-out form: products of bfloat16 summed in
+float32, a softmax in float32, probabilities and cotangents rounded to bfloat16 before they are multiplied.
 """
 
 import math

@@ -1,4 +1,5 @@
-"""Initial weights for runs with few steps to spend: each starts a model with a circuit that it would take long to learn.
+"""Initial weights for runs with few steps to spend: each starts a model with a circuit that it would take long to
+learn.
 
 `context_start` is for masked language models, `copying_start` for T5 scorers, `lexical_start` for lexical retrievers,
 `static_start` for encoders that imitate another one.
@@ -51,11 +52,11 @@ def copying_start(config: T5Config, seed: int) -> Params:
 
     A T5 that starts at random learns for thousands of steps like a language model that ignores its passage, before it
     discovers that the target's words occur there. So its first encoder layer and its first cross-attention start as an
-    induction circuit (Olsson et al. 2022): the encoder notes at each position which token precedes it; the decoder looks
-    for the position whose note is the token it just read; what it finds there raises, through the tied embedding, the
-    probability of that token. Measured on the recipe of the packaged scorer: after 200 steps of 16 examples the gold
-    passage is ranked first of 32 for 73% of the questions, against 1% (chance is 3%) after 500 steps of 32 examples
-    from a random start.
+    induction circuit (Olsson et al. 2022): the encoder notes at each position which token precedes it; the decoder
+    looks for the position whose note is the token it just read; what it finds there raises, through the tied embedding,
+    the probability of that token. Measured on the recipe of the packaged scorer: after 200 steps of 16 examples the
+    gold passage is ranked first of 32 for 73% of the questions, against 1% (chance is 3%) after 500 steps of 32
+    examples from a random start.
 
     Args:
       config: a T5 with tied embeddings and num_heads * d_kv == d_model, of at least 4 heads.

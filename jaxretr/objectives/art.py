@@ -145,10 +145,10 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
       mesh: mesh with the axes "data" and "model"; B must be a multiple of its data axis.
 
     Returns:
-      step(state, index, table, passages, scorer_passages, scorer_params, batch) -> (state, index, table, metrics, rows),
-      where `table` is the teacher's TableState or None, `passages` and `scorer_passages` are the corpus's CorpusTokens for
-      the encoder and for the scorer, `metrics` a dict of float32 scalars and `rows` the retrieved corpus rows,
-      int32 [B, K]. `state`, `index` and `table` are donated.
+      step(state, index, table, passages, scorer_passages, scorer_params, batch) -> (state, index, table, metrics,
+      rows), where `table` is the teacher's TableState or None, `passages` and `scorer_passages` are the corpus's
+      CorpusTokens for the encoder and for the scorer, `metrics` a dict of float32 scalars and `rows` the retrieved
+      corpus rows, int32 [B, K]. `state`, `index` and `table` are donated.
     """
 
     @partial(jax.jit, donate_argnums=(0, 1, 2))
@@ -263,8 +263,8 @@ def student_loss(
       stored: quantiser of the passages that are scored; None: they are scored exactly.
 
     Returns:
-      A float32 scalar; the student's scaled scores, float32 [b, K], and the means of further terms by their names in the
-      log.
+      A float32 scalar; the student's scaled scores, float32 [b, K], and the means of further terms by their names in
+      the log.
     """
     terms: dict[str, jax.Array] = {}
     if stored is not None:

@@ -1,7 +1,7 @@
 """The passages that a question of ART is compared on: the top of the search, given ones, and drawn ones.
 
-ART takes the first K of a search (section 2.4). Its authors also compare kinds of passages (section 4.3, Table 7): judged
-ones, hard negatives, and passages that are drawn uniformly from the corpus.
+ART takes the first K of a search (section 2.4). Its authors also compare kinds of passages (section 4.3, Table 7):
+judged ones, hard negatives, and passages that are drawn uniformly from the corpus.
 """
 
 import jax

@@ -42,8 +42,8 @@ def embed_in_chunks(
     texts cost little. There is no communication between devices here, unless they embed `together`.
 
     Args:
-      embed_rows: (params, tokens [m, l], lengths [m], keys [m] or None) -> float32 [m, D], called with all parameters. A
-        row's embedding may depend on nothing but the row. With `words` it gets a fifth argument: the tokens' rows of
+      embed_rows: (params, tokens [m, l], lengths [m], keys [m] or None) -> float32 [m, D], called with all parameters.
+        A row's embedding may depend on nothing but the row. With `words` it gets a fifth argument: the tokens' rows of
         the table, float32 [m, l, D'], which it must not look up itself.
       params: a tree of float arrays.
       tokens: integers [n, L], padded on the right.

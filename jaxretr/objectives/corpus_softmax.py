@@ -1,4 +1,5 @@
-"""The softmax's denominator over a whole sharded corpus, streamed: no [B, N] array, and one pass for both directions."""
+"""The softmax's denominator over a whole sharded corpus, streamed: no [B, N] array, and one pass for both
+directions."""
 
 from functools import partial
 from typing import Any

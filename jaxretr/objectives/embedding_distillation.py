@@ -1,4 +1,5 @@
-"""Learning another encoder's embeddings (Reimers and Gurevych 2020): the student's vector of a text is the teacher's."""
+"""Learning another encoder's embeddings (Reimers and Gurevych 2020): the student's vector of a text is the
+teacher's."""
 
 from typing import Any, NamedTuple
 

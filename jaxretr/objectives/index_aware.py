@@ -1,10 +1,11 @@
 """Index-aware training: the loss on scores as the served index will compute them.
 
 An index of quantised passages ranks by q . Q(p), where Q rounds a passage to int8 or to product codes; the encoder is
-usually trained on q . p. Here the loss is taken on q . Q(p), and its gradient passes Q as if it were the identity, so that
-the encoder learns embeddings whose ranking survives the rounding. JPQ (Zhan et al. 2021, https://arxiv.org/abs/2108.00644)
-and RepCONC (Zhan et al. 2022, https://arxiv.org/abs/2110.05789) train with product codes in such a way; `commitment` is
-the second's penalty on the distance to the codes, without its constraint of equal use.
+usually trained on q . p. Here the loss is taken on q . Q(p), and its gradient passes Q as if it were the identity, so
+that the encoder learns embeddings whose ranking survives the rounding. JPQ (Zhan et al. 2021,
+https://arxiv.org/abs/2108.00644) and RepCONC (Zhan et al. 2022, https://arxiv.org/abs/2110.05789) train with product
+codes in such a way; `commitment` is the second's penalty on the distance to the codes, without its constraint of equal
+use.
 
 Centres of product codes are fitted to a sample of passages before the first step and every `relearn_every` steps, by a
 separate compiled program. They are a part of the state, so that a resumed run continues with the same ones.

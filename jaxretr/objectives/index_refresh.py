@@ -1,4 +1,5 @@
-"""The live index encoded again with the current weights: all of it at once, or a slice of its rows before every step."""
+"""The live index encoded again with the current weights: all of it at once, or a slice of its rows before every
+step."""
 
 from collections.abc import Callable
 from functools import partial
@@ -46,8 +47,8 @@ def make_rolling_refresh(program: IndexProgram, mesh: Mesh, every: int) -> Calla
       every: R; R steps in a row encode every row once.
 
     Returns:
-      refresh(params, passages, index, step) -> index, in which the rows r with r mod R = step mod R are fresh. `index` is
-      donated and overwritten.
+      refresh(params, passages, index, step) -> index, in which the rows r with r mod R = step mod R are fresh. `index`
+      is donated and overwritten.
     """
 
     def refresh(params: Params, passages: CorpusTokens, index: CorpusState, step: jax.Array) -> CorpusState:

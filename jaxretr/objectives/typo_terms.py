@@ -5,12 +5,12 @@ batch's questions, a run's own loss L(q -> P) becomes
 
     clean L(q -> P)  +  contrast CE(q -> Q~)  +  passage L(q~ -> P)  +  self_teaching KL(q -> P || q~ -> P)  +  ...
 
-With the first three weights at 1 this is the loss of Sidiropoulos & Kanoulas (2022); with `self_teaching` alone added to L
-that of CharacterBERT's self-teaching (Zhuang & Zuccon 2022); DST (Tasawong et al. 2023) adds the same KL from passages
-to questions, and multi-positive learning (Sidiropoulos & Kanoulas 2024) makes q and all q~ the positives of a passage.
-The terms are additions: they call the run's own loss where they need it, so they go with every objective that has
-questions. What they need of the batch is `form_losses`'s arguments; everything runs inside a shard_map over "data", with
-b = B / devices questions on this device.
+With the first three weights at 1 this is the loss of Sidiropoulos & Kanoulas (2022); with `self_teaching` alone added
+to L that of CharacterBERT's self-teaching (Zhuang & Zuccon 2022); DST (Tasawong et al. 2023) adds the same KL from
+passages to questions, and multi-positive learning (Sidiropoulos & Kanoulas 2024) makes q and all q~ the positives of a
+passage. The terms are additions: they call the run's own loss where they need it, so they go with every objective that
+has questions. What they need of the batch is `form_losses`'s arguments; everything runs inside a shard_map over "data",
+with b = B / devices questions on this device.
 """
 
 from collections.abc import Callable

@@ -59,10 +59,10 @@ _visits = itertools.count()
 def init_distributed() -> bool:
     """Join the other processes when the environment asks for it; further calls do nothing.
 
-    JAXRETR_DISTRIBUTED=1 leaves the detection of the cluster (TPU pod, Slurm, Open MPI, Kubernetes) to JAX.
-    Elsewhere set JAX_COORDINATOR_ADDRESS (or COORDINATOR_ADDRESS) to host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as
-    the commands' options --coordinator, --processes and --process-id do.
-    Must be called before anything asks JAX for its devices.
+    JAXRETR_DISTRIBUTED=1 leaves the detection of the cluster (TPU pod, Slurm, Open MPI, Kubernetes) to JAX. Elsewhere
+    set JAX_COORDINATOR_ADDRESS (or COORDINATOR_ADDRESS) to host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as the
+    commands' options --coordinator, --processes and --process-id do. Must be called before anything asks JAX for its
+    devices.
 
     From then on every process shows the others that it lives. If one does not for JAXRETR_LOST_SECONDS, the others log
     this and end with `EXIT_AGAIN`.
@@ -105,8 +105,8 @@ def init_distributed() -> bool:
         ) from error
     watch = _Watch(lost)
     watch.start()
-    # JAX's handler waits for the others, and the watch must see them meanwhile; but an interpreter that ends while the watch
-    # is in a call of the coordinator's client aborts the process. Handlers run in the reverse of this order.
+    # JAX's handler waits for the others, and the watch must see them meanwhile; but an interpreter that ends while the
+    # watch is in a call of the coordinator's client aborts the process. Handlers run in the reverse of this order.
     clean_up = getattr(api, "clean_up", None)
     if clean_up is not None:
         atexit.unregister(clean_up)

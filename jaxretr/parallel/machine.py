@@ -33,7 +33,8 @@ def cpuinfo_line(*fields: str) -> str:
 
 
 def has_amx() -> bool:
-    """Whether the processor has units for matrices of bfloat16, Intel's AMX: some eight times as fast as float32 in XLA."""
+    """Whether the processor has units for matrices of bfloat16, Intel's AMX: some eight times as fast as float32 in
+    XLA."""
     return "amx_bf16" in cpu_flags()
 
 

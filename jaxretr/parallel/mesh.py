@@ -48,7 +48,8 @@ def make_mesh(
 def check_cpu_devices(mesh: Mesh, inner: int) -> None:
     """Refuses to train wide layers on several CPU devices of one process, where XLA computes wrong gradients.
 
-    benchmarks/cpu_devices_gradients.py shows the fault in plain JAX; a feed-forward block of 512 is right in every test.
+    benchmarks/cpu_devices_gradients.py shows the fault in plain JAX; a feed-forward block of 512 is right in every
+    test.
 
     Args:
       mesh: the devices.

@@ -1,7 +1,7 @@
 """The one place for every PartitionSpec, which says how each named tensor lies on the mesh.
 
-Batches and corpus rows are split over the "data" axis. Parameters are copies on every device of that axis, unless the run
-splits its encoder's large matrices over it, with the optimizer's moments (`mesh.shard_parameters`, see
+Batches and corpus rows are split over the "data" axis. Parameters are copies on every device of that axis, unless the
+run splits its encoder's large matrices over it, with the optimizer's moments (`mesh.shard_parameters`, see
 split_parameters.py). Large matrices can also be split over the "model" axis, which is how a scorer that does not fit on
 one device runs.
 """
@@ -28,8 +28,9 @@ SPLIT_FROM = 1 << 16
 """Number of elements from which a matrix is split over "data"; smaller ones, those of low-rank adapters, stay
 copies."""
 
-# Kernels are [layers, in, out]; heads and inner widths are split, so each block needs one sum over "model". The axis that is
-# split over "data" is, but in adapters, as long as the encoder is wide. Scorers (encoder, decoder) are not split over it.
+# Kernels are [layers, in, out]; heads and inner widths are split, so each block needs one sum over "model". The axis
+# that is split over "data" is, but in adapters, as long as the encoder is wide. Scorers (encoder, decoder) are not
+# split over it.
 PARAMETERS: list[tuple[str, P]] = [
     (r"layers\.(query|key|value|qkv|ffn_in|ffn_gate)\.kernel", P(None, DATA, MODEL)),
     (r"layers\.(query|key|value|qkv|ffn_in|ffn_gate)\.bias", P(None, MODEL)),

@@ -1,10 +1,10 @@
 """Parameters and moments that are split over "data": gathered where they are used, and how their gradients add up.
 
-For use inside a shard_map over "data". The optimizer's moments of large matrices are always split: each device gets the sum
-of its part of their gradients, updates that part of the parameters, and the devices exchange what they updated (ZeRO stage
-1: Rajbhandari et al. 2020). With `mesh.shard_parameters` the parameters themselves are split as well (stage 3, FSDP).
-sharding.py decides which arrays are split, and here their types tell it: a split parameter varies over "data" from the
-start, a copy does not; the moments of a copy have its shape or are a part of it.
+For use inside a shard_map over "data". The optimizer's moments of large matrices are always split: each device gets the
+sum of its part of their gradients, updates that part of the parameters, and the devices exchange what they updated
+(ZeRO stage 1: Rajbhandari et al. 2020). With `mesh.shard_parameters` the parameters themselves are split as well (stage
+3, FSDP). sharding.py decides which arrays are split, and here their types tell it: a split parameter varies over "data"
+from the start, a copy does not; the moments of a copy have its shape or are a part of it.
 """
 
 import math
@@ -69,8 +69,8 @@ _gathered.defvjp(_forward, _backward)
 def rows_of(table: jax.Array, ids: jax.Array, size: int) -> jax.Array:
     """Look up rows of a table that no device holds whole if it is split by columns.
 
-    Each device looks up its own columns for the ids of all devices, and the devices exchange what they found: the rows of a
-    step are far fewer than those of a vocabulary. The gradient goes back the same way.
+    Each device looks up its own columns for the ids of all devices, and the devices exchange what they found: the rows
+    of a step are far fewer than those of a vocabulary. The gradient goes back the same way.
 
     Args:
       table: [V, D], or this device's columns of it.

@@ -45,8 +45,8 @@ class Collective:
       results: the arrays that a device has afterwards.
       in_loop: whether it is in the body of a loop.
       devices: number of devices in a group.
-      overlapped: whether a loop, a conditional or a matrix product stands between its start and its end, or it is spread over
-        other work.
+      overlapped: whether a loop, a conditional or a matrix product stands between its start and its end, or it is
+        spread over other work.
     """
 
     kind: str

@@ -295,7 +295,8 @@ class ContrastiveRun(ContrastivePrograms):
         return step.trace(train, index, self.whole.passages, self.device_contents, self.batch(0))
 
     def refreshed(self, state: ContrastiveState, number: int) -> ContrastiveState:
-        """The state with a fresh index and fresh product codes, where it has them and they are due before step `number`."""
+        """The state with a fresh index and fresh product codes, where it has them and they are due before step
+        `number`."""
         index = state.index if state.index is None else self.upkeep.refreshed(state.train, state.index, number)
         return state._replace(train=self.codes.refitted(state.train, self.whole.passages, number), index=index)
 

@@ -65,7 +65,7 @@ class EmbeddingDistillationRun(LanguageModelRun):
             raise UsageError(
                 f"bert.hidden_size={size}: more than the teacher's {teacher.config.embedding_size} dimensions; lower it"
             )
-        # ---- texts that the teacher embeds (passages, sentences, questions), and the vocabulary's pieces --------------
+        # ---- texts that the teacher embeds (passages, sentences, questions), and the vocabulary's pieces -------------
         sentences = _sentences(data.corpus, config.teacher_sentences)
         short = [*sentences, *_questions(config)]
         self.short = TokenStore.build(

@@ -86,7 +86,8 @@ def read_inputs(workdir: Path) -> dict[str, str]:
 
 
 def check_inputs(workdir: Path, inputs: Inputs, config: Config) -> None:
-    """Refuses to resume a run whose data or models were edited. A folder of an older version has no record, and resumes.
+    """Refuses to resume a run whose data or models were edited. A folder of an older version has no record, and
+    resumes.
 
     Raises:
       UserError: the inputs differ from the record; the message names them, and the settings that lead to them.

@@ -39,8 +39,8 @@ class _Member(NamedTuple):
 class Suites:
     """The collections of a run's suites, on the devices; without any, nothing is read and nothing is measured.
 
-    Their metrics are called SUITE:METRIC, for instance nano-beir:ndcg@10, the mean over the suite's collections; those of a
-    collection of a suite with several SUITE/COLLECTION:METRIC.
+    Their metrics are called SUITE:METRIC, for instance nano-beir:ndcg@10, the mean over the suite's collections; those
+    of a collection of a suite with several SUITE/COLLECTION:METRIC.
     """
 
     def __init__(

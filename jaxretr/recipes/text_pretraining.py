@@ -192,7 +192,8 @@ class LanguageModelRun:
         return self.make_batch(self.data.training[self.batches.indices(number)], rng, True)
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
-        """Mean negative log-probability of the held-out passages' tokens, and its exponential; none if none is held out."""
+        """Mean negative log-probability of the held-out passages' tokens, and its exponential; none if none is held
+        out."""
         size = evaluation_rows(self.config, len(self.data.held_out), self.mesh)
         if not size:
             return {}

@@ -17,9 +17,9 @@ _EXIT_CODES = {"finished": 0, "interrupted": 75, "failed": 1}
 class WeightsAndBiases:
     """One run of Weights & Biases, which a resumed run continues.
 
-    Metrics are plotted over their own column "step" and not over wandb's counter of rows: wandb drops rows whose counter
-    goes back, as those of steps that a resumed run repeats. WANDB_MODE, WANDB_ENTITY and the rest of wandb's variables
-    hold as they do elsewhere.
+    Metrics are plotted over their own column "step" and not over wandb's counter of rows: wandb drops rows whose
+    counter goes back, as those of steps that a resumed run repeats. WANDB_MODE, WANDB_ENTITY and the rest of wandb's
+    variables hold as they do elsewhere.
 
     Args:
       folder: the run's folder; wandb's own files are in its wandb/.
