@@ -124,8 +124,7 @@ class Checkpoints:
             raise self._unreadable(step, error) from error
 
     def _load(self, step: int | None, saved: Any, like: Any) -> Any:
-        """Read the arrays in the form that they were saved in; `like` may have places for None that an older checkpoint
-        lacks."""
+        """Read the arrays in the form that they were saved in; `like` may have places for None that older ones lack."""
         wanted = {dotted(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(like)}
         form = jax.tree_util.tree_map_with_path(lambda path, _: wanted[dotted(path)], saved)
         loaded = self._checkpointer.load(step, form)
@@ -170,8 +169,7 @@ class Checkpoints:
             raise self._disk_error(error) from error
 
     def _finish(self) -> None:
-        """Wait for the checkpoint that is being written, and end Orbax's thread, which otherwise stays until the
-        process ends."""
+        """Wait for the checkpoint that is being written, and end Orbax's thread, which otherwise stays until exit."""
         self._checkpointer.wait()
         saving, self._saving = self._saving, None
         if saving is not None:

@@ -35,8 +35,7 @@ def schedule(config: Optimizer, steps: int) -> optax.Schedule:
 
 
 def decays(params: Params) -> Params:
-    """Return True for each parameter that weight decay applies to: all except biases, LayerNorms and a joint run's
-    weight."""
+    """Return True for each parameter that weight decay applies to: not biases, LayerNorms and a joint run's weight."""
 
     def one(path: tuple[Any, ...], _: Any) -> bool:
         return path[-1].key not in ("bias", "scale", "weight")
@@ -45,8 +44,7 @@ def decays(params: Params) -> Params:
 
 
 def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
-    """`optax.clip_by_global_norm`, also for a gradient that is split over devices: the norm is that of the whole
-    gradient."""
+    """`optax.clip_by_global_norm`, also for a gradient that is split over devices: the norm is the whole one's."""
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         norm = global_norm(updates)

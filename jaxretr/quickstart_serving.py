@@ -1,5 +1,4 @@
-"""The live index that `make serve` serves: the quickstart's passages, encoded by the quickstart's model once it is
-trained.
+"""The live index of `make serve`: the quickstart's passages, encoded by the quickstart's model once it is trained.
 
     python -m jaxretr.quickstart_serving runs/serve runs/quickstart
 

@@ -160,8 +160,7 @@ def _latex_row(cells: Sequence[str]) -> str:
 
 
 def shortened(names: Sequence[str]) -> list[str]:
-    """Return the last parts of each path, as many as tell it from the others; a name that occurs twice gets a
-    number."""
+    """Return the last parts of each path, as many as tell it from the others; names that occur twice are numbered."""
     parts = [PurePath(name).parts or (name,) for name in names]
     short = []
     for own in parts:

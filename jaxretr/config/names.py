@@ -53,8 +53,8 @@ def nearest_setting(name: str, known: Collection[str], options: Collection[str] 
     for wanted in (leaf, ALSO_CALLED.get(leaf)):
         same = [other for other in known if other.rpartition(".")[2] == wanted]
         if same:
-            # Among several, the one whose section is nearest to the typed one; without a section, the commonest
-            # section.
+            # Among several, the one whose section is nearest to the typed one, or the commonest section if none was
+            # typed.
             same.sort(key=lambda other: (other.split(".")[0] != section, _place(other), other))
             return f"; did you mean '--{same[0]}'?"
     return did_you_mean(f"--{name}", [*options, *(f"--{other}" for other in known)])

@@ -1,5 +1,4 @@
-"""`Adapter`: the adapters of a dual encoder without the encoder, the form in which DDR's relevance module is
-exchanged."""
+"""`Adapter`: a dual encoder's adapters without the encoder, as DDR's relevance module is kept and exchanged."""
 
 import dataclasses
 from dataclasses import dataclass

@@ -65,8 +65,7 @@ class LayerAdapter(nnx.Module):
         return self.shape.lora_factor * lora.up(lora.down(x)).astype(jnp.float32)
 
     def beside_feed_forward(self, x: jax.Array) -> jax.Array | float:
-        """Return the parallel adapter's addition to the feed-forward network's result; float32 [..., D] -> float32
-        [..., D]."""
+        """Return the parallel adapter's addition to the feed-forward result; float32 [..., D] -> float32 [..., D]."""
         if not self.shape.bottleneck:
             return 0.0
         return self.shape.scale * self.parallel.up(jax.nn.relu(self.parallel.down(x))).astype(jnp.float32)

@@ -1,5 +1,4 @@
-"""The choice of the attention kernel on NVIDIA GPUs by JAXRETR_ATTENTION, and attention by cuDNN, for programs without
-dropout."""
+"""The attention kernel on NVIDIA GPUs, chosen by JAXRETR_ATTENTION; and cuDNN's, for programs without dropout."""
 
 import os
 from typing import Any, NamedTuple
@@ -28,8 +27,7 @@ class KeyBias(NamedTuple):
 
 
 def chosen_attention() -> str:
-    """Return the kernel that programs lowered for CUDA use for attention where it applies: "fused", "cudnn", or "xla"
-    for none.
+    """Return the attention kernel of programs lowered for CUDA, where it applies: "fused", "cudnn", or "xla" for none.
 
     Raises:
       UsageError: JAXRETR_ATTENTION has another value.

@@ -103,8 +103,7 @@ def random_bits(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 def element_bits(one: jax.Array, other: jax.Array, place: jax.Array) -> jax.Array:
     """`random_bits` by the two words of a line's key and the element's place in the line; all uint32."""
-    # The finaliser of MurmurHash3 with a word of the key in its middle: even lines whose counters overlap get different
-    # bits.
+    # The finaliser of MurmurHash3 with a word of the key in its middle, so that lines with overlapping counters differ.
     x = one + place * np.uint32(_GOLDEN)
     x = (x ^ (x >> 16)) * np.uint32(_FIRST)
     x = x ^ other
@@ -113,8 +112,7 @@ def element_bits(one: jax.Array, other: jax.Array, place: jax.Array) -> jax.Arra
 
 
 def _mixed(x: jax.Array) -> jax.Array:
-    """Apply the finaliser of MurmurHash3 (Appleby 2011): a bijection of uint32 in which every bit depends on every
-    other."""
+    """Apply MurmurHash3's finaliser (Appleby 2011), a bijection of uint32: every bit depends on every other."""
     x = (x ^ (x >> 16)) * np.uint32(_FIRST)
     x = (x ^ (x >> 13)) * np.uint32(_SECOND)
     return x ^ (x >> 16)

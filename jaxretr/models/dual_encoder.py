@@ -216,13 +216,11 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         self._engines.clear()
 
     def merge_lora(self) -> Self:
-        """Return this model with LoRA's products in the kernels, where they cost nothing; it is itself if that is so
-        already."""
+        """Return this model with LoRA's products in the kernels, where they cost nothing; itself if they are there."""
         return self._with_lora(merged=True)
 
     def unmerge_lora(self) -> Self:
-        """Return this model without LoRA's products in its kernels, which are restored up to rounding; reverses
-        `merge_lora`."""
+        """Return this model without LoRA's products in its kernels, up to rounding: the reverse of `merge_lora`."""
         return self._with_lora(merged=False)
 
     def without_adapters(self) -> Self:

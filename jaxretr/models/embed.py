@@ -50,8 +50,7 @@ class DualEncoderConfig:
     max_passage_length: int = 256
     """Largest number of tokens of a passage, special ones included."""
     truncate_dim: int | None = None
-    """Number of first dimensions that are kept (Matryoshka), before the embedding is divided by its length; None:
-    all."""
+    """Number of first dimensions to keep (Matryoshka), before the embedding is divided by its length; None: all."""
     adapter: AdapterShape | None = None
     """Shape of the modules next to the encoder's layers, which have their own parameters; None: none."""
     lora_merged: bool = False
@@ -89,8 +88,7 @@ class DualEncoderConfig:
         return self.projection_size or self.backbone.hidden_size
 
     def __post_init__(self) -> None:
-        """Raise UserError for an impossible `truncate_dim`, for layers that lead nowhere, and for pooling of
-        nothing."""
+        """Raise UserError for an impossible `truncate_dim`, layers that lead nowhere, and pooling of nothing."""
         if self.pooling == "cls" and isinstance(self.backbone, RotaryConfig) and self.backbone.causal:
             raise UserError(
                 "pooling 'cls' reads the first token, which sees no other in this encoder; give pooling 'lasttoken' or 'mean'"
@@ -268,8 +266,7 @@ def tower(params: Params, side: Side) -> Params:
 
 
 def word_table(tower_params: Params) -> tuple[str, ...] | None:
-    """Return the path of the table of word embeddings in a tower's parameters; None if it is not among them (not
-    trained)."""
+    """Return the path of the word embeddings' table in a tower's parameters; None if it is not there (not trained)."""
     for path in ((BACKBONE, "word_embedding", "table"), ("base", BACKBONE, "word_embedding", "table")):
         found: Any = tower_params
         for name in path:

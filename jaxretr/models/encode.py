@@ -44,8 +44,7 @@ _IN_ADVANCE_ELSEWHERE = (1, 2)
 # A job with fewer batches compiles for longer than it runs, and gains more from few shapes than from little padding.
 _MANY_BATCHES = 16
 
-# Number of results that may be in flight: enough to keep the device's queue full while the host writes rows and
-# progress.
+# Number of results in flight: enough to keep the device's queue full while the host writes rows and progress.
 _IN_FLIGHT = 8
 
 _log = logging.getLogger(__name__)
@@ -213,8 +212,7 @@ class Engine:
         batch_size: int | None,
         total: int | None,
     ) -> Iterator[tuple[_Result, list[Batch]]]:
-        """Yield the batches of one chunk of texts, while the thread tokenises the next chunk, also that of the next
-        job."""
+        """Yield the batches of one chunk of texts, while the thread tokenises the next one, also of the next job."""
         devices, batch_tokens = self.devices, self.batch_tokens
         full = batch_tokens * devices if batch_size is None else batch_size * max_length
         # Some 30 batches: the rows of a batch then have nearly the same length, and few batches are incomplete.

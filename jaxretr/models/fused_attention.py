@@ -1,5 +1,4 @@
-"""Self-attention as GPU kernels: scores, probabilities and dropout's masks stay in the multiprocessor that computes
-them.
+"""Self-attention as GPU kernels: scores, probabilities and dropout's masks never leave the multiprocessor.
 
 XLA writes the scores of a batch out in float32, reads them for the softmax, and writes the masks as well: of a
 contrastive step of BERT-base on an H100 that was a third of the time. These kernels hold a block of queries against one
@@ -365,8 +364,7 @@ def _words(keys: Any, row: Any, head: Any, queries: _Block) -> Any:
 
 
 def _kept(words: Any, keys: _Block, form: Form, *, keys_first: bool = False) -> jax.Array:
-    """Return whether dropout keeps each probability, as in `dropout.dropped`; bool [queries, keys], or [keys,
-    queries]."""
+    """Return whether dropout keeps probabilities, as `dropout.dropped`; bool [queries, keys] or [keys, queries]."""
     one, other = (word[None, :] if keys_first else word[:, None] for word in words)
     places = keys.places.astype(jnp.uint32)
     bits = element_bits(one, other, places[:, None] if keys_first else places[None, :])

@@ -26,15 +26,13 @@ from jaxretr.models.bert_config import BertConfig
 from jaxretr.parallel.machine import cpu_threads
 from jaxretr.parallel.numba_loops import compiled
 
-# Number of query positions whose scores with all keys are held at a time: [keys, _LANES] stays in the second-level
-# cache.
+# Query positions whose scores with all keys are held at a time: [keys, _LANES] stays in the second-level cache.
 _LANES = 64
 
 # Number of tokens below which a loop takes less time than starting it in another thread.
 _MANY_TOKENS = 64
 
-# Options of Numba: additions may be fused with multiplications, and a sum's be done in any order; x / 0 is no
-# exception.
+# Options of Numba: multiplications and additions may be fused, sums be done in any order; x / 0 is no exception.
 _EXACT: dict[str, Any] = {"fastmath": {"contract"}, "error_model": "numpy"}
 _SUMS: dict[str, Any] = {"fastmath": {"contract", "reassoc"}, "error_model": "numpy"}
 
@@ -182,8 +180,7 @@ def _array(values: Any) -> np.ndarray:
 
 
 def _cuts(count: int) -> list[slice]:
-    """Divide `count` places into a few slices per thread, so that a thread that is held up leaves its share to the
-    others."""
+    """Divide `count` places into a few slices per thread, so that others take over from a thread that is held up."""
     cuts = np.linspace(0, count, min(4 * cpu_threads(), count) + 1).astype(int).tolist()
     return [slice(*cut) for cut in itertools.pairwise(cuts)]
 
@@ -254,8 +251,7 @@ def _attend(qkv, bias, starts, heads, first, last, out):
     longest = 0
     for row in range(first // heads, (last - 1) // heads + 1):
         longest = max(longest, starts[row + 1] - starts[row])
-    # Keys x queries, so that all loops run along queries; two more rows, for the groups of four that are handled at a
-    # time.
+    # Keys x queries, so that all loops run along queries; two more rows, as four are handled at a time.
     scores, top, total = np.empty((longest + 3) * _LANES, _F), np.empty(_LANES, _F), np.empty(_LANES, _F)
     queries, mixed = np.empty(dim * _LANES, _F), np.empty(dim * _LANES, _F)
     for pair in range(first, last):

@@ -1,5 +1,4 @@
-"""Layers of one kind as a stack: parameters with a leading axis that a scan runs over, and the activations that it
-keeps.
+"""Layers of one kind as a stack: parameters with a leading axis that a scan runs over, and kept activations.
 
 XLA on CPUs supports bfloat16 only in matmuls: to write one layer's array into those of all layers, or to read it from
 them, it casts all of them to float32 and back. It copies their bits as integers unchanged.
@@ -85,8 +84,7 @@ def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.R
 def make_layers(
     make: Callable[[nnx.Rngs], nnx.Module], count: int, *, stacked: bool, rngs: nnx.Rngs
 ) -> nnx.Module | nnx.List:
-    """Create `count` layers of the same kind for `scan_layers`, stacked, or separate for programs without a backward
-    pass."""
+    """Create `count` layers for `scan_layers`: stacked, or separate for programs without a backward pass."""
     return stack_layers(make, count, rngs) if stacked else nnx.List([make(rngs) for _ in range(count)])
 
 
@@ -137,8 +135,7 @@ def scan_layers(
         return scan(x, params)
 
     def on_cpus(x: Any, params: Any) -> Any:
-        # Layers stored as bfloat16 are frozen. If they left the stack in that type, each would be cast to float32 and
-        # back.
+        # Layers stored as bfloat16 are frozen. Leaving the stack in that type, each would be cast to float32 and back.
         types = jax.tree.map(lambda leaf: leaf.dtype, params)
         bits = jax.tree.map(bits_of, params)
 

@@ -24,8 +24,7 @@ Params = dict[str, Any]
 
 
 class Dense(nnx.Module):
-    """x @ kernel + bias, with the operands in `dtype`; the result is rounded to `dtype` too, or has the type
-    `result`."""
+    """x @ kernel + bias with the operands in `dtype`; the result is rounded to `dtype` too, or is a `result`."""
 
     def __init__(
         self,

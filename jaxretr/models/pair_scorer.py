@@ -181,8 +181,7 @@ class PairScorer:
     def rows(
         self, questions: Sequence[str], passages: Sequence[Mapping[str, str]]
     ) -> tuple[list[list[int]], list[int], int]:
-        """Return the token ids of pairs, the start of the second text in each, and the number of pairs that were
-        cut."""
+        """Return the token ids of pairs, the start of the second text in each, and the number of cut pairs."""
         titles = [passage.get("title") or "" for passage in passages]
         bodies = [passage["text"] for passage in passages]
         frame = self.texts.frame
@@ -193,8 +192,7 @@ class PairScorer:
         return found, seconds, max(cut, asked.truncated, read.truncated)
 
     def fingerprint(self) -> str:
-        """Return a sha256 (hexadecimal) over everything that decides scores: shape, weights, tokenizer, texts,
-        dtype."""
+        """Return a sha256 (hexadecimal) over all that decides scores: shape, weights, tokenizer, texts, dtype."""
         config = dataclasses.asdict(self.config)
         if config.get("head", {}).get("pad_token_id", 0) is None:
             del config["head"]["pad_token_id"]  # Left out as in earlier versions.
@@ -272,8 +270,7 @@ class CrossEncoder(PairScorer):
 
 
 class CausalScorer(PairScorer):
-    """A causal language model that scores how likely a question is after a passage, as `QuestionScorer` does with a
-    T5."""
+    """A causal language model that scores the likelihood of a question after a passage, as QuestionScorer does."""
 
     config: CausalLmConfig
 
@@ -307,8 +304,7 @@ class CausalScorer(PairScorer):
 
 
 def answer_tokens(folder: Path, tokenizer: Any) -> tuple[int, int | None]:
-    """Return the ids of "yes" and "no": as sentence-transformers' module LogitScore states them, or the
-    vocabulary's."""
+    """Return the ids of "yes" and "no", from sentence-transformers' module LogitScore or the vocabulary."""
     for place in sorted(folder.glob("*_LogitScore")):
         stated = read_json(place, "config.json")
         yes, no = stated.get("true_token_id"), stated.get("false_token_id")

@@ -55,8 +55,7 @@ def relative_bucket(distance: jax.Array, buckets: int, max_distance: int, *, bid
 
 
 def rotary_frequencies(size: int, theta: float, scaling: RotaryScaling | None = None) -> np.ndarray:
-    """Return the angle by which each pair of a head's dimensions is turned from one position to the next (Su et al.
-    2021).
+    """Return the angle by which each pair of a head's dimensions turns from one position to the next (Su et al. 2021).
 
     Args:
       size: d, the size of a head.

@@ -45,8 +45,7 @@ def product(
     if jnp.dtype(dtype) == jnp.float32:
         y = jnp.einsum(spec, a.astype(jnp.float32), b.astype(jnp.float32), preferred_element_type=jnp.float32)
         return y if bias is None else y + bias
-    # Frozen parameters do not vary over the devices; the gradient's rule, whose result for them nobody reads, must
-    # accept this.
+    # Frozen parameters do not vary over the devices; the gradient's rule must accept this, though nobody reads it.
     a, b, bias = varying_alike(a, b, bias)
     return _rounded(a, b, bias, spec, _Types(jnp.dtype(dtype), jnp.dtype(result or dtype), a.dtype, b.dtype))
 
@@ -114,8 +113,7 @@ def _sums(
 
 @partial(jax.jit, static_argnums=0, inline=True)
 def _on_cpus(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return einsum(spec, a, b) of bfloat16 in float32, with operands written in the layout that the multiplication
-    reads.
+    """Return einsum(spec, a, b) of bfloat16 in float32, with the operands in the layout that the multiplication reads.
 
     Where an operand is transposed before or within the product, XLA on CPUs casts both to float32. With AMX that takes
     four times as long as transposing first and then multiplying. If a product sums over an index that is last in

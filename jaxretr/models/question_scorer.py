@@ -116,8 +116,7 @@ class QuestionScorer:
         return self.max_question_length
 
     def fingerprint(self) -> str:
-        """Return a sha256 (hexadecimal) over everything that decides scores: shape, weights, tokenizer, lengths,
-        dtype."""
+        """Return a sha256 (hexadecimal) over all that decides scores: shape, weights, tokenizer, lengths, dtype."""
         facts = {"config": dataclasses.asdict(self.config), "prompt": dataclasses.asdict(self.prompt)}
         lengths = {"passages": self.passage_length, "questions": self.max_question_length, "dtype": self.dtype}
         return scorer_digest({**facts, **lengths}, self.tokenizer, self.params)
@@ -196,13 +195,11 @@ class QuestionScorer:
     # ---- for callers that score a few pairs at a time ------------------------------------------------------------------
 
     def few_shapes(self) -> T5Shapes:
-        """Return shapes for pairs that come a few at a time, so few shapes that all of them can be compiled in
-        advance."""
+        """Return shapes for pairs that come a few at a time, so few that all can be compiled in advance."""
         return T5Shapes.of(self.passage_length, self.max_question_length)
 
     def compile(self, shapes: T5Shapes) -> None:
-        """Compile the programs of all shapes, or read them from the cache; from then on the device holds the
-        parameters."""
+        """Compile the programs of all shapes, or read them from the cache; the device then holds the parameters."""
         keep_programs()
         self.params = jax.device_put(self.params)
         with keep_short_programs():
@@ -212,8 +209,7 @@ class QuestionScorer:
 
 
 def passage_length(prompt: Prompt, max_length: int) -> int:
-    """Return the number of tokens that the instruction leaves to a passage in `max_length`; UsageError if there are
-    none."""
+    """Return the tokens that the instruction leaves to a passage in `max_length`; UsageError if there are none."""
     if max_length <= prompt.size:
         raise UsageError(
             f"scorer.max_length={max_length}: the instruction alone takes {prompt.size} tokens; "

@@ -1,5 +1,4 @@
-"""Encoders with rotary positions (Su et al. 2021) and gated feed-forward blocks: ModernBERT, and decoders used as
-encoders."""
+"""Encoders with rotary positions (Su et al. 2021) and gated feed-forward blocks: ModernBERT, and decoders."""
 
 from typing import Any, NamedTuple
 

@@ -1,5 +1,4 @@
-"""Initial weights for runs with few steps to spend: each starts a model with a circuit that it would take long to
-learn.
+"""Initial weights for short runs: each starts a model with a circuit that it would take long to learn.
 
 `context_start` is for masked language models, `copying_start` for T5 scorers, `lexical_start` for lexical retrievers,
 `static_start` for encoders that imitate another one.
@@ -119,8 +118,7 @@ _MOST_BEFORE_LAYERS = 0.1
 _CODE_SHARE = 0.5
 # With fewer dimensions of a code, words are mistaken for one another.
 _LEAST_CODE = 32
-# The logit of a copy. Each other token of the text adds e^(9^2 / 2C) to its e^9, where C is the code's number of
-# dimensions.
+# The logit of a copy. Each other token adds e^(9^2 / 2C) to its e^9, where C is the code's number of dimensions.
 _MATCH = 9.0
 # k1 of BM25: the number of copies that has half of the weight.
 _SATURATION = 0.9
@@ -260,7 +258,6 @@ def static_start(config: BertConfig, vectors: np.ndarray, seed: int) -> Params:
 
 
 def _weaken_layers(params: Params, gain: float = _RESIDUAL_GAIN) -> None:
-    """Scale down the additions of a BERT's layers to their input, in place: a token's state stays near its
-    embedding."""
+    """Scale down what a BERT's layers add to their input, in place: a state stays near its token's embedding."""
     for name in ("attention_out", "ffn_out"):
         params["layers"][name]["kernel"] *= gain

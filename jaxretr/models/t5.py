@@ -45,8 +45,7 @@ class T5Config:
     feed_forward_proj: str = "gated-gelu"
     """Kind of the feed-forward block: "relu" (v1.0) or "gated-gelu" (v1.1)."""
     tie_word_embeddings: bool = False
-    """Whether the output layer is the embedding, as in v1.0, which scales the decoder's state by d_model ** -0.5 before
-    it."""
+    """Whether the output layer is the embedding, as in v1.0, which first scales the state by d_model ** -0.5."""
     decoder_start_token_id: int = 0
     pad_token_id: int = 0
     eos_token_id: int = 1
@@ -290,8 +289,7 @@ class T5Model(nnx.Module):
         return product("btd,vd->btv", states, self.embedding.table[...], self.dtype, result=jnp.float32)
 
     def target_log_probs(self, targets: jax.Array, read: PassagesRead, of: jax.Array | None = None) -> jax.Array:
-        """Return log p(target token | tokens before it, passage) for every target position, float32 [B, T]; see
-        `decode`."""
+        """Return log p(target token | tokens before it, passage) of every target position, float32 [B, T]."""
         return chosen_log_probs(self.logits(self.decode(targets, read, of)), targets)
 
     def relative_bias(self, table: Embedding, length: int, *, bidirectional: bool) -> jax.Array:

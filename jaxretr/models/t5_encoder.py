@@ -1,5 +1,4 @@
-"""T5's encoder without its decoder (Raffel et al. 2020), with which GTR and sentence-T5 embed texts (Ni et al.
-2022)."""
+"""T5's encoder alone (Raffel et al. 2020), with which GTR and sentence-T5 embed texts (Ni et al. 2022)."""
 
 from typing import Any
 

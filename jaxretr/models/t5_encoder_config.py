@@ -37,8 +37,7 @@ class T5EncoderConfig:
     """Dropout rate of the states; T5's dropout_rate, like the next setting."""
     attention_probs_dropout_prob: float = 0.1
     initializer_range: float = 0.02
-    """Standard deviation for a projection after the encoder; the encoder's own parameters are drawn by their sizes, as
-    in T5."""
+    """Standard deviation of a new projection after the encoder; the encoder's own are drawn by size, as in T5."""
 
     initializer_factor: ClassVar[float] = 1.0
     max_position_embeddings: ClassVar[int] = 1 << 20

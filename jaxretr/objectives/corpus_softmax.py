@@ -1,5 +1,4 @@
-"""The softmax's denominator over a whole sharded corpus, streamed: no [B, N] array, and one pass for both
-directions."""
+"""The softmax's denominator over a whole sharded corpus, streamed in one pass for both directions: no [B, N] array."""
 
 from functools import partial
 from typing import Any

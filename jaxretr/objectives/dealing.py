@@ -99,8 +99,7 @@ class Share:
     """Pairs that one device asks the teacher for."""
 
     pairs: jax.Array
-    """The device's pairs by their questions' width, longest first, then by unit: int32 [P]; pairs after its last are
-    others'."""
+    """The device's pairs by their questions' width, longest first, then by unit: int32 [P]; others' pairs follow."""
     starts: jax.Array
     """Start in `pairs` of the pairs of each width of questions, longest first, and of each unit: int32 [W, m + 1]."""
 

@@ -1,5 +1,4 @@
-"""Learning another encoder's embeddings (Reimers and Gurevych 2020): the student's vector of a text is the
-teacher's."""
+"""Learning another encoder's embeddings (Reimers and Gurevych 2020): the teacher's vector of a text is the target."""
 
 from typing import Any, NamedTuple
 

@@ -78,8 +78,7 @@ def on_stored(
 
 
 def storage_error(stored: StoredRows, p: jax.Array) -> jax.Array:
-    """Return |p - Q(p)|^2 / |p|^2 of passages float32 [..., D], with a gradient in p that pulls them to Q(p): float32
-    [...]."""
+    """Return |p - Q(p)|^2 / |p|^2 of passages, float32 [..., D] -> [...], with a gradient that pulls p to Q(p)."""
     length = lax.stop_gradient(jnp.square(p).sum(axis=-1))
     return jnp.square(p - stored.values(p)).sum(axis=-1) / jnp.where(length > 0, length, 1.0)
 

@@ -1,5 +1,4 @@
-"""The live index encoded again with the current weights: all of it at once, or a slice of its rows before every
-step."""
+"""The live index encoded again with the current weights: all of it at once, or a slice before every step."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,5 +1,4 @@
-"""The live index: a corpus's tokens and embeddings on the devices, which compiled code searches, fetches from and
-writes to.
+"""The live index: a corpus's tokens and embeddings on the devices, searched, read and written by compiled code.
 
 index_refresh.py encodes it again. Everything here runs inside a shard_map over the mesh's "data" axis:
 b = B / devices questions and n = N / devices corpus rows are local. ART and the contrastive objectives share it.
@@ -235,8 +234,7 @@ def write_back(index: CorpusState, rows: jax.Array, fresh: jax.Array, step: jax.
 
 
 def staleness(index: CorpusState, step: jax.Array, corpus_rows: int) -> jax.Array:
-    """Return this device's share of the mean age of the index's rows, in steps; the devices' mean is the corpus's
-    mean."""
+    """Return this device's share of the mean age of the index's rows, in steps; the devices' mean is the corpus's."""
     return _ages(index, step, corpus_rows).astype(jnp.float32).sum() * lax.axis_size(DATA) / corpus_rows
 
 

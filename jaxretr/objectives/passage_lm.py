@@ -52,8 +52,7 @@ class ScorerBatch(NamedTuple):
 def scorer_loss(
     t5: T5Config, prompt: Prompt, dtype: Any, *, ranked_temperature: float, ranked_weight: float
 ) -> SumLoss:
-    """Return the cross-entropy of the examples' target tokens and of the ranked questions' own passages, summed over a
-    ScorerBatch.
+    """Return the summed cross-entropy of a ScorerBatch: of its target tokens, and of its questions' own passages.
 
     A ranked question's loss is, with s_j the mean log-probability of its tokens given its passage j and tau the
     temperature, -w log(exp(s_0 / tau) / sum_j exp(s_j / tau)) - sum_t log p(question_t | question_<t, passage 0).

@@ -82,8 +82,7 @@ def in_dimension_blocks(rows: jax.Array, width: int) -> jax.Array:
 
 
 def _squared_errors(blocks: jax.Array, codebook: jax.Array) -> jax.Array:
-    """Return squared distances to all centres, [M, S, W] and [S, C, W] -> [M, S, C]; the compiler fuses the
-    differences."""
+    """Return squared distances to all centres, [M, S, W] and [S, C, W] -> [M, S, C]; the differences are fused."""
     return jnp.square(blocks[:, :, None] - codebook).sum(axis=-1)
 
 

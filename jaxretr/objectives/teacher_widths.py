@@ -1,5 +1,4 @@
-"""The padded lengths at which a teacher reads rows: few, as each is a part of the compiled step, and near the real
-lengths."""
+"""The padded lengths of a teacher's rows: few, as each is a part of the compiled step, and near the real lengths."""
 
 import math
 from dataclasses import dataclass
@@ -33,8 +32,7 @@ class TeacherWidths:
 
     @staticmethod
     def of_averages(teacher: Teacher, passage: float, passage_width: int, question_width: int) -> "TeacherWidths":
-        """Return lengths for texts known only by their averages: two for rows and questions each, or one if they are
-        close.
+        """Return lengths for texts known by their averages: two for rows and for questions, or one if they are close.
 
         Args:
           teacher: constants of the teacher, which determine its rows.

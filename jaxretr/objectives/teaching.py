@@ -200,8 +200,7 @@ Block = Callable[[jax.Array, jax.Array, int, int], jax.Array]
 def _ask_by_passage(
     teaching: Teaching, params: Params, found: TokenRows, own: Share, slots: jax.Array, pairs: Questions
 ) -> Block:
-    """Return a function for blocks of passages, each of which is read once; their questions then form blocks of their
-    own.
+    """Return a function for blocks of passages, each read once, whose questions then form separate blocks.
 
     Args:
       teaching: the teacher.

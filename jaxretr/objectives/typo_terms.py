@@ -52,8 +52,7 @@ def contrast_losses(scores: jax.Array, first: jax.Array | int, same: jax.Array) 
 
 
 def self_teaching_losses(clean: jax.Array, misspelt: jax.Array, counted: jax.Array) -> jax.Array:
-    """Return KL(softmax(clean) || softmax(misspelt)), the mean over the forms; no gradient flows through the clean
-    scores.
+    """Return KL(softmax(clean) || softmax(misspelt)), the mean over the forms; the clean scores get no gradient.
 
     Args:
       clean: scores of the question, already divided by the temperature, float32 [b, M].

@@ -8,8 +8,7 @@ _PASSAGES = {"padding": 0.05, "most": 4, "multiple": 16}
 
 
 def passage_widths(lengths: np.ndarray, longest: int) -> tuple[int, ...]:
-    """Return widths for a corpus: most passages have similar lengths, which quarters of the longest may miss by a
-    third.
+    """Return widths for a corpus, most of whose passages have a similar length, which quarters may miss by a third.
 
     Args:
       lengths: tokens of all passages, integers [N].
@@ -51,7 +50,7 @@ def fewest_widths(lengths: np.ndarray, longest: int, *, padding: float, most: in
     tokens = np.where(np.arange(len(held)) == 0, 0.0, np.inf)
     history: list[np.ndarray] = []
     for _ in range(most):
-        # step[j, i]: the same with one more width, j - 1, for the rows longer than width i - 1; its best i is the width
+        # step[j, i]: the same with one more width, j - 1, for rows longer than width i - 1: the best i is the one
         # before.
         step = np.where(
             np.tri(len(held), k=-1, dtype=bool),

@@ -78,8 +78,7 @@ def _set(folder: Path) -> None:
 
 @contextlib.contextmanager
 def keep_short_programs() -> Iterator[None]:
-    """Keep programs that are compiled inside the block, however short their compilation: for many that are needed at
-    every start."""
+    """Keep programs that are compiled inside the block, however quickly: for many that every start needs."""
     import jax
 
     before = getattr(jax.config, _SECONDS.lower())

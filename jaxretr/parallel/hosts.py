@@ -170,8 +170,7 @@ def _compare(what: str, found: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def program_facts() -> dict[str, str]:
-    """Return facts that all hosts must share: a hash of this package's code, and the versions of the packages it
-    computes with."""
+    """Return facts that all hosts must share: a hash of this package's code, and versions of the packages it uses."""
     root = Path(__file__).parents[1]
     code = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -181,8 +180,7 @@ def program_facts() -> dict[str, str]:
 
 
 def fingerprint(tree: Any) -> str:
-    """Return checksums of a tree's arrays, to compare them between hosts; they do not protect against deliberate
-    forgery."""
+    """Return checksums of a tree's arrays, to compare hosts by; they are no protection against deliberate forgery."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return json.dumps([[str(path), str(x.dtype), list(x.shape), _checksum(x)] for path, x in leaves])
 
@@ -345,8 +343,7 @@ class _Watch(threading.Thread):
 
 
 def leave(why: str, code: int = EXIT_AGAIN) -> None:
-    """End this process at once, without waiting for anything, since another one is lost or has failed with this
-    code."""
+    """End this process at once, without waiting, since another one is lost or has failed with this code."""
     again = "restart all processes: the run resumes from what was saved"
     _end_at_once(f"{why}; {again if code == EXIT_AGAIN else f'fix that, and {again}'}", code)
 

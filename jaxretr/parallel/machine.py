@@ -23,8 +23,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def cpuinfo_line(*fields: str) -> str:
-    """Return the first line of /proc/cpuinfo that starts with one of `fields`; "" if there is none, as outside
-    Linux."""
+    """Return the first line of /proc/cpuinfo that starts with one of `fields`; "" if there is none (not Linux)."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             return next((line for line in file if line.startswith(fields)), "")
@@ -33,8 +32,7 @@ def cpuinfo_line(*fields: str) -> str:
 
 
 def has_amx() -> bool:
-    """Whether the processor has units for matrices of bfloat16, Intel's AMX: some eight times as fast as float32 in
-    XLA."""
+    """Whether the processor has Intel's AMX for bfloat16 matrices: in XLA some eight times as fast as float32."""
     return "amx_bf16" in cpu_flags()
 
 

@@ -62,8 +62,7 @@ def available() -> int | None:
 
 
 def installed() -> int:
-    """Return the bytes of memory that this process may use at most: the machine's, or its container's if that is
-    less."""
+    """Return the bytes of memory that this process may use at most: the machine's, or its container's if less."""
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # no such limit, or "max"

@@ -10,8 +10,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(**settings: Any) -> Callable[[Function], Function]:
-    """Decorate a function to be compiled on its first call, and to let other threads run meanwhile; takes njit's
-    settings."""
+    """Decorate a function to be compiled by njit, with its settings, on its first call, and to run without the GIL."""
 
     def compile_(function: Function) -> Function:
         try:

@@ -25,8 +25,7 @@ REPLICATED = P()
 """Spec of scalars, norms, biases and small tables: a copy on every device."""
 
 SPLIT_FROM = 1 << 16
-"""Number of elements from which a matrix is split over "data"; smaller ones, those of low-rank adapters, stay
-copies."""
+"""Elements from which a matrix is split over "data"; smaller ones, those of low-rank adapters, stay copies."""
 
 # Kernels are [layers, in, out]; heads and inner widths are split, so each block needs one sum over "model". The axis
 # that is split over "data" is, but in adapters, as long as the encoder is wide. Scorers (encoder, decoder) are not
@@ -66,8 +65,7 @@ PARAMETERS: list[tuple[str, P]] = [
 
 
 def spec_of(name: str) -> P:
-    """Return the PartitionSpec of a parameter by its dotted name, with both axes; an unknown name is an error, not a
-    guess."""
+    """Return the PartitionSpec of a parameter by its dotted name, with both axes; an unknown name is an error."""
     for pattern, spec in PARAMETERS:
         if re.search(rf"(^|\.){pattern}$", name):
             return spec

@@ -106,8 +106,7 @@ def longest_row(lengths: jax.Array, together: bool) -> jax.Array:
 
 
 def varying(params: Any) -> Any:
-    """Return the parameters with copies marked as varying, so that the gradients of copies stay local; for
-    `reduced`."""
+    """Return the parameters with copies marked as varying, so that their gradients stay local; for `reduced`."""
     return jax.tree.map(lambda x: x if is_split(x) else lax.pcast(x, DATA, to="varying"), params)
 
 
@@ -156,8 +155,7 @@ def scattered(x: jax.Array, axis: int) -> jax.Array:
 
 
 def scattered_in_two_steps(x: jax.Array, axis: int) -> jax.Array:
-    """`scattered` over the columns of a rectangle of the devices, as near to a square as they allow, and then its
-    rows."""
+    """`scattered` over the columns of a rectangle of devices, as near to a square as possible, and then its rows."""
     devices = lax.axis_size(DATA)
     height = next(size for size in range(math.isqrt(devices), 0, -1) if devices % size == 0)
     rows = np.arange(devices).reshape(height, -1)

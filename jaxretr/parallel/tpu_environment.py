@@ -27,13 +27,11 @@ def _may_have_tpu() -> bool:
 
 
 def compile_for_tpus() -> None:
-    """Let libtpu, or XLA for GPUs, compile in this process without touching or waiting for chips; call it before JAX is
-    imported."""
+    """Let libtpu, or XLA for GPUs, compile without touching or waiting for chips; call it before JAX is imported."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    # No chip is touched, so that other processes may have libtpu loaded too; its lock file is for those that run on
-    # chips.
+    # No chip is touched, so other processes may have libtpu loaded too; its lock file is for those that use chips.
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
     # Programs compiled without a client of the device can be written to the cache, but not be read from it.
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"

@@ -53,8 +53,7 @@ class CompiledFacts:
     """Bytes of arguments that are overwritten by results."""
     collectives: tuple[CollectivePlan, ...] = ()
     reduced_floats: int | None = None
-    """Number of float32 elements that are added up over the devices, counted in whole arrays: gradients, and little
-    else."""
+    """Number of float32 elements that are summed over the devices, in whole arrays: gradients, and little else."""
     loops: int | None = None
     largest_array: int | None = None
     """Elements of the largest array."""
@@ -105,8 +104,7 @@ class KnownPrograms:
 
 
 def fingerprint(lowered: Any, options: dict[str, Any] | None, target: str) -> str:
-    """Return a hash of a program's text without places in source files, of its target, and of the compiler and its
-    options."""
+    """Return a hash of a program's text without places in source files, its target, the compiler and its options."""
     try:
         compiler = f"libtpu {metadata.version('libtpu')}"
     except metadata.PackageNotFoundError:

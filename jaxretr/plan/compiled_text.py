@@ -101,8 +101,7 @@ class Program:
         return [collective for collective in self.collectives if collective.kind == kind]
 
     def copies(self, elements: int) -> list[Array]:
-        """Return the arrays of at least so many elements that the program copies since they could not be overwritten in
-        place."""
+        """Return the arrays of at least so many elements that are copied, as they could not be overwritten in place."""
         copied = [arrays(found)[0] for found in _COPY.findall(self.text)]
         return [array for array in copied if array.elements >= elements]
 
@@ -137,8 +136,7 @@ def _overlaps(line: str, following: list[str]) -> bool:
 
 
 def _results(found: re.Match[str]) -> tuple[Array, ...]:
-    """Return the arrays that a collective produces, without the operands that the first half of some asynchronous ones
-    names."""
+    """Return the arrays that a collective produces, without the operands, which some asynchronous ones name first."""
     named = arrays(found[1])
     if found[3] and found[2] in ("all-gather", "reduce-scatter", "collective-permute"):
         named = [array for array in named if array.dtype != "u32" or array.shape]

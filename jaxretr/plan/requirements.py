@@ -1,5 +1,4 @@
-"""Requirements of a run before it runs: its programs are compiled ahead of time for their memory, communication and
-work.
+"""Requirements of a run before it runs: memory, communication and work of its programs, compiled ahead of time.
 
 No weights, no data and no corpus come near a device: all arguments are shapes (jaxretr/recipes/outline.py).
 """
@@ -28,8 +27,7 @@ log = logging.getLogger(__name__)
 
 GIB = 2**30
 
-# With these options the TPU compiler takes a fraction of the time, and finds the same use of memory to within some
-# percent.
+# With these options the TPU compiler takes a fraction of the time, and finds the memory to within some percent.
 TPU_OPTIONS = {"exec_time_optimization_effort": -1.0}
 # Tuning measures kernels on a GPU, and none is present.
 GPU_OPTIONS = {"xla_gpu_autotune_level": 0}
@@ -55,8 +53,7 @@ class ProgramPlan:
     """Whether the program fits into a device's memory; None where that is not known."""
     collectives: tuple[CollectivePlan, ...]
     reduced_floats: int | None
-    """Number of float32 elements that are added up over the devices, counted in whole arrays: gradients, and little
-    else."""
+    """Number of float32 elements that are summed over the devices, in whole arrays: gradients, and little else."""
     loops: int | None
     largest_array: int | None
     """Elements of the largest array."""
@@ -76,8 +73,7 @@ class Plan:
     passages: int
     passages_source: str
     words: float | None
-    """Mean number of words of a passage, from which its token ids are estimated; None: not known, and each is of full
-    length."""
+    """Mean number of words of a passage, from which its token ids are estimated; None: not known, full length."""
     topology: str
     devices: int
     chips: int

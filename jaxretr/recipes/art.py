@@ -82,8 +82,7 @@ class ArtState(NamedTuple):
 
 
 class ArtPrograms:
-    """Programs that an ART run compiles; they depend only on the config, the models' shapes and the size of the
-    corpus."""
+    """Programs that an ART run compiles, which depend on the config, the models' shapes and the corpus's size alone."""
 
     def __init__(
         self,

@@ -65,8 +65,8 @@ class ContrastiveState(NamedTuple):
 
 
 class ContrastivePrograms:
-    """Programs that a supervised run compiles; they depend only on the config, the model's shape and the number of
-    passages."""
+    """Programs that a supervised run compiles, which depend on the config, the model's shape and passage count
+    alone."""
 
     def __init__(
         self,
@@ -217,8 +217,7 @@ class ContrastiveRun(ContrastivePrograms):
 
     @property
     def most_negatives(self) -> int:
-        """Number of negatives of a question in one step, before masking; the log's `negatives` is their number after
-        it."""
+        """Number of negatives of a question in one step, before masking; the log's `negatives` are those after it."""
         places = self.draws.places + self.program.negatives.retrieved
         in_batch = self.config.train.batch_size * places - self.program.positives
         return in_batch + (self.corpus_rows if self.program.contrastive.corpus_softmax else 0)
@@ -295,8 +294,7 @@ class ContrastiveRun(ContrastivePrograms):
         return step.trace(train, index, self.whole.passages, self.device_contents, self.batch(0))
 
     def refreshed(self, state: ContrastiveState, number: int) -> ContrastiveState:
-        """The state with a fresh index and fresh product codes, where it has them and they are due before step
-        `number`."""
+        """Return the state with a fresh index and fresh product codes, where these are due before step `number`."""
         index = state.index if state.index is None else self.upkeep.refreshed(state.train, state.index, number)
         return state._replace(train=self.codes.refitted(state.train, self.whole.passages, number), index=index)
 
@@ -326,8 +324,7 @@ class ContrastiveRun(ContrastivePrograms):
         )
 
     def _on_host(self, number: int) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, np.ndarray] | None, Any]:
-        """Return the arrays of a step: tokens, lengths, rows and known positives; misspelt forms; the teacher's
-        scores."""
+        """Return the arrays of a step: tokens, lengths, rows, known positives; misspelt forms; the teacher's scores."""
         chosen = self.batches.indices(number)
         rows, teacher = self.draws.rows(chosen, number)
         tokens, lengths, forms = self.questions.of_step(chosen, number)

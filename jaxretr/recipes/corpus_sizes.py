@@ -14,8 +14,7 @@ from jaxretr.data.training_set import read_passages
 from jaxretr.errors import UserError
 from jaxretr.recipes.run_examples import read_run_examples
 
-# Published number of passages of the collections with these names, without suffixes, and mean words of a passage with
-# its title.
+# Published number of passages of the collections with these names, and mean words of a passage with its title.
 WELL_KNOWN = {
     "psgs_w100": (21_015_324, 103),  # DPR's Wikipedia (Karpukhin et al. 2020, section 4.1): 100 words, and the title
     "msmarco": (8_841_823, 56),  # MS MARCO passages, as a BEIR folder
@@ -84,8 +83,7 @@ def corpus_size(config: Config, passages: int | None = None) -> CorpusSize:
 
 
 def most_questions(config: ArtConfig) -> int:
-    """Return the largest number of training questions of an ART run: counted in its file, or as many as its steps can
-    read."""
+    """Return the most training questions that an ART run can have: counted in its file, or those of all steps."""
     read = config.train.steps * config.train.batch_size
     path = config.data.questions
     if not data_path(path).exists():
@@ -105,8 +103,7 @@ def _texts(path: str) -> Iterator[tuple[str, str]]:
 
 
 def _count(passages: Iterable[tuple[str, str]]) -> tuple[int, float | None]:
-    """Return the number of passages (title, text) and their mean number of words, which is None if there are no
-    passages."""
+    """Return the number of passages (title, text) and their mean number of words, None without any passage."""
     count, words = 0, 0.0
     for title, text in passages:
         spaced, length = len(title.split()) + len(text.split()), len(title.encode()) + len(text.encode())

@@ -228,8 +228,7 @@ def new_bert(shape: BertShape, vocabulary: int, positions: int) -> BertConfig:
 
 
 def _fresh(config: EncoderConfig, shape: BertShape, vocabulary: int) -> DualEncoderConfig:
-    """Return the configuration of an encoder whose weights are drawn anew, and which reads the tokens of
-    `config.path`."""
+    """Return the configuration of an encoder with newly drawn weights that reads the tokens of `config.path`."""
     if config.passage_path is not None:
         raise UsageError(
             "encoder.passage_path brings weights, and encoder.fresh draws them anew; leave one of them out"
@@ -273,8 +272,7 @@ def _joined(base: DualEncoderConfig, lexical: DualEncoderConfig, where: str) -> 
 
 
 class JointModel:
-    """A base encoder and a frozen lexical one, as one model of a run: configuration, first parameters, tokenizer, and
-    saving."""
+    """A base encoder and a frozen lexical one as one model: configuration, first parameters, tokenizer, and saving."""
 
     def __init__(self, encoder: EncoderConfig, joint: Joint, seed: int):
         """Load both encoders.

@@ -70,7 +70,6 @@ class GivenPassages:
         self._seed = config.train.seed
 
     def rows(self, chosen: np.ndarray, step: int) -> np.ndarray:
-        """Return corpus rows of some questions' passages in a step, int32 [B, places]; -1 where a question has too
-        few."""
+        """Return corpus rows of some questions' passages in a step, int32 [B, places]; -1 in empty places."""
         rng = host_generator(self._seed, HostStream.GIVEN_PASSAGES, step)
         return np.concatenate([draw_entries(rng, lists, chosen, count)[0] for count, lists in self._lists], axis=1)

@@ -65,8 +65,7 @@ class IndexUpkeep:
     # ---- what is due -------------------------------------------------------------------------------------------------
 
     def refreshed(self, train: TrainState, index: CorpusState, number: int) -> CorpusState:
-        """Return the index, fully encoded again if that is due before step `number`; a fresh index is returned as it
-        is."""
+        """Return the index, fully encoded again if that is due before step `number`; a fresh one stays unchanged."""
         return self.whole.refresh(train, index) if self._all_is_due(number) else index
 
     def rolled(self, train: TrainState, index: CorpusState, number: int, every: jax.Array | None) -> CorpusState:

@@ -59,8 +59,7 @@ class Outline(NamedTuple):
 
     programs: list[Planned]
     resident: dict[str, Any]
-    """ShapeDtypeStructs of all arrays that stay on the devices, by what they are; a running program may read only
-    some."""
+    """ShapeDtypeStructs of all arrays that stay on the devices, by what they are; a program may read only some."""
 
 
 def training_step(program: Callable[..., Any], arguments: tuple[Any, ...], resident: dict[str, Any]) -> Planned:

@@ -92,8 +92,7 @@ class PairDraws:
 
 
 def first_ranks(corpus: Corpus, questions: Sequence[str], depth: int) -> list[np.ndarray]:
-    """Return BM25's first rows of a corpus for each question, best first; fewer if fewer passages share a word with
-    it."""
+    """Return BM25's first rows of a corpus for each question, best first; fewer if fewer passages share its words."""
     _, rows = Bm25Index.build(corpus).search(questions, min(depth, len(corpus)), threads=os.cpu_count() or 1)
     return [found[found >= 0] for found in rows]
 

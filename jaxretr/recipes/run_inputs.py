@@ -44,8 +44,7 @@ class Inputs(NamedTuple):
     read: dict[str, str]
     """Fingerprints of the contents of files, the same on every machine: a run resumes only with the same ones."""
     made: dict[str, str]
-    """Fingerprints of values that follow from these and the seed. On another kind of machine they may differ by
-    rounding."""
+    """Fingerprints of values that follow from these and the seed; another kind of machine may round differently."""
 
 
 def digest(value: Any) -> str:
@@ -86,8 +85,7 @@ def read_inputs(workdir: Path) -> dict[str, str]:
 
 
 def check_inputs(workdir: Path, inputs: Inputs, config: Config) -> None:
-    """Refuses to resume a run whose data or models were edited. A folder of an older version has no record, and
-    resumes.
+    """Refuse to resume a run whose data or models were edited. An older version's folder has no record, and resumes.
 
     Raises:
       UserError: the inputs differ from the record; the message names them, and the settings that lead to them.
@@ -105,8 +103,7 @@ def check_inputs(workdir: Path, inputs: Inputs, config: Config) -> None:
 
 
 def at_new_paths(begun: Config, config: Config, workdir: Path) -> Config:
-    """Return the settings that a run began with, its data at the paths of `config`, whose content `check_inputs`
-    compares.
+    """Return the settings that a run began with, but its data at the paths of `config`; `check_inputs` compares them.
 
     A path that only one of the two has is another setting, and a folder without a record keeps its paths.
     """

@@ -86,8 +86,7 @@ class StepQuestions:
         return tokens, lengths, (of_forms[0], of_forms[1])
 
     def _typos(self, chosen: np.ndarray, step: int, variant: int, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return one typo of each of n questions, tokens [n, L] and lengths [n]; `places` [n, 1] among the pre-drawn
-        ones."""
+        """Return one typo of n questions each, tokens [n, L] and lengths [n]; `places` [n, 1] of pre-drawn ones."""
         if self.drawn is not None:
             return self.drawn.select(places[:, 0] * len(self.texts) + chosen, self.width)
         texts = [self.texts[int(i)] for i in chosen]

@@ -31,8 +31,7 @@ from jaxretr.streams import HostStream, host_generator
 
 
 class TextData:
-    """Passages of some corpora as tokens, with a vocabulary learnt from them or given; created once and kept in
-    `folder`."""
+    """Passages of some corpora as tokens, with a learnt or given vocabulary; created once and kept in `folder`."""
 
     def __init__(
         self,
@@ -192,8 +191,7 @@ class LanguageModelRun:
         return self.make_batch(self.data.training[self.batches.indices(number)], rng, True)
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
-        """Mean negative log-probability of the held-out passages' tokens, and its exponential; none if none is held
-        out."""
+        """Return the held-out tokens' mean negative log-probability, in nats, and its exponential; {} without any."""
         size = evaluation_rows(self.config, len(self.data.held_out), self.mesh)
         if not size:
             return {}
@@ -213,8 +211,7 @@ class LanguageModelRun:
         return f"{held_out} held-out passages" if (held_out := len(self.data.held_out)) else ""
 
     def metrics(self, loss: float) -> dict[str, float]:
-        """Return the metrics that an evaluation reports for the mean held-out loss, in nats: the loss and its
-        exponential."""
+        """Return the metrics of an evaluation for the mean held-out loss, in nats: the loss and its exponential."""
         return {"loss": loss, "perplexity": float(np.exp(loss))}
 
     def _put(self, batch: Any) -> Any:

@@ -115,8 +115,7 @@ class ValidationSet:
         return total / len(questions)
 
     def _above(self, questions: np.ndarray, passages: np.ndarray) -> np.ndarray:
-        """Count the pool passages that rank above each question's first positive, int64 [n]; ties go to the lower
-        row."""
+        """Count the pool passages that rank above each question's first positive, int64 [n]; lower rows win ties."""
         passages = passages[np.searchsorted(self._embedded, self._pool)]
         devices = self.mesh.shape[DATA]
         rows = -(-len(passages) // devices) * devices

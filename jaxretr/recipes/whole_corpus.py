@@ -135,8 +135,7 @@ def widths_of(store: TokenStore) -> tuple[int, ...]:
 
 
 def index_programs(program: IndexProgram, mesh: Mesh) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the compiled programs around a run's index: `make_refresh`'s, and `make_search`'s at the evaluated
-    depth."""
+    """Return the compiled programs around a run's index: its refresh, and its search at the evaluated depth."""
     return make_refresh(program, mesh), make_search(program, mesh, min(EVALUATED_DEPTH, program.corpus_rows))
 
 
@@ -262,8 +261,7 @@ def check_corpus(judged: Judged, corpus: Corpus) -> None:
 
 
 def activation_bytes(encoder: EncoderConfig | PairEncoder, mesh: Mesh) -> int:
-    """Return the bytes of activations that a device may keep in a step, for questions and for passages each; 0:
-    nothing."""
+    """Return the bytes of activations that a device may keep in a step for questions, and for passages; 0: none."""
     if encoder.activations == "recompute":
         return 0
     if encoder.activations == "keep":

@@ -16,8 +16,7 @@ _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
 class MLflow:
-    """One run of MLflow, which a resumed run continues; MLFLOW_TRACKING_URI, or MLflow's default, decides where it is
-    kept.
+    """One run of MLflow, which a resumed run continues; MLFLOW_TRACKING_URI, or MLflow's default, is its place.
 
     Args:
       folder: the run's folder, which keeps the run's id.

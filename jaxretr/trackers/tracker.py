@@ -1,5 +1,4 @@
-"""The interface of all trackers, and the file in the run's folder that names the tracked run which a resumed run
-continues."""
+"""The interface of all trackers, and the file that names the tracked run which a resumed run continues."""
 
 import json
 from collections.abc import Mapping

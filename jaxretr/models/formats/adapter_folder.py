@@ -38,8 +38,7 @@ class AdapterParts(NamedTuple):
 
 
 def find(path: str | Path) -> Path | None:
-    """Return the folder of our own adapter that a path leads to: itself, or a model's or a run's; None if there is
-    none."""
+    """Return our own adapter's folder that a path leads to: itself, or a model's or a run's; None if there is none."""
     folder = resolve(path)
     places = (folder, folder / FOLDER, folder / "model" / FOLDER)
     return next((place for place in places if (place / NOTE).is_file()), None)

@@ -69,8 +69,7 @@ _PARALLEL_ACCEPTED: _Accepted = {
     "non_linearity": ("relu",),
     "original_ln_after": (True,),
     **dict.fromkeys(("reduction_factor", "scaling", "init_weights", "dropout")),
-    # A parallel adapter reads the unmodified input of the feed-forward network, and has no residual connection of its
-    # own.
+    # A parallel adapter reads the unmodified input of the feed-forward network, and has no residual connection.
     **dict.fromkeys(("original_ln_before", "residual_before_ln", "adapter_residual_before_ln")),
     # Without inv_adapter and phm_layer, which are refused, these settings have no effect.
     **dict.fromkeys(("inv_adapter_reduction_factor", "phm_dim", "phm_c_init", "phm_init_range", "phm_rank")),
@@ -243,8 +242,7 @@ def _peft_targets(config: Mapping[str, Any], prefix: str, backbone: Backbone, wh
 
 
 def _inseparable(backbone: Backbone) -> dict[str, tuple[str, ...]]:
-    """Return modules of the encoder's class that hold several of our dense layers, with these: one LoRA would adapt all
-    of them."""
+    """Return modules that hold several of our dense layers, with these: one LoRA would adapt all of a module's."""
     names = names_of(backbone)
     fused = names.fused if isinstance(names, RotaryNames) else {}
     return {module: parts for module, parts in fused.items() if not names.modules.keys() & set(parts)}

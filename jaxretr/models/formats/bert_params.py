@@ -228,8 +228,7 @@ def reads(config: Mapping[str, Any], where: str) -> bool:
 
 
 def bert_shape(config: Mapping[str, Any], where: str) -> tuple[BertConfig, int]:
-    """Return the shape that a config.json states, and the size of DPR's projection, 0 without; UserError names
-    `where`."""
+    """Return the shape that a config.json states, and DPR's projection size, 0 without; UserError names `where`."""
     architecture = stated_architecture(config, where)
     names = _ARCHITECTURES[architecture] if architecture else _MODEL_TYPES[config["model_type"]]
     for key, supported in {**_ONLY, **names.constants}.items():

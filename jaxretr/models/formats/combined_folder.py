@@ -15,8 +15,7 @@ from jaxretr.storage.files import atomic_folder, atomic_write
 
 _VERSION = 1
 
-# All files that a folder of ours may hold: a folder with anything else is never replaced. The curve is `jaxretr
-# tune`'s.
+# All files of our own folder, with `jaxretr tune`'s curve: a folder with anything else is never replaced.
 _OURS = (NOTE, "part-[0-9]*", "curve.json", "curve.png")
 
 

@@ -131,8 +131,7 @@ def read_causal_lm(folder: Path, max_question_length: int) -> tuple[CausalLmConf
 
 
 def _read_decoder(folder: Path) -> tuple[RotaryConfig, Params, np.ndarray | None]:
-    """Return a decoder's shape and parameters, and its output layer's rows [V, D]; None where they are the word
-    embeddings."""
+    """Return a decoder's shape and parameters, and its output layer's rows [V, D]; None if they are the embeddings."""
     config, tensors = open_scorer(folder)
     encoder = import_checkpoint(config, tensors)
     if not isinstance(encoder.config, RotaryConfig) or not encoder.config.causal:

@@ -120,8 +120,7 @@ def load(
 
 
 def _base_of(folder: Path) -> Path:
-    """Return the model that an adapter's folder names, relative to the folder, to the working directory, or on the
-    hub."""
+    """Return the model that an adapter's folder names, relative to it, to the working directory, or on the hub."""
     config = read_json(folder, adapter_formats.NOTE)
     name = config.get("base_model_name_or_path") or config.get("model_name") or ""
     try:
@@ -154,8 +153,8 @@ def _with_adapter(loaded: Loaded, folder: Path, base: Path) -> Loaded:
 
 
 def model_folder(folder: Path) -> Path:
-    """Return the folder of a run directory's model, a Hugging Face folder for masked language modelling; otherwise the
-    folder."""
+    """Return the folder of a run directory's model (Hugging Face's for masked language modelling), or the folder
+    itself."""
     holds = any((folder / "model" / name).exists() for name in (NOTE, "config.json"))
     return folder / "model" if holds else folder
 
@@ -175,8 +174,7 @@ def states_use(path_or_name: str | Path) -> bool:
 
 
 def use_note(config: DualEncoderConfig, layout: Layout = "bert", *, separate: bool = False) -> ExportNote:
-    """Return the note that a folder of another library's layout needs beside it for the model to be read back
-    unchanged."""
+    """Return the note with which a folder in another library's layout is read back as the same model."""
     return ExportNote(
         layout=layout,
         shared=config.shared,
@@ -254,8 +252,7 @@ def default_pooling(backbone: Backbone) -> Pooling:
 
 
 def _default_length(backbone: Backbone) -> int:
-    """Return the tokens of a text for an encoder whose folder states no limit: its positions, or T5's length in
-    pretraining."""
+    """Return a text's length in tokens if the folder states none: the encoder's positions, or T5's in pretraining."""
     return 512 if isinstance(backbone, T5EncoderConfig) else backbone.max_position_embeddings
 
 

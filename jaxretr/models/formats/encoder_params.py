@@ -99,8 +99,7 @@ def read(folder: str | Path) -> tuple[Backbone, Params]:
 
 
 def encoder_shape_of(config: Mapping[str, Any], where: str) -> tuple[Backbone, int]:
-    """Return the shape that a config.json states, and the size of DPR's projection, 0 without; UserError names
-    `where`."""
+    """Return the shape that a config.json states, and DPR's projection size, 0 without; UserError names `where`."""
     config = without_task(config, where)
     if rotary_params.reads(config, where):
         return rotary_params.rotary_shape(config, where), 0

@@ -25,8 +25,7 @@ Layout = Literal["bert", "dpr", "sentence-transformers"]
 
 @dataclass(frozen=True, kw_only=True)
 class ExportNote:
-    """The content of jaxretr.json. Settings that the layout's own files state are None here, so that nothing is stated
-    twice."""
+    """The content of jaxretr.json. Settings that the layout's own files state are None: nothing is stated twice."""
 
     layout: Layout
     shared: bool

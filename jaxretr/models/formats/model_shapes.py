@@ -1,5 +1,4 @@
-"""The shapes of models without their weights: from a folder's config.json, the hub's cache, or a table of known
-names."""
+"""The shapes of models without their weights: from config.json, the hub's cache, or a table of known names."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -149,8 +148,7 @@ def encoder_shape(
     shared: bool | None = None,
     pooling: Pooling | None = None,
 ) -> DualEncoderConfig:
-    """Return the configuration that `DualEncoder.from_pretrained` loads, without reading weights if config.json states
-    it.
+    """Return the configuration that `DualEncoder.from_pretrained` loads, from config.json without weights if possible.
 
     Args:
       path: as for `DualEncoder.from_pretrained`, or one of KNOWN_ENCODERS.

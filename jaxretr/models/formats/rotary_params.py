@@ -174,8 +174,7 @@ def _with_attention(shape: RotaryConfig, config: Mapping[str, Any], file: str) -
 
 
 def _with_positions(shape: RotaryConfig, config: Mapping[str, Any], file: str) -> RotaryConfig:
-    """Return the shape with its rotary positions: rope_parameters is transformers 5's, rope_theta and rope_scaling are
-    older."""
+    """Return the shape with its rotary positions: rope_parameters (transformers 5), or rope_theta and rope_scaling."""
     newest = config.get("rope_parameters")
     older = {"rope_theta": shape.rope_theta, **_object(config.get("rope_scaling"), f"{file}: 'rope_scaling'")}
     stated = older if newest is None else _object(newest, f"{file}: 'rope_parameters'")

@@ -219,8 +219,7 @@ def _truncate_dim(folder: Path) -> int | None:
 
 
 def cutting_projection(inputs: int, size: int) -> Params:
-    """Return the linear layer that keeps the first `size` of `inputs` dimensions: a cut that every reader of Dense
-    applies."""
+    """Return the linear layer that keeps the first `size` of `inputs` dimensions, a cut for every reader of Dense."""
     return {"kernel": np.eye(inputs, size, dtype=np.float32), "bias": np.zeros(size, np.float32)}
 
 

@@ -1,5 +1,4 @@
-"""T5 checkpoints of Hugging Face (v1.0, v1.1, LM-adapted, Flan, T0) to and from our parameters: whole models that
-score."""
+"""T5 checkpoints of Hugging Face (v1.0, v1.1, LM-adapted, Flan, T0) to and from our parameters: whole scorers."""
 
 import re
 from collections.abc import Mapping
@@ -140,8 +139,7 @@ def encoder_rows(feed_forward: str) -> list[Row]:
 
 
 def without_second_names(tensors: TensorFiles) -> TensorFiles:
-    """Return the tensors with the embedding only under the name shared.weight; UserError if its other names' tensors
-    differ."""
+    """Return the tensors with the embedding only as shared.weight; UserError if its other names' tensors differ."""
     names = set(tensors.names)
     if "shared.weight" not in names:
         first = next((name for name in _SECOND_NAMES if name in names), None)

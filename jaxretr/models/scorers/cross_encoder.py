@@ -104,8 +104,7 @@ def relevance(
 
 
 def _without_padding(tokens: jax.Array, lengths: jax.Array, padding: int | None) -> jax.Array:
-    """Return the lengths of rows up to their last token that is not padding, as in transformers' classifiers; at least
-    1."""
+    """Return the lengths of rows up to their last token that is no padding, as transformers' classifiers do, or 1."""
     if padding is None:
         return lengths
     place = jnp.arange(tokens.shape[1])

@@ -9,8 +9,7 @@ from jaxretr.models.backbone_config import Backbone
 
 @dataclass(frozen=True)
 class HeadShape:
-    """Shape of the layers from the encoder's states to one score: pooling, an optional dense layer, and a linear
-    one."""
+    """Shape of the layers from the encoder's states to one score: pooling, an optional dense layer, a linear one."""
 
     pooling: Pooling = "cls"
     dense: bool = True

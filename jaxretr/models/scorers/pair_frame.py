@@ -42,8 +42,7 @@ class PairFrame:
         return self.max_length - self.fixed
 
     def fit(self, questions: Any, passages: Any) -> tuple[Any, Any]:
-        """Return how many ids of each question and passage fit: int32 [n] and [n] from their lengths, numpy's or
-        JAX's."""
+        """Return how many ids of questions and passages fit, int32 [n] and [n], by their lengths (numpy's or JAX's)."""
         xp: Any = np if isinstance(questions, np.ndarray) else jnp
         if self.cut == "passage":
             questions = xp.minimum(questions, self.room)

@@ -1,5 +1,4 @@
-"""The question scorer: the likelihood of a question given a passage, by a frozen T5 (ART, Sachan et al. 2023, section
-2.3).
+"""The question scorer: how likely a question is given a passage, by a frozen T5 (ART, Sachan et al. 2023, section 2.3).
 
 The passage's score is mean_t log p(question_t | question_<t, passage), over all tokens of "Question: {q}</s>" given
 "Passage: {title} {text} . Please write a question based on this passage.</s>".

@@ -21,8 +21,7 @@ class Teacher(Protocol):
     """
 
     def row_lengths(self, passage_lengths: Any, question_lengths: Any) -> Any:
-        """Return the real tokens of rows, int32 [...], from those of their passages and questions, numpy's or JAX's
-        int32 [...]."""
+        """Return the real tokens of rows, int32 [...], by those of passages and questions, numpy's or JAX's."""
         ...
 
     def longest_row(self, passage_width: int, question_width: int) -> int:
