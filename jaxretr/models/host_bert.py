@@ -116,6 +116,8 @@ class HostBert:
         Returns:
           The real tokens' states, row after row, float32 [sum of lengths, D].
         """
+        # The n real tokens of all rows, one after the other: word embeddings x and position embeddings y, float32 [n,
+        # D].
         config, heads, ends = self.config, self.config.num_attention_heads, np.cumsum(lengths)
         real = np.arange(tokens.shape[1]) < lengths[:, None]
         starts, n = np.concatenate([[0], ends]).astype(np.int64), int(ends[-1])
@@ -127,6 +129,7 @@ class HostBert:
             y = self.positions[np.nonzero(real)[1]]
         # The result of a LayerNorm is the residual stream itself, or with pre-LN separate from it.
         h = np.empty_like(x) if config.pre_layer_norm else x
+        # Arrays that all layers share: attention's result [n, D], queries, keys and values [n, 3 D], the inner states.
         mixed, qkv = np.empty_like(x), np.empty((n, 3 * config.hidden_size), np.float32)
         inner = np.empty((n, config.intermediate_size), np.float32)
         with ThreadPoolExecutor(cpu_threads()) as pool:

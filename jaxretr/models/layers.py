@@ -24,7 +24,7 @@ Params = dict[str, Any]
 
 
 class Dense(nnx.Module):
-    """x @ kernel + bias with the operands in `dtype`; the result is rounded to `dtype` too, or is a `result`."""
+    """x @ kernel + bias with operands of type `dtype`; the result is of type `result`, by default `dtype`."""
 
     def __init__(
         self,

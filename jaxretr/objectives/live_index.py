@@ -193,6 +193,7 @@ def fetch_rows(table: Any, rows: jax.Array) -> Any:
       int32 or float32 [b, K, ...]: the wanted rows of this device's b questions; for a corpus's tokens int32
       `TokenRows`, with tokens [b, K, L] and lengths [b, K].
     """
+    # Rows of this device's part, [B, K], and whether they are on this device.
     n = len(table.lengths) if isinstance(table, CorpusTokens) else len(table)
     local = rows - lax.axis_index(DATA) * n
     mine = (local >= 0) & (local < n)
@@ -214,16 +215,17 @@ def write_back(index: CorpusState, rows: jax.Array, fresh: jax.Array, step: jax.
     Args:
       index: this device's part of the index.
       rows: the retrieved global rows of the whole batch, int32 [B, K].
-      fresh: the embeddings of those that this device computed, float32 [b, K, D].
+      fresh: embeddings of the rows of this device's questions, float32 [b, K, D].
       step: the number of updates that the weights had seen, int32 scalar.
     """
     everyone = lax.all_gather(fresh.astype(index.embeddings.dtype), DATA, tiled=True)  # [B, K, D]
     flat = rows.reshape(-1)
     # A passage that several questions found has several embeddings (dropout); the first question's counts, so that
-    # the result does not depend on the order in which a device scatters.
+    # the result does not depend on the order in which a device scatters. first: bool [B K].
     order = jnp.argsort(flat, stable=True)
     repeats = jnp.concatenate([jnp.zeros(1, bool), jnp.diff(flat[order]) == 0])
     first = jnp.zeros(flat.shape, bool).at[order].set(~repeats)
+    # Rows of this device's part, [B K]; n for other devices' rows and for repeats.
     n = len(index.encoded_at)
     local = flat - lax.axis_index(DATA) * n
     place = jnp.where(first & (local >= 0) & (local < n), local, n)  # n is out of bounds: dropped

@@ -50,8 +50,7 @@ def fewest_widths(lengths: np.ndarray, longest: int, *, padding: float, most: in
     tokens = np.where(np.arange(len(held)) == 0, 0.0, np.inf)
     history: list[np.ndarray] = []
     for _ in range(most):
-        # step[j, i]: the same with one more width, j - 1, for rows longer than width i - 1: the best i is the one
-        # before.
+        # step[j, i]: the same with one more width, j - 1, for the rows longer than width i - 1.
         step = np.where(
             np.tri(len(held), k=-1, dtype=bool),
             tokens[None, :] + (held[:, None] - held[None, :]) * np.concatenate([[0], widths])[:, None],

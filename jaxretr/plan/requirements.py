@@ -73,7 +73,7 @@ class Plan:
     passages: int
     passages_source: str
     words: float | None
-    """Mean number of words of a passage, from which its token ids are estimated; None: not known, full length."""
+    """Mean words of a passage, from which its token ids are estimated; None: unknown, full length is assumed."""
     topology: str
     devices: int
     chips: int

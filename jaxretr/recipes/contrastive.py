@@ -65,8 +65,7 @@ class ContrastiveState(NamedTuple):
 
 
 class ContrastivePrograms:
-    """Programs that a supervised run compiles, which depend on the config, the model's shape and passage count
-    alone."""
+    """Programs that a supervised run compiles, by its config, the model's shape and the number of passages alone."""
 
     def __init__(
         self,

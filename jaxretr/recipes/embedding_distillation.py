@@ -74,6 +74,7 @@ class EmbeddingDistillationRun(LanguageModelRun):
         every = max(2, len(short) // max(1, config.data.held_out))
         self.short_held_out = np.arange(0, len(short), every)
         self.short_training = np.setdiff1d(np.arange(len(short)), self.short_held_out)
+        # Places of the embedded passages among all, -1 for the others.
         rows = np.sort(np.concatenate([data.training, data.held_out]))
         self.place = np.full(len(data.corpus), -1)
         self.place[rows] = np.arange(len(rows))
@@ -86,6 +87,7 @@ class EmbeddingDistillationRun(LanguageModelRun):
         words = encode(
             teacher, queries=_as_questions([piece.removeprefix("##") for piece in pieces]), out=stores / "pieces"
         )
+        # The teacher's embeddings of passages, short texts and word pieces; all are projected on the same directions.
         embeddings = [np.concatenate(list(store.blocks())) for store in (passages, texts, words)]
         directions = principal_directions(_evenly(np.concatenate(embeddings[:2]), _SAMPLE), size)
         self.of_passages, self.of_short, self.of_pieces = (_projected(part, directions) for part in embeddings)

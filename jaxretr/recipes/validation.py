@@ -116,6 +116,8 @@ class ValidationSet:
 
     def _above(self, questions: np.ndarray, passages: np.ndarray) -> np.ndarray:
         """Count the pool passages that rank above each question's first positive, int64 [n]; lower rows win ties."""
+        # Embeddings of the pool, float32 [rows, D], padded for the devices, and the place of each question's positive,
+        # [n].
         passages = passages[np.searchsorted(self._embedded, self._pool)]
         devices = self.mesh.shape[DATA]
         rows = -(-len(passages) // devices) * devices
@@ -123,6 +125,7 @@ class ValidationSet:
         places = np.searchsorted(self._pool, self._own[:, 0])
         above = []
         for start in range(0, len(questions), _ROWS):
+            # Questions in batches of one size, so that one program counts for all.
             q = np.zeros((_ROWS, questions.shape[1]), np.float32)
             place = np.zeros(_ROWS, np.int32)
             count = min(_ROWS, len(questions) - start)

@@ -16,7 +16,7 @@ _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
 class MLflow:
-    """One run of MLflow, which a resumed run continues; MLFLOW_TRACKING_URI, or MLflow's default, is its place.
+    """One run of MLflow, which a resumed run continues, kept where MLFLOW_TRACKING_URI or MLflow's default says.
 
     Args:
       folder: the run's folder, which keeps the run's id.

@@ -153,8 +153,7 @@ def _with_adapter(loaded: Loaded, folder: Path, base: Path) -> Loaded:
 
 
 def model_folder(folder: Path) -> Path:
-    """Return the folder of a run directory's model (Hugging Face's for masked language modelling), or the folder
-    itself."""
+    """Return the folder of a run directory's model, in Hugging Face's layout or ours; otherwise the folder itself."""
     holds = any((folder / "model" / name).exists() for name in (NOTE, "config.json"))
     return folder / "model" if holds else folder
 

@@ -31,6 +31,8 @@ def splice(segments: Sequence[Segment], width: int | None = None) -> Spliced:
       segments: segments, at least one of them with separate ids for each row.
       width: L, if all rows are known to be no longer; None: the width of the longest possible row.
     """
+    # The L columns of all rows; each segment is written over the columns from its start on, so that later ones replace
+    # the padding of earlier ones.
     widths = [part[0].shape[-1] if _is_rows(part) else len(part) for part in segments]
     place = jnp.arange(sum(widths) if width is None else min(width, sum(widths)))
     tokens: jax.Array | None = None
@@ -40,6 +42,7 @@ def splice(segments: Sequence[Segment], width: int | None = None) -> Spliced:
         starts.append(start)
         if not size:
             continue
+        # Each column's place in the segment, [..., L] or [L]; negative before its start.
         here = place - (start if isinstance(start, int) else start[..., None])
         inside = jnp.clip(here, 0, size - 1)
         if _is_rows(part):
