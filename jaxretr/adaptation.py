@@ -96,7 +96,7 @@ def adapt(
     split: str = "test",
     dtype: EncodeDtype = "float32",
 ) -> Adapted:
-    """Adapts a model to a corpus without judgements, and encodes the corpus; resumes if it was interrupted.
+    """Adapt a model to a corpus without judgements, and encode the corpus; an interrupted call resumes.
 
     Args:
       model: a model whose adapters were trained separately (encoder.adapter); any other with a warning.

@@ -89,7 +89,7 @@ class Checkpoints:
             raise self._disk_error(error) from error
 
     def restore(self, like: Any, step: int | None = None) -> Any:
-        """Reads a checkpoint onto the devices.
+        """Read a checkpoint onto the devices.
 
         Args:
           like: the state's tree with ShapeDtypeStructs that carry shardings; any number of devices will do. Fields of a

@@ -79,7 +79,7 @@ _TAKES_A_WORD = ("serve",)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Run one command.
 
     Args:
       argv: the words after `jaxretr`; those of the process by default.

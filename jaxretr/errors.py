@@ -23,13 +23,13 @@ class UnavailableError(UserError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns "; did you mean 'x'?" for the known name nearest to `name`, or an empty string."""
+    """Return "; did you mean 'x'?" for the known name nearest to `name`, or an empty string."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{nearest[0]}'?" if nearest else ""
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
-    """Imports an optional package.
+    """Import an optional package.
 
     Args:
       module: dotted name of the module, for instance "scann".

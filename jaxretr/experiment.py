@@ -21,7 +21,7 @@ def shipped_folder() -> Path:
 
 
 def configs() -> dict[str, str]:
-    """Lists the configs that come with the library: name -> the first sentence of its docstring."""
+    """List the configs that come with the library: name -> the first sentence of its docstring."""
     found = {}
     for path in sorted(shipped_folder().glob("*.py")):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -30,7 +30,7 @@ def configs() -> dict[str, str]:
 
 
 def find(config: str | Path) -> Path:
-    """Returns the path of a config: a file, or the name of a shipped one (with or without configs/ and .py).
+    """Return the path of a config: a file, or the name of a shipped one (with or without configs/ and .py).
 
     Raises:
       UsageError: there is neither.
@@ -49,7 +49,7 @@ def find(config: str | Path) -> Path:
 
 
 def load(config: str | Path, overrides: Sequence[str] = (), data: str | Path | None = None) -> Config:
-    """Loads a config, points it at the user's data and applies command-line overrides, which win over both.
+    """Load a config, point it at the user's data and apply command-line overrides, which win over both.
 
     Args:
       config: a file or name, as for `find`.
@@ -82,7 +82,7 @@ def _settled(config: Config, data: str | Path | None, settings: Mapping[str, Any
 def load_config(
     config: str | Path, *, data: str | Path | None = None, beir: str | Path | None = None, **settings: Any
 ) -> Config:
-    """Loads a config for Python: `load_config("dpr_small", data="scifact", **{"train.steps": 100})`.
+    """Load a config for Python: `load_config("dpr_small", data="scifact", **{"train.steps": 100})`.
 
     Args:
       config: a config file, or the name of a shipped config.

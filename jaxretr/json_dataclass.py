@@ -9,7 +9,7 @@ from jaxretr.errors import UsageError, did_you_mean
 
 
 def dataclass_from(cls: type, values: dict[str, Any], where: str) -> Any:
-    """Builds a (nested) dataclass from JSON values, refusing unknown and missing keys and values of another type.
+    """Build a (nested) dataclass from JSON values, refusing unknown and missing keys and values of another type.
 
     Args:
       cls: the dataclass.

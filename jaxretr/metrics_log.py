@@ -50,7 +50,7 @@ class MetricsLog:
         examples: int = 0,
         seconds: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Reports the metrics of a step.
+        """Report the metrics of a step.
 
         Args:
           step: number of finished steps.
@@ -73,7 +73,7 @@ class MetricsLog:
         self._show(step, values, now)
 
     def best(self, step: int, values: Mapping[str, float]) -> None:
-        """Reports the metrics of the best evaluation so far, to the trackers alone (best.json has them)."""
+        """Report the metrics of the best evaluation so far, to the trackers alone (best.json has them)."""
         if not self.writes:
             return
         with self._explained():

@@ -60,7 +60,7 @@ LACKING = 0.5
 
 
 def main(workdir: Path, seed: int = 0, steps: int | None = None) -> dict[str, dict[str, float]]:
-    """Runs the quickstart and prints its tables.
+    """Run the quickstart and print its tables.
 
     Args:
       workdir: receives the runs lexical/, art/ and shuffled_teacher/, index/, learning_curve.png, report.html and
@@ -246,7 +246,7 @@ def print_harder(found: dict[str, Report]) -> None:
 
 
 def show_examples(model: CombinedEncoder, index: ExactIndex, test: BeirSet, questions: Sequence[Question]) -> None:
-    """Prints the first three passages found for some questions, with title and score; + marks those that answer it."""
+    """Print the first three passages found for some questions, with title and score; + marks those that answer it."""
     corpus: Corpus = test.corpus
     scores, rows = index.search_rows(model.encode_queries([question.text for question in questions]), 3)
     for question, found in zip(questions, zip(scores, rows, strict=True), strict=True):
@@ -257,7 +257,7 @@ def show_examples(model: CombinedEncoder, index: ExactIndex, test: BeirSet, ques
 
 
 def draw_curve(workdir: Path) -> None:
-    """Draws recall@20 of the dev questions over the steps of both ART runs."""
+    """Draw recall@20 of the dev questions over the steps of both ART runs."""
     from jaxretr.evaluate import plots
 
     plt = plots.pyplot()

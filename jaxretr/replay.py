@@ -50,7 +50,7 @@ class Replay:
         return max(self.metrics)
 
     def table(self) -> str:
-        """Returns the steps as text, one a line."""
+        """Return the steps as text, one per line."""
         lines = [
             f"step {step}  " + "  ".join(f"{name} {value:.6g}" for name, value in values.items())
             for step, values in self.metrics.items()
@@ -64,7 +64,7 @@ class Replay:
 
 
 def replay(workdir: str | os.PathLike[str], step: int | None = None) -> Replay:
-    """Repeats a step of a run from the newest checkpoint before it; the run's folder is left as it is.
+    """Repeat a step of a run from the newest checkpoint before it; the run's folder stays unchanged.
 
     Args:
       workdir: the run's folder.

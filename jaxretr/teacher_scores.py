@@ -43,7 +43,7 @@ class MinedScores:
 def mine_scores(
     run: str | os.PathLike[str], out: str | os.PathLike[str], *, format: str = "distillation", step: int | None = None
 ) -> MinedScores:
-    """Writes the scores that the teacher of an ART run gave to the passages that the run retrieved.
+    """Write the scores that the teacher of an ART run gave to the passages that the run retrieved.
 
     `OUT.made_of.json` next to them records the teacher, its lengths and precision, and the texts: `table.path` compares
     them. The scores are raw, as `jaxretr.score` writes them. Each question's passage with the best score comes first,

@@ -19,7 +19,7 @@ from jaxretr.json_dataclass import described
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Runs an experiment file's `config()` and applies command-line overrides.
+    """Run an experiment file's `config()` and apply command-line overrides.
 
     Not in several threads at once: the file is run as a program.
 
@@ -64,12 +64,12 @@ def _line_in(error: BaseException, path: Path) -> int:
 
 
 def override(config: Config, words: Sequence[str]) -> Config:
-    """Applies overrides like "--train.steps" "10"; raises UsageError for a wrong name or value."""
+    """Apply overrides like "--train.steps" "10"; raises UsageError for a wrong name or value."""
     return with_settings(config, settings_of(config, words)) if words else config
 
 
 def settings_of(config: Config, words: Sequence[str]) -> dict[str, Any]:
-    """Reads overrides.
+    """Read overrides.
 
     Args:
       config: a config of the kind that the settings are for.
@@ -133,7 +133,7 @@ def _value_of(hint: Any, texts: list[str], option: str, put_out: bool) -> Any:
 
 
 def _scalar(hint: Any, text: str) -> Any:
-    """Reads a text as a value of a type; raises KeyError, TypeError or ValueError if it is none."""
+    """Read a text as a value of a type; raises KeyError, TypeError or ValueError if that is impossible."""
     if hint is bool:
         return {"true": True, "false": False}[text.lower()]
     if get_origin(hint) is Literal:
@@ -158,7 +158,7 @@ def _json(text: str) -> Any:
 
 
 def _present_name(config: Config, name: str) -> str:
-    """A setting's present name, e.g. index.no_write_back for art.no_write_back."""
+    """Return a setting's present name, e.g. index.no_write_back for art.no_write_back."""
     section, _, key = name.partition(".")
     negated = "no_" if key.startswith("no_") else ""
     moved = INDEX_IN_ART.get(key.removeprefix("no_"))
@@ -166,7 +166,7 @@ def _present_name(config: Config, name: str) -> str:
 
 
 def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
-    """Returns the config with other values.
+    """Return the config with other values.
 
     Args:
       config: the config.
@@ -194,7 +194,7 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def _flat(config: Config, types: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Yields each setting's present name, its value as JSON has it, and the name in `settings` that it comes from."""
+    """Yield each setting's present name, its value as JSON has it, and the name in `settings` that it comes from."""
     for given, value in settings.items():
         name = _present_name(config, given)
         section = section_of(types.get(name))

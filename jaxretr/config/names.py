@@ -40,7 +40,7 @@ _COMMON = ("train", "optimizer", "data", "encoder", "contrastive", "negatives", 
 
 
 def nearest_setting(name: str, known: Collection[str], options: Collection[str] = ()) -> str:
-    """Returns "; did you mean '--section.key'?" for a name that is not a setting, or an empty string.
+    """Return "; did you mean '--section.key'?" for a name that is not a setting, or an empty string.
 
     The same key in another section, or what another library calls a setting, comes before similar spelling.
 
@@ -66,13 +66,13 @@ def _place(name: str) -> int:
 
 
 def all_settings() -> set[str]:
-    """Returns the names of the settings of all kinds of config, with "-" for "_"."""
+    """Return the names of the settings of all kinds of config, with "-" for "_"."""
     types = {name: hint for kind in KINDS.values() for name, hint in setting_types(kind).items()}
     return {name.replace("_", "-") for name, hint in types.items() if not is_dataclass(hint)}
 
 
 def setting_types(cls: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns the type of each setting and section of a class of configs, by name ("encoder.adapter.lora_rank").
+    """Return the type of each setting and section of a class of configs, by name ("encoder.adapter.lora_rank").
 
     A section that can be left out is listed with the settings that it has otherwise.
     """
@@ -85,5 +85,5 @@ def setting_types(cls: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def section_of(hint: Any) -> Any:
-    """The dataclass of a section's type, which may be a union with None; None for a setting."""
+    """Return the dataclass of a section's type, which may be a union with None; None for a setting."""
     return next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)

@@ -116,8 +116,7 @@ class HostBert:
         Returns:
           The real tokens' states, row after row, float32 [sum of lengths, D].
         """
-        # The n real tokens of all rows, one after the other: word embeddings x and position embeddings y, float32 [n,
-        # D].
+        # The n real tokens of all rows in one array: word embeddings x and position embeddings y, float32 [n, D].
         config, heads, ends = self.config, self.config.num_attention_heads, np.cumsum(lengths)
         real = np.arange(tokens.shape[1]) < lengths[:, None]
         starts, n = np.concatenate([[0], ends]).astype(np.int64), int(ends[-1])

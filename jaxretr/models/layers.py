@@ -230,7 +230,7 @@ def mask_bias(lengths: jax.Array, positions: int) -> jax.Array:
 
 
 def define(make: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Params]:
-    """Returns a model's graph and its abstract parameters (ShapeDtypeStructs in a plain dict), allocating nothing."""
+    """Return a model's graph and its abstract parameters (ShapeDtypeStructs in a plain dict), allocating nothing."""
     graph, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
     return graph, nnx.to_pure_dict(state)
 
@@ -241,7 +241,7 @@ def bind(graph: Any, params: Params) -> Any:
 
 
 def initialise(make: Callable[[nnx.Rngs], nnx.Module], seed: int) -> Params:
-    """Returns freshly drawn parameters in a plain dict of float32 arrays."""
+    """Return freshly drawn parameters in a plain dict of float32 arrays."""
 
     @jax.jit
     def draw() -> Params:

@@ -137,7 +137,7 @@ class ArtProgram(IndexProgram):
 
 
 def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh: Mesh) -> Callable[..., Any]:
-    """Builds the compiled training step.
+    """Build the compiled training step.
 
     Args:
       program: the run's constants.

@@ -20,7 +20,7 @@ def without_repeats(rows: jax.Array) -> jax.Array:
 
 
 def filled(rows: jax.Array, passages: int, keys: jax.Array) -> jax.Array:
-    """Fills the empty places with passages that are drawn uniformly from those that the question does not have yet.
+    """Fill the empty places with passages that are drawn uniformly from those that the question does not have yet.
 
     Args:
       rows: int32 [B, K], -1 in empty places; no row twice.

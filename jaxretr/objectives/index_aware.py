@@ -84,7 +84,7 @@ def storage_error(stored: StoredRows, p: jax.Array) -> jax.Array:
 
 
 def make_learn(program: IndexProgram, mesh: Mesh, count: int) -> Callable[..., ProductCodes]:
-    """Builds the compiled program that fits the centres of product codes to passages, dropout off.
+    """Build the compiled program that fits the centres of product codes to passages, dropout off.
 
     Args:
       program: the run's constants.

@@ -21,7 +21,7 @@ from jaxretr.state import CorpusState, CorpusTokens
 
 
 def make_refresh(program: IndexProgram, mesh: Mesh) -> Callable[..., CorpusState]:
-    """Builds the compiled program that encodes the whole corpus on the devices, dropout off.
+    """Build the compiled program that encodes the whole corpus on the devices, dropout off.
 
     Returns:
       refresh(params, passages, index, step) -> index. `index` is donated and overwritten.
@@ -36,7 +36,7 @@ def make_refresh(program: IndexProgram, mesh: Mesh) -> Callable[..., CorpusState
 
 
 def make_rolling_refresh(program: IndexProgram, mesh: Mesh, every: int) -> Callable[..., CorpusState]:
-    """Builds the compiled program that encodes one slice of the corpus on the devices, dropout off.
+    """Build the compiled program that encodes one slice of the corpus on the devices, dropout off.
 
     A slice is a function of the step alone: for any number of devices it has the same rows, equally many on each.
 

@@ -269,7 +269,7 @@ def staleness_of(index: CorpusState, rows: jax.Array, step: jax.Array) -> jax.Ar
 
 
 def make_search(program: IndexProgram, mesh: Mesh, k: int) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """Builds the compiled search of evaluation questions over the live index, dropout off.
+    """Build the compiled search of evaluation questions over the live index, dropout off.
 
     Returns:
       search(params, index, tokens [B, L], lengths [B]) -> (scores float32 [B, k], rows int32 [B, k]), the same on

@@ -263,7 +263,7 @@ def is_of_collective(error: BaseException | None) -> bool:
 
 
 def _tell(error: BaseException) -> None:
-    """Tells the other processes that this one has failed, and lets it end without waiting for them."""
+    """Tell the other processes that this one has failed, and let it end without waiting for them."""
     if is_of_collective(error):
         # Probably because another process has died: the watch will know in a moment, and reports it better.
         time.sleep(_seconds("JAXRETR_LOST_SECONDS", _LOST_SECONDS) + 2 * _pause())

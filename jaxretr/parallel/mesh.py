@@ -26,7 +26,7 @@ def make_mesh(
     *,
     model: int = 1,
 ) -> Mesh:
-    """Arranges devices in a mesh with the axes ("data", "model").
+    """Arrange devices in a mesh with the axes ("data", "model").
 
     Args:
       devices: the devices to use; all devices of all hosts by default.
@@ -46,7 +46,7 @@ def make_mesh(
 
 
 def check_cpu_devices(mesh: Mesh, inner: int) -> None:
-    """Refuses to train wide layers on several CPU devices of one process, where XLA computes wrong gradients.
+    """Refuse to train wide layers on several CPU devices of one process, where XLA computes wrong gradients.
 
     benchmarks/cpu_devices_gradients.py shows the fault in plain JAX; a feed-forward block of 512 is right in every
     test.
@@ -67,7 +67,7 @@ def check_cpu_devices(mesh: Mesh, inner: int) -> None:
 
 
 def padded_rows(n: int, mesh: Mesh) -> int:
-    """Returns the smallest positive multiple of 1024 and of the data axis that holds `n` rows."""
+    """Return the smallest positive multiple of 1024 and of the data axis that holds `n` rows."""
     unit = math.lcm(ROW_MULTIPLE, mesh.shape[DATA])
     return max(1, -(-n // unit)) * unit
 
@@ -78,7 +78,7 @@ def put_rows(
     shape: tuple[int, ...],
     dtype: DTypeLike,
 ) -> jax.Array:
-    """Puts host rows on the devices, sharded over the data axis; each host reads only the rows of its devices.
+    """Put host rows on the devices, sharded over the data axis; each host reads only the rows of its devices.
 
     Args:
       rows: an array [n, ...] (a memory map is read one shard at a time), or a function that returns the rows

@@ -99,11 +99,11 @@ class Plan:
         return f"Plan({self.config} on {self.topology}: {verdict}, {', '.join(each.name for each in self.programs)})"
 
     def to_json(self) -> dict[str, Any]:
-        """Returns everything that was measured as JSON values."""
+        """Return everything that was measured as JSON values."""
         return {**dataclasses.asdict(self), "fits": self.fits}
 
     def table(self) -> str:
-        """Returns the plan as text, one paragraph for each program."""
+        """Return the plan as text, one paragraph for each program."""
         lines = [
             f"{self.config} on {self.topology}: {self.devices} devices ({self.data} share batch and corpus"
             + (f", {self.model} one copy of the model)" if self.model > 1 else ")"),
@@ -151,7 +151,7 @@ def plan(
     programs: Collection[str] = (),
     known: KnownPrograms | None = None,
 ) -> Plan:
-    """Compiles the programs of a run without running them, and measures them.
+    """Compile the programs of a run without running them, and measure them.
 
     Args:
       config: config of the run.

@@ -94,7 +94,7 @@ class ArtPrograms:
         mesh: Mesh,
         passage_widths: tuple[int, ...] = (),
     ):
-        """Builds the step; nothing is compiled yet.
+        """Build the step; nothing is compiled yet.
 
         Args:
           config: config of the run.
@@ -280,14 +280,14 @@ class ArtRun(ArtPrograms):
         return ArtState(train, index, table, every)
 
     def abstract_state(self) -> ArtState:
-        """The shapes and shardings of the state."""
+        """Return the shapes and shardings of the state."""
         split = self.program.shard_parameters
         train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=split)
         every = self.upkeep.abstract_every()
         return ArtState(self.codes.abstract(train), self.whole.abstract_index(), self.abstract_table(), every)
 
     def abstract_table(self) -> TableState | None:
-        """The shapes and shardings of the table of scores, if there is one."""
+        """Return the shapes and shardings of the table of scores, if there is one."""
         return abstract_table(self.config.table, len(self.questions), self.program.compared, self.mesh)
 
     def new_table(self) -> TableState | None:
@@ -317,7 +317,7 @@ class ArtRun(ArtPrograms):
         return self.train_step.trace(train, index, table, *tokens, self.scorer_params, self.batch(0))
 
     def refreshed(self, state: ArtState, number: int) -> ArtState:
-        """The state with a fresh index and fresh product codes, where they are due before step `number`."""
+        """Return the state with a fresh index and fresh product codes, where they are due before step `number`."""
         index = self.upkeep.refreshed(state.train, state.index, number)
         return state._replace(train=self.codes.refitted(state.train, self.whole.passages, number), index=index)
 
@@ -326,15 +326,15 @@ class ArtRun(ArtPrograms):
         return {**self.dev.metrics(state.train, self.whole, state.index), **self.suites.metrics(state.train)}
 
     def evaluated(self) -> str:
-        """The dev questions, the corpus, and the suites."""
+        """Return a text for the log that names the dev questions, the corpus, and the suites."""
         return evaluation_of(self.dev, self.whole, self.suites)
 
     def save_model(self, state: ArtState, folder: Path) -> None:
-        """Writes the model's folder."""
+        """Write the model's folder."""
         save_model(self.model, state.train, folder)
 
     def batch(self, number: int) -> QuestionBatch:
-        """The questions of step `number`, a function of (seed, number) alone."""
+        """Return the questions of step `number`, a function of (seed, number) alone."""
         arrays, forms, given = self.made[number]
         return QuestionBatch(
             *(put_batch(self.mesh, x) for x in arrays),

@@ -26,7 +26,7 @@ class ArtTexts(NamedTuple):
 
 
 def read_art_texts(data: ArtData, stores: Path) -> ArtTexts:
-    """Reads the files that `data` names.
+    """Read the files that `data` names.
 
     Args:
       data: the config's section.

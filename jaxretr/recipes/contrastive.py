@@ -76,7 +76,7 @@ class ContrastivePrograms:
         mesh: Mesh,
         passage_widths: tuple[int, ...] = (),
     ):
-        """Builds the step; nothing is compiled yet.
+        """Build the step; nothing is compiled yet.
 
         Args:
           config: config of the run.
@@ -270,7 +270,7 @@ class ContrastiveRun(ContrastivePrograms):
         return ContrastiveState(train, index, self.upkeep.counted(train, index, lambda: self._trace_step(train, index)))
 
     def abstract_state(self) -> ContrastiveState:
-        """The shapes and shardings of the state."""
+        """Return the shapes and shardings of the state."""
         split = self.program.shard_parameters
         train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=split)
         train = self.codes.abstract(train)
@@ -304,16 +304,16 @@ class ContrastiveRun(ContrastivePrograms):
         return {**metrics, **self.suites.metrics(state.train)}
 
     def evaluated(self) -> str:
-        """The examples of the validation, the dev questions, the corpus, and the suites."""
+        """Return a text for the log that names the validation's examples, the dev questions, corpus and suites."""
         examples = [] if self.validation is None else [f"{len(self.validation.examples)} examples of the validation"]
         return ", ".join([*examples, *filter(None, [evaluation_of(self.dev, self.whole, self.suites)])])
 
     def save_model(self, state: ContrastiveState, folder: Path) -> None:
-        """Writes the model's folder."""
+        """Write the model's folder."""
         save_model(self.model, state.train, folder)
 
     def batch(self, number: int) -> ContrastiveBatch:
-        """The examples of step `number`, a function of (seed, number) alone."""
+        """Return the examples of step `number`, a function of (seed, number) alone."""
         arrays, forms, teacher = self.made[number]
         put = [put_batch(self.mesh, x) for x in arrays]
         return ContrastiveBatch(

@@ -141,13 +141,13 @@ class CrossEncoderRun:
         return Inputs(read, {"batch": batch, "candidates": candidates, "weights": fingerprint(params)})
 
     def init(self) -> TrainState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         # A copy: the first step donates these buffers, and the model keeps its own.
         params = jax.tree.map(np.array, self.model.params)
         return sharding.put(TrainState.create(params, self.programs.optimizer), self.mesh)
 
     def abstract_state(self) -> TrainState:
-        """The shapes and shardings of the state."""
+        """Return the shapes and shardings of the state."""
         return abstract_train_state(self.model.params, self.programs.optimizer, self.mesh)
 
     def step(self, state: TrainState, number: int, batch: PairBatch) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -155,7 +155,7 @@ class CrossEncoderRun:
         return self.programs.step(state, batch)
 
     def refreshed(self, state: TrainState, number: int) -> TrainState:
-        """The state itself: there is no index."""
+        """Return the state itself, as there is no index."""
         return state
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
@@ -163,18 +163,18 @@ class CrossEncoderRun:
         return self.dev.metrics(self._trained(state)) if self.dev.questions else {}
 
     def evaluated(self) -> str:
-        """The dev questions and their pairs."""
+        """Return a text for the log that names the dev questions and their pairs."""
         questions = len(self.dev.questions)
         return f"{questions} questions, {sum(map(len, self.dev.rows))} pairs" if questions else ""
 
     def save_model(self, state: TrainState, folder: Path) -> None:
-        """Writes the folder that `CrossEncoder.from_pretrained` and sentence-transformers read."""
+        """Write the folder that `CrossEncoder.from_pretrained` and sentence-transformers read."""
         model = self._trained(state)
         if jax.process_index() == 0:
             model.save(folder)
 
     def batch(self, number: int) -> PairBatch:
-        """The pairs of step `number`, a function of (seed, number) alone."""
+        """Return the pairs of step `number`, a function of (seed, number) alone."""
         return PairBatch(*(put_batch(self.mesh, x) for x in self.made[number]))
 
     def _trained(self, state: TrainState) -> CrossEncoder:

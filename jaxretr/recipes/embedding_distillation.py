@@ -123,7 +123,7 @@ class EmbeddingDistillationRun(LanguageModelRun):
         return {"loss": loss, "cosine": 1.0 - loss}
 
     def save_model(self, state: TrainState, folder: Path) -> None:
-        """Writes the student as a dual encoder with one tower."""
+        """Write the student as a dual encoder with one tower."""
         params: Any = jax.device_get(state.params)
         if jax.process_index() == 0:
             DualEncoder(self.model, {"shared": params}, self.data.tokenizer).save(folder)

@@ -121,7 +121,7 @@ class MlmRun(LanguageModelRun):
         return sharding.put(TrainState.create(head.weights, self.optimizer), self.mesh)
 
     def save_model(self, state: TrainState, folder: Path) -> None:
-        """Writes a Hugging Face folder (BertForMaskedLM, or that of the architecture)."""
+        """Write a Hugging Face folder (BertForMaskedLM, or that of the architecture)."""
         params: Any = jax.device_get(state.params)
         if jax.process_index() == 0:
             tensors = export_encoder(self.bert, params["bert"], mlm_head=params["head"])

@@ -55,7 +55,7 @@ class PairDraws:
         return 1 + self.negatives.count
 
     def rows(self, chosen: np.ndarray, step: int) -> np.ndarray:
-        """Draws the passages of some questions.
+        """Draw the passages of some questions.
 
         No negative is judged positive for its question, has the title and text of such a passage, or occurs twice.
 

@@ -85,7 +85,7 @@ class PassageLmRun(LanguageModelRun):
         return language_model_outline(config, config.data.held_out, mesh, programs, params, batch)
 
     def save_model(self, state: TrainState, folder: Path) -> None:
-        """Writes a Hugging Face folder (T5ForConditionalGeneration)."""
+        """Write a Hugging Face folder (T5ForConditionalGeneration)."""
         params: Any = jax.device_get(state.params)
         if jax.process_index() == 0:
             write_folder(folder, *export_t5(self.t5, params), self.data.tokenizer)

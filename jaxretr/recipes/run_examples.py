@@ -37,7 +37,7 @@ class RunExamples(NamedTuple):
 
 
 def read_run_examples(config: ContrastiveConfig) -> RunExamples:
-    """Reads the files that the config names.
+    """Read the files that the config names.
 
     Raises:
       UserError: a bad row, an unknown passage, another corpus than a lexical set's.

@@ -167,11 +167,11 @@ class LanguageModelRun:
         return Inputs({"text": self.data.store.content, "tokenizer": tokenizer, **self.further_inputs}, {})
 
     def init(self) -> TrainState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         return sharding.put(TrainState.create(self.parameters(self.config.train.seed), self.optimizer), self.mesh)
 
     def abstract_state(self) -> TrainState:
-        """The shapes and shardings of the state, for reading a checkpoint."""
+        """Return the shapes and shardings of the state, for reading a checkpoint."""
         return abstract_train_state(self.parameters(self.config.train.seed), self.optimizer, self.mesh)
 
     def step(self, state: TrainState, number: int, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -179,11 +179,11 @@ class LanguageModelRun:
         return self.train_step(state, batch)
 
     def refreshed(self, state: TrainState, number: int) -> TrainState:
-        """The state itself: there is no index."""
+        """Return the state itself, as there is no index."""
         return state
 
     def batch(self, number: int) -> Any:
-        """The batch of step `number` on the devices, a function of (seed, number) alone."""
+        """Return the batch of step `number` on the devices, a function of (seed, number) alone."""
         return self._put(self.made[number])
 
     def _on_host(self, number: int) -> Any:
@@ -207,7 +207,7 @@ class LanguageModelRun:
         return self.metrics(float(total / count))
 
     def evaluated(self) -> str:
-        """The passages that are held out."""
+        """Return a text for the log that names the held-out passages."""
         return f"{held_out} held-out passages" if (held_out := len(self.data.held_out)) else ""
 
     def metrics(self, loss: float) -> dict[str, float]:

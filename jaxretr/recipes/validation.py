@@ -90,7 +90,7 @@ class ValidationSet:
         self._loss_of_batch = _make_loss(program)
 
     def metrics(self, train: TrainState) -> dict[str, float]:
-        """Returns the metrics.
+        """Return the metrics.
 
         `loss` is the mean negative log-likelihood in nats; `average_rank` is the mean rank in the pool, counted from 0;
         `mrr` is the mean of 1 / rank there, counted from 1.
@@ -116,8 +116,7 @@ class ValidationSet:
 
     def _above(self, questions: np.ndarray, passages: np.ndarray) -> np.ndarray:
         """Count the pool passages that rank above each question's first positive, int64 [n]; lower rows win ties."""
-        # Embeddings of the pool, float32 [rows, D], padded for the devices, and the place of each question's positive,
-        # [n].
+        # Embeddings of the pool, float32 [rows, D], padded for the devices; each question's positive in it, [n].
         passages = passages[np.searchsorted(self._embedded, self._pool)]
         devices = self.mesh.shape[DATA]
         rows = -(-len(passages) // devices) * devices

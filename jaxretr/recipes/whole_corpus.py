@@ -102,7 +102,7 @@ class WholeCorpus:
         return self.refresh_program(train.weights, self.passages, self._empty_index(), train.step)
 
     def abstract_index(self) -> CorpusState:
-        """The index's shapes and shardings."""
+        """Return the index's shapes and shardings."""
         return abstract_index(self.rows, self.size, self.index_dtype, self.mesh)
 
     def _empty_index(self) -> CorpusState:

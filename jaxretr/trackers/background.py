@@ -34,15 +34,15 @@ class Background:
         self._thread.start()
 
     def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Queues the metrics of a step."""
+        """Queue the metrics of a step."""
         self._put(lambda: self.tracker.write(step, values, seconds))
 
     def best(self, step: int, values: Mapping[str, float]) -> None:
-        """Queues the best metrics."""
+        """Queue the best metrics."""
         self._put(lambda: self.tracker.best(step, values))
 
     def close(self, outcome: Outcome, seconds: float = _CLOSE_SECONDS) -> None:
-        """Waits for the queued calls, at most `seconds`."""
+        """Wait for the queued calls, at most `seconds`."""
         self._put(lambda: self.tracker.close(outcome))
         self._put(None)
         self._thread.join(seconds)

@@ -40,7 +40,7 @@ class MLflow:
             note_id(folder, "mlflow", self.id)
 
     def _resumed(self, known: str | None) -> str | None:
-        """Returns the id if MLflow has such a run, which is then shown as running again; otherwise None."""
+        """Return the id if MLflow has such a run, which is then shown as running again; otherwise None."""
         if known is None:
             return None
         errors: Any = import_extra("mlflow.exceptions", "mlflow")
@@ -53,16 +53,16 @@ class MLflow:
         return known
 
     def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Adds the metrics of a step."""
+        """Add the metrics of a step."""
         found = [self.entities.Metric(_name(name), value, int(seconds * 1000), step) for name, value in values.items()]
         self.client.log_batch(self.id, metrics=found)
 
     def best(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds the metrics as best/METRIC, whose latest value MLflow shows in the run's table, and best/step."""
+        """Add the metrics as best/METRIC, whose latest value MLflow shows in the run's table, and best/step."""
         self.write(step, {f"best/{name}": value for name, value in {"step": step, **values}.items()}, time.time())
 
     def close(self, outcome: Outcome) -> None:
-        """Sets the status, which a later part of the run changes back."""
+        """Set the status, which a later part of the run changes back."""
         self.client.set_terminated(self.id, status=_STATUS[outcome])
 
 

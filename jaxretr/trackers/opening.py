@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def check_installed(config: Config) -> None:
-    """Imports the packages of the trackers, before a run reads its data.
+    """Import the packages of the trackers, before a run reads its data.
 
     Raises:
       UserError: one is not installed; the message names the extra.
@@ -24,7 +24,7 @@ def check_installed(config: Config) -> None:
 
 
 def open_trackers(folder: Path, config: Config, shown: str) -> list[Tracker]:
-    """Opens the services that the config names; one that cannot be opened is left out with a warning.
+    """Open the services that the config names; one that cannot be opened is left out with a warning.
 
     Args:
       folder: the run's folder, which keeps the ids for resuming.

@@ -30,7 +30,7 @@ class TensorBoard:
         self.writer.flush()
 
     def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Adds the metrics of a step."""
+        """Add the metrics of a step."""
         scalars = [self.summaries.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self.writer.write_event(
             self.events.Event(step=step, wall_time=seconds, summary=self.summaries.Summary(value=scalars))
@@ -38,9 +38,9 @@ class TensorBoard:
         self.writer.flush()
 
     def best(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds the metrics as best/METRIC: TensorBoard has curves and no summary."""
+        """Add the metrics as best/METRIC: TensorBoard has curves and no summary."""
         self.write(step, {f"best/{name}": value for name, value in values.items()}, time.time())
 
     def close(self, outcome: Outcome) -> None:
-        """Closes the file."""
+        """Close the file."""
         self.writer.close()

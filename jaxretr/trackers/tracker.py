@@ -16,7 +16,7 @@ class Tracker(Protocol):
     """One place that a run's metrics are written to. Every method may raise; the caller decides what that means."""
 
     def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Adds the metrics of a step.
+        """Add the metrics of a step.
 
         Args:
           step: number of finished steps. A resumed run repeats the steps after its checkpoint, with equal values.
@@ -26,21 +26,21 @@ class Tracker(Protocol):
         ...
 
     def best(self, step: int, values: Mapping[str, float]) -> None:
-        """Notes the metrics of the best evaluation so far, and its step."""
+        """Note the metrics of the best evaluation so far, and its step."""
         ...
 
     def close(self, outcome: Outcome) -> None:
-        """Sends what is left and says how this part of the run ended."""
+        """Send the remaining metrics, and the outcome of this part of the run."""
         ...
 
 
 def tracked_id(folder: Path, name: str) -> str | None:
-    """Returns the id by which the tracker `name` knows the run in `folder`; None before the first start."""
+    """Return the id by which the tracker `name` knows the run in `folder`; None before the first start."""
     return _ids(folder).get(name)
 
 
 def note_id(folder: Path, name: str, value: str) -> None:
-    """Stores the id for the next start."""
+    """Store the id for the next start."""
     with atomic_write(folder / _IDS) as file:
         json.dump({**_ids(folder), name: value}, file)
 

@@ -46,15 +46,15 @@ class WeightsAndBiases:
         self.run.define_metric("*", step_metric="step")
 
     def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Adds a row; wandb records the time itself."""
+        """Add a row; wandb records the time itself."""
         self.run.log({"step": step, **values})
 
     def best(self, step: int, values: Mapping[str, float]) -> None:
-        """Puts the metrics and their step into the run's summary, as best/METRIC and best/step."""
+        """Put the metrics and their step into the run's summary, as best/METRIC and best/step."""
         self.run.summary.update({f"best/{name}": value for name, value in {"step": step, **values}.items()})
 
     def close(self, outcome: Outcome) -> None:
-        """Sends what is left; an interrupted run is shown as preempted."""
+        """Send the remaining metrics; an interrupted run is shown as preempted."""
         if outcome == "interrupted":
             self.run.mark_preempting()
         self.run.finish(exit_code=_EXIT_CODES[outcome])
