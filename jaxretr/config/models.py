@@ -86,7 +86,7 @@ class Encoder:
     are near each other from the start, rare words counting most (see `lexical_start` in jaxretr/models/starts.py); for
     supervised runs with a corpus."""
     adapter: AdapterShape | None = None
-    """Train adapters of this shape and nothing else. Where `path` has such adapters already, they are trained on."""
+    """Train adapters of this shape and nothing else. Where `path` has such adapters already, their training continues."""
     shared: bool = False
     """One tower for questions and passages instead of two."""
     pooling: Pooling | None = None

@@ -186,7 +186,7 @@ def fingerprint(tree: Any) -> str:
 
 
 def _checksum(x: Any) -> int:
-    # As bytes without a copy: NumPy's view of a bfloat16 array is no buffer.
+    # Viewed as bytes without a copy: NumPy's view of a bfloat16 array is not a buffer.
     return zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
 
 

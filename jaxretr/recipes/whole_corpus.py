@@ -270,7 +270,7 @@ def activation_bytes(encoder: EncoderConfig | PairEncoder, mesh: Mesh) -> int:
     # step. Several hosts may have different memory, and must compile the same program.
     if mesh.devices.flat[0].platform != "cpu" or jax.process_count() > 1:
         return 0
-    # The same on every start of a run, so by the installed and not the free memory: the two ways differ by rounding.
+    # Equal on every start of a run, hence by the installed and not the free memory: the two ways differ by rounding.
     # Questions and passages take a half each.
     return memory.installed() // 4 // 2 // len(mesh.local_devices)
 

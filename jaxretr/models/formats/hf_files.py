@@ -485,7 +485,7 @@ def write_safetensors(path: str | Path, tensors: Mapping[str, np.ndarray], metad
     with atomic_write(path, "wb") as file:
         mode = os.stat(file.name).st_mode
         try:
-            # By name: safetensors then streams to the disk, where its `save` would double the memory.
+            # Given by name, so that safetensors streams to the disk, where its `save` would double the memory.
             save_file(contiguous, os.fspath(file.name), metadata=dict(metadata))
             os.chmod(file.name, mode)  # safetensors creates files that only their owner can read
         except SafetensorError as error:
