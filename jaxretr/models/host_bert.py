@@ -96,7 +96,7 @@ class HostBert:
         names = ("attention_norm", "ffn_norm")
         each = [(_array(stacked[n]["scale"][i]), _array(stacked[n]["bias"][i])) for i in self._numbers for n in names]
         own = (_array(params["norm"]["scale"]), _array(params["norm"]["bias"]))
-        # Norms in the order in which they are applied: Megatron's come before each block, and the encoder's own is the last.
+        # Norms in the order of their use: Megatron's come before each block, and the encoder's own is the last.
         norms = [*each, own] if config.pre_layer_norm else [own, *each]
         types = params.get("type_embedding", {"table": np.zeros((1, config.hidden_size))})
         self.first = Norm(_array(types["table"][0]), *norms[0])
