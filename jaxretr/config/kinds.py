@@ -18,7 +18,7 @@ KINDS: dict[str, type[Config]] = {
 
 
 def check_numbers(config: Config) -> None:
-    """Refuse counts that no run can have, and a split over the devices that this kind of run does not support."""
+    """Refuses counts that no run can have, and a way to lie on the devices that this kind of run cannot."""
     for name in ("steps", "batch_size", "log_every", "save_every", "eval_every", "keep"):
         if (value := getattr(config.train, name)) < 1:
             raise UsageError(f"train.{name}={value}: must be at least 1; set --train.{name.replace('_', '-')}")

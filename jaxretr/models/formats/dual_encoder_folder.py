@@ -138,7 +138,7 @@ def _base_of(folder: Path) -> Path:
 
 
 def _with_adapter(loaded: Loaded, folder: Path, base: Path) -> Loaded:
-    """Return a model with the adapter in its folder, as transformers and sentence-transformers load it."""
+    """A model with the adapter that lies in its folder, as transformers and sentence-transformers load it."""
     _log.warning("%s: its adapter is applied to the weights of %s", folder, base)
     try:
         shape, modules, *_ = adapter_folder.load(folder, loaded.config.backbone)
