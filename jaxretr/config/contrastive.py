@@ -44,7 +44,7 @@ class Negatives:
     """Leave out retrieved passages that score higher than the positive's score less this (the index's scores, before
     the temperature); a passage that the model finds as good as the positive is often one."""
     mask_known_positives: bool = True
-    """Never use a passage that is judged positive for a question as its negative, wherever it comes from."""
+    """False negatives: a passage that is judged positive for a question is not its negative, wherever it comes from."""
     mask_duplicates: bool = True
     """Never use a passage with the same title and text as a question's positive in the batch as its negative."""
 

@@ -190,7 +190,7 @@ def _make_embed_rows(program: ContrastiveProgram, mesh: Mesh):
 
 
 def _known(examples: TrainingSet, contents: np.ndarray) -> np.ndarray:
-    """Return the contents that are no negatives of each example, int32 [n, Q], padded with NO_PASSAGE."""
+    """The contents of what is no negative of each example, int32 [n, Q], padded with NO_PASSAGE."""
     lists = known_contents(examples, contents)
     known = np.full((len(lists), lists.lengths.max()), NO_PASSAGE, np.int32)
     known[np.arange(known.shape[1]) < lists.lengths[:, None]] = lists.values
