@@ -157,7 +157,7 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'jaxretr' has no attribute '{name}'")
     found = importlib.import_module(home)
-    # Importing may have bound a module of that name, which can be called then.
+    # Importing may have bound a module of that name, which by now is callable.
     return globals().get(name) or getattr(found, name)
 
 
@@ -169,7 +169,8 @@ def __dir__() -> list[str]:
 
 
 class _CallableModule(ModuleType):
-    """A module with the name of a public function: `jaxretr.search(...)`, and `jaxretr.search.exact` within it."""
+    """A module that can be called like the public function of the same name: `jaxretr.search(...)`, and
+    `jaxretr.search.exact` within it."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         return _function_of(self)(*arguments, **options)
@@ -185,7 +186,7 @@ def _function_of(module: ModuleType) -> Any:
 
 
 class _Package(ModuleType):
-    """Makes its modules callable when the import system binds them."""
+    """Package whose modules become callable when the import system binds them."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FUNCTIONS and type(value) is ModuleType:

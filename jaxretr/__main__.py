@@ -1,4 +1,4 @@
-"""`python -m jaxretr`: the same as the command `jaxretr`."""
+"""`python -m jaxretr`, the same as the command `jaxretr`."""
 
 from jaxretr.cli import main
 

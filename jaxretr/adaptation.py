@@ -58,7 +58,7 @@ class Adapted:
     report: Mapping[str, Any]
 
     def table(self) -> str:
-        """The report for people."""
+        """Return the report as text for people."""
         report, out = self.report, self.folder
         lines = [f"{'':<16}{'before':>10}{'after':>10}{'p':>10}"]
         if report["perplexity_before"] is not None:
@@ -96,22 +96,22 @@ def adapt(
     split: str = "test",
     dtype: EncodeDtype = "float32",
 ) -> Adapted:
-    """Adapts a model to a corpus without judgements, and encodes the corpus; resumes if it was interrupted.
+    """Adapt a model to a corpus without judgements, and encode the corpus; an interrupted call resumes.
 
     Args:
-      model: one whose adapters were trained separately (encoder.adapter); others with a warning.
+      model: a model whose adapters were trained separately (encoder.adapter); any other with a warning.
       corpus: passages, or a BEIR folder, whose questions are then used for the report.
-      out: where everything goes, see `Adapted`.
-      steps: of masked language modelling; 20000 in the paper.
+      out: folder of all results, see `Adapted`.
+      steps: steps of masked language modelling; 20000 in the paper.
       batch_size: windows per step; 512 in the paper.
       max_length: tokens per window.
-      learning_rate, dropout: of the training.
+      learning_rate, dropout: settings of the training.
       chunk: rows per device and pass.
       head_steps: steps that train a head first, if the model has none.
       held_out: passages for the perplexity; by default 1000, at most a tenth.
-      seed: of the training.
-      queries, qrels: for the report; by default those of a BEIR folder's `split`.
-      split: see above.
+      seed: seed of the training.
+      queries, qrels: questions and judgements for the report; by default those of a BEIR folder's `split`.
+      split: name of that split.
       dtype: precision of the matmuls.
 
     Raises:
@@ -134,7 +134,7 @@ def adapt(
         head_warmup=head_steps,
         chunk=chunk,
         dtype=fastest_dtype() if dtype == "auto" else dtype,
-        # The paper's: a warm-up of 1,000 steps, then constant; in a short run the warm-up is at most a tenth.
+        # The paper's schedule: a warm-up of 1,000 steps, then constant; in a short run the warm-up is at most a tenth.
         optimizer=Optimizer(
             learning_rate=learning_rate, weight_decay=0.01, warmup=min(0.1, WARMUP_STEPS / steps), final=1.0
         ),
@@ -182,7 +182,7 @@ def adapt(
 def _read_input(
     corpus_path: Path_, queries: Path_ | None, qrels_path: Path_ | None, split: str
 ) -> tuple[Corpus, list[Question], Qrels]:
-    """The corpus, and the questions and judgements that the report needs, if there are any."""
+    """Return the corpus, and the questions and judgements that the report needs, if there are any."""
     if (queries is None) != (qrels_path is None):
         raise UsageError("--queries and --qrels go together; give both, or neither")
     corpus = read_corpus(corpus_path)
@@ -198,7 +198,7 @@ def _read_input(
 
 
 def _warn_if_not_apart(model: Path_) -> None:
-    """Says what is to be expected of a model whose relevance is not in modules of its own."""
+    """Warn about the effect on a model whose relevance is not in separate modules."""
     if adapter_folder.find(model) is None:
         log.warning(
             "%s has no adapters: what it knows of relevance is in the weights that are trained now, and may get lost. "
@@ -208,7 +208,7 @@ def _warn_if_not_apart(model: Path_) -> None:
 
 
 def _of_training(run: Path) -> dict[str, Any]:
-    """Perplexity of the held-out passages before and after, and after how many steps it was best."""
+    """Return the perplexity of the held-out passages before and after, and the step after which it was best."""
     figures = [line for line in read_metrics(run) if "perplexity" in line]
     best = min(figures, key=lambda line: line["loss"], default=None)
     if best is None:
@@ -221,7 +221,7 @@ def _of_training(run: Path) -> dict[str, Any]:
 
 
 def _with_encoder_of(model: DualEncoder, domain: DualEncoder) -> DualEncoder:
-    """The model with the encoder of another one in each tower; adapters, projection and settings stay."""
+    """Return the model with the encoder of another one in each tower; adapters, projection and settings stay."""
     model = model.unmerge_lora()
     bert = next(iter(domain.params.values()))[BACKBONE]
     params = {name: {**tower, BACKBONE: bert} for name, tower in model.params.items()}

@@ -17,15 +17,15 @@ from jaxretr.stores.checkpoint_seals import CheckpointSeals
 
 
 class Checkpoints:
-    """The checkpoints of one run: written in the background, the last `keep` and the best one stay.
+    """The checkpoints of one run, written in the background; the last `keep` and the best one are kept.
 
-    A checkpoint appears under its final name only when it is complete, so a run that is killed at any moment
-    resumes from the one before. So does one whose newest checkpoint was damaged afterwards: its files' hashes are stored
-    next to the folder, and it is moved to `FOLDER.damaged`.
+    A checkpoint appears under its final name only when it is complete, so a run that is killed at any moment resumes
+    from the one before. So does one whose newest checkpoint was damaged afterwards: its files' hashes are stored next
+    to the folder, and it is moved to `FOLDER.damaged`.
 
     Args:
-      folder: where they lie, on a disk that all hosts see or in a bucket (`jaxretr.storage.paths.as_path`).
-      config: stored with each checkpoint; `train.keep` and `train.best_metric` rule what is kept.
+      folder: folder of the checkpoints, on a disk that all hosts see or in a bucket (`jaxretr.storage.paths.as_path`).
+      config: config, stored with each checkpoint; `train.keep` and `train.best_metric` decide which are kept.
     """
 
     def __init__(self, folder: Path, config: Config):
@@ -54,13 +54,13 @@ class Checkpoints:
 
     @property
     def latest(self) -> int | None:
-        """The newest complete checkpoint's step, None if there is none."""
+        """Return the newest complete checkpoint's step; None if there is none."""
         latest = self._checkpointer.latest
         return None if latest is None else latest.step
 
     @property
     def steps(self) -> list[int]:
-        """The steps of all complete checkpoints, in order."""
+        """Return the steps of all complete checkpoints, in order."""
         return sorted(checkpoint.step for checkpoint in self._checkpointer.checkpoints)
 
     def has_metrics(self, step: int) -> bool:
@@ -68,11 +68,11 @@ class Checkpoints:
         return bool(next(each for each in self._checkpointer.checkpoints if each.step == step).metrics)
 
     def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
-        """Starts writing; returns as soon as the arrays are copied off the devices."""
+        """Start writing a checkpoint; return as soon as the arrays are copied off the devices."""
         if step == self.latest:
             return
         try:
-            # Orbax waits for the one before, too; now it is whole.
+            # Orbax waits for the previous checkpoint, too, which is complete now.
             self._finish()
             self._seal()
             self._saving = self._checkpointer.save_async(
@@ -83,18 +83,18 @@ class Checkpoints:
                 custom_metadata={"config": to_json(self.config)},
             )
             if self._seals is not None and self._saving is not None:
-                # Not with the next one: a run that is killed in between resumes from this one.
+                # Not together with the next one: a run that is killed in between resumes from this one.
                 self._saving.on_complete(lambda _: self._seals and self._seals.begin(step))
         except (OSError, ValueError) as error:
             raise self._disk_error(error) from error
 
     def restore(self, like: Any, step: int | None = None) -> Any:
-        """Reads a checkpoint onto the devices.
+        """Read a checkpoint onto the devices.
 
         Args:
           like: the state's tree with ShapeDtypeStructs that carry shardings; any number of devices will do. Fields of a
             NamedTuple that have a default get it where the checkpoint is older than they are.
-          step: which; None: the newest.
+          step: step of the checkpoint; None: the newest.
 
         Raises:
           UserError: the checkpoint holds other arrays than `like` (another model, corpus or optimizer).
@@ -124,7 +124,7 @@ class Checkpoints:
             raise self._unreadable(step, error) from error
 
     def _load(self, step: int | None, saved: Any, like: Any) -> Any:
-        """Reads the arrays in the form that they were saved in: `like` may have places for None that an older one lacks."""
+        """Read the arrays in the form that they were saved in; `like` may have places for None that older ones lack."""
         wanted = {dotted(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(like)}
         form = jax.tree_util.tree_map_with_path(lambda path, _: wanted[dotted(path)], saved)
         loaded = self._checkpointer.load(step, form)
@@ -132,11 +132,11 @@ class Checkpoints:
         return jax.tree_util.tree_map_with_path(lambda path, _: arrays[dotted(path)], like)
 
     def field(self, name: str, step: int) -> Any:
-        """Reads one field of a state into this process's memory; nothing else of it is read.
+        """Read one field of a state into this process's memory, and nothing else.
 
         Args:
-          name: of the field of the state's NamedTuple.
-          step: whose checkpoint.
+          name: name of a field of the state's NamedTuple.
+          step: step of the checkpoint.
 
         Returns:
           Dicts of arrays; None where the checkpoint has no such field.
@@ -159,7 +159,7 @@ class Checkpoints:
             raise self._unreadable(step, error) from error
 
     def wait(self) -> None:
-        """Waits until everything is on disk."""
+        """Wait until everything is on disk."""
         try:
             self._finish()
             self._seal()
@@ -169,7 +169,7 @@ class Checkpoints:
             raise self._disk_error(error) from error
 
     def _finish(self) -> None:
-        """Waits for what is being written, and ends Orbax's thread, which otherwise stays until the process ends."""
+        """Wait for the checkpoint that is being written, and end Orbax's thread, which otherwise stays until exit."""
         self._checkpointer.wait()
         saving, self._saving = self._saving, None
         if saving is not None:
@@ -215,7 +215,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _without_newer_fields(saved: Any, like: Any) -> Any:
-    """`like` with the defaults of those fields that have one and of which nothing was saved."""
+    """Return `like` with the defaults of those fields that have one and of which nothing was saved."""
     have = {dotted(path).split(".")[0] for path, _ in jax.tree_util.tree_leaves_with_path(saved)}
     defaults: dict[str, Any] = getattr(like, "_field_defaults", {})
     newer = {name: default for name, default in defaults.items() if name not in have}
@@ -223,7 +223,7 @@ def _without_newer_fields(saved: Any, like: Any) -> Any:
 
 
 def _differences(saved: Any, like: Any) -> list[str]:
-    """What is missing, superfluous or of another shape in a saved tree, one line each."""
+    """List the arrays that are missing, superfluous or of another shape in a saved tree, one line each."""
     have, want = (
         {dotted(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)} for tree in (saved, like)
     )

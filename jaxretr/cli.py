@@ -1,6 +1,6 @@
-"""The command line: what can be typed, how errors look, and how the process is set up.
+"""The command line: its words, its errors, and the setup of the process.
 
-What the commands do is in jaxretr/commands/. Nothing here imports JAX or numpy, so that --help answers at once.
+jaxretr/commands/ has the commands themselves. Nothing here imports JAX or numpy, so that --help answers at once.
 """
 
 import argparse
@@ -47,32 +47,39 @@ _OPTIONS = (
     "analyse",
 )
 _ORDER = (
-    *(
-        "quickstart",
-        "train",
-        "configs",
-        "encode",
-        "search",
-        "serve",
-        "evaluate",
-        "report",
-        "bm25",
-        "mine",
-        "score",
-        "combine",
-        "tune",
-        "fuse",
-    ),
-    *("assemble", "adapt", "typos", "export", "update", "reindex", "verify", "data", "analyse", "debug"),
+    "quickstart",
+    "train",
+    "configs",
+    "encode",
+    "search",
+    "serve",
+    "evaluate",
+    "report",
+    "bm25",
+    "mine",
+    "score",
+    "combine",
+    "tune",
+    "fuse",
+    "assemble",
+    "adapt",
+    "typos",
+    "export",
+    "update",
+    "reindex",
+    "verify",
+    "data",
+    "analyse",
+    "debug",
 )
-# They have actions, and do something without one.
+# Commands that have actions, and that also do something without one.
 _WITHOUT_ACTION = ("mine", "serve")
-# The word after them may be an action, or what they do something with.
+# Commands where the next word may be an action or an argument.
 _TAKES_A_WORD = ("serve",)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Run one command.
 
     Args:
       argv: the words after `jaxretr`; those of the process by default.
@@ -91,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         process.apply(args)
         process.set_up()
         importlib.import_module(f"jaxretr.commands.{args.module}").run(args)
-        sys.stdout.flush()  # Here, where a closed pipe is handled.
+        sys.stdout.flush()  # Flushed here, where a closed pipe is handled.
         return 0
     except SystemExit as stop:  # --help, --version, and a training run that was asked to stop
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
@@ -110,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(f"error: {where}{reason}; {remedy}", 1, debug)
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
-        if os.strerror(errno.ENOSPC) in what:  # As the libraries for tensors and tokenizers report it.
+        if os.strerror(errno.ENOSPC) in what:  # Libraries for tensors and tokenizers report a full disk like this.
             return _report(f"error: the disk is full ({what}); free some space and run it again", 1, debug)
         return _report(f"error: {what}; run again with --debug for the traceback", 1, debug)
 
@@ -118,15 +125,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _report(message: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    with contextlib.suppress(OSError):  # Nobody reads stderr; the exit code still says what happened.
+    with contextlib.suppress(OSError):  # Nobody may read stderr; the exit code still says what happened.
         print("jaxretr:", " ".join(message.split()), file=sys.stderr, flush=True)
     return code
 
 
 def _open_closed_streams() -> None:
-    """Opens /dev/null in place of stdin, stdout and stderr that were closed (`>&-`).
+    """Open /dev/null in place of stdin, stdout and stderr that were closed (`>&-`).
 
-    In this order each takes its own number, which else the next file would, and with it what a library prints.
+    In this order each takes its own number, which the next opened file would otherwise get, together with everything a
+    library prints.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -137,7 +145,7 @@ def _open_closed_streams() -> None:
 
 
 def build_parser() -> tuple[Parser, Commands]:
-    """Returns the parser of the options before a command, and each command's parser."""
+    """Return the parser of the options before a command, and each command's parser."""
     commands = Commands()
     for module in _OPTIONS:
         importlib.import_module(f"jaxretr.commands.{module}").add_commands(commands)
@@ -163,13 +171,13 @@ def _place(name: str) -> tuple[int, bool]:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parses the words after `jaxretr`.
+    """Parse the words after `jaxretr`.
 
     Returns:
       The arguments, with `command` and, for train, the overrides of the configuration in `overrides`.
 
     Raises:
-      UsageError: anything misspelt, missing or superfluous.
+      UsageError: a word is misspelt, missing or superfluous.
       SystemExit: --help or --version was asked for and printed.
     """
     first, commands = build_parser()
@@ -205,7 +213,7 @@ def _parse_train(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
         if superfluous:
             raise UsageError(f"{superfluous[0]}: not expected here; see: jaxretr train --help")
     except UsageError as error:
-        if wants_help:  # Without a config it is the command's own help that is wanted.
+        if wants_help:  # Without a config the words ask for the command's own help.
             parser.parse_args(["--help"])
         if overrides and "CONFIG" in str(error):
             raise UsageError(
@@ -219,7 +227,7 @@ def _parse_train(parser: Parser, words: Sequence[str]) -> argparse.Namespace:
 
 
 def _without_settings(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words of the command's own options and of CONFIG, and those of the config's settings.
+    """Split the words into those of the command's own options and CONFIG, and those of the config's settings.
 
     A setting has all words up to the next option: only the config tells whether it takes none, one or several.
     """
@@ -234,7 +242,7 @@ def _without_settings(parser: Parser, words: Sequence[str]) -> tuple[list[str], 
 
 
 def _named(words: Sequence[str], commands: Commands) -> str:
-    """The command's name, of two words where it has actions."""
+    """Return the command's name, of two words where it has actions."""
     if words[0] not in commands:
         there = [name for name in commands if " " not in name]
         hint = did_you_mean(words[0], there) or f" (there are {', '.join(there)})"

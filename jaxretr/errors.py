@@ -1,4 +1,4 @@
-"""The errors that a user can cause: one line that says what, where, and what to do."""
+"""The errors that a user can cause: one line that says what happened, where, and what to do."""
 
 import difflib
 import importlib
@@ -19,7 +19,7 @@ class UsageError(UserError):
 
 
 class UnavailableError(UserError):
-    """What is needed cannot be reached now, or takes too long, but may be back later; the service answers with 503."""
+    """A resource cannot be reached now, or takes too long, but may be back later; the service answers with 503."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -31,7 +31,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
-    """Imports an optional package.
+    """Import an optional package.
 
     Args:
       module: dotted name of the module, for instance "scann".
@@ -44,11 +44,11 @@ def import_extra(module: str, extra: str) -> ModuleType:
 
 
 def import_package(module: str, package: str) -> ModuleType:
-    """Imports a package that whoever calls has or does not have, in a version of their own.
+    """Import a package that the caller has or does not have, in a version of their own.
 
     Args:
       module: dotted name of the module.
-      package: what pip installs it by.
+      package: name that pip installs it by.
 
     Raises:
       UserError: it is not installed; the message names the package.

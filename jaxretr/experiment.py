@@ -15,13 +15,13 @@ _PACKAGE = Path(__file__).parent
 
 
 def shipped_folder() -> Path:
-    """The folder of the configs that come with the library: in the package, or next to it in a checkout."""
+    """Return the folder of the configs that come with the library: in the package, or next to it in a checkout."""
     inside = _PACKAGE / "configs"
     return inside if inside.is_dir() else _PACKAGE.parent / "configs"
 
 
 def configs() -> dict[str, str]:
-    """Lists the configs that come with the library: name -> the first sentence of its docstring."""
+    """List the configs that come with the library: name -> the first sentence of its docstring."""
     found = {}
     for path in sorted(shipped_folder().glob("*.py")):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -30,7 +30,7 @@ def configs() -> dict[str, str]:
 
 
 def find(config: str | Path) -> Path:
-    """Returns the path of a config: a file, or the name of a shipped one (with or without configs/ and .py).
+    """Return the path of a config: a file, or the name of a shipped one (with or without configs/ and .py).
 
     Raises:
       UsageError: there is neither.
@@ -49,10 +49,10 @@ def find(config: str | Path) -> Path:
 
 
 def load(config: str | Path, overrides: Sequence[str] = (), data: str | Path | None = None) -> Config:
-    """Loads a config, points it at the user's data and applies command-line overrides, which win over both.
+    """Load a config, point it at the user's data and apply command-line overrides, which win over both.
 
     Args:
-      config: as `find` takes it.
+      config: a file or name, as for `find`.
       overrides: words like "--optimizer.learning-rate" "3e-5".
       data: a BEIR folder, training file, lexical set or corpus; see `jaxretr.data.own_data.with_data`.
 
@@ -64,7 +64,7 @@ def load(config: str | Path, overrides: Sequence[str] = (), data: str | Path | N
 
 
 def _settled(config: Config, data: str | Path | None, settings: Mapping[str, Any]) -> Config:
-    """The config with the user's data, and then with their settings."""
+    """Return the config with the user's data, and then with their settings."""
     stated: Any = configuration.with_settings(config, settings)
     configuration.check_numbers(stated)
     if data is None:
@@ -83,12 +83,12 @@ def _settled(config: Config, data: str | Path | None, settings: Mapping[str, Any
 def load_config(
     config: str | Path, *, data: str | Path | None = None, beir: str | Path | None = None, **settings: Any
 ) -> Config:
-    """Loads a config for Python: `load_config("dpr_small", data="scifact", **{"train.steps": 100})`.
+    """Load a config for Python: `load_config("dpr_small", data="scifact", **{"train.steps": 100})`.
 
     Args:
       config: a config file, or the name of a shipped config.
-      data: one's own data, as `jaxretr train --data` takes it.
-      beir: the same, under the name that evaluation has for a BEIR folder.
+      data: the user's own data, as for `jaxretr train --data`.
+      beir: the same, by the name that evaluation uses for a BEIR folder.
       settings: "section.key" -> value, or "section" -> a dict of some of its settings or an object of its class; they
         win over the config and over what the data sets. {"encoder.adapter": {"lora_rank": 4}}, for instance, is
         {"encoder.adapter.lora_rank": 4}.

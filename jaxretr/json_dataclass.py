@@ -9,12 +9,12 @@ from jaxretr.errors import UsageError, did_you_mean
 
 
 def dataclass_from(cls: type, values: dict[str, Any], where: str) -> Any:
-    """Builds a (nested) dataclass from JSON values, refusing unknown and missing keys and values of another type.
+    """Build a (nested) dataclass from JSON values, refusing unknown and missing keys and values of another type.
 
     Args:
       cls: the dataclass.
       values: its fields' values.
-      where: named in errors, for instance the file that the values came from.
+      where: place to name in errors, for instance the file that the values came from.
 
     Raises:
       UsageError: a key is unknown (with a suggestion) or missing, or a value is of another type.
@@ -45,7 +45,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return tuple(
             _convert(typing.get_args(hint)[0], item, f"{where}[{number}]") for number, item in enumerate(value)
         )
-    # JSON has whole numbers also where a program needs a float, and JAX takes none above 2^31.
+    # JSON has whole numbers where a program needs a float, and JAX accepts none above 2^31.
     return float(value) if hint is float and type(value) is int and _fits(int, value) else value
 
 
@@ -58,7 +58,7 @@ def _fits(hint: Any, value: Any) -> bool:
     if origin is tuple:
         return isinstance(value, tuple) and all(_fits(parts[0], item) for item in value)
     if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
-        return False  # No array has so many of anything, and no float holds 10**400.
+        return False  # No array has so many elements, and no float holds 10**400.
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:
@@ -71,7 +71,7 @@ def _fits(hint: Any, value: Any) -> bool:
 
 
 def described(hint: Any) -> str:
-    """What a value of this type is, for an error."""
+    """Describe a value of this type for an error, for instance "a whole number"."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return f"one of {', '.join(map(str, parts))}"

@@ -14,40 +14,41 @@ from jaxretr.errors import UserError
 from jaxretr.parallel.mesh import to_host
 from jaxretr.storage.files import atomic_write
 
-# Steps of which the median is the usual loss, and after how many of them a jump is one.
+# Number of steps whose median loss is the usual one, and of steps before a loss can be a jump.
 _WINDOW, _LEAST = 100, 20
 
 FOLDER = "failed"
 
 
 class BadLoss(NamedTuple):
-    """A step after which a run stops."""
+    """A step whose loss ends the run."""
 
     step: int
     """The number of finished steps, this one included."""
     loss: float
     usual: float | None
-    """The median of the losses before; None before the first."""
+    """The median loss of the last steps before; None before the first."""
 
 
 class LossWatch:
-    """Looks at every step's loss, but fetches them together: a step is not waited for to look at it."""
+    """Checks every step's loss, but fetches several at once, so that no step is waited for."""
 
     def __init__(self, factor: float | None):
         """
         Args:
-          factor: of the median of the last losses, above which a loss is a jump; None: only NaN and infinity are bad.
+          factor: a loss above this many times the median of the last losses is a jump; None: only NaN and infinity are
+            bad.
         """
         self._factor = factor
         self._new: list[tuple[int, jax.Array]] = []
         self._seen: deque[float] = deque(maxlen=_WINDOW)
 
     def note(self, step: int, loss: jax.Array) -> None:
-        """Takes the loss of a step."""
+        """Take the loss of a step, float32 scalar, without waiting for it."""
         self._new.append((step, loss))
 
     def check(self) -> BadLoss | None:
-        """Looks at the losses since the last check; the first that is bad, if any is."""
+        """Check the losses since the last call; return the first bad one, or None."""
         losses = [float(loss) for _, loss in self._new]
         steps, self._new = [step for step, _ in self._new], []
         for step, loss in zip(steps, losses, strict=True):
@@ -60,12 +61,12 @@ class LossWatch:
 
 
 def stop(workdir: Path, bad: BadLoss, batch: Any, checkpoint: int | None, writes: bool) -> UserError:
-    """Keeps the batch and what is known; returns the error that ends the run.
+    """Save the batch and the known facts; return the error that ends the run.
 
     Args:
       workdir: the run's folder.
-      bad: the step.
-      batch: of that step, on the devices.
+      bad: the step and its loss.
+      batch: batch of that step, on the devices.
       checkpoint: the step of the newest checkpoint before it.
       writes: whether this host is the one that writes.
     """
@@ -86,6 +87,6 @@ def stop(workdir: Path, bad: BadLoss, batch: Any, checkpoint: int | None, writes
 
 
 def batch_arrays(batch: Any) -> dict[str, np.ndarray]:
-    """The arrays of a batch by their place in it; every host must call this."""
+    """Return the arrays of a batch by their place in it; every host must call this."""
     leaves = jax.tree_util.tree_leaves_with_path(batch)
     return {jax.tree_util.keystr(path).strip("."): to_host(x) for path, x in leaves}

@@ -1,4 +1,4 @@
-"""What a run reports while it goes: JSON lines, trackers, and a progress line."""
+"""Reports of a run while it trains: JSON lines, trackers, and a progress line."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ class MetricsLog:
         run again.
       total: steps of the whole run.
       writes: whether this host is the one that writes.
-      trackers: what else it reports to; closed with it.
+      trackers: other places to report to; closed together with the log.
     """
 
     def __init__(self, folder: Path, *, start: int, total: int, writes: bool, trackers: Sequence[Tracker] = ()):
@@ -50,13 +50,13 @@ class MetricsLog:
         examples: int = 0,
         seconds: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Reports the metrics of a step.
+        """Report the metrics of a step.
 
         Args:
           step: number of finished steps.
           values: metrics by name.
           examples: questions a step, for examples/s; 0 leaves the rate out.
-          seconds: what each part of the run took since the last time; in the files alone, as "seconds/PART".
+          seconds: seconds that each part of the run took since the last report; in the files alone, as "seconds/PART".
         """
         if not self.writes:
             return
@@ -73,7 +73,7 @@ class MetricsLog:
         self._show(step, values, now)
 
     def best(self, step: int, values: Mapping[str, float]) -> None:
-        """Reports the metrics of the best evaluation so far, to the trackers alone (best.json has them)."""
+        """Report the metrics of the best evaluation so far, to the trackers alone (best.json has them)."""
         if not self.writes:
             return
         with self._explained():
@@ -91,13 +91,13 @@ class MetricsLog:
     def _show(self, step: int, values: dict[str, float], now: float) -> None:
         figures = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         line = f"step {step}/{self.total}  {figures}"
-        if step > self.start:  # Before a step was done, nobody knows how long one takes.
+        if step > self.start:  # Before a step is done, nobody knows how long one takes.
             left = int((now - self.began) / (step - self.start) * (self.total - step))
             line += f"  {left // 60}:{left % 60:02d} left"
         # A terminal keeps one line that changes, and a line of its own for each evaluation.
         changing = self.interactive and "examples_per_s" in values
         shown, end = f"\r\x1b[K{line}" if self.interactive else line, "" if changing else "\n"
-        with contextlib.suppress(OSError):  # Nobody reads stderr any more, which is not a reason to end a run.
+        with contextlib.suppress(OSError):  # Nobody reads stderr any more, which is no reason to end a run.
             print(shown, end=end, file=sys.stderr, flush=True)
 
     def __enter__(self) -> "MetricsLog":
@@ -109,7 +109,7 @@ class MetricsLog:
         if self.writes:
             if self.interactive:
                 print(file=sys.stderr)
-            # Everything was flushed line by line: what fails here has failed and been reported before.
+            # Everything was flushed line by line: whatever fails here has failed and been reported before.
             with contextlib.suppress(OSError):
                 self.file.close()
             for tracker in self.trackers:
@@ -118,12 +118,12 @@ class MetricsLog:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl, in order."""
+    """Return the lines of a run's metrics.jsonl, in order."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def _lines_before(path: Path, start: int) -> list[str]:
-    """The whole lines up to step `start`; a line that a kill cut short is no JSON and goes too."""
+    """Return the complete lines up to step `start`; a line that a kill cut short is not JSON and is dropped too."""
     kept = []
     for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
         try:
@@ -137,5 +137,5 @@ def _lines_before(path: Path, start: int) -> list[str]:
 def _outcome(error: BaseException | None) -> Outcome:
     if error is None:
         return "finished"
-    # What a signal ends: between two steps, with everything saved, or at once.
+    # Errors by which a signal ends a run: between two steps, with everything saved, or at once.
     return "interrupted" if isinstance(error, SystemExit | KeyboardInterrupt) else "failed"

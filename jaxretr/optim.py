@@ -1,4 +1,4 @@
-"""The optimizer: AdamW, its learning-rate schedule, and which parameters decay."""
+"""The optimizer: AdamW, its learning-rate schedule, and the parameters that decay."""
 
 from typing import Any
 
@@ -11,15 +11,15 @@ from jaxretr.parallel.split_parameters import global_norm
 
 
 def schedule(config: Optimizer, steps: int) -> optax.Schedule:
-    """Linear warm-up to the peak, then linear decay to `final` of it at the last step.
+    """Return a linear warm-up to the peak, then linear decay to `final` of it at the last step.
 
     Args:
       config: peak, warm-up share and final share.
       steps: length of the run.
 
     Returns:
-      A function from the number of finished steps to the next step's learning rate. The first step already moves:
-      with W warm-up steps its rate is peak / W.
+      A function from the number of finished steps to the next step's learning rate. The first step already has a rate
+      above 0: with W warm-up steps it is peak / W.
     """
     warmup = max(1, round(config.warmup * steps))
     end = config.final * config.learning_rate
@@ -35,7 +35,7 @@ def schedule(config: Optimizer, steps: int) -> optax.Schedule:
 
 
 def decays(params: Params) -> Params:
-    """True for each parameter that weight decay applies to: all but biases, LayerNorms and a joint run's weight."""
+    """Return True for each parameter that weight decay applies to: not biases, LayerNorms and a joint run's weight."""
 
     def one(path: tuple[Any, ...], _: Any) -> bool:
         return path[-1].key not in ("bias", "scale", "weight")
@@ -44,7 +44,7 @@ def decays(params: Params) -> Params:
 
 
 def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
-    """`optax.clip_by_global_norm`, also of a gradient that is split over devices: the norm is that of the whole."""
+    """`optax.clip_by_global_norm`, also for a gradient that is split over devices: the norm is the whole one's."""
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         norm = global_norm(updates)
@@ -55,7 +55,7 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
 
 
 def build(config: Optimizer, steps: int) -> optax.GradientTransformation:
-    """Clipping by the global norm, then AdamW with decoupled weight decay.
+    """Return the optimizer: clipping by the global norm, then AdamW with decoupled weight decay.
 
     Args:
       config: rates, decay, clipping.

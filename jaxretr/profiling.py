@@ -1,4 +1,4 @@
-"""Where a run's time goes: each part's share of the wall clock, and traces of chosen steps for XProf and Perfetto."""
+"""Timing of a run: each part's share of the wall clock, and traces of chosen steps for XProf and Perfetto."""
 
 import contextlib
 import logging
@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 class Stopwatch:
     """The seconds that the main thread spends in each part of a run.
 
-    A step is queued on the devices and waited for later, where its loss is fetched: both count as "steps". What is
-    made beside the steps (batches made ahead, checkpoints on their way to the disk) counts only as long as it is waited
-    for.
+    A step is queued on the devices and waited for later, where its loss is fetched: both count as "steps". Work that
+    goes on beside the steps (batches created ahead, checkpoints on their way to the disk) counts only while the main
+    thread waits for it.
     """
 
     def __init__(self):
@@ -29,7 +29,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Adds the block's time to a part."""
+        """Add the block's time to a part."""
         began = time.monotonic()
         try:
             yield
@@ -37,13 +37,13 @@ class Stopwatch:
             self._seconds[name] = self._seconds.get(name, 0) + time.monotonic() - began
 
     def news(self) -> dict[str, float]:
-        """Seconds of each part since the last call."""
+        """Return the seconds of each part since the last call."""
         found = {name: seconds - self._told.get(name, 0) for name, seconds in self._seconds.items()}
         self._told = dict(self._seconds)
         return found
 
     def summary(self) -> str:
-        """All parts since the beginning, the longest first, as shares of the time."""
+        """Return all parts since the beginning as shares of the time, the longest first."""
         whole = time.monotonic() - self._began
         longest_first = sorted(self._seconds.items(), key=lambda part: -part[1])
         parts = [f"{name} {seconds:.1f} s ({seconds / whole:.0%})" for name, seconds in longest_first]
@@ -61,13 +61,13 @@ class StepTrace:
     def __init__(self, steps: tuple[int, int] | None, workdir: Path, start: int, total: int):
         """
         Args:
-          steps: A and B; None: nothing is traced. A resumed run traces those that are left.
+          steps: A and B; None: nothing is traced. A resumed run traces those of them that are left.
           workdir: the run's folder.
           start: the last step that an earlier part of the run has done.
           total: steps of the whole run.
 
         Raises:
-          UsageError: the run has not so many steps.
+          UsageError: the run has fewer steps.
         """
         if steps is not None and steps[1] > total:
             raise UsageError(
@@ -82,7 +82,7 @@ class StepTrace:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Marks the block as this step, and begins the trace with the first one."""
+        """Mark the block as this step, and begin the trace with the first one."""
         if self._steps is not None and number == self._steps[0]:
             jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
             self._traced = True
@@ -90,14 +90,14 @@ class StepTrace:
             yield
 
     def end(self, number: int, wait_for: Any) -> None:
-        """Ends the trace behind the last of its steps, for whose arrays it waits."""
+        """End the trace after the last of its steps, whose arrays it waits for."""
         if self._traced and self._steps is not None and number == self._steps[1]:
             jax.block_until_ready(wait_for)
             self.close()
             log.info("%s: the trace of steps %d to %d; open it with xprof --logdir", self._folder, *self._steps)
 
     def close(self) -> None:
-        """Ends a trace that is under way, also where the run ends early."""
+        """End a trace that is under way, also where the run ends early."""
         if self._traced:
             self._traced = False
             jax.profiler.stop_trace()

@@ -17,12 +17,12 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 class Progress:
-    """Counts what is done.
+    """Counts finished work.
 
     Args:
-      total: how much there is to do.
-      unit: what is counted, for instance "passage".
-      done: what happens to it, for instance "encoded".
+      total: amount of work, in units.
+      unit: name of a unit, for instance "passage".
+      done: verb for a finished unit, for instance "encoded".
       shown: whether to show anything.
     """
 
@@ -36,14 +36,14 @@ class Progress:
         self.bar = tqdm(total=total, desc=done, unit=unit, delay=_FIRST_SECONDS, disable=None if shown else True)
 
     def skip(self, count: int) -> None:
-        """Notes what an earlier run has done."""
+        """Count units that an earlier run has finished."""
         if count:
             log.info("%d of %d %ss are %s from an earlier run", count, self.total, self.unit, self.verb)
         self.done = self.skipped = count
         self.bar.n = self.bar.initial = count
 
     def advance(self, count: int) -> None:
-        """Notes what was done since the last call."""
+        """Count units that were finished since the last call."""
         self.done += count
         self.bar.update(count)
         now = time.monotonic()
@@ -52,7 +52,10 @@ class Progress:
             rate = (self.done - self.skipped) / (now - self.began)
             log.info(
                 "%s %d of %d %ss, %s/s, %s left",
-                *(self.verb, self.done, self.total, self.unit),
+                self.verb,
+                self.done,
+                self.total,
+                self.unit,
                 f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}",
                 _clock((self.total - self.done) / rate) if rate else "?",
             )
@@ -67,7 +70,7 @@ class Progress:
 
 
 def counted(rows: Iterable[T], unit: str) -> Iterator[T]:
-    """Passes on `rows`, whose number nobody knows yet, and shows how many they are."""
+    """Pass on `rows`, whose number is not known yet, and show how many there are."""
     began = time.monotonic()
     following = began + _FIRST_SECONDS
     bar = tqdm(unit=unit, delay=_FIRST_SECONDS, disable=None)
@@ -81,7 +84,7 @@ def counted(rows: Iterable[T], unit: str) -> Iterator[T]:
 
 
 def _clock(seconds: float) -> str:
-    """Minutes and seconds, and hours where there are any."""
+    """Format seconds as minutes and seconds, and hours where there are any."""
     minutes, left = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"

@@ -1,11 +1,11 @@
 """The quickstart: a retriever learnt from questions alone, on data that ships with the package.
 
-Two systems of the library take part, and neither trains on which passage answers which question. A lexical model
-learns BM25's ranking from sentences of the passages (SPAR). Beside it, and with the score of both, the small encoder is
+Two systems of the library take part, and neither trains on which passage answers which question. A lexical model learns
+BM25's ranking from sentences of the passages (SPAR). Beside it, and with the score of both, the small encoder is
 trained on 3,755 questions by ART, whose teacher is a frozen T5. What comes out is one dense model, the concatenation of
-both. 423 dev questions with judgements choose the weight of the lexical score and the best checkpoint. It is measured on
-1,041 other questions, next to BM25 and to a control that must not learn: the same steps with the teacher's scores dealt
-out at random.
+both. 423 dev questions with judgements choose the weight of the lexical score and the best checkpoint. It is measured
+on 1,041 other questions, next to BM25 and to a control that must not learn: the same steps with the teacher's scores
+dealt out at random.
 """
 
 import dataclasses
@@ -49,24 +49,24 @@ SHOWN = ("recall@5", "recall@20", "recall@100", "mrr@10", "ndcg@10")
 BM25, ENCODER, LEXICAL = "BM25", "the encoder as it ships", "the lexical model (SPAR)"
 BEFORE, AFTER, CONTROL = "both, before ART", "both, after ART", "both, after ART with a shuffled teacher"
 DEPTH = 100
-# Held out of the sentences that the lexical model learns from; they choose its best checkpoint.
+# Number of held-out sentences, among those that the lexical model learns from; they choose its best checkpoint.
 DEV_SENTENCES = 500
 EXAMPLES = 3
-# Of the lexical score.
+# Weights of the lexical score to choose from.
 WEIGHTS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.4, 2.0)
 CHOSEN_BY = "ndcg@10"
-# A question has "other words" if its passage lacks at least this share of the words that say something.
+# A question has "other words" if its passage lacks at least this share of its content words.
 LACKING = 0.5
 
 
 def main(workdir: Path, seed: int = 0, steps: int | None = None) -> dict[str, dict[str, float]]:
-    """Runs the quickstart and prints its tables.
+    """Run the quickstart and print its tables.
 
     Args:
       workdir: receives the runs lexical/, art/ and shuffled_teacher/, index/, learning_curve.png, report.html and
         results.json. An interrupted quickstart resumes.
-      seed: of the order of the questions and of the control's shuffling.
-      steps: training steps of both ART runs; None is the config's number.
+      seed: seed of the order of the questions and of the control's shuffling.
+      steps: training steps of both ART runs; None: the config's number.
 
     Returns:
       The metrics of each row of the table, on the test questions.
@@ -103,7 +103,7 @@ def main(workdir: Path, seed: int = 0, steps: int | None = None) -> dict[str, di
     model, control = (CombinedEncoder.from_pretrained(workdir / name) for name in ("art", "shuffled_teacher"))
 
     def index_of(combined: CombinedEncoder) -> ExactIndex:
-        # The lexical part is frozen: its vectors are those from before.
+        # The lexical part is frozen, so its vectors do not change.
         vectors = np.concatenate([combined.parts[0].encode_passages(passages), lexical_passages], axis=1)
         return ExactIndex(vectors, ids=test.corpus.ids)
 
@@ -156,7 +156,7 @@ def _p(value: float) -> str:
 def _weight(
     encoder: DualEncoder, passages: np.ndarray, lexical: DualEncoder, lexical_passages: np.ndarray, dev: BeirSet
 ) -> float:
-    """The weight of the lexical score that suits the dev questions best, as SPAR chooses it."""
+    """Return the weight of the lexical score that suits the dev questions best, as SPAR chooses it."""
     questions = [question.text for question in dev.questions]
     base, other = encoder.encode_queries(questions) @ passages.T, lexical.encode_queries(questions) @ lexical_passages.T
 
@@ -174,7 +174,7 @@ def _search(encoder: DualEncoder | CombinedEncoder, index: ExactIndex) -> Search
 
 
 def _measure(searches: dict[str, Search], on: BeirSet) -> Report:
-    """What each system finds for the questions; the model after ART is compared with the others."""
+    """Search for the questions with each system, and compare the model after ART with the others."""
     measure = ByQrels(on.qrels)
     own = own_ids(on.questions, on.corpus, on.qrels)
     runs: dict[str, Run] = {name: run_of(search, on.questions, DEPTH, own) for name, search in searches.items()}
@@ -187,7 +187,7 @@ def _measure(searches: dict[str, Search], on: BeirSet) -> Report:
 
 
 def harder_questions(test: BeirSet) -> dict[str, BeirSet]:
-    """The test questions with typos, those whose passages lack their words, and some that were said in other words."""
+    """Return the test questions with typos, those whose passages lack their words, and some in other words."""
     texts = [question.text for question in test.questions]
     misspelt = TypoGenerator("dictionary").texts(texts, 0, range(len(texts)))
     typos = [Question(each.id, text) for each, text in zip(test.questions, misspelt, strict=True)]
@@ -211,7 +211,7 @@ def _lacks_words(question: Question, test: BeirSet) -> bool:
     return bool(words) and len(words - found) >= LACKING * len(words)
 
 
-# Words that say how something is asked, and not about what.
+# Function words and question words, which say nothing about a question's subject.
 _QUESTION_WORDS = set(
     stems_of(
         "a an the of in on at to for from by with and or as is are was were be been do does did has have had can could "
@@ -224,7 +224,7 @@ _QUESTION_WORDS = set(
 
 
 def print_table(table: dict[str, dict[str, float]]) -> None:
-    """Prints the rows' metrics in percent."""
+    """Print the rows' metrics in percent."""
     width = max(map(len, table))
     print(f"{'':{width}}" + "".join(f"{name:>12}" for name in SHOWN))
     for name, values in table.items():
@@ -232,7 +232,7 @@ def print_table(table: dict[str, dict[str, float]]) -> None:
 
 
 def print_harder(found: dict[str, Report]) -> None:
-    """Prints what the model adds to BM25 on questions that words alone do not answer."""
+    """Print the gain of the model over BM25 on questions that words alone do not answer."""
     print("\nWhat dense adds (recall@20 and MRR@10, in percent):")
     width = max(map(len, found)) + 7
     print(f"{'questions':{width}}{'BM25':>14}{'after ART':>16}{'difference in MRR@10':>32}")
@@ -246,7 +246,7 @@ def print_harder(found: dict[str, Report]) -> None:
 
 
 def show_examples(model: CombinedEncoder, index: ExactIndex, test: BeirSet, questions: Sequence[Question]) -> None:
-    """Prints the first three passages found for some questions, with title and score; + marks those that answer it."""
+    """Print the first three passages found for some questions, with title and score; + marks those that answer it."""
     corpus: Corpus = test.corpus
     scores, rows = index.search_rows(model.encode_queries([question.text for question in questions]), 3)
     for question, found in zip(questions, zip(scores, rows, strict=True), strict=True):
@@ -257,7 +257,7 @@ def show_examples(model: CombinedEncoder, index: ExactIndex, test: BeirSet, ques
 
 
 def draw_curve(workdir: Path) -> None:
-    """Draws recall@20 of the dev questions over the steps of both ART runs."""
+    """Draw recall@20 of the dev questions over the steps of both ART runs."""
     from jaxretr.evaluate import plots
 
     plt = plots.pyplot()

@@ -24,10 +24,10 @@ from jaxretr.config import (
 def config(workdir: str = "runs") -> ArtConfig:
     """ART at a size for a CPU; also configs/art_small.py.
 
-    Against the paper's setting (configs/art_nq_t0_3b.py), what a small encoder and few steps ask for: one tower for
-    both sides; mean pooling and cosine, as the encoder was made; a higher learning rate; no dropout; and the posterior
-    under the encoder as its target, for a T5 of four million parameters alone ranks no better than the encoder does.
-    The index is refreshed every 16 steps and nothing is written back in between.
+    Differences from the paper's setting (configs/art_nq_t0_3b.py), for a small encoder and few steps: one tower for
+    both sides; mean pooling and cosine, as the encoder was trained; a higher learning rate; no dropout; and the
+    posterior under the encoder as its target, since a T5 of four million parameters alone ranks no better than the
+    encoder does. The index is refreshed every 16 steps and nothing is written back in between.
     """
     return ArtConfig(
         name="art_small",
@@ -62,10 +62,10 @@ def config(workdir: str = "runs") -> ArtConfig:
 
 
 def lexical_config(workdir: str = "runs") -> ContrastiveConfig:
-    """SPAR's Lambda for the quickstart, on what `jaxretr mine lexical` makes of its passages.
+    """SPAR's Lambda for the quickstart, trained on the set that `jaxretr mine lexical` makes of its passages.
 
-    A bag of word pieces: an encoder without layers, which begins as weighted random projections. It reads the same tokens
-    as the small encoder, so that both can be trained and searched as one.
+    The model is a bag of word pieces: an encoder without layers, which begins as weighted random projections. It reads
+    the same tokens as the small encoder, so that both can be trained and searched as one.
     """
     base = config(workdir).encoder
     return ContrastiveConfig(

@@ -1,8 +1,8 @@
-"""What `make serve` serves: the quickstart's passages in a live index, of the model that the quickstart trained if it has.
+"""The live index of `make serve`: the quickstart's passages, encoded by the quickstart's model once it is trained.
 
     python -m jaxretr.quickstart_serving runs/serve runs/quickstart
 
-prints MODEL and --index for `jaxretr serve`. The index is made once for each model, in half a minute of one core.
+prints MODEL and --index for `jaxretr serve`. The index is created once for each model, in half a minute on one core.
 """
 
 import sys
@@ -18,11 +18,12 @@ LIVE = "live"
 
 
 def prepare(folder: Path, run: Path, corpus: Path = QUICKSTART) -> tuple[Path, Path]:
-    """Makes the live index, unless it is there.
+    """Create the live index, unless it exists.
 
     Args:
-      folder: where it goes, in a folder for each model.
-      run: of the quickstart; if it is finished, its model is taken, else the small encoder that it starts from.
+      folder: folder of the indexes, one for each model.
+      run: folder of the quickstart's run; if it is finished, its model is used, otherwise the small encoder that it
+        starts from.
       corpus: the passages.
 
     Returns:

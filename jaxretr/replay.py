@@ -1,4 +1,4 @@
-"""A training step that went wrong, once more, from the checkpoint before it."""
+"""A training step that went wrong, repeated from the checkpoint before it."""
 
 import json
 import logging
@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Replay:
-    """What steps of a run gave when they were repeated.
+    """Results of repeated steps of a run.
 
     Attributes:
       checkpoint: the step whose checkpoint they began from.
-      metrics: of each step after it, by the step's number from 1; the last is the step in question.
+      metrics: metrics of each step after it, by the step's number from 1; the last is the step in question.
       same_batch: whether its batch is the one that was kept when it failed; None if none was kept.
-      broken_before: names of the parameters that were NaN or infinite before it.
-      broken_after: the same after it.
+      broken_before: names of the parameters that were NaN or infinite before the step in question.
+      broken_after: names of the parameters that were NaN or infinite after it.
     """
 
     checkpoint: int
@@ -47,11 +47,11 @@ class Replay:
 
     @property
     def step(self) -> int:
-        """The step in question."""
+        """Number of the step in question, from 1."""
         return max(self.metrics)
 
     def table(self) -> str:
-        """Returns the steps as text, one a line."""
+        """Return the steps as text, one per line."""
         lines = [
             f"step {step}  " + "  ".join(f"{name} {value:.6g}" for name, value in values.items())
             for step, values in self.metrics.items()
@@ -65,7 +65,7 @@ class Replay:
 
 
 def replay(workdir: str | os.PathLike[str], step: int | None = None) -> Replay:
-    """Repeats a step of a run from the newest checkpoint before it; the run's folder is left as it is.
+    """Repeat a step of a run from the newest checkpoint before it; the run's folder stays unchanged.
 
     Args:
       workdir: the run's folder.
@@ -109,7 +109,7 @@ def _last_failed(workdir: Path) -> int:
 
 
 def _is_kept_batch(workdir: Path, step: int, batch: dict[str, np.ndarray]) -> bool | None:
-    """Whether the batch is the one that was kept, if one was."""
+    """Whether the batch is the one that was kept; None if none was."""
     path = workdir / FOLDER / f"step-{step}.npz"
     if not path.exists():
         return None
@@ -118,7 +118,7 @@ def _is_kept_batch(workdir: Path, step: int, batch: dict[str, np.ndarray]) -> bo
 
 
 def _broken(state: Any) -> tuple[str, ...]:
-    """Names the arrays with a NaN or an infinity."""
+    """Return the names of the arrays with a NaN or an infinity."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     numbers = [(path, x) for path, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
     names = [dotted(path) for path, x in numbers if not bool(jnp.isfinite(x).all())]

@@ -1,4 +1,4 @@
-"""What is carried from step to step."""
+"""The state that a run carries from step to step."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ from jaxretr.parallel.split_parameters import gathered_like, parts_like
 @jax.tree_util.register_dataclass
 @dataclass
 class ProductCodes:
-    """What a product quantiser has learnt, for index-aware training."""
+    """The parameters that a product quantiser has learnt, for index-aware training."""
 
     codebook: jax.Array
     """float32 [S, C, W]: C centres of each of S blocks of W dimensions; the last block is filled up with zeros."""
@@ -28,7 +28,7 @@ class ProductCodes:
 @jax.tree_util.register_dataclass
 @dataclass
 class TrainState:
-    """The trained parameters and what their optimizer remembers."""
+    """The trained parameters, their optimizer's state, and the parameters that stay frozen."""
 
     step: jax.Array
     """Number of finished steps, int32 scalar."""
@@ -37,11 +37,11 @@ class TrainState:
     frozen: Params = field(default_factory=dict)
     """Parameters that are not trained: no gradient is computed for them, and the optimizer knows nothing of them."""
     codes: ProductCodes | None = None
-    """Of a run that is aware of product codes."""
+    """Product codes, in a run that is aware of them; otherwise None."""
 
     @staticmethod
     def create(params: Params, optimizer: optax.GradientTransformation, frozen: Params | None = None) -> "TrainState":
-        """A state before its first step."""
+        """Return a state before its first step."""
         return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), frozen or {})
 
     @property
@@ -50,11 +50,12 @@ class TrainState:
         return join(self.params, self.frozen)
 
     def apply_gradients(self, gradients: Params, optimizer: optax.GradientTransformation) -> "TrainState":
-        """The state after one optimizer update.
+        """Return the state after one optimizer update.
 
         Args:
-          gradients: as `reduced` gives them: of a parameter whose moments are split over the devices this device's part.
-          optimizer: that the state was created with.
+          gradients: gradients as `reduced` returns them; if a parameter's moments are split over the devices, this
+            device's part.
+          optimizer: the optimizer that the state was created with.
         """
         parts = parts_like(gradients, self.params)
         updates, opt_state = optimizer.update(gradients, self.opt_state, parts)
@@ -68,9 +69,9 @@ class TokenRows:
     """Rows of token ids, padded on the right."""
 
     tokens: jax.Array
-    """Integers [..., L]."""
+    """Token ids, integers [..., L]."""
     lengths: jax.Array
-    """int32 [...]."""
+    """Lengths of the rows in tokens, int32 [...]."""
 
 
 @jax.tree_util.register_dataclass
@@ -78,25 +79,25 @@ class TokenRows:
 class CorpusTokens:
     """A corpus's token ids without padding, sharded by row over the devices; rows past the corpus's end have length 0.
 
-    A device holds the ids of its rows one after another. Zeros behind them make the devices' parts equally long, and let
-    `width` ids be read from where any row begins.
+    A device holds the ids of its rows one after another. Zeros behind them make the devices' parts equally long, and
+    let `width` ids be read from where any row begins.
     """
 
     ids: jax.Array
-    """uint16 (int32 for large vocabularies) [devices * M]; [devices * S, M] where a device has more ids than an int32 can
-    number: its rows are then cut into S equal parts."""
+    """uint16 (int32 for large vocabularies) [devices * M]; [devices * S, M] where a device has more ids than an int32
+    can number: its rows are then cut into S equal parts."""
     offsets: jax.Array
-    """Where a row begins in its part, int32 [N]."""
+    """Start of each row in its device's part, int32 [N]."""
     lengths: jax.Array
-    """int32 [N]."""
+    """Length of each row in tokens, int32 [N]."""
     width: int = field(metadata={"static": True})
-    """Columns that hold the longest row."""
+    """Number of columns that hold the longest row."""
 
     def take(self, rows: jax.Array) -> TokenRows:
-        """Some of this device's rows, padded with 0; call it inside the shard_map, or on a single device.
+        """Return some of this device's rows, padded with 0; call it inside the shard_map, or on a single device.
 
         Args:
-          rows: their numbers on this device, int32 [...].
+          rows: row numbers on this device, int32 [...].
 
         Returns:
           tokens [..., width] in the dtype of the ids, and lengths int32 [...].
@@ -111,7 +112,7 @@ class CorpusTokens:
 
         tokens = jax.vmap(read)(rows.reshape(-1)).reshape(*rows.shape, self.width)
         lengths = self.lengths[rows]
-        # Behind a row's end stands the next row.
+        # The ids after a row's end belong to the next row.
         return TokenRows(jnp.where(jnp.arange(self.width) < lengths[..., None], tokens, 0), lengths)
 
 
@@ -121,6 +122,6 @@ class CorpusState:
     """The live index: one embedding a passage, sharded by row over the devices."""
 
     embeddings: jax.Array
-    """bfloat16 or float32 [N, D]."""
+    """One embedding per passage, bfloat16 or float32 [N, D]."""
     encoded_at: jax.Array
     """The number of optimizer steps that the weights behind each row had seen, int32 [N]."""

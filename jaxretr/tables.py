@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 FORMATS = ("table", "json", "latex", "markdown")
 
-# Before a number a hyphen is a minus, which LaTeX has in formulas alone.
+# A hyphen before a number is a minus, which LaTeX has only in formulas.
 _MINUS = re.compile(r"(?<![\w.])-(?=\d)")
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -28,12 +28,12 @@ _MARKDOWN = re.compile(r"([\\`*_\[\]<>|~#])")
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure.
+    """One entry of a table.
 
     Attributes:
-      text: as it is printed.
-      best: of its column; bold where there is bold type.
-      marked: it gets a dagger, which a note explains.
+      text: text as it is printed.
+      best: whether it is the best of its column; bold where there is bold type.
+      marked: whether it gets a dagger, which a note explains.
     """
 
     text: str
@@ -43,7 +43,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table; `ruled` asks for a rule above it."""
+    """A line of a table; `ruled` puts a rule above it."""
 
     name: str
     cells: Sequence[Cell]
@@ -55,11 +55,11 @@ class Grid:
     """A table.
 
     Attributes:
-      title: what it shows, without a full stop.
-      head: of the first column, that of the rows' names.
-      columns: the heads of the others.
-      rows: with as many cells as there are columns.
-      notes: whole sentences that explain it.
+      title: title without a full stop.
+      head: head of the first column, which holds the rows' names.
+      columns: heads of the other columns.
+      rows: rows with as many cells as there are columns.
+      notes: full sentences that explain the table.
     """
 
     title: str
@@ -69,13 +69,13 @@ class Grid:
     notes: Sequence[str] = ()
 
     def notes_with_bold(self) -> list[str]:
-        """The notes, and what bold type means if there is any."""
+        """Return the notes, with one that explains bold type if there is any."""
         bold = any(cell.best for row in self.rows for cell in row.cells)
         return ["Bold: the best of its column."] * bold + list(self.notes)
 
 
 def render(grids: Sequence[Grid], form: str) -> str:
-    """All tables, one after the other.
+    """Return all tables as text, one after the other.
 
     Args:
       grids: the tables.
@@ -86,7 +86,7 @@ def render(grids: Sequence[Grid], form: str) -> str:
 
 
 def as_text(grid: Grid) -> str:
-    """A table in aligned columns; daggers follow the numbers, bold type is left out."""
+    """Return a table in aligned columns; daggers follow the numbers, bold type is left out."""
     marks = any(cell.marked for row in grid.rows for cell in row.cells)
     heads = [grid.head, *(column + " " * marks for column in grid.columns)]
     rows = [
@@ -100,7 +100,7 @@ def as_text(grid: Grid) -> str:
 
 
 def as_markdown(grid: Grid) -> str:
-    """A table of GitHub's Markdown, the notes below it."""
+    """Return a table in GitHub's Markdown, with the notes below it."""
     rows = []
     for row in grid.rows:
         texts = [_markdown(cell.text) for cell in row.cells]
@@ -115,7 +115,7 @@ def as_markdown(grid: Grid) -> str:
 
 
 def _tabulated(heads: Sequence[str], rows: Sequence[Sequence[str]], form: str) -> str:
-    """Names on the left, numbers on the right, each as it is written."""
+    """Align names on the left and numbers on the right, each in its own notation."""
     from tabulate import tabulate
 
     columns = ("left", *("right" for _ in heads[1:]))
@@ -123,7 +123,7 @@ def _tabulated(heads: Sequence[str], rows: Sequence[Sequence[str]], form: str) -
 
 
 def as_latex(grid: Grid) -> str:
-    """A table environment of LaTeX with the rules of booktabs; title and notes are its caption."""
+    """Return a LaTeX table environment with booktabs' rules; title and notes are its caption."""
     # tabulate has these rules only together with its own escapes, which would escape bold type and daggers.
     lines = [
         "% needs \\usepackage{booktabs}, and \\usepackage[T1]{fontenc}",
@@ -146,7 +146,7 @@ def as_latex(grid: Grid) -> str:
 
 
 def latex_escaped(text: str) -> str:
-    """Text that LaTeX prints as it is, on one line."""
+    """Return text that LaTeX prints unchanged, on one line."""
     return "".join(_LATEX.get(sign, sign) for sign in " ".join(text.split()))
 
 
@@ -160,7 +160,7 @@ def _latex_row(cells: Sequence[str]) -> str:
 
 
 def shortened(names: Sequence[str]) -> list[str]:
-    """The last parts of each path, as many as tell it from the others; a name that occurs twice gets a number."""
+    """Return the last parts of each path, as many as tell it from the others; names that occur twice are numbered."""
     parts = [PurePath(name).parts or (name,) for name in names]
     short = []
     for own in parts:

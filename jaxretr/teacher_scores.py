@@ -25,13 +25,13 @@ from jaxretr.stores.fingerprints import texts_fingerprint
 
 @dataclass(frozen=True)
 class MinedScores:
-    """A file of a teacher's scores that was written.
+    """A written file of a teacher's scores.
 
     Attributes:
       path: the file.
-      step: of the checkpoint that they are from.
-      questions: with at least one score.
-      pairs: of question and passage.
+      step: step of the checkpoint that the scores are from.
+      questions: number of questions with at least one score.
+      pairs: number of pairs of question and passage.
     """
 
     path: Path
@@ -43,21 +43,22 @@ class MinedScores:
 def mine_scores(
     run: str | os.PathLike[str], out: str | os.PathLike[str], *, format: str = "distillation", step: int | None = None
 ) -> MinedScores:
-    """Writes the scores that the teacher of an ART run gave to the passages that the run retrieved.
+    """Write the scores that the teacher of an ART run gave to the passages that the run retrieved.
 
-    `OUT.made_of.json` next to them records the teacher, its lengths and precision, and the texts: `table.path` compares them.
-    They are raw, as `jaxretr.score` writes them. Of each question the passage with the best score comes first, and stands
-    as the positive in formats that have one.
+    `OUT.made_of.json` next to them records the teacher, its lengths and precision, and the texts: `table.path` compares
+    them. The scores are raw, as `jaxretr.score` writes them. Each question's passage with the best score comes first,
+    and is the positive in formats that have one.
 
     Args:
-      run: the run's folder; it is only read.
+      run: the run's folder, which is only read.
       out: the file to write.
-      format: one of training sets that has scores: "distillation" has ids alone, others the texts as well.
-      step: whose checkpoint; None: the newest.
+      format: a format of training sets that has scores: "distillation" has ids alone, others the texts as well.
+      step: step of the checkpoint; None: the newest.
 
     Raises:
       UsageError: a format without scores.
-      UserError: no ART run, no checkpoint, a run that keeps no scores, or texts that are not those it began with.
+      UserError: not an ART run, no checkpoint, a run that keeps no scores, or texts that differ from those it began
+        with.
     """
     if format not in SCORED_FORMATS:
         raise UsageError(
@@ -104,12 +105,12 @@ def _config(folder: Path) -> ArtConfig:
 
 
 def _examples(texts: ArtTexts, rows: np.ndarray, scores: np.ndarray) -> Iterator[Example]:
-    """One example for each question with scores, the best passage first."""
+    """Yield one example for each question with scores, the best passage first."""
     for number, question in enumerate(texts.questions):
         known = np.flatnonzero(rows[number] >= 0)
         order = known[np.argsort(-scores[number, known], kind="stable")]
         found = tuple(
-            # The shortest decimals that give the float32 back.
+            # The shortest decimals that restore the float32.
             Candidate(texts.corpus.ids[row], "", None, float(str(score)))
             for row, score in zip(rows[number, order].tolist(), scores[number, order], strict=True)
         )

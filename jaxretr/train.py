@@ -92,7 +92,7 @@ class Run(Protocol):
         ...
 
     def evaluated(self) -> str:
-        """What an evaluation reads, for the log; empty if there is no dev set."""
+        """Return a text for the log that says which data an evaluation reads; empty if there is no dev set."""
         ...
 
     def save_model(self, state: Any, folder: Path) -> None:
@@ -150,7 +150,7 @@ def _recipe(config: Config) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class TrainResult(Mapping[str, float]):
-    """What a finished run leaves: a mapping of its metrics, and its model.
+    """Result of a finished run: a mapping of its metrics, and its model.
 
     Attributes:
       metrics: of the best evaluation; of the last step where there is no dev set.

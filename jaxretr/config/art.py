@@ -20,9 +20,9 @@ class ArtData(DevData):
     """Input of an ART run. The training questions need neither answers nor judgements."""
 
     corpus: str
-    """A corpus file, a BEIR folder, or a training file, whose passages are the corpus then."""
+    """A corpus file, a BEIR folder, or a training file whose passages then are the corpus."""
     questions: str
-    """A file of questions, a BEIR folder, or a training file, of which the questions alone are trained on."""
+    """A file of questions, a BEIR folder, or a training file; the run trains on its questions alone."""
     questions_split: str | None = None
     """Train only on the questions that this split of a BEIR folder's qrels names (the judgements stay unread, except
     those of `held_out`)."""
@@ -42,19 +42,19 @@ class Art:
     positives: int = 0
     """Judged passages of each question that are added to the K, drawn from `data.judged` at each step."""
     hard_negatives: int = 0
-    """Its hard negatives, likewise."""
+    """Hard negatives of each question that are added to the K, drawn from `data.judged` at each step."""
     uniform: int = 0
-    """Passages added that are drawn from the whole corpus for each question and step. So are those that stand in for
-    passages that a question does not have, or has twice."""
+    """Passages that are added to the K, drawn from the whole corpus for each question and step. Passages that a
+    question does not have, or has twice, are replaced by such draws too."""
     temperature: float | None = None
-    """tau, which divides the student's scores; None is the square root of the embedding's size."""
+    """tau, the divisor of the student's scores; None: the square root of the embedding's size."""
     teacher_temperature: float = 1.0
-    """Divides the teacher's scores."""
+    """Divisor of the teacher's scores."""
     prior_weight: float = 0.0
-    """Of the student's own scores, held fixed, in the distribution that it is moved to. 0: ART. 1: the posterior under
-    the student, as in EMDR2 (jaxretr/objectives/art.py, `target`)."""
+    """Weight of the student's own scores, held fixed, in the target distribution. 0: the teacher's scores alone, as in
+    ART. 1: the posterior under the student, as in EMDR2 (jaxretr/objectives/art.py, `target`)."""
     shuffle_teacher: bool = False
-    """The control: the teacher's scores of each question are dealt out to its passages at random."""
+    """Control experiment: deal out the teacher's scores of each question to its passages at random."""
     chunk: int = 32
     """Passages that the training step embeds at once on each device, or as many tokens of questions: memory, not
     mathematics."""
@@ -72,7 +72,7 @@ INDEX_IN_ART = {
 
 
 def _accept_older_names(init: Callable[..., None]) -> Callable[..., None]:
-    """Lets `Art(...)` take the settings of the index, which `ArtConfig` then moves to its own section."""
+    """Let `Art(...)` take the settings of the index, which `ArtConfig` then moves to its own section."""
 
     @functools.wraps(init)
     def accepting(self: "Art", *args: Any, **settings: Any) -> None:

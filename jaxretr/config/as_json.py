@@ -13,14 +13,14 @@ from jaxretr.json_dataclass import dataclass_from
 
 
 def to_json(config: Config) -> dict[str, Any]:
-    """Returns the config as plain JSON values, with its kind."""
+    """Return the config as plain JSON values, with its kind."""
     kind = next(name for name, cls in KINDS.items() if type(config) is cls)
     # Through json once, so that tuples become lists and a reader gets what a file would give.
     return {"kind": kind, **json.loads(json.dumps(dataclasses.asdict(config)))}
 
 
 def from_json(values: dict[str, Any], where: str = "config") -> Config:
-    """Rebuilds a config from `to_json`'s values; an unknown key is a UsageError with a suggestion."""
+    """Rebuild a config from `to_json`'s values; an unknown key is a UsageError with a suggestion."""
     if not isinstance(values, dict):
         raise UsageError(f"{where}: a JSON object is expected, not {type(values).__name__}; restore the file")
     values = dict(values)

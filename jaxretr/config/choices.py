@@ -4,13 +4,13 @@ from typing import Literal
 
 Dtype = Literal["float32", "bfloat16"]
 EncodeDtype = Literal["auto", "float32", "bfloat16"]
-# Whose codes propose the candidates of a certified index.
+# Search engines whose codes propose the candidates of a certified index.
 EngineName = Literal["scann", "faiss"]
 ScorerKind = Literal["auto", "t5", "cross_encoder", "causal_lm"]
 Replacement = Literal["unused", "oldest", "worst"]
 TrackerName = Literal["wandb", "mlflow"]
-# sentence-transformers' names.
+# Ways to pool token vectors, by sentence-transformers' names.
 Pooling = Literal["cls", "mean", "max", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"]
 
-# Among the metrics of evaluations; for all others higher is better.
+# Metrics of evaluations for which lower is better; for all others higher is.
 LOWER_IS_BETTER = ("loss", "average_rank")

@@ -16,11 +16,11 @@ class ContrastiveData(ExampleData):
     """Input of a supervised run."""
 
     teacher_positives: int | None = None
-    """Of a lexical set's positives (the teacher's first ranks) use only the first so many; None: all."""
+    """Number of a lexical set's positives (the teacher's first ranks) that are used for each question; None: all."""
     dev: str | None = None
     """A training file, BEIR folder or lexical set whose examples give the validation loss, average rank and MRR."""
     dev_split: str = "dev"
-    """Of a BEIR folder in `dev`, the judgements that are validated on."""
+    """Split of a BEIR folder in `dev` whose judgements the run validates on."""
 
 
 @dataclass(frozen=True)
@@ -28,25 +28,26 @@ class Negatives:
     """Each question's own negatives, in addition to all the other passages of the batch."""
 
     static: int = 1
-    """Drawn at each step from the training file's hard negatives; where a question has none, from its others."""
+    """Negatives of each question that are drawn at each step from the training file's hard negatives; where a question
+    has none, from its others."""
     mined: int = 0
-    """Drawn at each step from the negatives of `data.mined`."""
+    """Negatives of each question that are drawn at each step from the negatives of `data.mined`."""
     retrieved: int = 0
-    """Found at each step in the live index, with the current question tower."""
+    """Negatives of each question that are found at each step in the live index, with the current question tower."""
     first_rank: int = 1
     """The first rank that retrieved negatives are taken from, counted from 1."""
     last_rank: int = 100
-    """The last of these ranks."""
+    """The last rank that retrieved negatives are taken from."""
     draw: Literal["random", "top"] = "random"
-    """Which of the ranks: any with equal chance, or the first."""
+    """Choice among these ranks: random takes any of them with equal chance, top the first."""
     margin: float | None = None
-    """Retrieved passages that score higher than the positive's score less this are left out (the index's scores, before
+    """Leave out retrieved passages that score higher than the positive's score less this (the index's scores, before
     the temperature); a passage that the model finds as good as the positive is often one."""
     mask_known_positives: bool = True
     """False negatives: a passage that is judged positive for a question is not its negative, wherever it comes from. The
     question itself, as a passage, never is, whatever this setting."""
     mask_duplicates: bool = True
-    """Nor is a passage with the same title and text as the question's positive in the batch."""
+    """Never use a passage with the same title and text as a question's positive in the batch as its negative."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,12 @@ class Contrastive:
     """The objective: softmax cross-entropy of each question's positive over the passages of the whole batch."""
 
     temperature: float = 1.0
-    """Divides the scores. They are dot products, or cosines where `encoder.normalise` is on."""
+    """Divisor of the scores, which are dot products, or cosines where `encoder.normalise` is on."""
     positives: Literal["draw", "first", "all"] = "draw"
-    """A question with several: draw one at each step, take the file's first, as the original DPR does, or use up to
-    `max_positives`, each against the negatives alone."""
+    """Positives of a question that has several. draw: one at each step; first: the file's first, as the original DPR
+    does; all: up to `max_positives`, each against the negatives alone."""
     max_positives: int = 4
-    """Of one question, where `positives` is "all"."""
+    """Largest number of positives of one question in a step, where `positives` is "all"."""
     symmetric: bool = False
     """Add the cross-entropy of each passage's question over the batch's questions, and halve the sum."""
     corpus_softmax: bool = False
@@ -73,17 +74,18 @@ class Contrastive:
 
 @dataclass(frozen=True)
 class Distillation:
-    """Learning from a teacher's stored scores (the training file's), in addition to the contrastive loss or instead of it."""
+    """Learning from a teacher's stored scores (the training file's), in addition to the contrastive loss or instead of
+    it."""
 
     loss: Literal["none", "margin_mse", "kl"] = "none"
     """The squared error of the margins between positive and negatives (margin_mse), or KL(teacher || student) over a
     question's passages (kl)."""
     weight: float = 1.0
-    """Of the distillation loss."""
+    """Weight of the distillation loss."""
     contrastive_weight: float = 1.0
-    """0 leaves the distillation alone."""
+    """Weight of the contrastive loss; 0 leaves the distillation alone."""
     teacher_temperature: float = 1.0
-    """Divides the teacher's scores (kl)."""
+    """Divisor of the teacher's scores (kl)."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,8 @@ class Validation:
     hard_negatives: int = 30
     """Hard negatives of each question in the pool, at most."""
     other_negatives: int = 30
-    """Average rank and MRR: the pool is the first positive of every dev question and up to so many negatives of each
-    kind. 1 and 0 make SPAR's mini-index of two passages a question."""
+    """Negatives of each kind per dev question, at most, in the pool of average rank and MRR, which also has the first
+    positive of every dev question. 1 and 0 make SPAR's mini-index of two passages a question."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,12 @@ class DevData:
     """Questions that a run is evaluated on over its whole corpus."""
 
     dev_questions: str | None = None
-    """A file of questions or a BEIR folder; none: no retrieval metrics."""
+    """A file of questions or a BEIR folder; None: no retrieval metrics."""
     dev_qrels: str | None = None
     """Judgements of the dev questions; without them the dev questions' answers are matched."""
     held_out: int = 0
-    """Where there is no dev set: keep so many training questions (at most a tenth) out of training, those whose
-    texts have the lowest hashes, and evaluate on them with their own judgements."""
+    """Number of training questions (at most a tenth) that are kept out of training where there is no dev set: those
+    whose texts have the lowest hashes. The run is evaluated on them with their own judgements."""
     token_cache: str | None = None
     """Folder of the token store; the run's own by default, a common one where several runs share a corpus."""
 
@@ -31,12 +31,13 @@ class ExampleData(DevData):
     """A training file in any format that `jaxretr data convert` reads, a BEIR folder, or a lexical set (a folder that
     `jaxretr mine lexical` wrote)."""
     train_format: str | None = None
-    """The file's format, where its content does not tell."""
+    """The training file's format, where its content does not tell."""
     split: str = "train"
-    """Of a BEIR folder's judgements."""
+    """Split of a BEIR folder's judgements that is trained on."""
     corpus: str | None = None
-    """Where passage ids lead, and what is searched; a BEIR folder's own by default. The training file itself makes its
-    passages the corpus. Needed for retrieved negatives, the corpus-wide softmax and retrieval metrics."""
+    """File of the passages that ids refer to and that are searched; a BEIR folder's own by default. Give the training
+    file itself to make its passages the corpus. Needed for retrieved negatives, the corpus-wide softmax and retrieval
+    metrics."""
     more_corpora: tuple[str, ...] = ()
     """Further files of passages, whose rows follow the corpus's."""
     mined: str | None = None
@@ -56,13 +57,14 @@ class PretrainData:
     exclude_pairs: str | None = None
     """Leave out the questions whose id begins with this."""
     pair_share: float = 0.0
-    """Share of each batch that is such pairs."""
+    """Share of each batch that consists of such pairs."""
     vocab_size: int = 8192
-    """Of a vocabulary that is learnt."""
+    """Number of entries of a vocabulary that is learnt."""
     vocabulary_every: int = 5
     """The vocabulary is learnt from every n-th passage."""
     max_length: int = 128
-    """Tokens of a passage. Of a longer one the encoder reads a window, drawn at each access, the scorer the start."""
+    """Tokens of a passage. The encoder reads a window of a longer one, drawn at each access; the scorer reads its
+    start."""
     held_out: int = 1000
     """Passages kept out of training, for the held-out loss."""
     token_cache: str | None = None

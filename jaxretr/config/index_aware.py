@@ -12,20 +12,20 @@ class IndexAware:
     """
 
     kind: Literal["none", "int8", "product"] = "none"
-    """int8: rows of integers with a scale each, as embedding stores and the first pass of the exact index have them.
-    product: the nearest of a few centres in each block of dimensions, as ScaNN and FAISS code rows."""
+    """Code of the index. int8: rows of integers with a scale each, as embedding stores and the first pass of the exact
+    index have them. product: the nearest of a few centres in each block of dimensions, as ScaNN and FAISS code rows."""
     weight: float = 1.0
-    """Of the loss on the index's scores, from 0 to 1; the loss on the exact scores has the rest."""
+    """Weight of the loss on the index's scores, from 0 to 1; the loss on the exact scores has the rest."""
     commitment: float = 0.0
     """Weight of the squared distance from passages to their stored rows, relative to the passages' squared length."""
     block: int = 2
     """Dimensions that share a code (product). ScaNN has 2, and more for more than 512 dimensions; FAISS 2."""
     centres: int = 16
-    """Values of a code (product)."""
+    """Centres per block of dimensions, which are the values that a code can have (product)."""
     anisotropic: bool = False
     """Choose codes by ScaNN's score-aware loss, which counts errors along a passage for more than those across it
     (Guo et al. 2020); otherwise the nearest centres, as FAISS does (product)."""
     relearn_every: int = 100
     """Steps between two fits of the centres to passages that are encoded with the current weights (product)."""
     sample: int = 4096
-    """Passages of the corpus that such a fit encodes; less where the corpus has fewer (product)."""
+    """Passages of the corpus that such a fit encodes, or all of a smaller corpus (product)."""

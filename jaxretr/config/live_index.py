@@ -12,20 +12,22 @@ class LiveIndex:
     """The corpus's embeddings on the devices, which a training step searches."""
 
     refresh_every: int = 500
-    """R: every row is encoded again every R steps."""
+    """R, the number of steps in which every row is encoded again."""
     write_back: bool = False
     """Put the fresh passage embeddings of a step into the index in the same step (with dropout's noise, if on)."""
     dtype: Dtype = "bfloat16"
-    """Of the embeddings."""
+    """Floating-point type of the embeddings in the index."""
     block_rows: int = 16384
-    """Corpus rows that the search scores at once on each device, at most, where it goes block by block; GPUs mostly do not."""
+    """Corpus rows that the search scores at once on each device, at most, where it searches block by block; on GPUs it
+    mostly does not."""
     encode_rows: int = 512
     """Corpus rows that the refresh encodes at once on each device."""
     refresh: Literal["full", "rolling"] = "full"
-    """How the corpus is encoded again with the current weights. full: all of it, every R steps. rolling: before every step
-    the rows r with r mod R = step mod R, so that every step takes equally long; and all of it before an evaluation."""
+    """Way to encode the corpus again with the current weights. full: all of it, every R steps. rolling: before every
+    step the rows r with r mod R = step mod R, so that every step takes equally long; and all of it before an
+    evaluation."""
     refresh_share: float | None = None
-    """Of a rolling refresh, the share of a step's matrix products that encodes rows. R then follows from the number of these
+    """Share of a step's matrix products that encodes rows in a rolling refresh. R then follows from the number of these
     products, and `refresh_every` is not read."""
 
     @property
@@ -34,7 +36,7 @@ class LiveIndex:
         return self.refresh == "rolling"
 
     def check(self) -> None:
-        """Refuses settings that contradict each other.
+        """Refuse settings that contradict each other.
 
         Raises:
           UsageError: names the setting.

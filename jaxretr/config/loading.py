@@ -1,4 +1,4 @@
-"""Experiment files, and the settings that replace theirs: of the command line, or by name."""
+"""Experiment files, and the settings that replace theirs: from the command line, or by name."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from jaxretr.json_dataclass import described
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Runs an experiment file's `config()` and applies command-line overrides.
+    """Run an experiment file's `config()` and apply command-line overrides.
 
     Not in several threads at once: the file is run as a program.
 
@@ -54,7 +54,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def _line_in(error: BaseException, path: Path) -> int:
-    """The last line of `path` in the error's traceback, 0 if none."""
+    """Return the last line of `path` in the error's traceback, counted from 1; 0 if there is none."""
     line, frame = 0, error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code.co_filename == str(path):
@@ -64,18 +64,18 @@ def _line_in(error: BaseException, path: Path) -> int:
 
 
 def override(config: Config, words: Sequence[str]) -> Config:
-    """Applies overrides like "--train.steps" "10"; raises UsageError for a wrong name or value."""
+    """Apply overrides like "--train.steps" "10"; raises UsageError for a wrong name or value."""
     return with_settings(config, settings_of(config, words)) if words else config
 
 
 def settings_of(config: Config, words: Sequence[str]) -> dict[str, Any]:
-    """Reads overrides.
+    """Read overrides.
 
     Args:
-      config: of the kind that they are for.
-      words: "--section.key" and what stands behind it: one value, several of a list, none of a switch; or in one word
-        "--section.key=VALUE". "--section.no-key" puts a switch out. A list and a section can be JSON; None (or null, but
-        for texts) is no value.
+      config: a config of the kind that the settings are for.
+      words: "--section.key" and the words after it: one value, several of a list, none of a switch; or in one word
+        "--section.key=VALUE". "--section.no-key" turns a switch off. A list and a section can be JSON; None (or null,
+        except for texts) is no value.
 
     Returns:
       The settings as `with_settings` takes them.
@@ -109,7 +109,7 @@ def settings_of(config: Config, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _value_of(hint: Any, texts: list[str], option: str, put_out: bool) -> Any:
-    """The value that was typed behind an option, as JSON would have it."""
+    """Return the value that was typed after an option, as JSON would have it."""
     if put_out or (hint is bool and not texts):
         if texts:
             raise UsageError(f"{option}: takes no value, but has '{texts[0]}'; leave it out")
@@ -133,7 +133,7 @@ def _value_of(hint: Any, texts: list[str], option: str, put_out: bool) -> Any:
 
 
 def _scalar(hint: Any, text: str) -> Any:
-    """Reads a text as a value of a type; raises KeyError, TypeError or ValueError if it is none."""
+    """Read a text as a value of a type; raises KeyError, TypeError or ValueError if that is impossible."""
     if hint is bool:
         return {"true": True, "false": False}[text.lower()]
     if get_origin(hint) is Literal:
@@ -146,7 +146,7 @@ def _scalar(hint: Any, text: str) -> Any:
 
 
 def _json(text: str) -> Any:
-    """What a text is as JSON, or None; raises ValueError if an object names a key twice."""
+    """Return the JSON value of a text, or None if it is not JSON; raises ValueError if an object names a key twice."""
     try:
         pairs: list[list[tuple[str, Any]]] = []
         value = json.loads(text, object_pairs_hook=lambda each: pairs.append(each) or dict(each))
@@ -158,7 +158,7 @@ def _json(text: str) -> Any:
 
 
 def _present_name(config: Config, name: str) -> str:
-    """A setting's present name, e.g. index.no_write_back for art.no_write_back."""
+    """Return a setting's present name, e.g. index.no_write_back for art.no_write_back."""
     section, _, key = name.partition(".")
     negated = "no_" if key.startswith("no_") else ""
     moved = INDEX_IN_ART.get(key.removeprefix("no_"))
@@ -166,12 +166,12 @@ def _present_name(config: Config, name: str) -> str:
 
 
 def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
-    """Returns the config with other values.
+    """Return the config with other values.
 
     Args:
       config: the config.
-      settings: "section.key" -> value. A section's value is an object of its class, which replaces it, or a dict of some
-        of its settings, which leaves its others as they are; None, where it can be left out.
+      settings: "section.key" -> value. A section's value is an object of its class, which replaces it, or a dict of
+        some of its settings, which leaves its others as they are; None, where it can be left out.
 
     Raises:
       UsageError: a name or value is wrong, or a setting is given twice.
@@ -194,7 +194,7 @@ def with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def _flat(config: Config, types: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Yields each setting's present name, its value as JSON has it, and the name in `settings` that it comes from."""
+    """Yield each setting's present name, its value as JSON has it, and the name in `settings` that it comes from."""
     for given, value in settings.items():
         name = _present_name(config, given)
         section = section_of(types.get(name))
@@ -209,7 +209,7 @@ def _flat(config: Config, types: Mapping[str, Any], settings: Mapping[str, Any])
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it."""
+    """Convert a value to plain JSON values."""
     if is_dataclass(value):
         return {name: _plain(each) for name, each in vars(value).items()}
     if isinstance(value, list | tuple):

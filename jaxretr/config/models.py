@@ -46,18 +46,19 @@ class AdapterShape:
     lora_rank: int = 0
     """Rank of LoRA's matrices, a quarter of the encoder's width in DDR; 0: no LoRA."""
     lora_alpha: float | None = None
-    """alpha / rank multiplies LoRA's product; None: the rank itself, for a factor of 1."""
+    """alpha, where alpha / rank multiplies LoRA's product; None: the rank itself, for a factor of 1."""
     lora_targets: tuple[str, ...] = ("query", "value")
-    """Among query, key, value, attention_out, ffn_in, ffn_out; ffn_gate as well where the feed-forward network is gated
-    (Nomic, GTE, Qwen, Llama, Mistral, Gemma). ModernBERT has qkv for the first three, and ffn_in includes its gate."""
+    """Layers that LoRA changes, among query, key, value, attention_out, ffn_in, ffn_out; ffn_gate as well where the
+    feed-forward network is gated (Nomic, GTE, Qwen, Llama, Mistral, Gemma). ModernBERT has qkv for the first three, and
+    its ffn_in includes the gate."""
     bottleneck: int = 0
     """Width of the adapter parallel to the feed-forward network, a quarter of the encoder's width in DDR; 0: none."""
     scale: float = 4.0
-    """Multiplies the parallel adapter's result, its bias included."""
+    """Factor of the parallel adapter's result, its bias included."""
 
     @property
     def lora_factor(self) -> float:
-        """alpha / rank."""
+        """Factor of LoRA's product: alpha / rank."""
         return 1.0 if self.lora_alpha is None or not self.lora_rank else self.lora_alpha / self.lora_rank
 
     def equals(self, other: "AdapterShape") -> bool:
@@ -66,7 +67,7 @@ class AdapterShape:
         return one == two
 
     def without_lora(self) -> "AdapterShape":
-        """What is left when LoRA has been merged into the kernels."""
+        """Return the shape that is left when LoRA has been merged into the kernels."""
         return dataclasses.replace(self, lora_rank=0)
 
 
@@ -77,36 +78,37 @@ class Encoder:
     path: str
     """A folder or hub name: Hugging Face, DPR, sentence-transformers or our own."""
     passage_path: str | None = None
-    """The second tower's folder, where it comes apart (DPR's context encoder)."""
+    """The second tower's folder, where the towers are in separate folders (DPR's context encoder)."""
     fresh: BertShape | None = None
     """Start with random weights in this shape, drawn with the run's seed; only the tokenizer comes from `path`."""
     fresh_start: Literal["random", "lexical"] = "random"
-    """How: as BERT does, or so that equal words of the corpus are near at once, rare ones most (see
-    `lexical_start` in jaxretr/models/starts.py); for supervised runs with a corpus."""
+    """Random weights that `fresh` starts with. random: BERT's own. lexical: weights with which texts that share words
+    are near each other from the start, rare words counting most (see `lexical_start` in jaxretr/models/starts.py); for
+    supervised runs with a corpus."""
     adapter: AdapterShape | None = None
-    """Train adapters of this shape and nothing else. Where `path` has such adapters already, they are trained on."""
+    """Train adapters of this shape and nothing else. Where `path` has such adapters already, their training continues."""
     shared: bool = False
     """One tower for questions and passages instead of two."""
     pooling: Pooling | None = None
-    """What becomes of the last layer's token vectors, see `pool` in jaxretr/models/embed.py; None: what the folder says,
-    else cls, of decoders lasttoken."""
+    """Pooling of the last layer's token vectors, see `pool` in jaxretr/models/embed.py; None: as the folder states,
+    otherwise cls, or lasttoken for decoders."""
     normalise: bool = False
     """Scale the embeddings to length 1, so that scores are cosines."""
     max_question_length: int = 64
     """Tokens of a question, special ones included; the rest is cut off."""
     max_passage_length: int = 256
-    """The same of a passage with its title."""
+    """Tokens of a passage with its title, special ones included; the rest is cut off."""
     query_prompt: str | None = None
-    """Put before every question, in training and afterwards; None: what the model says, "" for none."""
+    """Text put before every question, in training and afterwards; None: the model's own, "" for none."""
     passage_prompt: str | None = None
-    """The same for passages, before the title."""
+    """Text put before every passage and its title, in training and afterwards; None: the model's own, "" for none."""
     dropout: float = 0.1
-    """While training, in all layers."""
+    """Dropout rate in all layers, while training."""
     dtype: Dtype = "float32"
-    """Of the matmuls' operands; parameters, loss and optimizer state are float32."""
+    """Floating-point type of the matmuls' operands; parameters, loss and optimizer state are float32."""
     activations: Literal["auto", "keep", "recompute"] = "auto"
-    """What a step keeps of its chunks of texts for the backward pass. keep: their activations, so that each text is
-    embedded once; recompute: nothing, so that memory follows the chunk and not the batch; auto: on CPUs keep where a
+    """Memory that a step spends on the backward pass of its chunks of texts. keep: their activations, so that each text
+    is embedded once; recompute: nothing, so that memory follows the chunk and not the batch; auto: on CPUs keep where a
     quarter of the memory holds them, recompute otherwise; on an H100 keeping saved a tenth of a contrastive step."""
 
 
@@ -115,17 +117,19 @@ class PairEncoder:
     """The cross-encoder that is trained: where it starts from, and what it reads."""
 
     path: str
-    """A cross-encoder, which is trained on; or any other MODEL or Hugging Face encoder, which gets a new head."""
+    """A cross-encoder, which continues its training; or any other MODEL or Hugging Face encoder, which gets a new
+    head."""
     max_length: int = 256
     """Tokens of a question with its passage, special ones included; the longer of the two is cut."""
     max_question_length: int = 64
-    """Tokens of a question in training; the rest is cut off before."""
+    """Tokens of a question in training; the rest is cut off before the question is joined with a passage."""
     dropout: float = 0.1
-    """While training, in all layers."""
+    """Dropout rate in all layers, while training."""
     dtype: Dtype = "float32"
-    """Of the matmuls' operands; parameters, loss and optimizer state are float32."""
+    """Floating-point type of the matmuls' operands; parameters, loss and optimizer state are float32."""
     activations: Literal["auto", "keep", "recompute"] = "auto"
-    """What a step keeps of its chunks of pairs for the backward pass, as `encoder.activations` of a dual encoder."""
+    """Memory that a step spends on the backward pass of its chunks of pairs, as `encoder.activations` of a dual
+    encoder."""
 
 
 @dataclass(frozen=True)
@@ -142,10 +146,11 @@ class Scorer:
     chunk: int = 64
     """Pairs of question and passage that go through the teacher at once on each device: memory, not mathematics."""
     dtype: Dtype = "float32"
-    """Of the teacher's large weights and matmuls."""
+    """Floating-point type of the teacher's large weights and matmuls."""
     kind: ScorerKind = "auto"
-    """What the folder holds: t5, cross_encoder, causal_lm; auto reads it from the folder's files. Qwen3-Reranker's own
-    folders are causal language models by their files: set cross_encoder for the logit of yes less that of no."""
+    """Kind of model in the folder: t5, cross_encoder, causal_lm; auto reads it from the folder's files.
+    Qwen3-Reranker's own folders are causal language models by their files: set cross_encoder for the logit of yes less
+    that of no."""
 
 
 @dataclass(frozen=True)
@@ -155,4 +160,4 @@ class Joint:
     lexical: str | None = None
     """The lexical encoder's folder; None: the encoder is trained alone."""
     weight: float = 1.0
-    """w at the beginning; it is trained with the encoder."""
+    """w at the start of training; it is trained with the encoder."""

@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 from jaxretr.config.kinds import KINDS
 from jaxretr.errors import did_you_mean
 
-# What other libraries call some settings, by the last part of the name.
+# Other libraries' names of some settings, by the last part of the name.
 ALSO_CALLED = {
     "lr": "learning-rate",
     "wd": "weight-decay",
@@ -35,25 +35,26 @@ ALSO_CALLED = {
     "qrels": "dev-qrels",
 }
 
-# Sections in the order in which a key without one is looked for.
+# Sections in the order in which a key that is typed without one is looked for.
 _COMMON = ("train", "optimizer", "data", "encoder", "contrastive", "negatives", "art")
 
 
 def nearest_setting(name: str, known: Collection[str], options: Collection[str] = ()) -> str:
-    """Returns "; did you mean '--section.key'?" for a name that is not a setting, or an empty string.
+    """Return "; did you mean '--section.key'?" for a name that is not a setting, or an empty string.
 
     The same key in another section, or what another library calls a setting, comes before similar spelling.
 
     Args:
       name: as typed, without "--", with "-" for "_".
-      known: the settings, written likewise.
+      known: the settings, written the same way.
       options: other words that may have been meant, with "--".
     """
     section, _, leaf = name.rpartition(".")
     for wanted in (leaf, ALSO_CALLED.get(leaf)):
         same = [other for other in known if other.rpartition(".")[2] == wanted]
         if same:
-            # Among several, the one whose section is nearest to the typed one; without a section, the commonest section.
+            # Among several, the one whose section is nearest to the typed one, or the commonest section if none was
+            # typed.
             same.sort(key=lambda other: (other.split(".")[0] != section, _place(other), other))
             return f"; did you mean '--{same[0]}'?"
     return did_you_mean(f"--{name}", [*options, *(f"--{other}" for other in known)])
@@ -65,13 +66,13 @@ def _place(name: str) -> int:
 
 
 def all_settings() -> set[str]:
-    """Returns the names of the settings of all kinds of config, with "-" for "_"."""
+    """Return the names of the settings of all kinds of config, with "-" for "_"."""
     types = {name: hint for kind in KINDS.values() for name, hint in setting_types(kind).items()}
     return {name.replace("_", "-") for name, hint in types.items() if not is_dataclass(hint)}
 
 
 def setting_types(cls: Any, prefix: str = "") -> dict[str, Any]:
-    """Returns the type of each setting and section of a class of configs, by name ("encoder.adapter.lora_rank").
+    """Return the type of each setting and section of a class of configs, by name ("encoder.adapter.lora_rank").
 
     A section that can be left out is listed with the settings that it has otherwise.
     """
@@ -84,5 +85,5 @@ def setting_types(cls: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def section_of(hint: Any) -> Any:
-    """The dataclass of a section's type, which may be a union with None; None for a setting."""
+    """Return the dataclass of a section's type, which may be a union with None; None for a setting."""
     return next((each for each in (hint, *get_args(hint)) if is_dataclass(each)), None)

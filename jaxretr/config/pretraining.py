@@ -14,23 +14,23 @@ class MlmConfig(Config):
 
     data: PretrainData
     start: str | None = None
-    """The encoder to go on from, with its tokenizer: any MODEL, whose adapters are left out, or a Hugging Face folder of
-    BERT. None: a new one, with a vocabulary learnt from the corpora."""
+    """The encoder to continue from, with its tokenizer: any MODEL, whose adapters are left out, or a Hugging Face
+    folder of BERT. None: a new one, with a vocabulary learnt from the corpora."""
     bert: BertShape = field(default_factory=BertShape)
-    """Of a new one."""
+    """Shape of a new encoder."""
     mask_rate: float = 0.15
     """Share of the tokens that are predicted."""
     dropout: float = 0.0
-    """While training, in all layers."""
+    """Dropout rate in all layers, while training."""
     head_warmup: int = 1000
-    """Where `start` has no head of masked language modelling, one is trained for so many steps with the encoder frozen
-    before the first step: a random head would damage the encoder."""
+    """Steps in which a new head is trained with the encoder frozen before the first step, where `start` has no head of
+    masked language modelling: a random head would damage the encoder."""
     head_learning_rate: float = 1e-3
-    """While that head is trained alone."""
+    """Learning rate while that head is trained alone."""
     chunk: int | None = None
     """Rows that each device takes at once: memory, not mathematics. None: all of its part of `train.batch_size`."""
     dtype: Dtype = "float32"
-    """Of the matmuls' operands."""
+    """Floating-point type of the matmuls' operands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,21 +44,21 @@ class EmbeddingDistillationConfig(Config):
     teacher_passages: int = 50_000
     """Passages of the corpora that the teacher embeds, spread evenly."""
     teacher_sentences: int = 200_000
-    """Sentences of the corpora that it embeds in addition, spread evenly: as short as questions are."""
+    """Sentences of the corpora that the teacher embeds in addition, spread evenly: as short as questions are."""
     questions: tuple[str, ...] = ()
-    """Files of questions, or BEIR folders, whose texts it embeds as well; judgements stay unread."""
+    """Files of questions, or BEIR folders, whose texts the teacher embeds as well; judgements stay unread."""
     exclude_questions: tuple[str, ...] = ()
     """Leave out the questions whose id begins with one of these."""
     questions_split: str = "train"
-    """Of a BEIR folder among them: only the questions that this split of its qrels names."""
+    """Split of a BEIR folder in `questions`: only the questions that its qrels name are embedded."""
     short_length: int = 32
     """Tokens of a sentence or question."""
     short_texts: int = 4
-    """Sentences and questions of a batch for each of its `train.batch_size` passages."""
+    """Sentences and questions per passage of the batch, which has `train.batch_size` passages."""
     bert: BertShape = field(default_factory=BertShape)
-    """Of the student."""
+    """Shape of the student."""
     dtype: Dtype = "float32"
-    """Of the matmuls' operands."""
+    """Floating-point type of the matmuls' operands."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +67,10 @@ class PassageLmConfig(Config):
 
     data: PretrainData
     start: str | None = None
-    """The folder or hub name of a T5 to go on from, with its tokenizer. None: a new one, with a vocabulary learnt from the
-    corpora."""
+    """The folder or hub name of a T5 to continue from, with its tokenizer. None: a new one, with a vocabulary learnt
+    from the corpora."""
     t5: T5Shape = field(default_factory=T5Shape)
-    """Of a new one."""
+    """Shape of a new T5."""
     window: int = 48
     """The longest window of a passage that a target is drawn from, in tokens."""
     target_length: int = 24
@@ -82,10 +82,10 @@ class PassageLmConfig(Config):
     ranked_passages: int = 8
     """Passages of each such question: its own, and others that are drawn from BM25's first `ranked_depth`."""
     ranked_depth: int = 32
-    """How far down BM25's ranking of the corpora the others are drawn from."""
+    """Depth of BM25's ranking of the corpora that the other passages are drawn from."""
     ranked_temperature: float = 0.1
-    """Divides the mean log-probabilities in the cross-entropy of a question's own passage among its passages."""
+    """Divisor of the mean log-probabilities in the cross-entropy of a question's own passage among its passages."""
     ranked_weight: float = 8.0
-    """What such a cross-entropy counts, in predicted tokens."""
+    """Weight of such a cross-entropy, in predicted tokens: it counts as much as so many of them."""
     dtype: Dtype = "float32"
-    """Of the matmuls' operands."""
+    """Floating-point type of the matmuls' operands."""

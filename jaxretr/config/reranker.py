@@ -13,8 +13,8 @@ class RerankerData(ExampleData):
     """Input of a cross-encoder's run. It is evaluated by re-ranking a fixed list of passages of each dev question."""
 
     dev_run: str | None = None
-    """A run of the dev questions (any format that `jaxretr evaluate run` reads), whose passages are re-ranked; None: BM25's
-    first passages of the corpus."""
+    """A run of the dev questions (any format that `jaxretr evaluate run` reads), whose passages are re-ranked; None:
+    BM25's first passages of the corpus."""
     dev_depth: int = 50
     """Passages of each dev question that are re-ranked, the best of the run."""
 
@@ -25,21 +25,23 @@ class PairNegatives:
     or BM25 have no passage for gets a random one."""
 
     static: int = 0
-    """Drawn at each step from the training file's hard negatives; where a question has none, from its others."""
+    """Negatives of each question that are drawn at each step from the training file's hard negatives; where a question
+    has none, from its others."""
     mined: int = 0
-    """Drawn at each step from the negatives of `data.mined`."""
+    """Negatives of each question that are drawn at each step from the negatives of `data.mined`."""
     bm25: int = 0
-    """Drawn at each step from BM25's ranking of the corpus, which is made before the first step."""
+    """Negatives of each question that are drawn at each step from BM25's ranking of the corpus, which is made before
+    the first step."""
     first_rank: int = 1
-    """The first rank of BM25's that is drawn from, counted from 1."""
+    """The first of BM25's ranks that are drawn from, counted from 1."""
     last_rank: int = 100
-    """The last of these ranks."""
+    """The last of BM25's ranks that are drawn from."""
     random: int = 0
-    """Drawn at each step from the whole corpus."""
+    """Negatives of each question that are drawn at each step from the whole corpus."""
 
     @property
     def count(self) -> int:
-        """All of them together."""
+        """Negatives of each question, of all kinds together."""
         return self.static + self.mined + self.bm25 + self.random
 
 
@@ -48,10 +50,10 @@ class Ranking:
     """The objective of a cross-encoder."""
 
     loss: Literal["binary", "listwise"] = "binary"
-    """binary: the sigmoid cross-entropy of each pair (Nogueira and Cho 2019). listwise: the softmax cross-entropy of the
-    positive among the question's passages (localized contrastive estimation, Gao et al. 2021)."""
+    """binary: the sigmoid cross-entropy of each pair (Nogueira and Cho 2019). listwise: the softmax cross-entropy of
+    the positive among the question's passages (localized contrastive estimation, Gao et al. 2021)."""
     positive_weight: float = 1.0
-    """Of the positives' losses (binary), as there are fewer of them than of negatives."""
+    """Factor of the positives' losses (binary), as there are fewer of them than of negatives."""
     chunk: int = 32
     """Pairs that each device reads at once: memory, not mathematics."""
 

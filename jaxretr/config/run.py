@@ -1,4 +1,4 @@
-"""What all runs have in common: the course of a run, the optimizer, the devices, and what tracks it."""
+"""Settings that all runs have in common: the course of a run, the optimizer, the devices, and the trackers."""
 
 from dataclasses import dataclass, field
 
@@ -10,15 +10,15 @@ class Optimizer:
     """AdamW with decoupled weight decay, global-norm clipping, linear warm-up and linear decay."""
 
     learning_rate: float = 2e-5
-    """The peak, reached after the warm-up."""
+    """The peak learning rate, reached after the warm-up."""
     b1: float = 0.9
-    """Decay of the gradient's running mean."""
+    """Decay rate of the gradient's running mean."""
     b2: float = 0.999
-    """Decay of the squared gradient's running mean."""
+    """Decay rate of the squared gradient's running mean."""
     eps: float = 1e-8
-    """Added to the denominator of the update."""
+    """Constant added to the denominator of the update."""
     weight_decay: float = 0.1
-    """None is applied to biases and LayerNorms."""
+    """Weight decay, decoupled from the gradient; biases and LayerNorms have none."""
     clip: float = 1.0
     """Largest global norm of the gradient."""
     warmup: float = 0.01
@@ -36,7 +36,7 @@ class Train:
     batch_size: int = 64
     """Questions (or passages, for text objectives) of one update, over all devices and hosts."""
     seed: int = 0
-    """Of the order of the data, of every draw and of new weights."""
+    """Seed of the order of the data, of every draw and of new weights."""
     log_every: int = 10
     """Steps between two lines of metrics."""
     save_every: int = 500
@@ -44,27 +44,29 @@ class Train:
     eval_every: int = 500
     """Steps between two evaluations; one more before the first step, and one after the last."""
     keep: int = 2
-    """How many of the latest checkpoints stay; the best one stays as well."""
+    """Number of latest checkpoints that are kept, in addition to the best one."""
     best_metric: str = "recall@20"
-    """The metric of the evaluation that picks the best checkpoint; higher is better, except for loss and average_rank."""
+    """The metric of the evaluation that picks the best checkpoint; higher is better, except for loss and
+    average_rank."""
     suites: tuple[str, ...] = ()
-    """Whole collections that each evaluation encodes and searches, for art and contrastive runs: names of data sets, BEIR
-    folders or folders of those, and nano-beir for the 13 of ir_datasets. Metrics are nano-beir:ndcg@10 (the mean) and
-    nano-beir/scifact:ndcg@10."""
+    """Whole collections that each evaluation encodes and searches, for art and contrastive runs: names of data sets,
+    BEIR folders or folders of those, and nano-beir for the 13 of ir_datasets. Metrics are nano-beir:ndcg@10 (the mean)
+    and nano-beir/scifact:ndcg@10."""
     stop_factor: float | None = None
-    """Stop if the loss exceeds this many times the median of the last 100 steps; a NaN or infinite loss always stops."""
+    """Stop if the loss exceeds this many times the median of the last 100 steps; a NaN or infinite loss always
+    stops."""
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """How the devices are arranged; all that `model` leaves over share the batch and the corpus's rows."""
+    """Arrangement of the devices: groups of `model` devices, each with a share of the batch and the corpus's rows."""
 
     model: int = 1
     """Devices that one copy of each large matrix is split over (for a scorer that does not fit on one)."""
     shard_parameters: bool = False
-    """Split the encoder's large matrices, trained or frozen, and the optimizer's moments over the devices that share the
-    batch, each of which brings a layer's together when it needs them (FSDP, ZeRO-3): memory, not mathematics. For art and
-    contrastive runs; a scorer is not split."""
+    """Split the encoder's large matrices, trained or frozen, and the optimizer's moments over the devices that share
+    the batch, each of which brings a layer's together when it needs them (FSDP, ZeRO-3): memory, not mathematics. For
+    art and contrastive runs; a scorer is not split."""
 
 
 @dataclass(frozen=True)
@@ -72,20 +74,20 @@ class Tracking:
     """Services that a run reports to besides metrics.jsonl and TensorBoard; no part of what the run computes."""
 
     to: tuple[TrackerName, ...] = ()
-    """Weights & Biases (`pip install 'jaxretr[wandb]'`), MLflow (`jaxretr[mlflow]`). A resumed run continues the same
-    tracked run. A service that fails is a warning."""
+    """Trackers that a run reports to: Weights & Biases (`pip install 'jaxretr[wandb]'`), MLflow (`jaxretr[mlflow]`). A
+    resumed run continues the same tracked run. A service that fails is a warning."""
     project: str = "jaxretr"
-    """Its project in Weights & Biases, its experiment in MLflow."""
+    """The run's project in Weights & Biases, its experiment in MLflow."""
     name: str | None = None
-    """What the tracked run is called; None: the config's name and the last part of the run's folder."""
+    """Name of the tracked run; None: the config's name and the last part of the run's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What all runs have in common."""
+    """Settings that all runs have in common."""
 
     name: str
-    """What messages and the model card call the run."""
+    """Name of the run in messages and the model card."""
     train: Train = field(default_factory=Train)
     optimizer: Optimizer = field(default_factory=Optimizer)
     mesh: Mesh = field(default_factory=Mesh)

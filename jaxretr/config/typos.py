@@ -6,38 +6,39 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Typos:
-    """Training for misspelt questions: terms that are added to a run's own objective; see jaxretr/objectives/typo_terms.py.
+    """Training for misspelt questions: terms that are added to a run's own objective; see
+    jaxretr/objectives/typo_terms.py.
 
     A question q has `variants` misspelt forms q~ in a step. With all weights at their defaults there are none, and
     nothing changes.
     """
 
     profile: Literal["dictionary", "single_word", "spacing"] = "dictionary"
-    """How questions are misspelt (jaxretr/data/typos/__init__.py)."""
+    """Kind of typos in questions (jaxretr/data/typos/__init__.py)."""
     keyboard: Literal["qwerty", "qwertz", "azerty"] = "qwerty"
-    """Which keys are neighbours."""
+    """Keyboard layout that determines which keys are neighbours."""
     misspellings: str | None = None
     """A dictionary of one's own for the profile "dictionary"; None: codespell's."""
     variants: int = 1
     """Misspelt forms of each question in a step, where a term below reads any."""
     pre_drawn: int = 0
-    """Misspell and tokenise each question so many times before the first step, and draw each step's forms from these;
-    0: new typos at every step."""
+    """Number of times that each question is misspelt and tokenised before the first step; each step draws its forms
+    from these. 0: new typos at every step."""
     augmentation: float = 0.0
     """Chance that a step reads a question itself misspelt."""
     clean_weight: float = 1.0
-    """Of the run's own objective."""
+    """Weight of the run's own objective."""
     contrast_weight: float = 0.0
-    """Of the cross-entropy of q's own forms among the misspelt forms of the batch's questions."""
+    """Weight of the cross-entropy of q's own forms among the misspelt forms of the batch's questions."""
     passage_weight: float = 0.0
-    """Of the run's own objective from question to passages, read with q~ in place of q."""
+    """Weight of the run's own objective from question to passages, read with q~ in place of q."""
     self_teaching_weight: float = 0.0
-    """Of KL(q's distribution over the passages || q~'s), where q is the teacher."""
+    """Weight of KL(q's distribution over the passages || q~'s), where q is the teacher."""
     passage_self_teaching_weight: float = 0.0
-    """Of KL(the positive's distribution over the questions || over their misspelt forms); not with ART."""
+    """Weight of KL(the positive's distribution over the questions || over their misspelt forms); not with ART."""
     multi_positive: bool = False
-    """`contrastive.symmetric` with forms: a passage's positives are q and its forms, its negatives the other questions
-    and their forms; not with ART."""
+    """Extend `contrastive.symmetric` to forms: a passage's positives are q and its forms, its negatives the other
+    questions and their forms; not with ART."""
 
     @property
     def forms(self) -> int:

@@ -1,4 +1,4 @@
-"""`Adapter`: the adapters of a dual encoder apart from it, as DDR's relevance module is kept and exchanged."""
+"""`Adapter`: a dual encoder's adapters without the encoder, as DDR's relevance module is kept and exchanged."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ from jaxretr.models.layers import Params
 
 
 class Adaptable(Protocol):
-    """What adapters need of the model that they are put into, as `DualEncoder` has it."""
+    """Interface of a model that adapters are put into, which `DualEncoder` has."""
 
     config: DualEncoderConfig
     params: Params
     tokenizer: Any
 
     def without_adapters(self) -> Self:
-        """The model without its adapters."""
+        """Return the model without its adapters."""
         ...
 
     def replaced(self, config: DualEncoderConfig, params: Params) -> Self:
-        """A model of another configuration and other parameters."""
+        """Return a model of another configuration and other parameters."""
         ...
 
 
@@ -43,7 +43,7 @@ class Adapter:
     """A relevance module: small modules that make a retriever of any encoder of their shape.
 
     Attributes:
-      shape: of the modules.
+      shape: shape of the modules.
       params: {"shared": modules} or {"question": modules, "passage": modules}, laid out as by `init_adapter`, float32.
       encoder: the dual encoder that they were trained in, for its pooling, lengths and sizes; None where the file does
         not tell (PEFT, adapter-transformers).
@@ -63,20 +63,20 @@ class Adapter:
 
     @property
     def size(self) -> int:
-        """The number of parameters."""
+        """Number of parameters."""
         return count(self.params)
 
     @property
     def parts(self) -> AdapterParts:
-        """What its folder contains."""
+        """The parts that the adapter's folder contains."""
         return AdapterParts(self.shape, self.params, self.encoder, self.tokenizer)
 
     @staticmethod
     def of(model: Adaptable) -> "Adapter":
-        """The adapters of a model.
+        """Return the adapters of a model.
 
         Raises:
-          UserError: it has none.
+          UserError: the model has no adapters.
         """
         if model.config.adapter is None:
             raise UserError("this model has no adapters; train it with encoder.adapter set")
@@ -86,12 +86,12 @@ class Adapter:
 
     @staticmethod
     def from_pretrained(path: str | Path, *, backbone: Backbone | None = None) -> "Adapter":
-        """Loads adapters.
+        """Load adapters.
 
         Args:
           path: a folder that `save` wrote, a model or run directory with adapters, a folder of PEFT (LoRA) or of
             adapter-transformers (LoRA and parallel adapters), or a hub name of such a folder.
-          backbone: the shape of the encoder that they are for; the layouts of others do not tell it.
+          backbone: shape of the encoder that they are for, which the layouts of other libraries do not state.
 
         Raises:
           UserError: there are no adapters, or they cannot be represented.
@@ -99,10 +99,10 @@ class Adapter:
         return Adapter(*adapter_folder.load(path, backbone))
 
     def save(self, folder: str | Path) -> None:
-        """Writes adapter.json and adapter.safetensors (float32); both appear at once.
+        """Write adapter.json and adapter.safetensors (float32); both appear at once.
 
         Args:
-          folder: new, empty, or an older adapter, which is replaced.
+          folder: a new or empty folder, or an older adapter, which is replaced.
 
         Raises:
           UserError: the folder holds something else, or cannot be written.
@@ -110,12 +110,12 @@ class Adapter:
         adapter_folder.save(Path(folder), self.parts)
 
     def save_peft(self, folder: str | Path, base_model: str, *, side: Side = "passage") -> None:
-        """Writes LoRA in the layout of PEFT, for `peft.PeftModel.from_pretrained(encoder, folder)`.
+        """Write LoRA in the layout of PEFT, for `peft.PeftModel.from_pretrained(encoder, folder)`.
 
         Args:
-          folder: new, empty, or an older one of this kind, which is replaced.
+          folder: a new or empty folder, or an older one of this kind, which is replaced.
           base_model: path or hub name of the encoder, for the file.
-          side: of two towers, which one's; a folder of PEFT has one.
+          side: tower whose adapters are written, if there are two; a folder of PEFT has one.
 
         Raises:
           UserError: there is a parallel adapter, no LoRA, or the folder holds something else.
@@ -126,11 +126,12 @@ class Adapter:
         adapter_formats.write_peft(folder, self.shape, modules, self.encoder.backbone, base_model)
 
     def put_into(self, model: M) -> M:
-        """The model with these adapters in the place of those that it has.
+        """Return the model with these adapters in place of its own.
 
         Args:
-          model: its encoder, projection and tokenizer stay. Where the adapters know the dual encoder that they were
-            trained in, its pooling, normalisation, template, lengths and number of towers are taken over.
+          model: the model, whose encoder, projection and tokenizer stay. If the adapters know the dual encoder that
+            they were trained in, the model takes over its pooling, normalisation, template, lengths and number of
+            towers.
 
         Raises:
           UserError: the encoder has another shape, or reads another vocabulary than they were trained with.

@@ -1,4 +1,4 @@
-"""Adapters: small modules in a frozen encoder, which alone are trained; DDR's relevance module is made of them.
+"""Adapters: small modules in a frozen encoder, the only ones that are trained; DDR's relevance module consists of them.
 
 Two kinds, which can be combined (Zhan et al. 2023, section 3.2):
 
@@ -6,7 +6,7 @@ Two kinds, which can be combined (Zhan et al. 2023, section 3.2):
 - The parallel adapter (He et al. 2022) next to the feed-forward network, on the same input x:
   FFN(x) + scale (W_up relu(W_down x + b_down) + b_up). Dropout applies to FFN(x) alone.
 
-B and W_up begin at zero, so that an encoder with new adapters gives what it gave without them.
+B and W_up begin at zero, so that new adapters do not change an encoder's results.
 """
 
 from collections.abc import Collection
@@ -26,12 +26,12 @@ from jaxretr.models.t5_encoder_config import T5_DENSE
 
 
 class Bottleneck(nnx.Module):
-    """Down to few dimensions and up again; begins as zero."""
+    """A projection to few dimensions and back; its result is zero at first."""
 
     def __init__(self, inputs: int, inner: int, outputs: int, *, bias: bool, dtype: Any, rngs: nnx.Rngs):
         self.down = Dense(inputs, inner, bias=bias, std=0.0, dtype=dtype, rngs=rngs)
         self.up = Dense(inner, outputs, bias=bias, std=0.0, dtype=dtype, rngs=rngs)
-        # The bound of torch's Linear, which the published modules began with.
+        # The bound of torch's Linear, which the published modules were initialised with.
         bound = inputs**-0.5
         kernel = jax.random.uniform(rngs.params(), (inputs, inner), jnp.float32, minval=-bound, maxval=bound)
         self.down.kernel = nnx.Param(kernel)
@@ -58,26 +58,26 @@ class LayerAdapter(nnx.Module):
         self.shape = shape
 
     def beside_dense(self, name: str, x: jax.Array) -> jax.Array | float:
-        """What LoRA adds to the result of the dense layer `name`; x float32 [..., in] -> float32 [..., out]."""
+        """Return LoRA's addition to the result of the dense layer `name`; x float32 [..., in] -> float32 [..., out]."""
         if not self.shape.lora_rank or name not in self.shape.lora_targets:
             return 0.0
         lora = self.lora[name]
         return self.shape.lora_factor * lora.up(lora.down(x)).astype(jnp.float32)
 
     def beside_feed_forward(self, x: jax.Array) -> jax.Array | float:
-        """What the parallel adapter adds to the feed-forward network's result; float32 [..., D] -> float32 [..., D]."""
+        """Return the parallel adapter's addition to the feed-forward result; float32 [..., D] -> float32 [..., D]."""
         if not self.shape.bottleneck:
             return 0.0
         return self.shape.scale * self.parallel.up(jax.nn.relu(self.parallel.down(x))).astype(jnp.float32)
 
 
 def beside_feed_forward(adapter: LayerAdapter | None, x: jax.Array) -> jax.Array | float:
-    """What a layer's parallel adapter adds, nothing without adapters; float32 [..., D] -> float32 [..., D]."""
+    """Return the addition of a layer's parallel adapter, 0 without adapters; float32 [..., D] -> float32 [..., D]."""
     return 0.0 if adapter is None else adapter.beside_feed_forward(x)
 
 
 def check_shape(shape: AdapterShape, targets: Collection[str]) -> None:
-    """Raises ValueError for an adapter that adapts nothing, or a layer that does not exist."""
+    """Raise ValueError for an adapter that adapts nothing, or a layer that does not exist."""
     if min(shape.lora_rank, shape.bottleneck) < 0 or not shape.lora_rank + shape.bottleneck:
         raise ValueError(f"lora_rank={shape.lora_rank} and bottleneck={shape.bottleneck}: one of them must be above 0")
     if shape.lora_rank and (not shape.lora_targets or not set(shape.lora_targets) <= set(targets)):
@@ -85,30 +85,30 @@ def check_shape(shape: AdapterShape, targets: Collection[str]) -> None:
 
 
 def make_adapters(shape: AdapterShape, backbone: Backbone, *, dtype: Any, stacked: bool, rngs: nnx.Rngs) -> Any:
-    """The adapters of all layers, stacked as the layers are."""
+    """Return the adapters of all layers, stacked as the layers are."""
     make = lambda rngs: LayerAdapter(shape, backbone, dtype=dtype, rngs=rngs)  # noqa: E731
     return make_layers(make, backbone.num_hidden_layers, stacked=stacked, rngs=rngs)
 
 
 def layers_and_adapters(encoder: Any) -> Any:
-    """An encoder's layers, each with its adapters if there are any, as `scan_layers` takes them: in tuples."""
+    """Return an encoder's layers, each with its adapters if there are any, as the tuples that `scan_layers` takes."""
     parts = (encoder.layers, encoder.adapter) if hasattr(encoder, "adapter") else (encoder.layers,)
     return list(zip(*parts, strict=True)) if isinstance(encoder.layers, nnx.List) else parts
 
 
 def adapted(dense: Dense, name: str, x: jax.Array, adapter: LayerAdapter | None) -> jax.Array:
-    """The result of the dense layer `name`, with what LoRA adds to it; [..., in] -> [..., out] of the layer's type."""
+    """Return the result of the dense layer `name` with LoRA's addition; [..., in] -> [..., out] of the layer's type."""
     y = dense(x)
     return y if adapter is None else (y + adapter.beside_dense(name, x)).astype(y.dtype)
 
 
 def init_adapter(shape: AdapterShape, backbone: Backbone, seed: int) -> Params:
-    """Draws the adapters of one encoder.
+    """Draw the adapters of one encoder.
 
     Args:
-      shape: theirs.
-      backbone: the encoder's.
-      seed: another one draws other values.
+      shape: shape of the adapters.
+      backbone: shape of the encoder.
+      seed: seed of the values.
 
     Returns:
       float32, with N layers: {"lora": {target: {"down": {"kernel": [N, in, rank]}, "up": {"kernel": [N, rank, out]}}},
@@ -119,12 +119,12 @@ def init_adapter(shape: AdapterShape, backbone: Backbone, seed: int) -> Params:
 
 
 def abstract_adapter(shape: AdapterShape, backbone: Backbone) -> Params:
-    """The shapes of what `init_adapter` draws (ShapeDtypeStructs); allocates nothing."""
+    """Return the shapes of the adapters that `init_adapter` draws (ShapeDtypeStructs); allocates nothing."""
     return define(lambda rngs: make_adapters(shape, backbone, dtype=jnp.float32, stacked=True, rngs=rngs))[1]
 
 
 def kinds_of(shape: AdapterShape, adapter: Params) -> Params:
-    """The kinds of adapters that the shape has, of stacked or unstacked layers' parameters."""
+    """Return the kinds of adapters that the shape has, from stacked or unstacked layers' parameters."""
     if 0 in adapter:
         return {number: kinds_of(shape, layer) for number, layer in adapter.items()}
     there = {"lora": shape.lora_rank > 0, "parallel": shape.bottleneck > 0}
@@ -132,16 +132,16 @@ def kinds_of(shape: AdapterShape, adapter: Params) -> Params:
 
 
 def merge_lora(backbone_params: Params, adapter: Params, shape: AdapterShape, *, sign: float = 1.0) -> Params:
-    """Adds LoRA's product to the kernels that it belongs to, in float32.
+    """Add LoRA's product to the kernels that it belongs to, in float32.
 
     Args:
-      backbone_params: of an encoder with stacked layers.
-      adapter: laid out as by `init_adapter`.
-      shape: the adapter's.
-      sign: -1 takes the product off again.
+      backbone_params: parameters of an encoder with stacked layers.
+      adapter: parameters of its adapters, laid out as by `init_adapter`.
+      shape: shape of the adapters.
+      sign: 1 adds the product, -1 subtracts it again.
 
     Returns:
-      The encoder's parameters; arrays that do not change are the same ones.
+      The encoder's parameters; arrays that do not change are not copied.
     """
     layers = flatten_dict(backbone_params["layers"])
     for target, lora in adapter.get("lora", {}).items():
@@ -153,5 +153,5 @@ def merge_lora(backbone_params: Params, adapter: Params, shape: AdapterShape, *,
 
 
 def count(params: Params) -> int:
-    """The number of parameters."""
+    """Return the number of parameters."""
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))

@@ -1,4 +1,4 @@
-"""Any model that scores pairs, by what its folder holds."""
+"""Any model that scores pairs, chosen by the content of its folder."""
 
 from pathlib import Path
 from typing import get_args
@@ -20,10 +20,10 @@ Scorer = QuestionScorer | CrossEncoder | CausalScorer
 
 
 def scorer_kind(path_or_name: str | Path) -> ScorerKind:
-    """What kind of scorer a folder holds.
+    """Return the kind of scorer that a folder holds.
 
-    A decoder is a causal language model, unless its folder says that it answers with a token: by a chat template for the
-    roles query and document, or by sentence-transformers' module LogitScore.
+    A decoder is a causal language model, unless its folder says that it answers with a token: by a chat template for
+    the roles query and document, or by sentence-transformers' module LogitScore.
     """
     folder = model_folder(resolve(path_or_name))
     content = read_json(folder, "config.json")
@@ -36,7 +36,7 @@ def scorer_kind(path_or_name: str | Path) -> ScorerKind:
 
 
 def _check_scores_pairs(path_or_name: str | Path) -> None:
-    """Refuses encoders, which give vectors and no score."""
+    """Refuse encoders, which give vectors and no score."""
     folder = model_folder(resolve(path_or_name))
     ours = (folder / NOTE).exists() and not (folder / "config.json").exists()
     content = {"architectures": ["a dual encoder of jaxretr"]} if ours else read_json(folder, "config.json")
@@ -59,17 +59,17 @@ def load_scorer(
     dtype: EncodeDtype = "float32",
     place: Place | None = None,
 ) -> Scorer:
-    """Loads a model that scores how well a passage fits a question.
+    """Load a model that scores how well a passage fits a question.
 
     Args:
       path_or_name: a folder or hub name of a T5 (log p(question | passage)), of a cross-encoder, or of a causal
         language model; or a run directory of one.
-      kind: what it is; "auto": see `scorer_kind`. Qwen3-Reranker's own folders are causal language models by their
-        files: give "cross_encoder".
+      kind: kind of the model; "auto": see `scorer_kind`. Qwen3-Reranker's own folders are causal language models by
+        their files: give "cross_encoder".
       max_length: tokens of a pair; by default the model's own limit for a cross-encoder, 512 for the others.
       max_question_length: tokens of a question.
-      dtype: of the matmuls' operands; "auto" is the faster one on this machine.
-      place: of a T5, takes each parameter as soon as it is read (see `QuestionScorer.from_pretrained`).
+      dtype: type of the matmuls' operands; "auto" is the faster one on this machine.
+      place: function that takes each parameter of a T5 as soon as it is read (see `QuestionScorer.from_pretrained`).
 
     Raises:
       UserError: no such folder, or another kind of model.

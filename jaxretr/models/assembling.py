@@ -18,15 +18,15 @@ def assemble(
     pooling: Pooling | None = None,
     normalise: bool = False,
 ) -> DualEncoder:
-    """Inserts a relevance module (REM) into the encoder of a domain (DAM); the result is an ordinary model.
+    """Insert a relevance module (REM) into the encoder of a domain (DAM); the result is an ordinary model.
 
     Args:
       rem: adapters: a run that trained them, a model that contains them, or a folder of adapters, also in PEFT's or
         adapter-transformers' layout.
       dam: a masked language modelling run, or a folder or hub name of a BERT.
       out: a new or empty folder, or an older model, to save it to.
-      pooling: for adapters in other layouts, which do not state it; "mean" by default, as in DDR.
-      normalise: likewise: embeddings of unit length.
+      pooling: pooling for adapters in other layouts, which do not state it; "mean" by default, as in DDR.
+      normalise: whether embeddings have unit length, for the same adapters.
 
     Raises:
       UserError: one of the two cannot be read, or they do not fit together.

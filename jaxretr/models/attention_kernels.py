@@ -1,4 +1,4 @@
-"""What attention is left to on NVIDIA GPUs, as JAXRETR_ATTENTION says; and attention by cuDNN, for programs without dropout."""
+"""The attention kernel on NVIDIA GPUs, chosen by JAXRETR_ATTENTION; and cuDNN's, for programs without dropout."""
 
 import os
 from typing import Any, NamedTuple
@@ -13,12 +13,12 @@ _CHOICES = "fused", "cudnn", "xla"
 
 
 class KeyBias(NamedTuple):
-    """What is added to the scores of self-attention, in parts: their sum would be as large as the scores.
+    """Addition to the scores of self-attention, in parts: their sum would be as large as the scores.
 
     Attributes:
       hidden: a very negative number at padding keys, 0 elsewhere, float32 [B, 1, keys, 1].
-      positions: of relative positions, float32 [1, H, keys, queries]; None where there is none.
-      lengths: number of real tokens of each row, int32 [B]: the keys behind them are hidden.
+      positions: bias of relative positions, float32 [1, H, keys, queries]; None where there is none.
+      lengths: number of real tokens of each row, int32 [B]: the keys after them are hidden.
     """
 
     hidden: jax.Array
@@ -27,10 +27,10 @@ class KeyBias(NamedTuple):
 
 
 def chosen_attention() -> str:
-    """What programs that are lowered for CUDA leave attention to where it can be left: "fused", "cudnn", or "xla" for none.
+    """Return the attention kernel of programs lowered for CUDA, where it applies: "fused", "cudnn", or "xla" for none.
 
     Raises:
-      UsageError: JAXRETR_ATTENTION is none of these.
+      UsageError: JAXRETR_ATTENTION has another value.
     """
     chosen = os.environ.get(ATTENTION_VARIABLE) or _CHOICES[0]
     if chosen not in _CHOICES:
@@ -45,20 +45,20 @@ def can_use_cudnn(dtype: Any, size: int) -> bool:
 
 
 def by_cudnn(q_blhd: jax.Array, k_bmhd: jax.Array, v_bmhd: jax.Array, bias: KeyBias, scale: float) -> jax.Array:
-    """Attention of every query position over the real key positions.
+    """Compute attention of every query position over the real key positions.
 
     Args:
       q_blhd: queries, bfloat16 [B, L, H, d].
       k_bmhd: keys, bfloat16 [B, L, H, d].
       v_bmhd: values, bfloat16 [B, L, H, d].
-      bias: of the scores.
-      scale: of the scores, before the bias.
+      bias: bias of the scores.
+      scale: factor of the scores, before the bias.
 
     Returns:
-      bfloat16 [B, L, H * d]; at padding positions anything.
+      bfloat16 [B, L, H * d]; undefined at padding positions.
     """
     positions = None if bias.positions is None else bias.positions.swapaxes(-1, -2).astype(q_blhd.dtype)
-    # A row of no tokens would be divided by a sum over nothing.
+    # A row without tokens would be divided by a sum over nothing.
     lengths = jnp.maximum(bias.lengths, 1).astype(jnp.int32)
     out = jax.nn.dot_product_attention(
         q_blhd,

@@ -1,4 +1,4 @@
-"""The encoder of a tower, whatever its architecture: token ids and lengths to a state for each token."""
+"""The encoder of a tower, of any architecture: token ids and lengths to a state for each token."""
 
 from functools import cache
 from typing import Any
@@ -25,7 +25,7 @@ def make_backbone(
     stacked: bool = True,
     rngs: nnx.Rngs,
 ) -> BertEncoder | RotaryEncoder | T5Encoder:
-    """Makes the encoder of a shape; `stacked=False` keeps the layers apart, for programs without a backward pass."""
+    """Create the encoder of a shape; `stacked=False` keeps the layers apart, for programs without a backward pass."""
     settings: dict[str, Any] = {"adapter": adapter, "dtype": dtype, "stacked": stacked, "rngs": rngs}
     if isinstance(backbone, BertConfig):
         return BertEncoder(backbone, **settings)
@@ -45,17 +45,17 @@ def token_states(
     keys: jax.Array | None = None,
     **options: Any,
 ) -> jax.Array:
-    """Runs an encoder as a pure function; to be traced within `layers.matmuls_in(dtype)`.
+    """Run an encoder as a pure function; to be traced within `layers.matmuls_in(dtype)`.
 
     Args:
-      backbone: the encoder's shape.
-      params: its parameters, those of its adapters under "adapter"; for a program without a backward pass also with
-        layers apart.
+      backbone: shape of the encoder.
+      params: parameters of the encoder, those of its adapters under "adapter"; for a program without a backward pass
+        the layers may be unstacked.
       tokens: token ids, any integer type [B, L], padded on the right.
       lengths: number of real tokens of each row, int32 [B].
-      dtype: of the matmuls' operands.
-      adapter: of the adapters that are computed.
-      keys: one PRNG key a row [B] switches dropout on.
+      dtype: type of the matmuls' operands.
+      adapter: shape of the adapters that are computed.
+      keys: one PRNG key per row [B], which switches dropout on.
       options: `keep_matmuls`, `words` and `types`, as in `BertEncoder`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Batches of rows of token ids: their shapes, and how rows are cut into them."""
+"""Batches of rows of token ids: their shapes, and the division of rows into them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Padding to the next multiple of 16 instead of 64 saves a seventh of the time of passages of 20 to 250 tokens.
+# Padding to a multiple of 16 instead of 64 saves a seventh of the time for passages of 20 to 250 tokens.
 _BUCKET = 16
 
-# A batch is filled up to at most so many times its rows, where it can be cut instead.
+# Largest factor by which a batch's rows are filled up where the batch can be divided instead.
 _MOST_FILLING = 1.5
 
 
@@ -17,7 +17,7 @@ class Batch(NamedTuple):
     """Rows of one program call.
 
     Attributes:
-      positions: where the real rows' results belong, int [b].
+      positions: places of the real rows' results, int [b].
       tokens: int32 [B, L], B >= b; padded with zeros.
       lengths: int32 [B]; 0 in the rows that fill the batch up.
     """
@@ -29,15 +29,15 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Shapes:
-    """Which (rows, length) the batches of a job have.
+    """Rule for the (rows, length) of a job's batches.
 
     Attributes:
-      max_length: the longest row.
-      devices: the number of rows is a multiple of it.
-      batch_tokens: about as many tokens a batch, on each device.
-      batch_rows: rows a batch, instead of `batch_tokens`.
-      steps: few shapes rather than little padding: so many lengths between a power of two and the next, and few numbers
-        of rows; None: every multiple of 16, and full batches.
+      max_length: length of the longest row.
+      devices: number of devices, of which the number of rows is a multiple.
+      batch_tokens: number of tokens per batch, about, on each device.
+      batch_rows: number of rows per batch, instead of `batch_tokens`.
+      steps: number of lengths between a power of two and the next, for few shapes rather than little padding, with few
+        numbers of rows; None: every multiple of 16, and full batches.
       ratio: with `steps`, the numbers of rows are the powers of this, and that of a full batch.
     """
 
@@ -49,37 +49,37 @@ class Shapes:
     ratio: int = 2
 
     def length(self, tokens: int) -> int:
-        """The padded length of a batch whose longest row has so many tokens."""
+        """Return the padded length of a batch whose longest row has so many tokens."""
         bucket = _BUCKET
         if self.steps is not None:
             bucket = max(bucket, _power_of_two(max(tokens, 1)) // (2 * self.steps))
         return min(bucket * -(-max(tokens, 1) // bucket), self.max_length)
 
     def rows(self, length: int) -> int:
-        """The rows of a full batch of that padded length."""
+        """Return the number of rows of a full batch of that padded length."""
         rows = self.devices * max(1, self.batch_tokens // length) if self.batch_rows is None else self.batch_rows
         return -(-rows // self.devices) * self.devices
 
     def taken(self, left: int, length: int) -> tuple[int, int]:
-        """How many of the rows that are left the next batch takes, and the rows to which it is filled up."""
+        """Return the number of the remaining rows that the next batch takes, and the number that it is filled up to."""
         full = self.rows(length)
         if self.steps is None or left >= full:
             return min(left, full), full
         sizes = self._sizes(full)
         above = next(size for size in sizes if size >= left)
-        # With large steps two small batches are faster than one that is padded much.
+        # With large steps two small batches are faster than one with much padding.
         if self.ratio > 2 and above > _MOST_FILLING * left and left > sizes[0]:
             below = max(size for size in sizes if size <= left)
             return below, below
         return left, above
 
     def every(self) -> list[tuple[int, int]]:
-        """All (rows, length) that batches can have; not many only with `steps`."""
+        """Return all (rows, length) that batches can have; they are few only with `steps`."""
         lengths = sorted({self.length(tokens) for tokens in range(1, self.max_length + 1)})
         return [(rows, length) for length in lengths for rows in self._sizes(self.rows(length))]
 
     def _sizes(self, full: int) -> list[int]:
-        """The numbers of rows that batches can have, ascending."""
+        """Return the numbers of rows that batches can have, ascending."""
         sizes = []
         while self.steps is not None and self.devices * self.ratio ** len(sizes) < full:
             sizes.append(self.devices * self.ratio ** len(sizes))
@@ -87,12 +87,12 @@ class Shapes:
 
 
 def make_batches(ids: Sequence[Sequence[int]], start: int, shapes: Shapes) -> list[Batch]:
-    """Cuts rows of token ids into batches, the longest first.
+    """Divide rows of token ids into batches, the longest first.
 
     Args:
-      ids: one list of token ids a row.
-      start: the position of the first of them among all rows of the job.
-      shapes: the batches' shapes.
+      ids: one list of token ids per row.
+      start: position of the first row among all rows of the job.
+      shapes: shapes of the batches.
     """
     order = np.argsort([-len(row) for row in ids], kind="stable")
     batches = []

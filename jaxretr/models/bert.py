@@ -1,4 +1,4 @@
-"""The BERT encoder (Devlin et al. 2019), and those of the same layers: Megatron's, RoBERTa's, DistilBERT's, MPNet's."""
+"""The BERT encoder (Devlin et al. 2019), and encoders with its layers: Megatron's, RoBERTa's, DistilBERT's, MPNet's."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ class BertLayer(nnx.Module):
         self.query = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs)
         self.key = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs)
         self.value = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs)
-        # What is added to the residual stream is not rounded before.
+        # Additions to the residual stream are not rounded before they are added.
         self.attention_out = Dense(size, size, bias=True, std=std, dtype=dtype, rngs=rngs, result=jnp.float32)
         self.attention_norm = LayerNorm(size, config.layer_norm_eps)
         self.ffn_in = Dense(size, inner, bias=True, std=std, dtype=dtype, rngs=rngs)
@@ -39,7 +39,7 @@ class BertLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, bias: KeyBias, keys: jax.Array | None, adapter: LayerAdapter | None = None
     ) -> jax.Array:
-        """One layer: x float32 [B, L, D] -> float32 [B, L, D]."""
+        """Run one layer: x float32 [B, L, D] -> float32 [B, L, D]."""
         drop_hidden = Dropout(keys, self.config.hidden_dropout_prob)
         drop_attention = Dropout(folded(keys, ATTENTION), self.config.attention_probs_dropout_prob)
         if self.config.pre_layer_norm:
@@ -66,7 +66,7 @@ class BertLayer(nnx.Module):
 
 
 class BertEncoder(nnx.Module):
-    """Token ids to contextual vectors; no pooler: DPR and ART use the last layer's state itself."""
+    """Encoder from token ids to contextual vectors, without a pooler: DPR and ART use the last layer's state itself."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class BertEncoder(nnx.Module):
         stacked: bool = True,
         rngs: nnx.Rngs,
     ):
-        """Makes an encoder; `stacked=False` keeps the layers apart, for programs without a backward pass."""
+        """Create an encoder; `stacked=False` keeps the layers apart, for programs without a backward pass."""
         size, std = config.hidden_size, config.initializer_range
         self.word_embedding = Embedding(config.vocab_size, size, std=std, rngs=rngs)
         self.position_embedding = Embedding(config.max_position_embeddings, size, std=std, rngs=rngs)
@@ -107,21 +107,22 @@ class BertEncoder(nnx.Module):
         words: jax.Array | None = None,
         types: jax.Array | None = None,
     ) -> jax.Array:
-        """Encodes a batch.
+        """Encode a batch.
 
         Args:
           tokens: token ids, any integer type [B, L], padded on the right.
           lengths: number of real tokens of each row, int32 [B].
-          keys: one PRNG key a row [B] switches dropout on.
+          keys: one PRNG key per row [B], which switches dropout on.
           keep_matmuls: as in `scan_layers`.
           words: the tokens' word embeddings, float32 [B, L, D], where the caller looked them up.
-          types: of the tokens, integers [B, L], where the architecture has types; None: all have type 0, also the second
-            segment of a passage's title and text, as in DPR and ART.
+          types: types of the tokens, integers [B, L], where the architecture has types; None: all have type 0, also the
+            second segment of a passage's title and text, as in DPR and ART.
 
         Returns:
           float32 [B, L, D].
         """
         length = tokens.shape[1]
+        # Sum of the embeddings of words, positions and types, float32 [B, L, D].
         x = self.word_embedding(tokens.astype(jnp.int32)) if words is None else words
         if self.config.positions_skip_padding:
             counted = tokens != self.config.pad_token_id

@@ -19,35 +19,35 @@ class BertConfig:
     num_attention_heads: int = 12
     intermediate_size: int = 3072
     max_position_embeddings: int = 512
-    """Of tokens: the two rows that RoBERTa's table has more do not count."""
+    """Number of positions of tokens, without the two extra rows of RoBERTa's table."""
     type_vocab_size: int = 2
-    """0: there are no token types."""
+    """Number of token types; 0: there are none."""
     hidden_act: str = "gelu"
     layer_norm_eps: float = 1e-12
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     initializer_range: float = 0.02
     pre_layer_norm: bool = False
-    """Megatron's order: LayerNorm before each block and after the last one, none on the embeddings."""
+    """Order of Megatron: LayerNorm before each block and after the last one, none on the embeddings."""
     architecture: BertArchitecture = "bert"
-    """Whose folder it is read from and written to; the layers are the same."""
+    """Architecture of the folder that it is read from and written to; the layers are the same."""
     pad_token_id: int = 0
-    """Of RoBERTa and its kin, whose table of positions begins behind it."""
+    """Id of the padding token, for RoBERTa and its kin, whose positions begin after it."""
     relative_attention_num_buckets: int = 0
-    """MPNet's: biases of relative positions, as T5 has them, that all layers share; 0: none."""
+    """Number of MPNet's biases of relative positions, as T5 has them, which all layers share; 0: none."""
 
     @property
     def positions_skip_padding(self) -> bool:
-        """Whether the padding token has no position and is not counted, wherever it stands: also where a text names it."""
+        """Whether the padding token has no position and is not counted, also where it stands within a text."""
         return self.architecture in COUNTED_FROM_PADDING
 
     @property
     def widest(self) -> int:
-        """The width of the widest layer; 0 without layers."""
+        """Width of the widest layer; 0 without layers."""
         return max(self.hidden_size, self.intermediate_size) if self.num_hidden_layers else 0
 
     def dense_sizes(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of a layer's dense layers, by name: what LoRA can adapt."""
+        """Inputs and outputs of a layer's dense layers, which LoRA can adapt, by name."""
         size, inner = self.hidden_size, self.intermediate_size
         square = dict.fromkeys(("query", "key", "value", "attention_out"), (size, size))
         return {**square, "ffn_in": (size, inner), "ffn_out": (inner, size)}

@@ -1,7 +1,7 @@
 """Several dual encoders as one (SPAR, https://arxiv.org/abs/2110.06918, section 4.2), and `load_encoder`.
 
-The weights sit on the question side alone. The passages' vectors do not depend on them, so a corpus that is encoded
-once can be searched with any weights.
+Only the question side has weights. The passages' vectors do not depend on them, so a corpus that is encoded once can be
+searched with any weights.
 """
 
 import math
@@ -28,12 +28,12 @@ How = Literal["concatenate", "sum"]
 
 @dataclass(frozen=True)
 class CombinedConfig:
-    """What a combined encoder is, apart from its parts' weights and tokenizers.
+    """Configuration of a combined encoder, without its parts' weights and tokenizers.
 
     Attributes:
       how: "concatenate" or "sum".
-      weights: of each part's questions.
-      parts: the configurations of the dual encoders.
+      weights: weight of each part's questions.
+      parts: configurations of the dual encoders.
     """
 
     how: How
@@ -42,18 +42,18 @@ class CombinedConfig:
 
     @property
     def embedding_size(self) -> int:
-        """D: the parts' sizes added up, or the one that all have."""
+        """D: the sum of the parts' sizes, or the size that all have."""
         sizes = [part.embedding_size for part in self.parts]
         return sum(sizes) if self.how == "concatenate" else sizes[0]
 
     @property
     def max_question_length(self) -> int:
-        """Tokens of the longest question that no part cuts, each with its own tokenizer."""
+        """Length in tokens of the longest question that no part cuts, each with its own tokenizer."""
         return min(part.max_question_length for part in self.parts)
 
     @property
     def max_passage_length(self) -> int:
-        """Tokens of the longest passage that no part cuts."""
+        """Length in tokens of the longest passage that no part cuts."""
         return min(part.max_passage_length for part in self.parts)
 
 
@@ -67,21 +67,21 @@ class CombinedEncoder(TextEncoder[CombinedConfig]):
 
       sum: question sum_i w_i Q_i(q), passage sum_i P_i(p), of the same size as the parts.
 
-    Nothing is scaled but by the weights: the vectors of a part that gives vectors of length 1 keep that length. By
-    convention the first part is the base model and has the weight 1.
+    Only the weights scale anything: a part's vectors of length 1 keep that length. By convention the first part is the
+    base model and has the weight 1.
 
     Args:
       parts: at least two; they may differ in shape, tokenizer and maximum lengths.
-      weights: one a part, from 0.
+      weights: weight of each part, from 0.
       how: "concatenate" or "sum".
-      names: what the parts are called in messages and model cards; "part-0", "part-1", ... by default.
+      names: names of the parts in messages and model cards; "part-0", "part-1", ... by default.
 
     Attributes:
-      truncated: how many texts the last call cut, in the part that cut most.
-      source: the path or name that it was loaded from; None where it was not.
+      truncated: number of texts that the last call cut, in the part that cut most.
+      source: path or name that it was loaded from; None if it was not loaded.
 
     Raises:
-      UserError: fewer than two parts, weights that do not fit them, or embeddings of different sizes to be added.
+      UserError: fewer than two parts, weights that do not fit them, or embeddings of different sizes for a sum.
     """
 
     def __init__(
@@ -131,12 +131,12 @@ class CombinedEncoder(TextEncoder[CombinedConfig]):
 
     @classmethod
     def from_pretrained(cls, path_or_name: str | Path, *, dtype: EncodeDtype = "float32") -> "CombinedEncoder":
-        """Loads a combined encoder.
+        """Load a combined encoder.
 
         Args:
           path_or_name: a folder that `save` or `jaxretr combine` wrote, a run directory that holds one, or the hub's
             name of such a folder.
-          dtype: of the matmuls' operands when encoding, "float32", "bfloat16" or "auto".
+          dtype: type of the matmuls' operands when encoding: "float32", "bfloat16" or "auto".
 
         Raises:
           UserError: no such folder, a single model's folder, or a file that is missing or broken.
@@ -151,10 +151,10 @@ class CombinedEncoder(TextEncoder[CombinedConfig]):
         return encoder
 
     def save(self, folder: str | Path) -> None:
-        """Writes jaxretr.json and each part's own folder, part-0, part-1, ...; all of it appears at once.
+        """Write jaxretr.json and each part's own folder, part-0, part-1, ...; all of it appears at once.
 
         Args:
-          folder: new, empty, or an older combined model, which is replaced.
+          folder: a new or empty folder, or an older combined model, which is replaced.
 
         Raises:
           UserError: the folder holds something else, or cannot be written.
@@ -164,7 +164,7 @@ class CombinedEncoder(TextEncoder[CombinedConfig]):
         combined_folder.write(Path(folder), config.how, config.weights, self.names, saves)
 
     def with_weights(self, weights: Sequence[float]) -> "CombinedEncoder":
-        """The same parts (not copies of them) with other weights, one a part."""
+        """Return the same parts (not copies of them) with other weights, one per part."""
         return CombinedEncoder(self.parts, weights, self.config.how, names=self.names)
 
     def _encode_pieces(
@@ -204,7 +204,7 @@ class CombinedEncoder(TextEncoder[CombinedConfig]):
 def mapped(
     encoder: DualEncoder | CombinedEncoder, function: Callable[[DualEncoder], DualEncoder]
 ) -> DualEncoder | CombinedEncoder:
-    """What `function` makes of an encoder, or of each part of a combined one."""
+    """Apply `function` to an encoder, or to each part of a combined one."""
     if isinstance(encoder, DualEncoder):
         return function(encoder)
     parts = [function(part) for part in encoder.parts]
@@ -212,7 +212,7 @@ def mapped(
 
 
 def parts_of(encoder: DualEncoder | CombinedEncoder) -> tuple[DualEncoder, ...]:
-    """The dual encoders that an encoder is made of: its parts, or itself."""
+    """Return the dual encoders that an encoder consists of: its parts, or itself."""
     return encoder.parts if isinstance(encoder, CombinedEncoder) else (encoder,)
 
 
@@ -229,16 +229,16 @@ def load_encoder(
     passage_prompt: str | None = None,
     truncate_dim: int | None = None,
 ) -> DualEncoder | CombinedEncoder:
-    """Loads any encoder: a `DualEncoder`, or a `CombinedEncoder` where the folder holds one.
+    """Load any encoder: a `DualEncoder`, or a `CombinedEncoder` if the folder holds one.
 
     Args:
-      path_or_name: as for `DualEncoder.from_pretrained` and `CombinedEncoder.from_pretrained`.
-      dtype: of the matmuls' operands when encoding, "float32", "bfloat16" or "auto".
-      passage_path, tokenizer, pooling, normalise, passage_template, query_prompt, passage_prompt, truncate_dim: of a dual
-        encoder, see `DualEncoder.from_pretrained`.
+      path_or_name: a folder or name, as for `DualEncoder.from_pretrained` and `CombinedEncoder.from_pretrained`.
+      dtype: type of the matmuls' operands when encoding: "float32", "bfloat16" or "auto".
+      passage_path, tokenizer, pooling, normalise, passage_template, query_prompt, passage_prompt, truncate_dim:
+        settings of a dual encoder, see `DualEncoder.from_pretrained`.
 
     Raises:
-      UserError: as those two do; or one of the settings of a dual encoder is given for a combined one.
+      UserError: as for those two; or a setting of a dual encoder is given for a combined one.
     """
     check_finished(path_or_name)
     if Path(path_or_name).expanduser().is_file():  # A .cp file of the original DPR.

@@ -18,11 +18,11 @@ def combine(
     how: How | None = None,
     truncate_dims: Sequence[int | None] | None = None,
 ) -> CombinedEncoder:
-    """Combines dual encoders into one whose scores are s_1 + w_2 s_2 + ... (Chen et al. 2022, section 4.2).
+    """Combine dual encoders into one whose scores are s_1 + w_2 s_2 + ... (Chen et al. 2022, section 4.2).
 
     Args:
-      models: the base and at least one other model, as `load_encoder` takes them; or one combined model, which gets
-        other weights: its corpus need not be encoded again.
+      models: the base and at least one other model, as for `load_encoder`; or one combined model, which gets other
+        weights: its corpus need not be encoded again.
       weights: query-side weights of all models but the first, whose weight is 1.
       out: a new or empty folder, or an older combined model, to save it to.
       how: "concatenate" or "sum" of the vectors; by default that of a combined model, otherwise "concatenate".
@@ -52,13 +52,13 @@ def load_models(
     sizes: Sequence[int | None] | None = None,
     dtype: EncodeDtype = "float32",
 ) -> CombinedEncoder:
-    """Loads several dual encoders as one with the weights 1, or one combined encoder with its own.
+    """Load several dual encoders as one with the weights 1, or one combined encoder with its own.
 
     Args:
       models: as the user named them.
-      how: None: as the combined model says, else "concatenate".
-      sizes: how many dimensions to keep of each model; None: all of them.
-      dtype: of the matmuls, as `DualEncoder` takes it.
+      how: "concatenate" or "sum"; None: that of the combined model, otherwise "concatenate".
+      sizes: number of dimensions to keep of each model; None: all.
+      dtype: type of the matmuls, as for `DualEncoder`.
     """
     if len(models) == 1:
         encoder = load_encoder(models[0], dtype=dtype)

@@ -1,4 +1,4 @@
-"""Dropout whose masks are a function of the row's key and the element's place: a hash, and no generator's state."""
+"""Dropout whose masks are a hash of the row's key and the element's place, without a generator's state."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 ATTENTION, EMBEDDINGS = 1 << 16, 1 << 17
-"""Places of dropout, as `folded` takes them: in a layer the attention's probabilities, in an encoder what is before its
-layers. Other places of a layer are counted by `Dropout`, and layers from 0."""
+"""Numbers of places of dropout for `folded`: in a layer the attention's probabilities, in an encoder its embeddings.
+`Dropout` counts other places of a layer, and layers count from 0."""
 
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35
 
@@ -19,8 +19,8 @@ class Dropout:
     An element's mask is the same however far the row is padded, for states [B, L, D] and for scores [B, H, L, M].
 
     Args:
-      keys: one key a row: a PRNG key [B], what `folded` returned, or None outside training.
-      rate: the share of elements set to zero; the others are scaled by 1 / (1 - rate).
+      keys: one key per row: a PRNG key [B], a result of `folded`, or None outside training.
+      rate: share of elements that are set to zero; the others are scaled by 1 / (1 - rate).
     """
 
     def __init__(self, keys: jax.Array | None, rate: float):
@@ -29,11 +29,11 @@ class Dropout:
         self.calls = 0
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Float [B, ...] -> float32 [B, ...]; x itself outside training."""
+        """Apply dropout: float [B, ...] -> float32 [B, ...]; x itself outside training."""
         return dropped(x, self.next_keys(), self.rate)
 
     def next_keys(self) -> Any:
-        """Each row's key for the next call, which is then counted as made: uint32 [B, 2]; None outside training."""
+        """Return each row's key for the next call, which then counts as made: uint32 [B, 2]; None outside training."""
         if self.keys is None:
             return None
         self.calls += 1
@@ -41,12 +41,12 @@ class Dropout:
 
 
 def dropped(x: jax.Array, keys: jax.Array | None, rate: float) -> jax.Array:
-    """Dropout of x by the keys of one call of a `Dropout`.
+    """Apply dropout to x by the keys of one call of a `Dropout`.
 
     Args:
       x: float [B, ...].
-      keys: what `Dropout.next_keys` returned.
-      rate: of the `Dropout`.
+      keys: result of `Dropout.next_keys`.
+      rate: rate of the `Dropout`.
 
     Returns:
       float32 [B, ...]; x itself without keys.
@@ -54,24 +54,24 @@ def dropped(x: jax.Array, keys: jax.Array | None, rate: float) -> jax.Array:
     if keys is None:
         return x
     keep = random_bits(keys, x.shape[1:]) >= jnp.uint32(threshold(rate))
-    # A product, for XLA on GPUs writes out the zeros that a choice is made from.
+    # A product, as XLA on GPUs writes out the zeros of a choice.
     return x.astype(jnp.float32) * (keep.astype(jnp.float32) * (1.0 / (1.0 - rate)))
 
 
 def threshold(rate: float) -> int:
-    """The least of an element's 32 bits with which it is kept."""
+    """Return the least value of an element's 32 bits with which the element is kept."""
     return round(rate * 2**32)
 
 
 def folded(keys: jax.Array | None, number: Any) -> Any:
-    """Each row's key for one place, by its number.
+    """Return each row's key for one place, by its number.
 
     Args:
-      keys: PRNG keys [B], or what this function returned; None stays None.
+      keys: PRNG keys [B], or a result of this function; None stays None.
       number: an integer, traced or not, or an array of them that broadcasts against the keys.
 
     Returns:
-      uint32 [..., 2], two words a key.
+      uint32 [..., 2], two words per key.
     """
     if keys is None:
         return None
@@ -81,17 +81,17 @@ def folded(keys: jax.Array | None, number: Any) -> Any:
 
 
 def folded_words(one: jax.Array, other: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`folded`, of keys whose two words stand apart; all uint32, and in kernels as well."""
+    """`folded` for keys whose two words are separate arrays; all uint32, also in kernels."""
     one = _mixed(one + (number + 1) * np.uint32(_GOLDEN))
     return one, _mixed(other ^ one)
 
 
 def random_bits(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """32 bits an element, by the row's key and the element's place in the row.
+    """Return 32 bits per element, by the row's key and the element's place in the row.
 
     Args:
-      keys: as `folded` returns them, uint32 [B, 2].
-      shape: of a row, of one dimension or more.
+      keys: keys that `folded` returned, uint32 [B, 2].
+      shape: shape of a row, of one dimension or more.
 
     Returns:
       uint32 [B, *shape].
@@ -102,8 +102,8 @@ def random_bits(keys: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def element_bits(one: jax.Array, other: jax.Array, place: jax.Array) -> jax.Array:
-    """`random_bits`, by the two words of a line's key and the element's place in the line; all uint32."""
-    # The finaliser of MurmurHash3, with a word of the key in its middle: lines whose counters overlap differ all the same.
+    """`random_bits` by the two words of a line's key and the element's place in the line; all uint32."""
+    # The finaliser of MurmurHash3 with a word of the key in its middle, so that lines with overlapping counters differ.
     x = one + place * np.uint32(_GOLDEN)
     x = (x ^ (x >> 16)) * np.uint32(_FIRST)
     x = x ^ other
@@ -112,7 +112,7 @@ def element_bits(one: jax.Array, other: jax.Array, place: jax.Array) -> jax.Arra
 
 
 def _mixed(x: jax.Array) -> jax.Array:
-    """The finaliser of MurmurHash3 (Appleby 2011): a bijection of uint32 in which every bit depends on every other."""
+    """Apply MurmurHash3's finaliser (Appleby 2011), a bijection of uint32: every bit depends on every other."""
     x = (x ^ (x >> 16)) * np.uint32(_FIRST)
     x = (x ^ (x >> 13)) * np.uint32(_SECOND)
     return x ^ (x >> 16)

@@ -1,4 +1,4 @@
-"""`DualEncoder`: questions and passages as vectors; what it computes is in models/embed.py."""
+"""`DualEncoder`: questions and passages as vectors; models/embed.py computes them."""
 
 import dataclasses
 import logging
@@ -33,18 +33,18 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
     """Turns questions and passages into vectors whose dot product ranks passages.
 
     Args:
-      config: what it is.
+      config: configuration of the model.
       params: parameters laid out as by `init_params`, numpy or JAX arrays.
-      tokenizer: as `jaxretr.data.tokens.load_tokenizer` gives it.
-      dtype: of the matmuls' operands when encoding, or "auto": see `fastest_dtype`; results are float32 always.
-      mlm_head: the encoder's head of masked language modelling, as in `EncoderCheckpoint`, where it has one: not needed
-        here, except for going on with masked language modelling (`jaxretr adapt`).
+      tokenizer: tokenizer from `jaxretr.data.tokens.load_tokenizer`.
+      dtype: type of the matmuls' operands when encoding, or "auto": see `fastest_dtype`; results are always float32.
+      mlm_head: head of masked language modelling, as in `EncoderCheckpoint`, if the encoder has one: used only to
+        continue masked language modelling (`jaxretr adapt`).
 
     Attributes:
-      dtype: "float32" or "bfloat16", whichever was given or chosen.
-      truncated: how many texts the last call cut at their maximum length.
-      adapters: what `load_adapter` loaded, by name.
-      source: the path or name that it was loaded from; None where it was not, or was changed since.
+      dtype: "float32" or "bfloat16", as given or chosen.
+      truncated: number of texts that the last call cut at their maximum length.
+      adapters: modules from `load_adapter`, by name.
+      source: path or name that it was loaded from; None if it was not loaded, or was changed since.
 
     Raises:
       UserError: the tokenizer has ids that the model does not know, or a maximum length exceeds its positions.
@@ -92,7 +92,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         return f"DualEncoder({', '.join(facts)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copy: the parameters as numpy arrays; compiled programs are created again."""
+        """Return the state for pickle and copy: the parameters as numpy arrays; compiled programs are created again."""
         arrays = {name: jax.device_get(getattr(self, name)) for name in ("params", "mlm_head")}
         return {**self.__dict__, **arrays, "_engines": {}}
 
@@ -114,29 +114,29 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         max_passage_length: int | None = None,
         truncate_dim: int | None = None,
     ) -> "DualEncoder":
-        """Loads a dual encoder.
+        """Load a dual encoder.
 
         Args:
-          path_or_name: a folder that `save` wrote, or a run directory that holds one; a sentence-transformers folder;
-            a Hugging Face folder of one of the architectures in docs/encoders.md, or of a DPR question encoder; a .cp file
-            of the original DPR; or the hub's name of such a folder.
-          passage_path: the second tower's folder, where it comes apart (DPR's context encoder).
+          path_or_name: a folder that `save` wrote, or a run directory that holds one; a sentence-transformers folder; a
+            Hugging Face folder of one of the architectures in docs/encoders.md, or of a DPR question encoder; a .cp
+            file of the original DPR; or the hub's name of such a folder.
+          passage_path: folder of the second tower, if it is separate (DPR's context encoder).
           tokenizer: a folder or hub name of the tokenizer; by default the model's. A .cp file has none.
           dtype: "float32"; "bfloat16"; or "auto" for the faster of them on this machine.
-          shared: one tower for both sides or two; by default what the folder says, and one for a plain BERT. With
-            False a single set of weights is copied into both towers.
-          pooling: of a folder that does not state one (default there: "cls", of decoders "lasttoken"; "mean" for what
-            is left of a sentence-transformers folder without modules.json). What is guessed is logged, once a folder.
-          normalise: divide the vectors by their length; by default what the folder says, else they are left as they are.
-          passage_template: "pair" or "joined"; by default "joined" for sentence-transformers and where the tokenizer has
-            no [CLS] and [SEP], else "pair".
-          query_prompt: put before every question: a text, or the name of a prompt that the folder states
-            (sentence-transformers); by default what the folder says, "" for none.
+          shared: one tower for both sides or two; by default as the folder states, and one for a plain BERT. With False
+            a single set of weights is copied into both towers.
+          pooling: pooling for a folder that states none (default there: "cls", for decoders "lasttoken"; "mean" for the
+            rest of a sentence-transformers folder without modules.json). Guesses are logged, once per folder.
+          normalise: whether to divide the vectors by their length; by default as the folder states, otherwise not.
+          passage_template: "pair" or "joined"; by default "joined" for sentence-transformers and where the tokenizer
+            has no [CLS] and [SEP], otherwise "pair".
+          query_prompt: text put before every question, or the name of a prompt that the folder states
+            (sentence-transformers); by default as the folder states, "" for none.
           passage_prompt: the same for passages.
-          max_question_length: tokens; by default what the folder says, else 256.
+          max_question_length: tokens; by default as the folder states, otherwise 256.
           max_passage_length: the same.
-          truncate_dim: keep only the first so many dimensions of the embeddings; by default what the folder says, else
-            all.
+          truncate_dim: number of the first dimensions of the embeddings to keep; by default as the folder states,
+            otherwise all.
 
         Raises:
           UserError: no such folder, an unsupported model, swapped towers, a file that is missing or broken, or more
@@ -166,15 +166,15 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
 
     @classmethod
     def bare(cls, path_or_name: str | Path) -> "DualEncoder":
-        """`from_pretrained` for callers that take the encoder's layers alone: nothing is said of how vectors are made."""
+        """`from_pretrained` for callers that only use the encoder's layers: nothing is logged about guesses."""
         parts = dual_encoder_folder.load(path_or_name)
         return cls(parts.config, parts.params, parts.tokenizer, mlm_head=parts.mlm_head)
 
     def save(self, folder: str | Path) -> None:
-        """Writes jaxretr.json, model.safetensors (float32) and the tokenizer; all of it appears at once.
+        """Write jaxretr.json, model.safetensors (float32) and the tokenizer; all of it appears at once.
 
         Args:
-          folder: new, empty, or an older model of this kind, which is replaced.
+          folder: a new or empty folder, or an older model of this kind, which is replaced.
 
         Raises:
           UserError: the folder holds something else, or cannot be written.
@@ -185,17 +185,17 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
 
     @property
     def adapter_size(self) -> int:
-        """Parameters of the adapters; 0 without them."""
+        """Number of parameters of the adapters; 0 without them."""
         return sum(count(tower["adapter"]) for tower in self.params.values() if "adapter" in tower)
 
     # ---- adapters ----------------------------------------------------------------------------------------------------
 
     def load_adapter(self, path: str | Path | Adapter, name: str) -> None:
-        """Loads a relevance module under a name, in addition to others; `set_adapter` makes it the active one.
+        """Load a relevance module under a name, in addition to others; `set_adapter` makes it the active one.
 
         Args:
-          path: as for `Adapter.from_pretrained`, or an `Adapter`.
-          name: another module of that name is forgotten.
+          path: a path or name, as for `Adapter.from_pretrained`, or an `Adapter`.
+          name: name of the module, which replaces an earlier one of that name.
 
         Raises:
           UserError: there are no adapters, or they do not fit this encoder.
@@ -205,10 +205,10 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         self.adapters[name] = adapter
 
     def set_adapter(self, name: str | None) -> None:
-        """Makes a loaded module the only active one; None: the encoder alone, with the settings that it has now.
+        """Make a loaded module the only active one; None: the encoder alone, with the settings that it has now.
 
         Raises:
-          UserError: no module of that name was loaded.
+          UserError: no module of that name is loaded.
         """
         if name is not None and name not in self.adapters:
             hint = did_you_mean(name, self.adapters) or f"; loaded are: {', '.join(self.adapters) or 'none'}"
@@ -218,22 +218,22 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         self._engines.clear()
 
     def merge_lora(self) -> Self:
-        """This model with LoRA's products in the kernels, where they cost nothing; it is itself if that is so already."""
+        """Return this model with LoRA's products in the kernels, where they cost nothing; itself if they are there."""
         return self._with_lora(merged=True)
 
     def unmerge_lora(self) -> Self:
-        """The reverse of `merge_lora`, up to rounding: this model with kernels as they were before."""
+        """Return this model without LoRA's products in its kernels, up to rounding: the reverse of `merge_lora`."""
         return self._with_lora(merged=False)
 
     def without_adapters(self) -> Self:
-        """The encoder alone, without LoRA's products; the model itself if it has no adapters."""
+        """Return the encoder alone, without LoRA's products; the model itself if it has no adapters."""
         if self.config.adapter is None:
             return self
         bare = self.unmerge_lora()
         return self.replaced(dataclasses.replace(bare.config, adapter=None), partition(bare.params, ("adapter",))[0])
 
     def as_plain(self) -> Self:
-        """The same vectors without adapters: LoRA's products become part of the kernels for good.
+        """Return a model of the same vectors without adapters: LoRA's products become part of the kernels for good.
 
         Raises:
           UserError: there is a parallel adapter, which cannot be merged.
@@ -263,7 +263,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         return self.replaced(dataclasses.replace(self.config, lora_merged=merged), params)
 
     def replaced(self, config: DualEncoderConfig, params: Params) -> Self:
-        """A model of another configuration and other parameters with this one's tokenizer, dtype and head."""
+        """Return a model of another configuration and other parameters with this one's tokenizer, dtype and head."""
         return type(self)(config, params, self.tokenizer, dtype=self.dtype, mlm_head=self.mlm_head)
 
     # ---- encoding ----------------------------------------------------------------------------------------------------
@@ -282,24 +282,24 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         )
 
     def tokenise(self, side: Side, content: Sequence[Any], *, prompt: str | None = None) -> tuple[list[list[int]], int]:
-        """Makes the rows of token ids that the engine of that side embeds.
+        """Return the rows of token ids that the engine of that side embeds.
 
         Args:
-          side: which tower.
-          content: n questions or passages as `encode_queries` or `encode_passages` take them.
-          prompt: put before each text; None: the model's own of that side.
+          side: side of the texts.
+          content: n questions or passages, as for `encode_queries` or `encode_passages`.
+          prompt: text put before each text; None: the model's own for that side.
 
         Returns:
-          n rows of ids, and how many texts were cut.
+          n rows of ids, and the number of texts that were cut.
 
         Raises:
-          UserError: as `encode_passages`.
+          UserError: as for `encode_passages`.
         """
         job = self._job(side, content, prompt)
         return job.rows(0, job.n) if job.n else ([], 0)
 
     def _job(self, side: Side, content: Any, prompt: str | None = None) -> Job:
-        """Texts of one side, checked; they are tokenised when they are asked for."""
+        """Return the job of one side's texts, which are checked; they are tokenised when they are requested."""
         length = self._length(side)
         if prompt is None:
             prompt = self.config.query_prompt if side == "question" else self.config.passage_prompt
@@ -319,7 +319,7 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
         return self.config.max_question_length if side == "question" else self.config.max_passage_length
 
     def engine(self, side: Side) -> Engine:
-        """What computes the embeddings of one side; both sides' where there is one tower."""
+        """Return the engine that computes the embeddings of one side, or of both sides if there is one tower."""
         name = "shared" if self.config.shared else side
         if name not in self._engines:
             ready = self.merge_lora()
@@ -329,7 +329,9 @@ class DualEncoder(TextEncoder[DualEncoderConfig]):
     def _encode(self, side: Side, texts: Any, batch_size: int | None, progress: bool | None) -> np.ndarray:
         job = self._job(side, texts)
         embeddings, self.truncated = self.engine(side).encode(
-            *(job.rows, job.n, self.config.embedding_size),
+            job.rows,
+            job.n,
+            self.config.embedding_size,
             max_length=self._length(side),
             batch_size=batch_size,
             progress=progress,
@@ -343,24 +345,25 @@ def _say_guesses(where: str, guesses: str) -> None:
     _log.warning(
         "%s: no file there says how this encoder is used; guessed: %s; if it was trained otherwise, give the right ones, and "
         "save the model to keep them",
-        *(where, guesses),
+        where,
+        guesses,
     )
 
 
 def _engine(config: DualEncoderConfig, tower_params: Params, dtype: str) -> Engine:
-    """The faster of the two engines on this machine: the one place that chooses."""
+    """Return the faster of the two engines on this machine: the one place that chooses."""
     if dtype == "float32" and jax.default_backend() == "cpu" and blas_beats_xla():
-        from jaxretr.models import host_bert  # Numba, which takes half a second to import.
+        from jaxretr.models import host_bert  # Numba takes half a second to import.
 
         bare = config.adapter is None or (config.lora_merged and not config.adapter.bottleneck)
-        # Another pooling goes through XLA until it is written below as well.
+        # Any other pooling goes through XLA until it is written below as well.
         if bare and config.pooling in ("cls", "mean") and host_bert.suits(config.backbone):
             return HostEngine(_embed_on_host(config, jax.device_get(tower_params)))
     return Engine(_embed_rows(config, dtype), tower_params, dtype)
 
 
 def _embed_on_host(config: DualEncoderConfig, tower_params: Params) -> Any:
-    """`embed` by numpy, of (tokens, lengths); the parameters are numpy's as well."""
+    """Return `embed` in numpy, a function of (tokens, lengths); the parameters become numpy arrays as well."""
     from jaxretr.models.host_bert import HostBert
 
     assert isinstance(config.backbone, BertConfig)
@@ -382,7 +385,7 @@ def _embed_on_host(config: DualEncoderConfig, tower_params: Params) -> Any:
 
 @cache
 def _embed_rows(config: DualEncoderConfig, dtype: str) -> Any:
-    """The compiled `embed`; one for all encoders of the same shape, so that none is compiled twice."""
+    """Return the compiled `embed`; one for all encoders of the same shape, so that none is compiled twice."""
     return jax.jit(lambda tower_params, tokens, lengths: embed(config, tower_params, tokens, lengths, dtype=dtype))
 
 
@@ -397,7 +400,7 @@ def _text(value: Any, where: str) -> str:
         raise UserError(f"{where}: a text is expected, not {type(value).__name__}")
     try:
         value.encode()
-    except UnicodeEncodeError as error:  # The tokenizer would stop at it, without saying where.
+    except UnicodeEncodeError as error:  # The tokenizer would fail at it without saying where.
         raise UserError(f"{where}: half of a surrogate pair at character {error.start}; remove it") from error
     return value
 

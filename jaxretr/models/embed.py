@@ -1,4 +1,4 @@
-"""What a dual encoder is, and its embeddings as pure functions of parameters and token ids."""
+"""The configuration of a dual encoder, and its embeddings as pure functions of parameters and token ids."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -24,47 +24,47 @@ DenseActivation = Literal["identity", "tanh"]
 
 @dataclass(frozen=True)
 class DenseShape:
-    """A linear layer, and what follows it."""
+    """A linear layer, and the activation after it."""
 
     size: int
-    """Outputs."""
+    """Number of outputs."""
     activation: DenseActivation = "identity"
 
 
 @dataclass(frozen=True)
 class DualEncoderConfig:
-    """What a dual encoder is, apart from its weights and its tokenizer."""
+    """Configuration of a dual encoder, without its weights and its tokenizer."""
 
     backbone: Backbone
-    """The shape of the encoder."""
+    """Shape of the encoder."""
     shared: bool = False
-    """One tower for questions and passages, or two of the same shape."""
+    """Whether one tower reads questions and passages; otherwise there are two of the same shape."""
     pooling: Pooling = "cls"
     projection_size: int | None = None
-    """D of a linear layer after the pooling; None: there is none, and D is the encoder's."""
+    """D, the size of a linear layer after the pooling; None: there is none, and D is the encoder's."""
     normalise: bool = False
-    """Divide the embedding by its length."""
+    """Whether to divide the embedding by its length."""
     passage_template: Literal["pair", "joined"] = "pair"
-    """[CLS] title [SEP] text [SEP] (ART, DPR), or [CLS] title text [SEP] (sentence-transformers)."""
+    """Form of a passage: [CLS] title [SEP] text [SEP] (ART, DPR), or [CLS] title text [SEP] (sentence-transformers)."""
     max_question_length: int = 256
     max_passage_length: int = 256
-    """Tokens, special ones included."""
+    """Largest number of tokens of a passage, special ones included."""
     truncate_dim: int | None = None
-    """Only the first so many dimensions (Matryoshka), cut before the embedding is divided by its length."""
+    """Number of first dimensions to keep (Matryoshka), before the embedding is divided by its length; None: all."""
     adapter: AdapterShape | None = None
-    """Modules next to the encoder's layers, with their own parameters."""
+    """Shape of the modules next to the encoder's layers, which have their own parameters; None: none."""
     lora_merged: bool = False
-    """The encoder's kernels contain LoRA's products, which are not computed apart then."""
+    """Whether the encoder's kernels contain LoRA's products, which are then not computed separately."""
     query_prompt: str = ""
-    """What is put before every question, for instance "query: "."""
+    """Text put before every question, for instance "query: "."""
     passage_prompt: str = ""
-    """The same for passages: before the title, and tokenised with it as one text."""
+    """Text put before every passage and its title, tokenised with them as one text."""
     projection_activation: DenseActivation = "identity"
-    """What follows the projection."""
+    """Activation after the projection."""
     inner_dense: tuple[DenseShape, ...] = ()
-    """Linear layers between the pooling and the projection, as EmbeddingGemma has one."""
+    """Linear layers between the pooling and the projection, as in EmbeddingGemma."""
     prompts: tuple[tuple[str, str], ...] = ()
-    """Name and text of further prompts, for other tasks: `from_pretrained` takes each by its name."""
+    """Name and text of further prompts, for other tasks; `from_pretrained` takes each by its name."""
 
     @property
     def dense(self) -> tuple[tuple[str, DenseShape, int], ...]:
@@ -79,16 +79,16 @@ class DualEncoderConfig:
 
     @property
     def embedding_size(self) -> int:
-        """D: of what comes out, after the projection and after `truncate_dim`."""
+        """D, the size of an embedding, after the projection and after `truncate_dim`."""
         return self.truncate_dim or self.full_size
 
     @property
     def full_size(self) -> int:
-        """D before `truncate_dim`."""
+        """Size of an embedding before `truncate_dim`."""
         return self.projection_size or self.backbone.hidden_size
 
     def __post_init__(self) -> None:
-        """Raises UserError for a `truncate_dim` that the embedding does not have, for layers that lead nowhere, and a pooling of nothing."""
+        """Raise UserError for an impossible `truncate_dim`, layers that lead nowhere, and pooling of nothing."""
         if self.pooling == "cls" and isinstance(self.backbone, RotaryConfig) and self.backbone.causal:
             raise UserError(
                 "pooling 'cls' reads the first token, which sees no other in this encoder; give pooling 'lasttoken' or 'mean'"
@@ -102,21 +102,21 @@ class DualEncoderConfig:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """All settings as JSON values; the name of the encoder's shape tells its class."""
+        """Return all settings as JSON values; the name of the encoder's shape tells its class."""
         values = dataclasses.asdict(self)
         return {kind_of(self.backbone): values.pop("backbone"), **values}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], where: str) -> "DualEncoderConfig":
-        """Reads what `to_json` gave.
+        """Read the values that `to_json` returned.
 
         Args:
           values: the parsed JSON object.
           where: the file it comes from, for errors.
 
         Raises:
-          UserError: a key is unknown (with a suggestion) or missing, a choice is none of those above, or the adapter is
-            of nothing or for a layer that the encoder does not have.
+          UserError: a key is unknown (with a suggestion) or missing, a value is not among the choices, or the adapter
+            is empty or for a layer that the encoder lacks.
         """
         values = dict(values)
         for kind in KINDS.keys() & values.keys():
@@ -140,7 +140,7 @@ class DualEncoderConfig:
 
 
 def prompt_of(config: DualEncoderConfig, given: str | None) -> str | None:
-    """The text of a prompt that is given as a text or by a name that the model states; None stays None."""
+    """Return the text of a prompt that is given as a text or by a name that the model states; None stays None."""
     named = {**dict(config.prompts), "query": config.query_prompt, "document": config.passage_prompt}
     return None if given is None else named.get(given) or given
 
@@ -157,46 +157,46 @@ class JointConfig:
 
     base: DualEncoderConfig
     lexical: DualEncoderConfig
-    """Frozen; without dropout."""
+    """The lexical encoder, frozen and without dropout."""
 
     @property
     def embedding_size(self) -> int:
-        """Of the concatenation."""
+        """Size of the concatenated embedding."""
         return self.base.embedding_size + self.lexical.embedding_size
 
     @property
     def normalise(self) -> bool:
-        """Each part is normalised, or not, by itself."""
+        """Whether the base encoder normalises its embeddings; each part does so separately."""
         return False
 
     @property
     def backbone(self) -> Backbone:
-        """The trained one, whose dropout is drawn."""
+        """Shape of the trained encoder, whose dropout is drawn."""
         return self.base.backbone
 
     @property
     def passage_template(self) -> str:
-        """Of both."""
+        """Template of passages, the same for both encoders."""
         return self.base.passage_template
 
     @property
     def query_prompt(self) -> str:
-        """Of both."""
+        """Prompt of questions, the same for both encoders."""
         return self.base.query_prompt
 
     @property
     def passage_prompt(self) -> str:
-        """Of both."""
+        """Prompt of passages, the same for both encoders."""
         return self.base.passage_prompt
 
     @property
     def max_question_length(self) -> int:
-        """Of both."""
+        """Largest number of tokens of a question, the same for both encoders."""
         return self.base.max_question_length
 
     @property
     def max_passage_length(self) -> int:
-        """Of both."""
+        """Largest number of tokens of a passage, the same for both encoders."""
         return self.base.max_passage_length
 
 
@@ -204,14 +204,13 @@ class JointConfig:
 
 
 def init_params(config: DualEncoderConfig, seed: int) -> Params:
-    """Draws fresh parameters.
+    """Draw fresh parameters.
 
     Returns:
-      {"shared": tower} or {"question": tower, "passage": tower}, where a tower is {"bert": the encoder's parameters}
-      and, if there is a projection, {"projection": {"kernel": [D_bert, D], "bias": [D]}}, of inner_dense likewise
-      {"inner_dense": {"0": ...}}; if there are adapters,
-      {"adapter": as by `init_adapter`}; float32. Two towers start equal, as they do from one pretrained encoder: a
-      text's embeddings on both sides are then near each other.
+      {"shared": tower} or {"question": tower, "passage": tower}, float32. A tower is {"bert": the encoder's parameters}
+      and, if there is a projection, {"projection": {"kernel": [D_bert, D], "bias": [D]}}; with inner layers
+      {"inner_dense": {"0": ...}} in the same form; with adapters {"adapter": as by `init_adapter`}. Two towers start
+      equal, as they do from one pretrained encoder: a text's embeddings on both sides are then near each other.
     """
 
     def draw() -> Params:
@@ -230,7 +229,7 @@ def init_params(config: DualEncoderConfig, seed: int) -> Params:
 
 
 def abstract_params(config: DualEncoderConfig | JointConfig) -> Params:
-    """The shapes of `init_params`, or of `joint_params`, as ShapeDtypeStructs; allocates nothing."""
+    """Return the shapes of `init_params`, or of `joint_params`, as ShapeDtypeStructs; allocates nothing."""
     if isinstance(config, JointConfig):
         parts = {"base": abstract_params(config.base), "lexical": abstract_params(config.lexical)}
         return {**parts, "weight": jax.ShapeDtypeStruct((), jnp.float32)}
@@ -253,21 +252,21 @@ def _towers(config: DualEncoderConfig) -> tuple[str, ...]:
 
 
 def joint_params(base: Params, lexical: Params, weight: float) -> Params:
-    """The parameters of both encoders and the weight of the lexical score, as `tower` and `embed` read them."""
+    """Return the parameters of both encoders and the weight of the lexical score, as `tower` and `embed` read them."""
     return {"base": base, "lexical": lexical, "weight": jnp.asarray(weight, jnp.float32)}
 
 
 def tower(params: Params, side: Side) -> Params:
-    """The parameters of the tower that reads questions or passages; also of a part of all parameters, see `partition`."""
+    """Return the parameters of the tower that reads questions or passages; also from a part of all, see `partition`."""
     if "base" in params or "lexical" in params:  # of a JointConfig
         parts = {name: tower(params[name], side) for name in ("base", "lexical") if name in params}
-        # The weight of the lexical score sits on the question's side alone.
+        # Only the question's side has the weight of the lexical score.
         return {**parts, "weight": params["weight"]} if side == "question" and "weight" in params else parts
     return params["shared"] if "shared" in params else params.get(side, {})
 
 
 def word_table(tower_params: Params) -> tuple[str, ...] | None:
-    """The path of the table of word embeddings in a tower's parameters; None if it is not among them (not trained)."""
+    """Return the path of the word embeddings' table in a tower's parameters; None if it is not there (not trained)."""
     for path in ((BACKBONE, "word_embedding", "table"), ("base", BACKBONE, "word_embedding", "table")):
         found: Any = tower_params
         for name in path:
@@ -291,15 +290,15 @@ def embed(
     keep_matmuls: bool = False,
     words: jax.Array | None = None,
 ) -> jax.Array:
-    """Embeds rows of token ids; part of the compiled programs.
+    """Embed rows of token ids; part of the compiled programs.
 
     Args:
-      config: of the dual encoder, or of the two that are trained jointly.
-      tower_params: as `tower` gives them; for a program without a backward pass also with unstacked layers.
+      config: configuration of the dual encoder, or of the two that are trained jointly.
+      tower_params: parameters from `tower`; for a program without a backward pass the layers may be unstacked.
       tokens: token ids, any integer type [B, L], padded on the right.
       lengths: number of real tokens of each row, int32 [B]; a row of length 0 gives some finite vector.
-      dtype: of the encoder's matmul operands, float32 or bfloat16.
-      keys: one PRNG key a row [B] switches dropout on.
+      dtype: type of the encoder's matmul operands, float32 or bfloat16.
+      keys: one PRNG key per row [B], which switches dropout on.
       keep_matmuls: as in `jaxretr.models.layer_stacks.scan_layers`.
       words: the tokens' rows of the table at `word_table`, float32 [B, L, D'], where the caller looked them up.
 
@@ -329,7 +328,7 @@ def embed(
 
 
 def dense_params(config: DualEncoderConfig, tower_params: Params) -> list[tuple[Params, DenseShape]]:
-    """The parameters and shapes of a tower's linear layers after the pooling, in their order."""
+    """Return the parameters and shapes of a tower's linear layers after the pooling, in their order."""
     inner = tower_params.get("inner_dense", {})
     return [
         (inner[name.split("/")[1]] if "/" in name else tower_params[name], shape) for name, shape, _ in config.dense
@@ -337,10 +336,10 @@ def dense_params(config: DualEncoderConfig, tower_params: Params) -> list[tuple[
 
 
 def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
-    """One vector for each row of token states.
+    """Return one vector for each row of token states.
 
     Args:
-      states: of the last layer, float32 [B, L, D].
+      states: states of the last layer, float32 [B, L, D].
       lengths: number of real tokens of each row, int32 [B].
       pooling: "cls" for the first token's state, "lasttoken" for the last real one's; "max" for the largest value of
         each dimension; "mean" for the mean of the real tokens' states, "weightedmean" with the weights 1, 2, 3, ...,
@@ -372,12 +371,12 @@ def pool(states: jax.Array, lengths: jax.Array, pooling: Pooling) -> jax.Array:
 
 
 def truncated(embeddings: jax.Array, size: int, *, normalise: bool) -> jax.Array:
-    """The prefix of embeddings that a Matryoshka model was trained for (https://arxiv.org/abs/2205.13147).
+    """Return the prefix of embeddings that a Matryoshka model was trained for (https://arxiv.org/abs/2205.13147).
 
     Args:
       embeddings: float [..., D].
-      size: how many of the first dimensions to keep, at most D.
-      normalise: divide what is left by its length, at least 1e-12.
+      size: number of the first dimensions to keep, at most D.
+      normalise: whether to divide the prefix by its length, at least 1e-12.
 
     Returns:
       [..., size], of the same type.
@@ -385,5 +384,5 @@ def truncated(embeddings: jax.Array, size: int, *, normalise: bool) -> jax.Array
     embeddings = embeddings[..., :size]
     if not normalise:
         return embeddings
-    # x / max(|x|, 1e-12) as torch has it, but with a gradient of 0 where x is 0, not NaN.
+    # x / max(|x|, 1e-12) as in torch, but with a gradient of 0, not NaN, where x is 0.
     return embeddings * jax.lax.rsqrt(jnp.maximum(jnp.square(embeddings).sum(axis=-1, keepdims=True), 1e-24))

@@ -1,9 +1,9 @@
-"""The encoding engine: texts in, vectors out, with short texts not paying for long ones.
+"""The encoding engine: texts in, vectors out, where short texts are not padded to the length of long ones.
 
-A background thread tokenises chunk after chunk, also those of the next job while one is computed; each chunk is sorted by
-length and cut into batches of about the same number of tokens, padded to a multiple of 16; one program is compiled for
-every (rows, length) that occurs. On processors where numpy's BLAS is faster than XLA nothing is compiled, and padding is
-dropped (host_bert.py).
+A background thread tokenises chunk after chunk, also those of the next job while one is computed; each chunk is sorted
+by length and cut into batches of about the same number of tokens, padded to a multiple of 16; one program is compiled
+for every (rows, length) that occurs. On processors where numpy's BLAS is faster than XLA nothing is compiled, and
+padding is dropped (host_bert.py).
 """
 
 import contextlib
@@ -30,40 +30,40 @@ from jaxretr.parallel.compilation_cache import keep_programs, keep_short_program
 from jaxretr.parallel.machine import multiplies_bfloat16
 from jaxretr.parallel.mesh import DATA, make_mesh, replicate
 
-# Of one batch on one device: on CPUs what stays in the cache (8 rows of 128), on accelerators what keeps them busy.
+# Tokens of one batch on one device: as many as stay in the cache of a CPU (8 rows of 128), or keep an accelerator busy.
 _BATCH_TOKENS = {"cpu": 1024}
 _BATCH_TOKENS_ELSEWHERE = 65536
 
-# Of one batch by the BLAS, whose matmuls are slower for fewer rows.
+# Tokens of one batch for the BLAS, whose matmuls are slower for fewer rows.
 _BATCH_TOKENS_BLAS = 2048
 
-# `Shapes.steps` and `ratio` of programs that are all compiled in advance. On a CPU every padded token costs time, and a program
-# takes half a second to compile; elsewhere it takes seconds.
+# `Shapes.steps` and `ratio` for programs that are all compiled in advance. On a CPU every padded token costs time, and
+# a program takes half a second to compile; elsewhere it takes seconds.
 _IN_ADVANCE = {"cpu": (4, 4)}
 _IN_ADVANCE_ELSEWHERE = (1, 2)
 
-# A job of fewer batches than this compiles for longer than it runs, and saves more by few shapes than by little padding.
+# A job with fewer batches compiles for longer than it runs, and gains more from few shapes than from little padding.
 _MANY_BATCHES = 16
 
-# Results that may be under way: enough to keep the device's queue full while the host writes rows and progress.
+# Number of results in flight: enough to keep the device's queue full while the host writes rows and progress.
 _IN_FLIGHT = 8
 
 _log = logging.getLogger(__name__)
 
 
 def fastest_dtype() -> Dtype:
-    """The dtype of the matmuls' operands that encodes fastest on this machine.
+    """Return the dtype of the matmuls' operands that encodes fastest on this machine.
 
-    bfloat16 on accelerators and on processors that multiply it; elsewhere float32, which is also the more exact.
+    This is bfloat16 on accelerators and on processors that multiply it; elsewhere float32, which is also more exact.
     """
     return "bfloat16" if jax.default_backend() != "cpu" or multiplies_bfloat16() else "float32"
 
 
 class Job(NamedTuple):
-    """Texts whose batches hold no text of another job.
+    """Texts whose batches contain no text of another job.
 
     Attributes:
-      rows: (start, stop) -> token ids of these texts, and how many of them were cut; called in another thread.
+      rows: function (start, stop) -> token ids of these texts, and the number that were cut; called in another thread.
       n: number of texts.
     """
 
@@ -72,7 +72,7 @@ class Job(NamedTuple):
 
 
 class _Result:
-    """What is known of a job so far: embeddings float32 [n, D], rows without one, texts that were cut."""
+    """State of a job: embeddings float32 [n, D], number of rows without one, number of texts that were cut."""
 
     def __init__(self, n: int, size: int):
         self.embeddings = np.empty((n, size), np.float32)
@@ -85,9 +85,9 @@ class Engine:
     """Runs one tower over any number of texts, on all local devices.
 
     Args:
-      embed: compiled, (parameters, tokens [B, L], lengths [B]) -> float32 [B, D].
-      tower_params: the tower's parameters, float32.
-      dtype: of the matmuls' operands; the encoder's kernels are cast to it once, here.
+      embed: compiled function (parameters, tokens [B, L], lengths [B]) -> float32 [B, D].
+      tower_params: parameters of the tower, float32.
+      dtype: type of the matmuls' operands; the encoder's kernels are cast to it once, here.
     """
 
     compiles = True
@@ -99,7 +99,7 @@ class Engine:
         self.mesh = make_mesh(jax.local_devices())
         self.devices = self.mesh.size
         self.batch_tokens = _BATCH_TOKENS.get(self.mesh.devices.flat[0].platform, _BATCH_TOKENS_ELSEWHERE)
-        # On the host: slices of numpy arrays are views, while each slice of a JAX array is a program to compile.
+        # Kept on the host: slices of numpy arrays are views, while each slice of a JAX array is a program to compile.
         params = dict(jax.device_get(tower_params))
         if "layers" in params[BACKBONE]:  # a bag of words has none
             params[BACKBONE] = dict(params[BACKBONE], layers=unstack(_cast_kernels(params[BACKBONE]["layers"], dtype)))
@@ -118,19 +118,20 @@ class Engine:
         progress: bool | None = None,
         what: str = "text",
     ) -> tuple[np.ndarray, int]:
-        """Encodes a job.
+        """Encode a job.
 
         Args:
-          rows: (start, stop) -> token ids of these texts, and how many of them were cut; called in another thread.
+          rows: function (start, stop) -> token ids of these texts, and the number that were cut; called in another
+            thread.
           n: number of texts.
           size: D.
-          max_length: most ids of a row.
-          batch_size: rows a batch; None: what suits device and lengths.
-          progress: show a bar; None: on a terminal, and only if it takes more than two seconds.
-          what: a text's name in the bar and the log.
+          max_length: largest number of ids of a row.
+          batch_size: rows per batch; None: a number that suits the device and the lengths.
+          progress: whether to show a bar; None: on a terminal, and only if it takes more than two seconds.
+          what: name of a text in the bar and the log.
 
         Returns:
-          float32 [n, D] in the order of the texts, and how many were cut.
+          float32 [n, D] in the order of the texts, and the number of texts that were cut.
 
         Raises:
           UserError: `batch_size` is not positive.
@@ -156,20 +157,20 @@ class Engine:
         total: int | None = None,
         advance: Callable[[int], object] = lambda rows: None,
     ) -> Iterator[tuple[np.ndarray, int]]:
-        """Encodes one job after another; the devices need not wait while the texts of the next job are tokenised.
+        """Encode one job after another; the devices need not wait while the texts of the next job are tokenised.
 
         A job's embeddings do not depend on the jobs around it.
 
         Args:
-          jobs: asked for one job ahead of the one that is computed.
+          jobs: jobs, requested one job ahead of the one that is computed.
           size: D.
-          max_length: most ids of a row.
-          batch_size: rows a batch; None: what suits device and lengths.
-          total: number of texts of all jobs, where these are parts of a larger one; None: each is alone.
+          max_length: largest number of ids of a row.
+          batch_size: rows per batch; None: a number that suits the device and the lengths.
+          total: number of texts of all jobs, if they are parts of a larger one; None: each is separate.
           advance: called with the number of texts that were encoded since the last call.
 
         Yields:
-          Of each job float32 [n, D] in the order of its texts, and how many were cut.
+          For each job float32 [n, D] in the order of its texts, and the number of texts that were cut.
 
         Raises:
           UserError: `batch_size` is not positive.
@@ -193,7 +194,7 @@ class Engine:
                     in_flight.append((result, batch.positions, self._run(batch)))
                     while in_flight and (len(in_flight) > _IN_FLIGHT or _is_ready(in_flight[0][2])):
                         collect()
-                        # At once: until a job is yielded nobody can save it.
+                        # Yielded at once: until then nobody can save the job.
                         while unfinished and not unfinished[0].left:
                             done = unfinished.popleft()
                             yield done.embeddings, done.cut
@@ -212,10 +213,10 @@ class Engine:
         batch_size: int | None,
         total: int | None,
     ) -> Iterator[tuple[_Result, list[Batch]]]:
-        """Yields the batches of one chunk of texts, while the thread tokenises the next, be it of the next job."""
+        """Yield the batches of one chunk of texts, while the thread tokenises the next one, also of the next job."""
         devices, batch_tokens = self.devices, self.batch_tokens
         full = batch_tokens * devices if batch_size is None else batch_size * max_length
-        # Some 30 batches: rows of one batch are then of nearly the same length, and few batches are incomplete.
+        # Some 30 batches: the rows of a batch then have nearly the same length, and few batches are incomplete.
         chunk = max(4096, 32 * full // 64)
 
         def prepare(job: Job, result: _Result, start: int) -> tuple[_Result, list[Batch]]:
@@ -244,11 +245,11 @@ class Engine:
     # ---- for callers that gather their own batches ---------------------------------------------------------------------
 
     def few_shapes(self, max_length: int, batch_tokens: int | None = None) -> Shapes:
-        """The shapes for texts that come a few at a time, so few that all of them can be compiled in advance.
+        """Return shapes for texts that come a few at a time, so few shapes that all of them can be compiled in advance.
 
         Args:
-          max_length: most ids of a row.
-          batch_tokens: of a batch on each device; None: what suits the device.
+          max_length: largest number of ids of a row.
+          batch_tokens: tokens of a batch on each device; None: a number that suits the device.
         """
         shapes = Shapes(max_length, self.devices, batch_tokens or self.batch_tokens)
         if not self.compiles:
@@ -257,18 +258,18 @@ class Engine:
         return replace(shapes, steps=steps, ratio=ratio)
 
     def compile(self, shapes: Shapes) -> None:
-        """Compiles the programs of all shapes, or reads them from the cache; nothing to do without XLA."""
+        """Compile the programs of all shapes, or read them from the cache; without XLA there is nothing to do."""
         with keep_short_programs():
             for rows, length in shapes.every() if self.compiles else ():
                 np.asarray(self._run(Batch(np.arange(0), np.zeros((rows, length), np.int32), np.ones(rows, np.int32))))
 
     def embed_rows(self, ids: Sequence[Sequence[int]], size: int, shapes: Shapes) -> np.ndarray:
-        """Embeds rows of token ids at once, in this thread.
+        """Embed rows of token ids at once, in this thread.
 
         Args:
           ids: n rows.
           size: D.
-          shapes: of `few_shapes`.
+          shapes: shapes from `few_shapes`.
 
         Returns:
           float32 [n, D], in the order of the rows.
@@ -290,7 +291,7 @@ class HostEngine(Engine):
     """Runs one tower without XLA; see host_bert.py.
 
     Args:
-      embed: (tokens [B, L], lengths [B]) -> float32 [B, D], of rows with at least one token.
+      embed: function (tokens [B, L], lengths [B]) -> float32 [B, D], for rows with at least one token.
     """
 
     compiles = False
@@ -305,12 +306,12 @@ class HostEngine(Engine):
 
 
 def note_cut(cut: int, count: int, what: str, longest: int | None = None) -> None:
-    """Warns of texts of which a model reads only the beginning, if there are any.
+    """Warn of texts of which a model reads only the beginning, if there are any.
 
     Args:
-      cut: how many.
-      count: of so many.
-      what: a text's name.
+      cut: number of such texts.
+      count: number of all texts.
+      what: name of a text.
       longest: the length that they are cut at, in tokens; None: the model's own limit.
     """
     if cut and _log.isEnabledFor(logging.WARNING):  # Asked now: a note may be said after `without_truncation_warnings`.
@@ -321,7 +322,7 @@ def note_cut(cut: int, count: int, what: str, longest: int | None = None) -> Non
 
 @contextlib.contextmanager
 def without_truncation_warnings() -> Iterator[None]:
-    """Encoding inside says nothing of texts that were cut: for callers that say it once for many calls, or need not."""
+    """Suppress warnings of texts that were cut, for callers that warn once for many calls, or need not."""
     level = _log.level
     _log.setLevel(logging.ERROR)
     try:

@@ -1,10 +1,10 @@
-"""Self-attention as GPU kernels: scores, probabilities and dropout's masks stay in the processor that computes them.
+"""Self-attention as GPU kernels: scores, probabilities and dropout's masks never leave the multiprocessor.
 
-XLA writes the scores of a batch out in float32, reads them for the softmax, and writes the masks as well: of a contrastive
-step of BERT-base on an H100 that was a third of the time. These kernels hold a block of queries against one block of keys
-after the other (Dao et al. 2022, FlashAttention), skip the blocks that are padding, and read queries, keys and values as
-the dense layers wrote them. Numbers are as in the written-out form: products of bfloat16 summed in float32, a softmax in
-float32, probabilities and cotangents rounded to bfloat16 before they are multiplied.
+XLA writes the scores of a batch out in float32, reads them for the softmax, and writes the masks as well: of a
+contrastive step of BERT-base on an H100 that was a third of the time. These kernels hold a block of queries against one
+block of keys after the other (Dao et al. 2022, FlashAttention), skip the blocks that are padding, and read queries,
+keys and values as the dense layers wrote them. Numbers are as in the written-out form: products of bfloat16 summed in
+float32, a softmax in float32, probabilities and cotangents rounded to bfloat16 before they are multiplied.
 """
 
 import math
@@ -24,25 +24,25 @@ from jaxretr.models.dropout import element_bits, folded, folded_words, threshold
 from jaxretr.parallel.mesh import varying_alike
 
 SIZES = (16, 32, 64, 128)
-"""Of a head: powers of two, as Triton wants, from the least that matrix units take."""
+"""Supported sizes of a head: powers of two, as Triton requires, from the least that matrix units take."""
 
 BLOCK = 64
-"""Queries, and keys, of a block at most; fewer where the rows are shorter."""
+"""Largest number of queries, and of keys, in a block; fewer where the rows are shorter."""
 
 QUERIES_A_WARP, STAGES = 16, 2
-"""Four warps of 16 lines are what a Hopper processor's matrix unit multiplies at once. Compiled for it, neither kernel spills
-a register with heads of 64."""
+"""Lines of a block per warp: four warps of 16 lines are what a Hopper multiprocessor's matrix unit multiplies at once.
+Compiled for it, neither kernel spills a register with heads of 64."""
 
 _LOG2_E = math.log2(math.e)
 
 
 class Form(NamedTuple):
-    """What is known when a program is traced.
+    """Constants of a kernel, known when a program is traced.
 
     Attributes:
-      scale: of the scores, before the bias.
-      rate: of dropout.
-      interpret: run the kernels as JAX operations on any device, for tests.
+      scale: factor of the scores, before the bias.
+      rate: rate of dropout.
+      interpret: whether to run the kernels as JAX operations on any device, for tests.
     """
 
     scale: float
@@ -64,18 +64,19 @@ def fused_attention(
     form: Form,
     written_out: Callable[..., jax.Array],
 ) -> jax.Array:
-    """Attention of every real position over the real positions of its row.
+    """Compute attention of every real position over the real positions of its row.
 
-    Padding queries give zeros, whatever the written-out form gives there, and no gradient.
+    Padding queries give zeros, unlike in the written-out form, and have no gradient.
 
     Args:
       q_blhd: queries, bfloat16 [B, L, H, d] with d in `SIZES`.
       k_blhd: keys, of the same shape and type.
-      v_blhd: values, likewise.
-      bias: of the scores.
-      keys: of dropout, uint32 [B, 2]; None: none.
-      form: see there.
-      written_out: the same of (q, k, v, bias, keys): its gradient is taken where there is a bias of positions.
+      v_blhd: values, of the same shape and type.
+      bias: bias of the scores.
+      keys: keys of dropout, uint32 [B, 2]; None: no dropout.
+      form: constants of the kernel.
+      written_out: function of (q, k, v, bias, keys) that computes the same without a kernel: its gradient is taken
+        where there is a bias of positions.
 
     Returns:
       bfloat16 [B, L, H * d].
@@ -122,15 +123,17 @@ def _forward(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array, keys:
 
 
 def _backward(form: Form, saved: Any, cotangent: jax.Array) -> Any:
-    """The gradients of queries, keys and values: each block of them is one program, which computes the scores once for its
-    keys and values, over all queries, and once for its queries, over all keys."""
+    """Return the gradients of queries, keys and values. Each block is one program, which computes the scores twice:
+    once for its keys and values, over all queries, and once for its queries, over all keys."""
     q, k, v, lengths, keys, out, sums = saved
     batch, length, heads, size = q.shape
     cotangent = cotangent.astype(q.dtype)
-    # What the softmax's gradient subtracts, the sum of probabilities times their cotangents, is this with dropout as well.
+    # deltas: the sum of probabilities times their cotangents, float32 [B, H, L], which the softmax's gradient
+    # subtracts. With dropout, too, it is the sum of results times their cotangents.
     products = out.astype(jnp.float32) * cotangent.astype(jnp.float32)
     deltas = products.reshape(q.shape).sum(-1).transpose(0, 2, 1)
     block = _block(length)
+    # Inputs of the kernel: per head of a row, queries to cotangents are [L, d], the sums and deltas [L].
     given = [lengths, q, k, v, cotangent.reshape(q.shape), sums, deltas, *([] if keys is None else [keys])]
     row = pl.BlockSpec((None, length, None, size), lambda _, head, row: (row, 0, head, 0))
     line = pl.BlockSpec((None, None, length), lambda _, head, row: (row, head, 0))
@@ -150,7 +153,7 @@ _fused.defvjp(_forward, _backward)
 
 
 def _of_heads(keys: jax.Array | None, heads: int) -> Any:
-    """uint32 [B, H, 2]: keys of each head, as `random_bits` folds them."""
+    """Return the keys of each head, uint32 [B, H, 2], as `random_bits` folds them."""
     return None if keys is None else folded(keys[:, None, :], jnp.arange(heads))
 
 
@@ -165,9 +168,10 @@ def _attended(
     positions: jax.Array | None = None,
     keep_sums: bool = False,
 ) -> tuple[jax.Array, Any]:
-    """The attention, [B, L, H * d]; and log2 of the sum of exponentials, float32 [B, H, L], if kept."""
+    """Return the attention, [B, L, H * d]; and log2 of the sum of exponentials, float32 [B, H, L], if kept."""
     batch, length, heads, size = q.shape
     block = _block(length)
+    # A program sees one head of one row: queries, keys and values [L, d], sums [L], relative positions [keys, queries].
     row = pl.BlockSpec((None, length, None, size), lambda _, head, row: (row, 0, head, 0))
     line = pl.BlockSpec((None, None, length), lambda _, head, row: (row, head, 0))
     given, specs = [lengths, q, k, v], [pl.BlockSpec(), row, row, row]
@@ -202,7 +206,7 @@ def _call(
     block = kernel.keywords["block"]
     return pl.pallas_call(
         kernel,
-        grid=grid,  # the blocks of a head of a row one after the other
+        grid=grid,  # the blocks of one head of a row are adjacent
         in_specs=in_specs,
         out_specs=out_specs,
         out_shape=[jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying) for shape, dtype in shapes],
@@ -212,7 +216,7 @@ def _call(
 
 
 class _Block(NamedTuple):
-    """The part of a row, from `start` on, that a program holds or looks at."""
+    """A part of a row, from `start` on, that a program holds or reads."""
 
     start: Any
     size: int
@@ -222,15 +226,15 @@ class _Block(NamedTuple):
         return self.start + jnp.arange(self.size, dtype=jnp.int32)
 
     def rows(self, ref: Any, length: Any) -> jax.Array:
-        """Of [L, d]: [size, d], 0 where a row's `length` ends."""
+        """Load the block's lines of [L, d]: [size, d], 0 from the row's `length` on."""
         return triton.load(ref.at[self._slice, :], mask=(self.places < length)[:, None], other=0.0)
 
     def line(self, ref: Any, length: Any) -> jax.Array:
-        """Of [L]: [size], likewise."""
+        """Load the block's elements of [L]: [size], 0 from the row's `length` on."""
         return triton.load(ref.at[self._slice], mask=self.places < length, other=0.0)
 
     def biases(self, ref: Any, keys: "_Block", length: Any) -> jax.Array:
-        """Of [keys, queries]: [this block's queries, keys], likewise."""
+        """Load a block of [keys, queries]: [this block's queries, keys], 0 from the row's `length` on."""
         mask = (keys.places < length)[:, None] & (self.places < length)[None, :]
         return triton.load(ref.at[keys._slice, self._slice], mask=mask, other=0.0).T
 
@@ -246,7 +250,7 @@ class _Block(NamedTuple):
 
 
 def _forward_kernel(lengths, q, k, v, *others, form: Form, block: int, has_keys: bool, has_positions: bool) -> None:
-    """One block of queries of a head of a row."""
+    """Compute the attention of one block of queries, of a head of a row."""
     keys = others[0] if has_keys else None
     positions = others[has_keys] if has_positions else None
     out, *sums = others[has_keys + has_positions :]
@@ -256,15 +260,20 @@ def _forward_kernel(lengths, q, k, v, *others, form: Form, block: int, has_keys:
     words = _words(keys, row, head, here)
 
     def add(number: jax.Array, sofar: Any) -> Any:
+        # For each query: the largest score so far, the sum of exponentials relative to it, [queries], and the values'
+        # sum weighted by them, [queries, d].
         top, total, mixed = sofar
         there = _Block(number * block, block)
+        # Scores in units of log2, [queries, keys]; -inf at padding keys.
         scores = triton.dot(queries, there.rows(k, length), trans_b=True) * (form.scale * _LOG2_E)
         if positions is not None:
             scores += here.biases(positions, there, length) * _LOG2_E
         scores = jnp.where((there.places < length)[None, :], scores, -jnp.inf)
+        # Exponentials relative to the new largest score; the sums so far shrink to it.
         new = jnp.maximum(top, scores.max(1))
         weights, shrink = jnp.exp2(scores - new[:, None]), jnp.exp2(top - new)
         total = total * shrink + weights.sum(1)
+        # Dropout applies to the weights of the values, not to their sum.
         if words is not None:
             weights = jnp.where(_kept(words, there, form), weights, 0.0)
         mixed = mixed * shrink[:, None] + triton.dot(weights.astype(v.dtype), there.rows(v, length))
@@ -272,6 +281,7 @@ def _forward_kernel(lengths, q, k, v, *others, form: Form, block: int, has_keys:
 
     start = jnp.full((block,), -jnp.inf, jnp.float32), jnp.zeros((block,), jnp.float32), _zeros(block, q)
     top, total, mixed = lax.fori_loop(0, _blocks(here, length), add, start)
+    # Divide by the sum, and write zeros for padding queries.
     real = here.places < length
     total = jnp.where(real, total, 1.0)
     here.store_rows(out, jnp.where(real[:, None], mixed * (_rescale(form, keys) / total)[:, None], 0.0))
@@ -280,7 +290,7 @@ def _forward_kernel(lengths, q, k, v, *others, form: Form, block: int, has_keys:
 
 
 def _backward_kernel(lengths, q, k, v, cotangents, sums, deltas, *others, form: Form, block: int) -> None:
-    """The gradients of one block of keys and values and of one block of queries, of a head of a row."""
+    """Compute the gradients of one block of keys and values and of one block of queries, of a head of a row."""
     *given, of_q, of_k, of_v = others
     keys = given[0] if given else None
     first, head, row = (pl.program_id(axis) for axis in range(3))
@@ -288,30 +298,33 @@ def _backward_kernel(lengths, q, k, v, cotangents, sums, deltas, *others, form: 
     blocks, real = _blocks(here, length), (here.places < length)[:, None]
     rescale = _rescale(form, keys)
 
-    # Of keys and values. Scores are laid out keys x queries, so that none are turned before they are multiplied.
+    # First, keys and values. Scores are laid out keys x queries, so that nothing is transposed before it is multiplied.
     own_k, own_v = here.rows(k, length), here.rows(v, length)
 
     def add_queries(number: jax.Array, sofar: Any) -> Any:
         sum_k, sum_v = sofar
         there = _Block(number * block, block)
         queries, cotangent = there.rows(q, length), there.rows(cotangents, length)
+        # Probabilities again, from the forward pass's sums, and their cotangents (`back`), both [keys, queries].
         scores = triton.dot(own_k, queries, trans_b=True) * (form.scale * _LOG2_E)
         probabilities = jnp.exp2(scores - there.line(sums, length)[None, :])
         back = triton.dot(own_v, cotangent, trans_b=True)
         weights = probabilities
+        # Dropout: dropped probabilities weigh nothing and get no cotangent; the others' is rescaled.
         if keys is not None:
             kept = _kept(_words(keys, row, head, there), here, form, keys_first=True)
             weights, back = jnp.where(kept, probabilities, 0.0), jnp.where(kept, back * rescale, 0.0)
         sum_v += triton.dot(weights.astype(v.dtype), cotangent)
+        # Cotangents of the scores, by the softmax's gradient.
         back = probabilities * (back - there.line(deltas, length)[None, :])
         return sum_k + triton.dot(back.astype(q.dtype), queries), sum_v
 
     sum_k, sum_v = lax.fori_loop(0, blocks, add_queries, (_zeros(block, q), _zeros(block, q)))
-    # Lines of padding keys mean nothing, and may be infinite.
+    # Lines of padding keys are meaningless, and may be infinite.
     here.store_rows(of_k, jnp.where(real, sum_k * form.scale, 0.0))
     here.store_rows(of_v, jnp.where(real, sum_v * rescale, 0.0))
 
-    # Of queries.
+    # Then queries, with scores laid out queries x keys.
     own_q, cotangent = here.rows(q, length), here.rows(cotangents, length)
     own_sums, own_deltas = here.line(sums, length)[:, None], here.line(deltas, length)[:, None]
     words = _words(keys, row, head, here)
@@ -331,7 +344,7 @@ def _backward_kernel(lengths, q, k, v, cotangents, sums, deltas, *others, form: 
 
 
 def _blocks(here: _Block, length: jax.Array) -> jax.Array:
-    """How many blocks of a row there are to go through; none, where all of this one is padding."""
+    """Return the number of key blocks of a row to read; 0 where all of this block is padding."""
     return jnp.where(here.start < length, lax.div(length + (here.size - 1), jnp.int32(here.size)), 0)
 
 
@@ -344,14 +357,14 @@ def _rescale(form: Form, keys: Any) -> float:
 
 
 def _words(keys: Any, row: Any, head: Any, queries: _Block) -> Any:
-    """Two words for each query's line of probabilities, or None without dropout."""
+    """Return two words for each query's line of probabilities, or None without dropout."""
     if keys is None:
         return None
     return folded_words(keys[row, head, 0], keys[row, head, 1], queries.places.astype(jnp.uint32))
 
 
 def _kept(words: Any, keys: _Block, form: Form, *, keys_first: bool = False) -> jax.Array:
-    """Which probabilities dropout keeps: as `dropout.dropped`; bool [queries, keys], or [keys, queries]."""
+    """Return whether dropout keeps probabilities, as `dropout.dropped`; bool [queries, keys] or [keys, queries]."""
     one, other = (word[None, :] if keys_first else word[:, None] for word in words)
     places = keys.places.astype(jnp.uint32)
     bits = element_bits(one, other, places[:, None] if keys_first else places[None, :])

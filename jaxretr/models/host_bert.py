@@ -1,12 +1,13 @@
 """BERT's forward pass on processors whose widest vectors are AVX2's: numpy's BLAS, compiled loops, and no padding.
 
-XLA's matmuls of float32 are slower there than the BLAS, its attention and its error function are slower than loops
-written for them, and each padded length is a program to compile. Here the tokens of all rows are stored one after the
-other, so that the dense layers see real tokens only and any length will do; what is between the matmuls is done in one
-pass over the data. Processors with AVX-512 do not need it: what XLA compiles for them is faster than other libraries.
+XLA's matmuls of float32 are slower there than the BLAS, its attention and its error function are slower than
+specialised loops, and each padded length is a program to compile. Here the tokens of all rows are stored one after the
+other, so that the dense layers see real tokens only and any length is possible; everything between the matmuls is done
+in one pass over the data. Processors with AVX-512 do not need it: XLA's programs for them are faster than other
+libraries.
 
-The loops index with unsigned integers: Numba takes signed ones that it cannot prove to be positive for places counted
-from the end, and does not vectorise then.
+The loops index with unsigned integers: Numba assumes that signed ones which it cannot prove to be positive may count
+from the end, and then does not vectorise.
 """
 
 import itertools
@@ -28,10 +29,10 @@ from jaxretr.parallel.numba_loops import compiled
 # Query positions whose scores with all keys are held at a time: [keys, _LANES] stays in the second-level cache.
 _LANES = 64
 
-# With fewer tokens than this a loop takes less time than it takes to start it in another thread.
+# Number of tokens below which a loop takes less time than starting it in another thread.
 _MANY_TOKENS = 64
 
-# Numba: additions may be fused with multiplications, and those of a sum be done in any order; x / 0 is no exception.
+# Options of Numba: multiplications and additions may be fused, sums be done in any order; x / 0 is no exception.
 _EXACT: dict[str, Any] = {"fastmath": {"contract"}, "error_model": "numpy"}
 _SUMS: dict[str, Any] = {"fastmath": {"contract", "reassoc"}, "error_model": "numpy"}
 
@@ -47,13 +48,14 @@ class Norm:
 
 @dataclass(frozen=True)
 class Layer:
-    """The matrices of a layer, and the LayerNorms that come after its two blocks.
+    """The matrices of a layer, and the LayerNorms after its two blocks.
 
     Attributes:
       qkv: queries (scaled for the scores), keys and values, [D, 3 D].
-      query_bias: scaled as well, [D]. A bias of all keys adds the same to all scores of a query and changes nothing.
-      out: after the attention, [D, D]; the values' bias comes through it unchanged and is part of `after_attention`.
-      ffn_in, ffn_in_bias, ffn_out: [D, D_inner], [D_inner], [D_inner, D].
+      query_bias: scaled as well, [D]. The keys' bias adds the same to all scores of a query and changes nothing.
+      out: kernel after the attention, [D, D]; the values' bias passes through it unchanged and is part of
+        `after_attention`.
+      ffn_in, ffn_in_bias, ffn_out: kernels and bias of the feed-forward block, [D, D_inner], [D_inner], [D_inner, D].
     """
 
     qkv: np.ndarray
@@ -82,8 +84,8 @@ class HostBert:
     """An encoder that is ready to be called, in float32.
 
     Args:
-      config: its shape, one that `suits`.
-      params: of `BertEncoder`, with stacked layers and without adapters.
+      config: shape of the encoder, one that `suits`.
+      params: parameters of `BertEncoder`, with stacked layers and without adapters.
     """
 
     def __init__(self, config: BertConfig, params: dict[str, Any]):
@@ -94,7 +96,7 @@ class HostBert:
         names = ("attention_norm", "ffn_norm")
         each = [(_array(stacked[n]["scale"][i]), _array(stacked[n]["bias"][i])) for i in self._numbers for n in names]
         own = (_array(params["norm"]["scale"]), _array(params["norm"]["bias"]))
-        # In the order in which they are met: Megatron's come before each block, and the encoder's own is the last.
+        # Norms in the order of their use: Megatron's come before each block, and the encoder's own is the last.
         norms = [*each, own] if config.pre_layer_norm else [own, *each]
         types = params.get("type_embedding", {"table": np.zeros((1, config.hidden_size))})
         self.first = Norm(_array(types["table"][0]), *norms[0])
@@ -105,15 +107,16 @@ class HostBert:
         return range(self.config.num_hidden_layers)
 
     def __call__(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Encodes rows of tokens.
+        """Encode rows of tokens.
 
         Args:
           tokens: int [B, L].
-          lengths: how many of each row are real, int [B], at least 1.
+          lengths: number of real tokens in each row, int [B], at least 1.
 
         Returns:
           The real tokens' states, row after row, float32 [sum of lengths, D].
         """
+        # The n real tokens of all rows in one array: word embeddings x and position embeddings y, float32 [n, D].
         config, heads, ends = self.config, self.config.num_attention_heads, np.cumsum(lengths)
         real = np.arange(tokens.shape[1]) < lengths[:, None]
         starts, n = np.concatenate([[0], ends]).astype(np.int64), int(ends[-1])
@@ -123,8 +126,9 @@ class HostBert:
             y = self.positions[np.maximum(np.cumsum(counted, axis=1) - 1, 0)[real]] * counted[real][:, None]
         else:
             y = self.positions[np.nonzero(real)[1]]
-        # What LayerNorm gives is the residual stream itself, or of pre-LN beside it.
+        # The result of a LayerNorm is the residual stream itself, or with pre-LN separate from it.
         h = np.empty_like(x) if config.pre_layer_norm else x
+        # Arrays that all layers share: attention's result [n, D], queries, keys and values [n, 3 D], the inner states.
         mixed, qkv = np.empty_like(x), np.empty((n, 3 * config.hidden_size), np.float32)
         inner = np.empty((n, config.intermediate_size), np.float32)
         with ThreadPoolExecutor(cpu_threads()) as pool:
@@ -173,12 +177,12 @@ def _layer(config: BertConfig, stacked: dict[str, Any], number: int, after_atten
 
 
 def _array(values: Any) -> np.ndarray:
-    # A copy: of JAX's read-only arrays Numba would compile every loop once more.
+    # A copy: for JAX's read-only arrays Numba would compile every loop once more.
     return np.array(values, np.float32, order="C")
 
 
 def _cuts(count: int) -> list[slice]:
-    """Cuts `count` places to a few slices a thread: one that is held up leaves its share to the others."""
+    """Divide `count` places into a few slices per thread, so that others take over from a thread that is held up."""
     cuts = np.linspace(0, count, min(4 * cpu_threads(), count) + 1).astype(int).tolist()
     return [slice(*cut) for cut in itertools.pairwise(cuts)]
 
@@ -192,7 +196,7 @@ _ROW, _ROW2, _ROW3 = _U(_LANES), _U(2 * _LANES), _U(3 * _LANES)
 
 @compiled(**_SUMS)
 def _add_norm(x, y, before, scale, bias, eps, out):
-    """Adds y [n, D] + before [D] to x, and writes LayerNorm(x) to `out`, which may be x."""
+    """Add y [n, D] + before [D] to x, and write LayerNorm(x) to `out`, which may be x."""
     n, size = x.shape
     share = _F(1) / _F(size)
     for i in range(n):
@@ -211,9 +215,9 @@ def _add_norm(x, y, before, scale, bias, eps, out):
 
 @compiled(**_EXACT)
 def gelu(x, bias):
-    """Replaces x [n, D] by the exact GELU of x + bias [D]; wrong by at most some roundings of x.
+    """Replace x [n, D] by the exact GELU of x + bias [D], up to some roundings of x.
 
-    The error function is Eigen's, a quotient of polynomials up to where it is 1 in float32.
+    The error function is Eigen's: a quotient of polynomials up to the value where it is 1 in float32.
     """
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
@@ -234,29 +238,29 @@ def gelu(x, bias):
 
 @compiled(**_EXACT)
 def _attend(qkv, bias, starts, heads, first, last, out):
-    """Attention of the (row, head) pairs [first, last), counted row by row.
+    """Compute attention of the (row, head) pairs [first, last), counted row by row.
 
     Args:
       qkv: queries, keys and values of all tokens, [n, 3 D].
-      bias: of the queries, [D].
-      starts: where the rows begin and the last one ends, [B + 1].
-      heads: of a row.
+      bias: bias of the queries, [D].
+      starts: start of each row and end of the last one, [B + 1].
+      heads: number of heads of a row.
       first, last: the pairs.
-      out: [n, D]; changed.
+      out: result, [n, D]; changed in place.
     """
     size = out.shape[1]
     dim = size // heads
     longest = 0
     for row in range(first // heads, (last - 1) // heads + 1):
         longest = max(longest, starts[row + 1] - starts[row])
-    # Keys x queries, so that all loops run along queries; two rows more for those that are handled four at a time.
+    # Keys x queries, so that all loops run along queries; two more rows, as four are handled at a time.
     scores, top, total = np.empty((longest + 3) * _LANES, _F), np.empty(_LANES, _F), np.empty(_LANES, _F)
     queries, mixed = np.empty(dim * _LANES, _F), np.empty(dim * _LANES, _F)
     for pair in range(first, last):
         begin, column = starts[pair // heads], pair % heads * dim
         n = starts[pair // heads + 1] - begin
         for at in range(0, n, _LANES):
-            # A multiple of 32 lanes leaves nothing over when a loop is vectorised and unrolled.
+            # A multiple of 32 lanes leaves no remainder when a loop is vectorised and unrolled.
             lanes = _U((min(_LANES, n - at) + 31) // 32 * 32)
             place = _U(begin), _U(column), _U(n), _U(at)
             _scores(qkv, bias, place, _U(size), _U(dim), lanes, queries, scores)
@@ -266,14 +270,14 @@ def _attend(qkv, bias, starts, heads, first, last, out):
 
 @compiled(**_EXACT)
 def _scores(qkv, bias, place, size, dim, lanes, queries, scores):
-    """Writes the scores [n, lanes] of keys with queries; the last query fills up the lanes."""
+    """Write the scores [n, lanes] of keys with queries; the last query fills the remaining lanes."""
     begin, column, n, at = place
     for i in range(lanes):
         row = begin + min(at + i, n - _ONE)
         for d in range(dim):
             queries[d * _ROW + i] = qkv[row, column + d] + bias[column + d]
     for half in range((n + _ONE) // _TWO):
-        # Two keys and four of their numbers at a time are what a processor's registers hold.
+        # Two keys and four of their numbers at a time fit into a processor's registers.
         key = begin + half * _TWO
         other = min(key + _ONE, begin + n - _ONE)
         b = half * _ROW2
@@ -300,7 +304,7 @@ def _as_float(typingctx, bits):
 
 @compiled(**_EXACT)
 def _exponentials(n, lanes, scores, top, total):
-    """Replaces each lane's n scores by exp(score - the largest), and writes their sum to `total`."""
+    """Replace each lane's n scores by exp(score - the largest), and write their sum to `total`."""
     for i in range(lanes):
         top[i] = scores[i]
         total[i] = _F(0)
@@ -309,7 +313,7 @@ def _exponentials(n, lanes, scores, top, total):
             top[i] = max(top[i], scores[j * _ROW + i])
     for j in range(n):
         for i in range(lanes):
-            # Cephes' expf: 2^k times a polynomial on half a power of two to each side; never below 2^-126.
+            # Cephes' expf: 2^k times a polynomial over half a power of two to each side; never below 2^-126.
             z = max(scores[j * _ROW + i] - top[i], _F(-87))
             k = np.int32(z * _F(1.44269504088896341) - _F(0.5))
             z = z - _F(k) * _F(0.693359375) - _F(k) * _F(-2.12194440e-4)
@@ -323,7 +327,7 @@ def _exponentials(n, lanes, scores, top, total):
 
 @compiled(**_EXACT)
 def _mix(qkv, place, size, dim, lanes, scores, total, mixed, out):
-    """Writes the sums of the values, weighted by `scores` [n, lanes] / total [lanes]."""
+    """Write the sums of the values, weighted by `scores` [n, lanes] / total [lanes]."""
     begin, column, n, at = place
     end = begin + n - _ONE
     for i in range(dim * _ROW):

@@ -1,7 +1,7 @@
-"""Layers of one kind as a stack: parameters with a leading axis, which a scan goes through, and what it keeps of them.
+"""Layers of one kind as a stack: parameters with a leading axis that a scan runs over, and kept activations.
 
-XLA on CPUs has no bfloat16 but in matmuls: to write one layer's array into those of all layers, or to take it out of them, it
-casts all of them to float32 and back. Their bits as integers it copies as they are.
+XLA on CPUs supports bfloat16 only in matmuls: to write one layer's array into those of all layers, or to read it from
+them, it casts all of them to float32 and back. It copies their bits as integers unchanged.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ _KEPT = "dense"
 
 
 def bits_of(x: jax.Array) -> jax.Array:
-    """bfloat16 as uint16 of its bits, anything else as it is."""
+    """Return bfloat16 as uint16 of its bits, anything else unchanged."""
     return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
 
 
 def from_bits(x: jax.Array, dtype: Any) -> jax.Array:
-    """The array of type `dtype` that `bits_of` was given."""
+    """Return the array of type `dtype` that `bits_of` was given."""
     return jax.lax.bitcast_convert_type(x, dtype) if x.dtype != dtype else x
 
 
@@ -37,7 +37,7 @@ _bits_are_kept = contextvars.ContextVar("bits_are_kept", default=False)
 
 @contextlib.contextmanager
 def bits_are_kept() -> Iterator[None]:
-    """A context to trace a model in: what `scan_layers` keeps as bfloat16 is kept as integers of its bits."""
+    """A context to trace a model in, where `scan_layers` keeps bfloat16 activations as integers of their bits."""
     token = _bits_are_kept.set(True)
     try:
         yield
@@ -46,7 +46,7 @@ def bits_are_kept() -> Iterator[None]:
 
 
 def kept_result(y: jax.Array) -> jax.Array:
-    """A dense layer's result, which `scan_layers` keeps if it is to keep matmuls."""
+    """Mark a dense layer's result, which `scan_layers` keeps if it keeps matmuls."""
     if not _bits_are_kept.get() or y.dtype != jnp.bfloat16:
         return checkpoint_name(y, _KEPT)
     return _as_bits(y)
@@ -63,7 +63,7 @@ def _as_bits(y: jax.Array) -> jax.Array:
 
 @_as_bits.defjvp
 def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    # Not `_as_bits`: in a call of that, the name would not be seen.
+    # Not `_as_bits`: inside a call of it, the name would not be seen.
     return _through_bits(*primals), *tangents
 
 
@@ -71,7 +71,7 @@ def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array,
 
 
 def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs) -> nnx.Module:
-    """Creates `count` layers of the same kind as one module whose parameters have a leading [count] axis."""
+    """Create `count` layers of the same kind as one module whose parameters have a leading [count] axis."""
 
     @nnx.split_rngs(splits=count)
     @nnx.vmap(in_axes=0, out_axes=0)
@@ -84,7 +84,7 @@ def stack_layers(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.R
 def make_layers(
     make: Callable[[nnx.Rngs], nnx.Module], count: int, *, stacked: bool, rngs: nnx.Rngs
 ) -> nnx.Module | nnx.List:
-    """`count` layers of the same kind for `scan_layers`, stacked, or apart for programs without a backward pass."""
+    """Create `count` layers for `scan_layers`: stacked, or separate for programs without a backward pass."""
     return stack_layers(make, count, rngs) if stacked else nnx.List([make(rngs) for _ in range(count)])
 
 
@@ -96,17 +96,17 @@ def scan_layers(
     *,
     keep_matmuls: bool = False,
 ) -> Any:
-    """Runs layers one after the other; of stacked ones, keeps only each layer's input for the backward pass.
+    """Run layers one after the other; of stacked layers, keep only each layer's input for the backward pass.
 
     Args:
-      layers: what `stack_layers` made, or a tuple of several such, of which `apply` gets a tuple; or a list of layers,
-        for programs without a backward pass (see `unstack`).
-      x: the first layer's input, any tree of arrays.
-      apply: (layer, x, keys of this layer's dropout or None, the layer's number, which is traced for stacked layers) ->
-        the next x.
-      keys: one PRNG key a row [B], or None.
-      keep_matmuls: keep the results of the dense layers' matmuls as well: less to compute again, for callers that
-        bound the memory in another way.
+      layers: layers from `stack_layers`, or a tuple of several such, of which `apply` gets a tuple; or a list of
+        layers, for programs without a backward pass (see `unstack`).
+      x: input of the first layer, any tree of arrays.
+      apply: function (layer, x, keys of this layer's dropout or None, the layer's number, which is traced for stacked
+        layers) -> the next x.
+      keys: one PRNG key per row [B], or None.
+      keep_matmuls: whether to keep the results of the dense layers' matmuls as well, which saves computing them again,
+        for callers that bound the memory in another way.
 
     Returns:
       The last layer's output.
@@ -122,10 +122,10 @@ def scan_layers(
         params, number = slice_
         return apply(nnx.merge(graph, params), x, folded(keys, number), number), None
 
-    # Attention's products are computed again even then: writing them out costs more.
+    # Even then attention's products are computed again: writing them out costs more.
     policies = jax.checkpoint_policies
     policy = policies.save_only_these_names(_KEPT) if keep_matmuls else policies.nothing_saveable
-    # The two passes are loops of their own: nothing has to keep the compiler from sharing between them.
+    # The two passes are separate loops, so that nothing has to keep the compiler from sharing between them.
     body = jax.checkpoint(body, policy=policy, prevent_cse=False)
 
     def scan(x: Any, params: Any) -> Any:
@@ -135,7 +135,7 @@ def scan_layers(
         return scan(x, params)
 
     def on_cpus(x: Any, params: Any) -> Any:
-        # Layers stored as bfloat16 are frozen. Taken out of the stack as such, each would be cast to float32 and back.
+        # Layers stored as bfloat16 are frozen. Leaving the stack in that type, each would be cast to float32 and back.
         types = jax.tree.map(lambda leaf: leaf.dtype, params)
         bits = jax.tree.map(bits_of, params)
 
@@ -152,9 +152,9 @@ def map_layers(function: Callable[[Any], Any], params: Any, dtype: Any) -> Any:
     """`jax.lax.map` over the parameters of stacked layers.
 
     Args:
-      function: of one layer's parameters; a tree of arrays of type `dtype`.
+      function: function of one layer's parameters that returns a tree of arrays of type `dtype`.
       params: a tree of arrays with a leading [count] axis.
-      dtype: of the results.
+      dtype: type of the results.
 
     Returns:
       The results with a leading [count] axis.
@@ -170,7 +170,7 @@ def map_layers(function: Callable[[Any], Any], params: Any, dtype: Any) -> Any:
 
 
 def unstack(params: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Cuts the parameters of stacked layers into those of an nnx.List of layers.
+    """Split the parameters of stacked layers into those of an nnx.List of layers.
 
     On CPUs a scan copies each layer's slice of the weights at every call; without that copy, encoding in bfloat16
     takes 0.83 of the time. Do it once, outside the compiled program.
@@ -179,7 +179,7 @@ def unstack(params: dict[str, Any]) -> dict[int, dict[str, Any]]:
       params: nested dict of arrays with a leading [count] axis.
 
     Returns:
-      number -> nested dict of arrays, for each layer.
+      Layer's number -> nested dict of arrays.
     """
     count = jax.tree.leaves(params)[0].shape[0]
     return {number: jax.tree.map(lambda array, number=number: array[number], params) for number in range(count)}

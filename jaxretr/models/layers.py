@@ -1,7 +1,7 @@
-"""The few layers that the encoders and T5 are made of, and how a model of them is made, bound and traced.
+"""The few layers of the encoders and T5, and functions that define, bind and trace a model of them.
 
-Numbers: parameters, the residual stream, norms and softmax are float32. What dense layers and attention read and return is
-in the model's compute type, summed in float32 and rounded once, in both passes: see products.py.
+Numbers: parameters, the residual stream, norms and softmax are float32. Dense layers and attention read and return the
+model's compute type, with sums in float32 that are rounded once, in both passes: see products.py.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ Params = dict[str, Any]
 
 
 class Dense(nnx.Module):
-    """x @ kernel + bias, with the operands in `dtype`; the result is rounded to `dtype` too, or is of type `result`."""
+    """x @ kernel + bias with operands of type `dtype`; the result is of type `result`, by default `dtype`."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Dense(nnx.Module):
         self.dtype, self.result = dtype, result or dtype
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        # One flat matmul of all tokens: XLA on CPUs is much faster at it than at a batched one.
+        # One flat matmul of all tokens, which XLA on CPUs computes much faster than a batched one.
         flat = x.reshape(-1, x.shape[-1]).astype(self.dtype)
         kernel = whole(self.kernel[...], self.shape, self.dtype)
         bias = None if self.bias is None else self.bias[...]
@@ -64,7 +64,7 @@ class LayerNorm(nnx.Module):
 
 
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None, eps: float) -> jax.Array:
-    """Layer normalisation of x [..., D] over its last axis, in float32."""
+    """Normalise x [..., D] over its last axis, in float32."""
     x = x.astype(jnp.float32)
     centred = x - x.mean(axis=-1, keepdims=True)
     variance = jnp.square(centred).mean(axis=-1, keepdims=True)
@@ -73,9 +73,9 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None, eps: floa
 
 
 class RMSNorm(nnx.Module):
-    """Normalisation without mean and bias, in float32: T5's, and that of most decoders.
+    """Normalisation without mean and bias, in float32, as in T5 and most decoders.
 
-    With an `offset` the scale is stored less 1, as Gemma does it.
+    With an `offset` the scale is stored less 1, as in Gemma.
     """
 
     def __init__(self, size: int, eps: float, *, offset: bool = False):
@@ -90,7 +90,7 @@ class RMSNorm(nnx.Module):
 
 
 class Embedding(nnx.Module):
-    """A table of rows, looked up by id; the result is float32 also where the table is stored as bfloat16."""
+    """A table of rows, looked up by id; the result is float32, also if the table is stored as bfloat16."""
 
     def __init__(self, rows: int, size: int, *, std: float, rngs: nnx.Rngs):
         self.table = nnx.Param(std * jax.random.normal(rngs.params(), (rows, size), jnp.float32))
@@ -112,20 +112,20 @@ class Embedding(nnx.Module):
 
 
 def linear(params: Params, x: jax.Array) -> jax.Array:
-    """x [n, D] @ kernel + bias of a small layer behind an encoder: float32 costs nothing there, and accelerators would round
-    the operands unasked."""
+    """Return x [n, D] @ kernel + bias of a small layer after an encoder. float32 costs nothing there, and accelerators
+    would round the operands by default."""
     y = jnp.matmul(x, params["kernel"], precision=jax.lax.Precision.HIGHEST)
     return y + params["bias"] if "bias" in params else y
 
 
 def chosen_log_probs(logits: jax.Array, ids: jax.Array) -> jax.Array:
-    """log softmax(logits)[id]: logits float32 [..., V], ids integers [...] -> float32 [...]."""
+    """Return log softmax(logits)[id]: logits float32 [..., V], ids integers [...] -> float32 [...]."""
     chosen = jnp.take_along_axis(logits, ids[..., None].astype(jnp.int32), axis=-1)[..., 0]
     return chosen - jax.nn.logsumexp(logits, axis=-1)
 
 
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
-    # jax.nn.gelu(approximate=False) is built on erfc, which takes XLA on CPUs 2.6 times as long as this.
+    # jax.nn.gelu(approximate=False) uses erfc, which takes 2.6 times as long as this in XLA on CPUs.
     "gelu": lambda x: 0.5 * x * (1.0 + jax.lax.erf(x * math.sqrt(0.5))),
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
     "relu": jax.nn.relu,
@@ -143,7 +143,7 @@ def attend(
     *,
     scale: float = 1.0,
 ) -> jax.Array:
-    """Attention of every query position over all key positions.
+    """Compute attention of every query position over all key positions.
 
     With the heads moved forward first and the scores laid out queries x keys, this is the fastest form that XLA
     compiles for CPUs (the more so the longer the rows: keys x queries takes 1.2 times as long at 128 tokens and 1.5
@@ -153,14 +153,14 @@ def attend(
       q_blhd: queries, with shape [B, L, H, d].
       k_bmhd: keys, with shape [B, M, H, d].
       v_bmhd: values, with shape [B, M, H, d].
-      bias: added to the scores, broadcastable to [B, H, M, L]; a very negative number masks. What is known to come from
-        rows' lengths and positions can be left to a kernel, see attention_kernels.py.
-      dtype: of the matmuls' operands.
+      bias: bias of the scores, broadcastable to [B, H, M, L]; a very negative number masks. The parts of a `KeyBias`,
+        which come from rows' lengths and positions, can be left to a kernel, see attention_kernels.py.
+      dtype: type of the matmuls' operands.
       drop: dropout of the attention probabilities.
-      scale: of the scores.
+      scale: factor of the scores.
 
     Returns:
-      [B, L, H * d], of type `dtype`; at padding positions of a `KeyBias` anything that is finite.
+      [B, L, H * d], of type `dtype`; with a `KeyBias`, undefined but finite at padding positions.
 
     Raises:
       UsageError: JAXRETR_ATTENTION names no kind of attention.
@@ -174,7 +174,7 @@ def attend(
         scores = product("bhld,bhmd->bhlm", q, k, dtype, result=jnp.float32)
         scores = scores if early else scores * scale
         if isinstance(bias, KeyBias):
-            # XLA would write the bias out for all rows, for cuBLAS to add the product to.
+            # XLA would write the bias out for all rows, so that cuBLAS can add the product to it.
             scores = jax.lax.platform_dependent(
                 scores, cuda=jax.lax.optimization_barrier, default=lambda scores: scores
             )
@@ -204,7 +204,7 @@ def attend(
 
 
 def key_bias(lengths: jax.Array, length: int, positions: jax.Array | None = None) -> KeyBias:
-    """The bias of self-attention over rows padded to `length`.
+    """Return the bias of self-attention over rows padded to `length`.
 
     Args:
       lengths: number of real tokens of each row, int32 [B].
@@ -215,7 +215,7 @@ def key_bias(lengths: jax.Array, length: int, positions: jax.Array | None = None
 
 
 def mask_bias(lengths: jax.Array, positions: int) -> jax.Array:
-    """The score bias that hides padding keys.
+    """Return the score bias that hides padding keys.
 
     Args:
       lengths: number of real tokens of each row, int32 [B].
@@ -230,18 +230,18 @@ def mask_bias(lengths: jax.Array, positions: int) -> jax.Array:
 
 
 def define(make: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Any, Params]:
-    """Returns a model's graph and its abstract parameters (ShapeDtypeStructs in a plain dict), allocating nothing."""
+    """Return a model's graph and its abstract parameters (ShapeDtypeStructs in a plain dict), allocating nothing."""
     graph, state = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
     return graph, nnx.to_pure_dict(state)
 
 
 def bind(graph: Any, params: Params) -> Any:
-    """A model ready to be called: its graph with these parameters."""
+    """Return a model that can be called: its graph with these parameters."""
     return nnx.merge(graph, params)
 
 
 def initialise(make: Callable[[nnx.Rngs], nnx.Module], seed: int) -> Params:
-    """Returns freshly drawn parameters in a plain dict of float32 arrays."""
+    """Return freshly drawn parameters in a plain dict of float32 arrays."""
 
     @jax.jit
     def draw() -> Params:
@@ -251,14 +251,14 @@ def initialise(make: Callable[[nnx.Rngs], nnx.Module], seed: int) -> Params:
 
 
 def matmuls_in(dtype: Any) -> contextlib.AbstractContextManager[Any]:
-    """A context to trace a model in: with float32 its matmuls are float32 on every device.
+    """A context to trace a model in; with float32 its matmuls are float32 on every device.
 
     GPUs would otherwise round the operands to TF32, and TPUs to bfloat16. Matmuls of bfloat16 keep the device's own
-    precision, and so does everything where the user has chosen one for all of JAX (JAX_DEFAULT_MATMUL_PRECISION).
-    Gradients inherit it from the forward pass, unless a custom rule makes them.
+    precision, and so does everything if the user has chosen one for all of JAX (JAX_DEFAULT_MATMUL_PRECISION).
+    Gradients inherit it from the forward pass, unless a custom rule computes them.
 
     Args:
-      dtype: of the model's matmuls, float32 or bfloat16.
+      dtype: type of the model's matmuls, float32 or bfloat16.
     """
     chosen: Any = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
     if chosen is not None or jnp.dtype(dtype) != jnp.float32:

@@ -14,7 +14,7 @@ from jaxretr.models.products import product
 from jaxretr.models.rotary_config import RotaryConfig
 
 MaskedLmShape = BertConfig | RotaryConfig
-"""Of the latter ModernBERT alone, see `has_masked_lm`."""
+"""Shapes that can have a head of masked language modelling; of the latter only ModernBERT, see `has_masked_lm`."""
 
 
 def has_masked_lm(shape: Backbone) -> bool:
@@ -51,13 +51,13 @@ class MaskedLm(nnx.Module):
     def __call__(
         self, tokens: jax.Array, lengths: jax.Array, positions: jax.Array, keys: jax.Array | None = None
     ) -> jax.Array:
-        """Vocabulary scores at the chosen positions only; the others' would be most of the work.
+        """Return vocabulary scores at the chosen positions only, as the others' would be most of the work.
 
         Args:
           tokens: ids with masks, [B, L].
           lengths: int32 [B].
-          positions: where to predict, int32 [B, P].
-          keys: one PRNG key a row [B] switches dropout on.
+          positions: positions to predict, int32 [B, P].
+          keys: one PRNG key per row [B], which switches dropout on.
 
         Returns:
           float32 [B, P, V].
@@ -70,7 +70,7 @@ class MaskedLm(nnx.Module):
 
 
 def fresh_head(shape: MaskedLmShape, seed: int) -> Params:
-    """Draws a head for an encoder that has none, float32; it begins near the identity, see starts.py."""
+    """Draw a head for an encoder that has none, float32; it begins near the identity, see starts.py."""
     head = initialise(lambda rngs: MlmHead(shape, dtype=jnp.float32, rngs=rngs), seed)
     head["dense"]["kernel"] += jnp.eye(shape.hidden_size)
     return head

@@ -1,4 +1,4 @@
-"""What scores pairs for users: texts in, scores out; cross-encoders and causal language models."""
+"""Scorers of pairs for users, with texts in and scores out: cross-encoders and causal language models."""
 
 import dataclasses
 import hashlib
@@ -45,17 +45,17 @@ class PairScorer:
     """Reads a question and a passage in one row, and gives the pair a score.
 
     Args:
-      config: its shape.
-      params: its parameters.
-      tokenizer: its tokenizer.
-      texts: how rows are made of texts.
-      max_question_length: tokens of a question, where it is cut by itself.
-      dtype: of the matmuls' operands; "auto" is the faster one on this machine.
+      config: shape of the model.
+      params: parameters of the model.
+      tokenizer: tokenizer of the model.
+      texts: texts and ids around question and passage in a row.
+      max_question_length: largest number of tokens of a question, if it is cut separately.
+      dtype: type of the matmuls' operands; "auto" is the faster one on this machine.
 
     Attributes:
-      teacher: all that is fixed while a program is compiled.
-      source: the path or name that it was loaded from; None if it was not.
-      truncated: how many pairs the last call of `score` cut.
+      teacher: constants of the compiled programs.
+      source: path or name that it was loaded from; None if it was not loaded.
+      truncated: number of pairs that the last call of `score` cut.
     """
 
     passage_template: ClassVar[Template] = Template.BARE_PASSAGE
@@ -99,29 +99,29 @@ class PairScorer:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copy: the parameters as numpy arrays; compiled programs are created again."""
+        """Return the state for pickle and copy: the parameters as numpy arrays; compiled programs are created again."""
         return {**self.__dict__, "params": jax.device_get(self.params), "_engine": None}
 
     # ---- as a teacher in a compiled step -----------------------------------------------------------------------------
 
     @property
     def passage_length(self) -> int:
-        """Most ids of a passage in a row of its own."""
+        """Largest number of ids of a passage in a row of its own."""
         return self.texts.frame.room
 
     @property
     def question_length(self) -> int:
-        """Most ids of a question in a row of its own."""
+        """Largest number of ids of a question in a row of its own."""
         return self.max_question_length
 
     @property
     def passage_form(self) -> str:
-        """The text around a passage, as `bare_passage` takes it."""
+        """Text around a passage, in the form of `bare_passage`."""
         return self.texts.passage_form
 
     @property
     def question_form(self) -> str:
-        """The text around a question, as `bare_question` takes it."""
+        """Text around a question, in the form of `bare_question`."""
         return self.texts.question_form
 
     # ---- as a user calls it ------------------------------------------------------------------------------------------
@@ -134,12 +134,12 @@ class PairScorer:
         batch_size: int | None = None,
         progress: bool | None = None,
     ) -> np.ndarray:
-        """Scores question i against passage i, on all local devices.
+        """Score question i against passage i, on all local devices.
 
         Args:
           questions: n questions.
           passages: n mappings with "text" and perhaps "title".
-          batch_size: pairs at once; by default what suits the device and the texts' lengths.
+          batch_size: pairs at once; by default a number that suits the device and the texts' lengths.
           progress: a progress bar; by default on a terminal, when it takes more than two seconds.
 
         Returns:
@@ -151,7 +151,9 @@ class PairScorer:
         if len(questions) != len(passages):
             raise UsageError(f"{len(questions)} questions and {len(passages)} passages; give one passage a question")
         scores, self.truncated = self.engine().encode(
-            *(lambda start, stop: self.marked_rows(questions[start:stop], passages[start:stop]), len(questions), 1),
+            lambda start, stop: self.marked_rows(questions[start:stop], passages[start:stop]),
+            len(questions),
+            1,
             max_length=self.texts.frame.max_length,
             batch_size=batch_size,
             progress=progress,
@@ -160,7 +162,7 @@ class PairScorer:
         return scores[:, 0]
 
     def engine(self) -> Engine:
-        """What computes the scores of marked rows, as embeddings of one dimension."""
+        """Return the engine that computes the scores of marked rows, as embeddings of one dimension."""
         if self._engine is None:
             self._engine = Engine(_score_marked(self.teacher, self.dtype), self.params, self.dtype)
         return self._engine
@@ -168,9 +170,9 @@ class PairScorer:
     def marked_rows(
         self, questions: Sequence[str], passages: Sequence[Mapping[str, str]]
     ) -> tuple[list[list[int]], int]:
-        """The rows that the engine scores, and how many pairs were cut.
+        """Return the rows that the engine scores, and the number of pairs that were cut.
 
-        The engine knows nothing of second texts: rows are marked as `pair_frame.marked` does it.
+        The engine knows nothing of second texts: rows are marked by `pair_frame.marked`.
         """
         size = self.config.backbone.vocab_size
         found, seconds, cut = self.rows(questions, passages)
@@ -179,7 +181,7 @@ class PairScorer:
     def rows(
         self, questions: Sequence[str], passages: Sequence[Mapping[str, str]]
     ) -> tuple[list[list[int]], list[int], int]:
-        """The token ids of pairs, where the second text begins in each, and how many pairs were cut."""
+        """Return the token ids of pairs, the start of the second text in each, and the number of cut pairs."""
         titles = [passage.get("title") or "" for passage in passages]
         bodies = [passage["text"] for passage in passages]
         frame = self.texts.frame
@@ -190,10 +192,10 @@ class PairScorer:
         return found, seconds, max(cut, asked.truncated, read.truncated)
 
     def fingerprint(self) -> str:
-        """A sha256 (hexadecimal) over everything that decides scores: shape, weights, tokenizer, texts, dtype."""
+        """Return a sha256 (hexadecimal) over all that decides scores: shape, weights, tokenizer, texts, dtype."""
         config = dataclasses.asdict(self.config)
         if config.get("head", {}).get("pad_token_id", 0) is None:
-            del config["head"]["pad_token_id"]  # As in earlier versions.
+            del config["head"]["pad_token_id"]  # Left out as in earlier versions.
         facts = {
             "config": config,
             "texts": dataclasses.asdict(self.texts),
@@ -217,15 +219,15 @@ class CrossEncoder(PairScorer):
         instruction: str | None = None,
         dtype: EncodeDtype = "float32",
     ) -> "CrossEncoder":
-        """Loads a cross-encoder.
+        """Load a cross-encoder.
 
         Args:
           path_or_name: a run directory of a cross-encoder; a Hugging Face folder of an encoder with a classification
             head of one score (...ForSequenceClassification), as sentence-transformers' CrossEncoder has them; or of a
             decoder that answers with "yes" or "no" (Qwen3-Reranker), whose score is logit(yes) - logit(no).
-          max_length: tokens of a row; by default what the tokenizer says, at most the model's positions, and 8192.
-          max_question_length: tokens of a question, where passages alone are cut by the row's length.
-          instruction: of a decoder: what to look for; None: what the model was trained with.
+          max_length: tokens of a row; by default as the tokenizer states, at most the model's positions, and 8192.
+          max_question_length: tokens of a question, where only passages are cut by the row's length.
+          instruction: the task of a decoder; None: the one that the model was trained with.
           dtype: "float32"; "bfloat16"; or "auto" for the faster of them on this machine.
 
         Raises:
@@ -261,14 +263,14 @@ class CrossEncoder(PairScorer):
         return scorer
 
     def save(self, folder: str | Path) -> None:
-        """Writes a Hugging Face folder that transformers, sentence-transformers' CrossEncoder and this class read."""
+        """Write a Hugging Face folder that transformers, sentence-transformers' CrossEncoder and this class read."""
         content, tensors = cross_encoder_folder.export_cross_encoder(self.config, jax.device_get(self.params))
         self.tokenizer.model_max_length = self.texts.frame.max_length
         write_folder(Path(folder), content, tensors, self.tokenizer)
 
 
 class CausalScorer(PairScorer):
-    """A causal language model that tells how likely it finds a question after a passage, as `QuestionScorer` does with a T5."""
+    """A causal language model that scores the likelihood of a question after a passage, as QuestionScorer does."""
 
     config: CausalLmConfig
 
@@ -281,7 +283,7 @@ class CausalScorer(PairScorer):
         max_question_length: int = _QUESTION_LENGTH,
         dtype: EncodeDtype = "float32",
     ) -> "CausalScorer":
-        """Loads a decoder with its output layer (...ForCausalLM).
+        """Load a decoder with its output layer (...ForCausalLM).
 
         Args:
           path_or_name: a Hugging Face folder, or its hub name.
@@ -302,7 +304,7 @@ class CausalScorer(PairScorer):
 
 
 def answer_tokens(folder: Path, tokenizer: Any) -> tuple[int, int | None]:
-    """The ids of "yes" and "no": as sentence-transformers' module LogitScore states them, or the vocabulary's."""
+    """Return the ids of "yes" and "no", from sentence-transformers' module LogitScore or the vocabulary."""
     for place in sorted(folder.glob("*_LogitScore")):
         stated = read_json(place, "config.json")
         yes, no = stated.get("true_token_id"), stated.get("false_token_id")
@@ -316,12 +318,12 @@ def answer_tokens(folder: Path, tokenizer: Any) -> tuple[int, int | None]:
 
 
 def default_length(config: CrossEncoderConfig, tokenizer: Any) -> int:
-    """Tokens of a row: what the tokenizer says, but no more than the model has positions, and no more than 8192."""
+    """Return the tokens of a row: as the tokenizer states, but at most the model's positions, and at most 8192."""
     return int(min(tokenizer.model_max_length, config.backbone.max_position_embeddings, 8192))
 
 
 def scorer_digest(facts: Mapping[str, Any], tokenizer: Any, params: Params) -> str:
-    """A sha256 (hexadecimal) over settings, a tokenizer and weights."""
+    """Return a sha256 (hexadecimal) over settings, a tokenizer and weights."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
     digest.update(tokenizer_fingerprint(tokenizer).encode())
     leaves: dict[str, Any] = flatten_dict(params, sep=".")  # pyright: ignore[reportAssignmentType]
@@ -334,7 +336,7 @@ def scorer_digest(facts: Mapping[str, Any], tokenizer: Any, params: Params) -> s
 
 @cache
 def _score_marked(teacher: PairTeacher, dtype: str) -> Callable[..., jax.Array]:
-    """The compiled scores float32 [n, 1] of marked rows."""
+    """Return the compiled scores float32 [n, 1] of marked rows."""
     size = teacher.config.backbone.vocab_size
 
     @jax.jit

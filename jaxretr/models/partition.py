@@ -1,4 +1,4 @@
-"""Parameters in two trees: what is trained, and what stays as it is."""
+"""Parameters in two trees: those that are trained, and those that stay frozen."""
 
 from collections.abc import Collection
 
@@ -6,14 +6,14 @@ from jaxretr.models.layers import Params
 
 
 def partition(params: Params, frozen: Collection[str]) -> tuple[Params, Params]:
-    """Splits a tree of parameters.
+    """Split a tree of parameters.
 
     Args:
       params: nested dicts of arrays.
       frozen: names, at any depth, whose branches are not trained.
 
     Returns:
-      The trained and the frozen tree; each lacks what is in the other, and empty branches.
+      The trained and the frozen tree; each lacks the other's parameters, and empty branches.
     """
     trained, kept = {}, {}
     for name, value in params.items():
@@ -30,8 +30,8 @@ def partition(params: Params, frozen: Collection[str]) -> tuple[Params, Params]:
 
 
 def join(trained: Params, frozen: Params) -> Params:
-    """The reverse of `partition`; the arrays are the same ones."""
-    if not isinstance(trained, dict):  # a single array, of which nothing is frozen
+    """Join the two trees of `partition` again, without copying arrays."""
+    if not isinstance(trained, dict):  # a single array, no part of which is frozen
         return trained
     joined = dict(trained)
     for name, value in frozen.items():

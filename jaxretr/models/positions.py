@@ -1,4 +1,4 @@
-"""Where a token stands, as attention sees it."""
+"""Positions of tokens in attention: relative biases, and rotary angles."""
 
 import math
 
@@ -11,11 +11,11 @@ from jaxretr.models.rotary_config import RotaryScaling
 
 
 def relative_bias(table: Embedding, length: int, max_distance: int, *, bidirectional: bool) -> jax.Array:
-    """The bias of relative positions that T5 and MPNet add to the scores of attention.
+    """Return the bias of relative positions that T5 and MPNet add to the scores of attention.
 
     Args:
       table: a bias for each bucket and head, float32 [buckets, H].
-      length: of the rows.
+      length: length of the rows.
       max_distance: as in `relative_bucket`.
       bidirectional: as in `relative_bucket`.
 
@@ -29,7 +29,7 @@ def relative_bias(table: Embedding, length: int, max_distance: int, *, bidirecti
 
 
 def relative_bucket(distance: jax.Array, buckets: int, max_distance: int, *, bidirectional: bool) -> jax.Array:
-    """Maps key - query distances to bucket numbers: exact when near, logarithmic up to `max_distance`.
+    """Map key - query distances to bucket numbers: exact when near, logarithmic up to `max_distance`.
 
     Args:
       distance: key position minus query position, any integer array.
@@ -55,12 +55,12 @@ def relative_bucket(distance: jax.Array, buckets: int, max_distance: int, *, bid
 
 
 def rotary_frequencies(size: int, theta: float, scaling: RotaryScaling | None = None) -> np.ndarray:
-    """The angle by which each pair of a head's dimensions is turned from one position to the next (Su et al. 2021).
+    """Return the angle by which each pair of a head's dimensions turns from one position to the next (Su et al. 2021).
 
     Args:
-      size: d, of a head.
+      size: d, the size of a head.
       theta: the base; pair i turns by theta ** (-2 i / d).
-      scaling: for longer texts than those of the pretraining.
+      scaling: stretch of the frequencies for texts longer than those of the pretraining.
 
     Returns:
       float64 [d / 2], in radians.
@@ -80,12 +80,12 @@ def rotary_frequencies(size: int, theta: float, scaling: RotaryScaling | None = 
 
 
 def rotate(x_blhd: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Turns each pair of dimensions (i, i + d / 2) by the position's angle.
+    """Turn each pair of dimensions (i, i + d / 2) by the position's angle.
 
     Args:
       x_blhd: queries or keys, float32 [B, L, H, d].
-      cos: of the angles, float32 [L, d / 2].
-      sin: likewise.
+      cos: cosines of the angles, float32 [L, d / 2].
+      sin: sines of the angles, float32 [L, d / 2].
 
     Returns:
       float32 [B, L, H, d].

@@ -25,19 +25,19 @@ def product(
     bias: jax.Array | None = None,
     result: DTypeLike | None = None,
 ) -> jax.Array:
-    """einsum(spec, a, b) + bias.
+    """Compute einsum(spec, a, b) + bias.
 
-    In float32 this is just that, gradient included. In bfloat16 the operands are rounded to it, and so is the cotangent that
-    comes in; all sums are float32, and each result is rounded once, to its own type: that of `result`, and of the operands
-    for their gradients. A float32 kernel so gets a gradient that is not rounded.
+    In float32 this is just that, gradient included. In bfloat16 the operands are rounded to it, and so is the incoming
+    cotangent; all sums are float32, and each result is rounded once, to its own type: `result`, or the operand's for
+    its gradient. The gradient of a float32 kernel is therefore not rounded.
 
     Args:
-      spec: two operands and a result, as "nd,de->ne"; no index may stand in one operand alone.
-      a: of any float type.
-      b: likewise.
-      dtype: of the multiplication, float32 or bfloat16.
-      bias: float32 [e], of the result's last index; rounded to `result`.
-      result: the type of the result; None: `dtype`.
+      spec: two operands and a result, as "nd,de->ne"; no index may be in one operand alone.
+      a: first operand, of any float type.
+      b: second operand, of any float type.
+      dtype: type of the multiplication, float32 or bfloat16.
+      bias: bias of the result's last index, float32 [e]; rounded to `result`.
+      result: type of the result; None: `dtype`.
 
     Returns:
       An array of type `result`.
@@ -45,7 +45,7 @@ def product(
     if jnp.dtype(dtype) == jnp.float32:
         y = jnp.einsum(spec, a.astype(jnp.float32), b.astype(jnp.float32), preferred_element_type=jnp.float32)
         return y if bias is None else y + bias
-    # Frozen parameters do not vary over the devices; the gradient's rule, whose result for them nobody reads, must not mind.
+    # Frozen parameters do not vary over the devices; the gradient's rule must accept this, though nobody reads it.
     a, b, bias = varying_alike(a, b, bias)
     return _rounded(a, b, bias, spec, _Types(jnp.dtype(dtype), jnp.dtype(result or dtype), a.dtype, b.dtype))
 
@@ -85,15 +85,15 @@ _rounded.defvjp(_forward, _backward)
 def _sums(
     spec: str, a: jax.Array, b: jax.Array, result: Any, bias: jax.Array | None = None, *, trained: bool = False
 ) -> jax.Array:
-    """The product of rounded operands, summed in float32 and then rounded to the type of the result.
+    """Return the product of rounded operands, summed in float32 and then rounded to the type of the result.
 
     Args:
       spec: as in `product`.
-      a: rounded.
-      b: rounded.
-      result: the type.
-      bias: of type `result`.
-      trained: whether the program has a backward pass; others can be exported, which layouts can not.
+      a: rounded first operand.
+      b: rounded second operand.
+      result: type of the result.
+      bias: bias of type `result`, or None.
+      trained: whether the program has a backward pass; others can be exported, which layouts cannot.
     """
 
     def on_cpus(a: jax.Array, b: jax.Array, bias: jax.Array | None) -> jax.Array:
@@ -103,7 +103,7 @@ def _sums(
         return (y if bias is None else y + bias).astype(result)
 
     def elsewhere(a: jax.Array, b: jax.Array, bias: jax.Array | None) -> jax.Array:
-        # In this form cuBLAS adds the bias before it rounds, and nothing of float32 goes through the memory.
+        # In this form cuBLAS adds the bias before it rounds, and no float32 goes through the memory.
         y = jnp.einsum(spec, a, b, preferred_element_type=result)
         return y if bias is None else y + bias
 
@@ -113,10 +113,10 @@ def _sums(
 
 @partial(jax.jit, static_argnums=0, inline=True)
 def _on_cpus(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """einsum(spec, a, b) of bfloat16 in float32, with operands that are written as the multiplication reads them.
+    """Return einsum(spec, a, b) of bfloat16 in float32, with the operands in the layout that the multiplication reads.
 
-    Where an operand is transposed before or within the product, XLA on CPUs casts both to float32. With AMX that takes four
-    times as long as transposing first and multiplying then. Of a product whose sums run over an index that is last in
+    Where an operand is transposed before or within the product, XLA on CPUs casts both to float32. With AMX that takes
+    four times as long as transposing first and then multiplying. If a product sums over an index that is last in
     neither operand, as in a kernel's gradient, the smaller operand is transposed.
     """
     one, other, c = _indices(spec)
@@ -130,12 +130,12 @@ def _on_cpus(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
     out = [*batch, *rows, *columns]
     a = _row_major(a.transpose([one.index(index) for index in turned]))
     y = jnp.einsum(f"{''.join(turned)},{other}->{''.join(out)}", a, _row_major(b), preferred_element_type=jnp.float32)
-    # Not transposed within the product either.
+    # Nothing is transposed within the product either.
     return _row_major(y).transpose([out.index(index) for index in c])
 
 
 def _row_major(x: jax.Array) -> jax.Array:
-    """x, so written in memory, whatever XLA would choose."""
+    """Return x in row-major order in memory, against any choice of XLA."""
     return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 

@@ -1,4 +1,4 @@
-"""The question scorer for users: texts in, scores out. The mathematics is in t5_scorer.py."""
+"""The question scorer for users: texts in, scores out. scorers/t5_scorer.py has the mathematics."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -30,17 +30,17 @@ class QuestionScorer:
     """Scores passages by how well they explain a question, with a T5.
 
     Args:
-      config: the T5's shape.
-      params: its parameters.
-      tokenizer: its tokenizer.
-      max_length: tokens of the encoder's input, instruction included; only the passage is cut.
-      max_question_length: tokens of "Question: {q}</s>".
-      dtype: of the matmuls' operands.
+      config: shape of the T5.
+      params: parameters of the T5.
+      tokenizer: tokenizer of the T5.
+      max_length: largest number of tokens of the encoder's input, instruction included; only the passage is cut.
+      max_question_length: largest number of tokens of "Question: {q}</s>".
+      dtype: type of the matmuls' operands.
 
     Attributes:
-      source: the path or name that it was loaded from; None where it was not.
-      teacher: all that is fixed while a program is compiled.
-      passage_length: tokens that the instruction leaves to a passage.
+      source: path or name that it was loaded from; None if it was not loaded.
+      teacher: constants of the compiled programs.
+      passage_length: number of tokens that the instruction leaves to a passage.
     """
 
     passage_template: ClassVar[Template] = Template.SCORER_PASSAGE
@@ -74,7 +74,7 @@ class QuestionScorer:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copy: the parameters as numpy arrays."""
+        """Return the state for pickle and copy: the parameters as numpy arrays."""
         return {**self.__dict__, "params": jax.device_get(self.params)}
 
     @classmethod
@@ -87,9 +87,9 @@ class QuestionScorer:
         dtype: Dtype = "float32",
         place: Place | None = None,
     ) -> "QuestionScorer":
-        """Loads a Hugging Face T5 (v1.0, v1.1, flan, T0); its weights are kept in `dtype`.
+        """Load a Hugging Face T5 (v1.0, v1.1, flan, T0); its weights are kept in `dtype`.
 
-        With `place` each parameter is handed over as soon as it is read, and what that returns is kept instead.
+        With `place` each parameter is passed to it as soon as it is read, and its result is kept instead.
 
         Raises:
           UserError: no such model, or not a T5.
@@ -112,11 +112,11 @@ class QuestionScorer:
 
     @property
     def question_length(self) -> int:
-        """Most ids of a question in a row of its own."""
+        """Largest number of ids of a question in a row of its own."""
         return self.max_question_length
 
     def fingerprint(self) -> str:
-        """A sha256 (hexadecimal) over everything that decides scores: shape, weights, tokenizer, lengths, dtype."""
+        """Return a sha256 (hexadecimal) over all that decides scores: shape, weights, tokenizer, lengths, dtype."""
         facts = {"config": dataclasses.asdict(self.config), "prompt": dataclasses.asdict(self.prompt)}
         lengths = {"passages": self.passage_length, "questions": self.max_question_length, "dtype": self.dtype}
         return scorer_digest({**facts, **lengths}, self.tokenizer, self.params)
@@ -129,7 +129,7 @@ class QuestionScorer:
         batch_size: int = 32,
         shapes: T5Shapes | None = None,
     ) -> np.ndarray:
-        """Scores question i against passage i.
+        """Score question i against passage i.
 
         A passage that occurs several times goes through the encoder once.
 
@@ -137,8 +137,8 @@ class QuestionScorer:
           questions: n questions.
           passages: n mappings with "title" and "text".
           batch_size: pairs at once.
-          shapes: of `few_shapes`, whose programs `compile` compiles in advance, instead of `batch_size`; None: what suits
-            each batch.
+          shapes: shapes from `few_shapes`, whose programs `compile` compiles in advance, instead of `batch_size`; None:
+            shapes that suit each batch.
 
         Returns:
           float32 [n]: mean log p(question token | passage), in nats; higher is better.
@@ -168,7 +168,7 @@ class QuestionScorer:
     def rows(
         self, questions: Sequence[str], passages: Sequence[Mapping[str, str]]
     ) -> tuple[list[list[int]], list[list[int]], int]:
-        """The token ids of the passages and of the questions, and how many pairs were cut."""
+        """Return the token ids of the passages and of the questions, and the number of pairs that were cut."""
         titles = [passage.get("title", "") for passage in passages]
         read = scorer_passage(self.tokenizer, titles, [passage["text"] for passage in passages], self.passage_length)
         asked = scorer_target(self.tokenizer, list(questions), self.max_question_length)
@@ -195,11 +195,11 @@ class QuestionScorer:
     # ---- for callers that score a few pairs at a time ------------------------------------------------------------------
 
     def few_shapes(self) -> T5Shapes:
-        """The shapes for pairs that come a few at a time, so few that all of them can be compiled in advance."""
+        """Return shapes for pairs that come a few at a time, so few that all can be compiled in advance."""
         return T5Shapes.of(self.passage_length, self.max_question_length)
 
     def compile(self, shapes: T5Shapes) -> None:
-        """Compiles the programs of all shapes, or reads them from the cache; from then on the device holds the parameters."""
+        """Compile the programs of all shapes, or read them from the cache; the device then holds the parameters."""
         keep_programs()
         self.params = jax.device_put(self.params)
         with keep_short_programs():
@@ -209,7 +209,7 @@ class QuestionScorer:
 
 
 def passage_length(prompt: Prompt, max_length: int) -> int:
-    """Tokens that the instruction leaves to a passage in `max_length`; raises UsageError where that is none."""
+    """Return the tokens that the instruction leaves to a passage in `max_length`; UsageError if there are none."""
     if max_length <= prompt.size:
         raise UsageError(
             f"scorer.max_length={max_length}: the instruction alone takes {prompt.size} tokens; "
@@ -219,12 +219,12 @@ def passage_length(prompt: Prompt, max_length: int) -> int:
 
 
 def rectangle(rows: Sequence[Sequence[int]], count: int, multiple: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pads rows to [count, width] with width a multiple of `multiple`; returns (tokens int32, lengths int32)."""
+    """Pad rows to [count, width] with width a multiple of `multiple`; returns (tokens int32, lengths int32)."""
     return padded(rows, count, max(multiple, -(-max(len(row) for row in rows) // multiple) * multiple))
 
 
 def padded(rows: Sequence[Sequence[int]], count: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pads rows to [count, width]; returns (tokens int32, lengths int32)."""
+    """Pad rows to [count, width]; returns (tokens int32, lengths int32)."""
     tokens, lengths = np.zeros((count, width), np.int32), np.zeros(count, np.int32)
     for n, row in enumerate(rows):
         tokens[n, : len(row)] = row

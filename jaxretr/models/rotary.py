@@ -1,4 +1,4 @@
-"""Encoders with rotary positions (Su et al. 2021) and gated feed-forward blocks: ModernBERT, and decoders used as encoders."""
+"""Encoders with rotary positions (Su et al. 2021) and gated feed-forward blocks: ModernBERT, and decoders."""
 
 from typing import Any, NamedTuple
 
@@ -16,12 +16,12 @@ from jaxretr.models.rotary_config import RotaryConfig
 
 
 class Sight(NamedTuple):
-    """What the layers of one kind, global or local, see of a text.
+    """Positions and mask of the layers of one kind, global or local.
 
     Attributes:
-      cos: of each position's angles, float32 [L, d / 2].
-      sin: likewise.
-      hidden: added to the scores, float32 [1, 1, keys, queries]: 0, or a very negative number.
+      cos: cosines of each position's angles, float32 [L, d / 2].
+      sin: sines of each position's angles, float32 [L, d / 2].
+      hidden: addition to the scores, float32 [1, 1, keys, queries]: 0, or a very negative number.
     """
 
     cos: jax.Array
@@ -36,7 +36,7 @@ class RotaryLayer(nnx.Module):
         biased = config.dense_biases()
         for name, (inputs, outputs) in config.dense_sizes().items():
             std = config.initializer_range
-            # What is added to the residual stream is not rounded before.
+            # Additions to the residual stream are not rounded before they are added.
             result = jnp.float32 if name.endswith("_out") else dtype
             dense = Dense(inputs, outputs, bias=biased[name], std=std, dtype=dtype, rngs=rngs, result=result)
             setattr(self, name, dense)
@@ -60,15 +60,15 @@ class RotaryLayer(nnx.Module):
         keys: jax.Array | None,
         adapter: LayerAdapter | None = None,
     ) -> jax.Array:
-        """One layer.
+        """Run one layer.
 
         Args:
-          x: the states, float32 [B, L, D].
-          number: of this layer, an int or a traced int32 scalar.
-          sight: of this layer's kind.
-          padding: hides keys, float32 [B, 1, L, 1].
-          keys: one PRNG key a row [B] switches dropout on.
-          adapter: of this layer.
+          x: states, float32 [B, L, D].
+          number: number of this layer, an int or a traced int32 scalar.
+          sight: positions and mask of this layer's kind.
+          padding: bias that hides padding keys, float32 [B, 1, L, 1].
+          keys: one PRNG key per row [B], which switches dropout on.
+          adapter: adapter of this layer.
 
         Returns:
           float32 [B, L, D].
@@ -131,7 +131,7 @@ def _norm(config: RotaryConfig) -> LayerNorm | RMSNorm:
 
 
 class RotaryEncoder(nnx.Module):
-    """Token ids to contextual vectors; what a decoder's head would predict from them is of no use here."""
+    """Encoder from token ids to contextual vectors; the head that predicts a decoder's next token is left out."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class RotaryEncoder(nnx.Module):
         stacked: bool = True,
         rngs: nnx.Rngs,
     ):
-        """Makes an encoder; `stacked=False` keeps the layers apart, for programs without a backward pass."""
+        """Create an encoder; `stacked=False` keeps the layers apart, for programs without a backward pass."""
         size, std = config.hidden_size, config.initializer_range
         self.word_embedding = Embedding(config.vocab_size, size, std=std, rngs=rngs)
         if config.type_vocab_size:
@@ -168,7 +168,7 @@ class RotaryEncoder(nnx.Module):
         words: jax.Array | None = None,
         types: jax.Array | None = None,
     ) -> jax.Array:
-        """Encodes a batch; arguments and result are those of `BertEncoder`."""
+        """Encode a batch; arguments and result are those of `BertEncoder`."""
         config, length = self.config, tokens.shape[1]
         x = self.word_embedding(tokens.astype(jnp.int32)) if words is None else words
         if config.embedding_scale != 1.0:
@@ -194,7 +194,7 @@ class RotaryEncoder(nnx.Module):
 
 
 def _sight(config: RotaryConfig, length: Any, *, local: bool = False) -> Sight:
-    """What the global or the local layers see of texts padded to `length` tokens."""
+    """Return the positions and mask of the global or the local layers, for texts padded to `length` tokens."""
     theta, scaling = (config.local_rope_theta, None) if local else (config.rope_theta, config.rope_scaling)
     place = jnp.arange(length)
     turns = jnp.asarray(rotary_frequencies(config.head_dim, theta, scaling), jnp.float32)

@@ -10,18 +10,18 @@ RotaryArchitecture = Literal[
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """How the frequencies of rotary positions are stretched for texts longer than those of the pretraining."""
+    """Stretch of the frequencies of rotary positions for texts longer than those of the pretraining."""
 
     kind: Literal["linear", "llama3", "ntk"]
-    """linear: all divided by `factor`; llama3: only the slow ones (Llama 3.1); ntk: the base multiplied by `factor` (as
-    Alibaba's "new" models do it)."""
+    """Kind of stretch. linear: all frequencies divided by `factor`; llama3: only the slow ones (Llama 3.1); ntk: the
+    base multiplied by `factor` (as in Alibaba's "new" models)."""
     factor: float
     low_freq_factor: float = 1.0
-    """llama3: wavelengths above original_length / this are stretched by the whole factor."""
+    """Divisor of `original_length` that gives the wavelength above which the whole factor applies (llama3)."""
     high_freq_factor: float = 4.0
-    """llama3: wavelengths below original_length / this are left alone."""
+    """Divisor of `original_length` that gives the wavelength below which frequencies stay unchanged (llama3)."""
     original_length: int = 8192
-    """llama3: tokens of the pretraining."""
+    """Number of tokens of the pretraining (llama3)."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class RotaryConfig:
     """
 
     architecture: RotaryArchitecture
-    """Whose folder it is read from and written to; it decides nothing that is computed."""
+    """Architecture of the folder that it is read from and written to; nothing that is computed depends on it."""
     vocab_size: int
     hidden_size: int
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
-    """Groups of query heads share one head of keys and values."""
+    """Number of heads of keys and values; each is shared by a group of query heads."""
     head_dim: int
     intermediate_size: int
     max_position_embeddings: int
@@ -47,50 +47,50 @@ class RotaryConfig:
     norm: Literal["layer", "rms"]
     norm_eps: float
     norm_bias: bool = False
-    """Of layer norms."""
+    """Whether layer norms have a bias."""
     norm_offset: bool = False
-    """The norm's weights are stored less 1 (Gemma)."""
+    """Whether the norm's weights are stored less 1 (Gemma)."""
     norm_order: Literal["pre", "post", "sandwich"] = "pre"
-    """pre: before each block, and after the last layer; post: after each block's residual sum, as in BERT; sandwich: pre,
-    and each block's result once more (Gemma 3)."""
+    """Places of the norms. pre: before each block, and after the last layer; post: after each block's residual sum, as
+    in BERT; sandwich: pre, and each block's result once more (Gemma 3)."""
     first_norm: bool = True
-    """False: the first layer's attention reads the embeddings without its norm (ModernBERT)."""
+    """Whether the first layer's attention normalises the embeddings; ModernBERT's reads them as they are."""
     embedding_norm: bool = False
-    """A norm of the embeddings; with norm_order "post" it is the only one outside of the layers."""
+    """Whether the embeddings are normalised; with norm_order "post" this norm is the only one outside of the layers."""
     embedding_scale: float = 1.0
     qk_norm: bool = False
-    """An RMS norm of each head's queries and keys, before the rotation."""
+    """Whether each head's queries and keys have an RMS norm, before the rotation."""
     fused: bool = False
-    """One kernel for queries, keys and values, and one for both halves of the gated feed-forward (ModernBERT)."""
+    """Whether one kernel holds queries, keys and values, and one both halves of the gated feed-forward (ModernBERT)."""
     qkv_bias: bool = False
     attention_out_bias: bool = False
     ffn_in_bias: bool = False
     ffn_out_bias: bool = False
     type_vocab_size: int = 0
-    """0: there are no token types."""
+    """Number of token types; 0: there are none."""
     causal: bool = False
-    """A token attends to itself and those before it; else to all."""
+    """Whether a token attends only to itself and the tokens before it, instead of all."""
     window: int = 0
-    """Local layers attend to tokens at most this far away; 0: there are none."""
+    """Largest distance of tokens that local layers attend to; 0: there are no local layers."""
     local_layers: tuple[bool, ...] = ()
-    """Of each layer, whether it is local; empty: none is."""
+    """Whether each layer is local; empty: none is."""
     rope_theta: float = 10000.0
     rope_scaling: RotaryScaling | None = None
     local_rope_theta: float = 10000.0
-    """Of local layers, which are never scaled."""
+    """Base of the rotary angles of local layers, which are never scaled."""
     attention_scale: float = 0.0
-    """Multiplies the scores; 0: head_dim ** -0.5."""
+    """Factor of the scores; 0: head_dim ** -0.5."""
     hidden_dropout_prob: float = 0.0
     attention_probs_dropout_prob: float = 0.0
     initializer_range: float = 0.02
 
     @property
     def widest(self) -> int:
-        """The width of the widest layer; 0 without layers."""
+        """Width of the widest layer; 0 without layers."""
         return max(self.hidden_size, *(outputs for _, outputs in self.dense_sizes().values()))
 
     def dense_sizes(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of a layer's dense layers, by name: what LoRA can adapt."""
+        """Inputs and outputs of a layer's dense layers, which LoRA can adapt, by name."""
         size, inner = self.hidden_size, self.intermediate_size
         heads, groups = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         out = {"attention_out": (heads, size)}

@@ -1,4 +1,4 @@
-"""Initial weights for runs with few steps to spend: each starts a model with a circuit that it would take long to learn.
+"""Initial weights for short runs: each starts a model with a circuit that it would take long to learn.
 
 `context_start` is for masked language models, `copying_start` for T5 scorers, `lexical_start` for lexical retrievers,
 `static_start` for encoders that imitate another one.
@@ -21,7 +21,7 @@ POSITION_GAIN = 0.1
 
 
 def context_start(config: BertConfig, seed: int) -> Params:
-    """Draws initial parameters of a `MaskedLm`, float32, whose layers already read a token's context.
+    """Draw initial parameters of a `MaskedLm`, float32, whose layers already read a token's context.
 
     A BERT that starts at random keeps the loss of a unigram model for thousands of steps before it looks at the context
     at all. Here each layer's attention starts as the mean of the text's token vectors, and the language-modelling head
@@ -34,7 +34,7 @@ def context_start(config: BertConfig, seed: int) -> Params:
     layers["value"]["kernel"] += np.eye(size, dtype=np.float32)
     layers["attention_out"]["kernel"] += CONTEXT_GAIN * np.eye(size, dtype=np.float32)
     params["head"]["dense"]["kernel"] += np.eye(size, dtype=np.float32)
-    # A position's vector is the same in every text and says nothing about what it is about.
+    # A position's vector is the same in every text and says nothing about the text's subject.
     params["bert"]["position_embedding"]["table"] *= POSITION_GAIN
     return jax.tree.map(jnp.asarray, params)
 
@@ -47,19 +47,19 @@ PREVIOUS_TOKEN_BIAS = 8.0
 
 
 def copying_start(config: T5Config, seed: int) -> Params:
-    """Draws initial parameters of a T5 that can already copy from its passage.
+    """Draw initial parameters of a T5 that can already copy from its passage.
 
     A T5 that starts at random learns for thousands of steps like a language model that ignores its passage, before it
     discovers that the target's words occur there. So its first encoder layer and its first cross-attention start as an
-    induction circuit (Olsson et al. 2022): the encoder notes at each position which token precedes it; the decoder looks
-    for the position whose note is the token it just read; what it finds there raises, through the tied embedding, the
-    probability of that token. Measured on the recipe of the packaged scorer: after 200 steps of 16 examples the gold
-    passage is ranked first of 32 for 73% of the questions, against 1% (chance is 3%) after 500 steps of 32 examples
-    from a random start.
+    induction circuit (Olsson et al. 2022): the encoder notes at each position which token precedes it; the decoder
+    looks for the position whose note is the token it just read; what it finds there raises, through the tied embedding,
+    the probability of that token. Measured on the recipe of the packaged scorer: after 200 steps of 16 examples the
+    gold passage is ranked first of 32 for 73% of the questions, against 1% (chance is 3%) after 500 steps of 32
+    examples from a random start.
 
     Args:
       config: a T5 with tied embeddings and num_heads * d_kv == d_model, of at least 4 heads.
-      seed: of the random parameters.
+      seed: seed of the random parameters.
 
     Returns:
       The model's parameters, float32.
@@ -68,7 +68,7 @@ def copying_start(config: T5Config, seed: int) -> Params:
     if not config.tie_word_embeddings or heads * head != size or heads < 4:
         raise ValueError("the copying start needs tied embeddings, heads * d_kv == d_model and 4 heads")
     params = jax.tree.map(np.array, initialise(lambda rngs: T5Model(config, rngs=rngs), seed))
-    words = size - head  # the embedding's last dimensions are left free for the note
+    words = size - head  # the embedding's last dimensions stay free for the note
     sketch = np.linalg.qr(np.random.default_rng(seed).normal(size=(words, head)))[0].astype(np.float32)
 
     # Small residual branches, so that every position's state is at first little more than its token.
@@ -103,24 +103,24 @@ def copying_start(config: T5Config, seed: int) -> Params:
     return jax.tree.map(jnp.asarray, params)
 
 
-# Of the embedding's entries: Adam's steps have the size of the learning rate, whatever the gradient's.
+# Size of the embedding's entries: Adam's steps have the size of the learning rate, whatever the gradient's.
 _STD = 0.05
 # Residual branches of the layers start small: a state is at first little more than its token.
 _RESIDUAL_GAIN = 0.1
-# Dimensions that take up what is left of a token's length, as a share of all.
+# Dimensions that take up the rest of a token's length, as a share of all.
 _FILLER_SHARE = 1 / 12
-# The filler is never empty, nor anything else: LayerNorm needs no zeros.
+# Largest share of a token's squared length that its word takes up, so that the filler is never empty.
 _MOST = 0.998
 # With layers, the largest share of a token's squared length that its word takes up: where words shrink, LayerNorm must
 # not stretch them again.
 _MOST_BEFORE_LAYERS = 0.1
-# Of the squared length, what a code takes up by which the first layer finds a token's copies.
+# Share of the squared length for the code by which the first layer finds a token's copies.
 _CODE_SHARE = 0.5
-# Fewer dimensions of a code, and words are taken for one another.
+# With fewer dimensions of a code, words are mistaken for one another.
 _LEAST_CODE = 32
-# The logit of a copy. Others of the text add e^(9^2 / 2C) each to its e^9, C being the dimensions of the code.
+# The logit of a copy. Each other token adds e^(9^2 / 2C) to its e^9, where C is the code's number of dimensions.
 _MATCH = 9.0
-# k1 of BM25: where this many copies have half of the weight.
+# k1 of BM25: the number of copies that has half of the weight.
 _SATURATION = 0.9
 
 
@@ -133,7 +133,7 @@ def lexical_start(
     first: int,
     seed: int,
 ) -> Params:
-    """Draws initial parameters of an encoder that already compares words.
+    """Draw initial parameters of an encoder that already compares words.
 
     A BERT that starts at random first has to find out that equal words matter, and that rare ones matter more. Here a
     word piece starts as a random vector whose squared length is its inverse document frequency, the same vector for all
@@ -149,11 +149,11 @@ def lexical_start(
     Args:
       config: a post-LayerNorm BERT with any number of layers, also none.
       pieces: the vocabulary's V entries as text, "##" before those that continue a word.
-      frequencies: in how many passages each piece occurs, integers [V].
-      num_passages: N.
+      frequencies: number of passages in which each piece occurs, integers [V].
+      num_passages: N, the number of passages.
       special: ids of tokens that are not words ([CLS], [SEP]); they weigh nothing.
-      first: the id that every text begins with ([CLS]), one of `special`.
-      seed: of the random vectors.
+      first: id that every text begins with ([CLS]), one of `special`.
+      seed: seed of the random vectors.
 
     Returns:
       The parameters of a `BertEncoder`, float32.
@@ -174,7 +174,7 @@ def lexical_start(
     # [words | code of the stem, and two dimensions that mark the first token | filler]
     words, code = size - filler, min(filler - 4, size // config.num_attention_heads - 1) // 2 * 2
     saturates = config.num_hidden_layers > 0 and code >= _LEAST_CODE
-    # The share of a token's squared length that is its word's.
+    # The share of a token's squared length that belongs to its word.
     weight = (_MOST_BEFORE_LAYERS if saturates else _MOST) * np.maximum(weight / weight.max(), 1e-3)
 
     rng = np.random.default_rng(seed)
@@ -199,7 +199,7 @@ def lexical_start(
     if config.num_hidden_layers:
         _weaken_layers(params)
         if saturates:
-            _weaken_layers(params, _MOST_BEFORE_LAYERS)  # as words are weaker, too
+            _weaken_layers(params, _MOST_BEFORE_LAYERS)  # since words are weaker, too
             _saturate(config, params["layers"], words, code)
         last = params["layers"]["ffn_norm"]["scale"][-1]
     last[words:] = 0
@@ -207,25 +207,25 @@ def lexical_start(
 
 
 def _unit_rows(rng: np.random.Generator, rows: int, size: int) -> np.ndarray:
-    """Random vectors of length 1 whose entries have the mean 0, [rows, size]."""
+    """Return random vectors of length 1 whose entries have the mean 0, [rows, size]."""
     drawn = rng.normal(size=(rows, size))
     drawn -= drawn.mean(axis=1, keepdims=True)
     return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
 
 
 def _saturate(config: BertConfig, layers: Params, words: int, code: int) -> None:
-    """Writes the first layer's attention to copies, in place: all heads look alike, each moves its part of the words."""
+    """Write the first layer's attention to copies, in place: all heads look alike, each moves its part of the words."""
     size, heads = config.hidden_size, config.num_attention_heads
     head = size // heads
     for name in ("query", "key", "value", "attention_out"):
         layers[name]["kernel"][0] = 0
     query, key = (layers[name]["kernel"][0] for name in ("query", "key"))
-    length = np.sqrt(_CODE_SHARE * size)  # of a code, and of the mark of the first token
+    length = np.sqrt(_CODE_SHARE * size)  # length of a code, and of the mark of the first token
     for start in range(0, size, head):
         # The logit of a copy is _MATCH: (gain length)^2 / sqrt(head).
         for kernel in (query, key):
             kernel[words + np.arange(code), start + np.arange(code)] = np.sqrt(_MATCH * np.sqrt(head)) / length
-        # Every query has a 1 in the head's last dimension, where only the first token's key has anything.
+        # Every query has a 1 in the head's last dimension, where only the first token's key is not 0.
         last = start + head - 1
         layers["query"]["bias"][0, last] = 1.0
         key[words + code, last] = (_MATCH + np.log(_SATURATION)) * np.sqrt(head) / (length / np.sqrt(2))
@@ -234,15 +234,15 @@ def _saturate(config: BertConfig, layers: Params, words: int, code: int) -> None
 
 
 def static_start(config: BertConfig, vectors: np.ndarray, seed: int) -> Params:
-    """Draws initial parameters of an encoder whose mean over the tokens is nearly that of given vectors of its pieces.
+    """Draw initial parameters of an encoder whose mean over the tokens is nearly that of given vectors of its pieces.
 
-    With a teacher's embeddings of the pieces, each read as a text, the student begins as their average, which is a
-    usable embedding already (static embeddings, as in model2vec), and its layers learn what words in context add.
+    With a teacher's embeddings of the pieces, each read as a text, the student begins as their average, which is
+    already a usable embedding (static embeddings, as in model2vec), and its layers learn the effect of context.
 
     Args:
       config: a post-LayerNorm BERT.
-      vectors: of the vocabulary's entries, float [V, D], D being `config.hidden_size`; of any length.
-      seed: of the random parameters.
+      vectors: vectors of the vocabulary's entries, float [V, D], D being `config.hidden_size`; of any length.
+      seed: seed of the random parameters.
 
     Returns:
       The parameters of a `BertEncoder`, float32.
@@ -258,6 +258,6 @@ def static_start(config: BertConfig, vectors: np.ndarray, seed: int) -> Params:
 
 
 def _weaken_layers(params: Params, gain: float = _RESIDUAL_GAIN) -> None:
-    """Scales down what a BERT's layers add to their input, in place: a token's state stays near its embedding."""
+    """Scale down what a BERT's layers add to their input, in place: a state stays near its token's embedding."""
     for name in ("attention_out", "ffn_out"):
         params["layers"][name]["kernel"] *= gain

@@ -43,16 +43,16 @@ class T5Config:
     relative_attention_max_distance: int = 128
     layer_norm_epsilon: float = 1e-6
     feed_forward_proj: str = "gated-gelu"
-    """"relu" (v1.0) or "gated-gelu" (v1.1)."""
+    """Kind of the feed-forward block: "relu" (v1.0) or "gated-gelu" (v1.1)."""
     tie_word_embeddings: bool = False
-    """v1.0 shares the embedding with the output and scales the decoder's state by d_model ** -0.5 before it."""
+    """Whether the output layer is the embedding, as in v1.0, which first scales the state by d_model ** -0.5."""
     decoder_start_token_id: int = 0
     pad_token_id: int = 0
     eos_token_id: int = 1
     initializer_factor: float = 1.0
 
     def sizes(self) -> dict[str, int]:
-        """The numbers of layers and all lengths of the parameters' axes, by name, and what they are products of."""
+        """The numbers of layers and all lengths of the parameters' axes, and their factors, by name."""
         names = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_decoder_layers", "num_heads")
         return {name: getattr(self, name) for name in (*names, "relative_attention_num_buckets")}
 
@@ -66,7 +66,7 @@ class T5Attention(nnx.Module):
         self.query = Dense(size, inner, bias=False, std=std * config.d_kv**-0.5, dtype=dtype, rngs=rngs)
         self.key = Dense(size, inner, bias=False, std=std, dtype=dtype, rngs=rngs)
         self.value = Dense(size, inner, bias=False, std=std, dtype=dtype, rngs=rngs)
-        # What is added to the residual stream is not rounded before.
+        # Additions to the residual stream are not rounded before they are added.
         std = factor * inner**-0.5
         self.out = Dense(inner, size, bias=False, std=std, dtype=dtype, rngs=rngs, result=jnp.float32)
         self.heads = config.num_heads
@@ -80,11 +80,11 @@ class T5Attention(nnx.Module):
         drop: Dropout = NO_DROPOUT,
         adapter: LayerAdapter | None = None,
     ) -> jax.Array:
-        """x [B, L, D] attends to memory [B, M, D]; bias broadcastable to [B, H, M, L]."""
+        """Attend from x [B, L, D] to memory [B, M, D]; bias broadcastable to [B, H, M, L]."""
         return self.attend_to(x, *self.keys_and_values(memory, adapter), bias, drop, adapter)
 
     def keys_and_values(self, memory: jax.Array, adapter: LayerAdapter | None = None) -> tuple[jax.Array, jax.Array]:
-        """What is attended to: memory [B, M, D] -> keys and values, of the matmuls' type [B, M, H, d]."""
+        """Return keys and values of memory [B, M, D], of the matmuls' type, [B, M, H, d] each."""
         read = (("key", self.key), ("value", self.value))
         k, v = (self._heads(adapted(dense, name, memory, adapter)).astype(self.dtype) for name, dense in read)
         return k, v
@@ -98,7 +98,7 @@ class T5Attention(nnx.Module):
         drop: Dropout = NO_DROPOUT,
         adapter: LayerAdapter | None = None,
     ) -> jax.Array:
-        """x [B, L, D] attends to keys and values [B, M, H, d]; bias broadcastable to [B, H, M, L]."""
+        """Attend from x [B, L, D] to keys and values [B, M, H, d]; bias broadcastable to [B, H, M, L]."""
         q = self._heads(adapted(self.query, "query", x, adapter))
         return adapted(self.out, "attention_out", attend(q, k, v, bias, self.dtype, drop), adapter)
 
@@ -144,14 +144,14 @@ class T5EncoderLayer(nnx.Module):
         drop_attention: Dropout = NO_DROPOUT,
         adapter: LayerAdapter | None = None,
     ) -> jax.Array:
-        """One layer.
+        """Run one layer.
 
         Args:
-          x: the states, float32 [B, L, D].
-          bias: of the attention scores, broadcastable to [B, H, L, L]: relative positions and padding.
-          drop: dropout of what is added to the states, and within the feed-forward network.
+          x: states, float32 [B, L, D].
+          bias: bias of the attention scores, broadcastable to [B, H, L, L]: relative positions and padding.
+          drop: dropout of the additions to the states, and within the feed-forward network.
           drop_attention: dropout of the attention probabilities.
-          adapter: of this layer.
+          adapter: adapter of this layer.
 
         Returns:
           float32 [B, L, D].
@@ -175,7 +175,7 @@ class T5DecoderLayer(nnx.Module):
         self.ffn_norm = RMSNorm(config.d_model, config.layer_norm_epsilon)
 
     def __call__(self, x: jax.Array, bias: jax.Array, k: jax.Array, v: jax.Array, memory_bias: jax.Array) -> jax.Array:
-        """x [B, T, D] attends to itself and to the passages' keys and values [B, M, H, d]."""
+        """Attend from x [B, T, D] to itself and to the passages' keys and values [B, M, H, d]."""
         normed = self.attention_norm(x)
         x = x + self.attention(normed, normed, bias)
         x = x + self.cross.attend_to(self.cross_norm(x), k, v, memory_bias)
@@ -185,13 +185,13 @@ class T5DecoderLayer(nnx.Module):
 @jax.tree_util.register_dataclass
 @dataclass
 class PassagesRead:
-    """Passages as the decoder reads them; E of them, each for any number of targets."""
+    """E encoded passages in the form that the decoder reads, each for any number of targets."""
 
     states: jax.Array | tuple[jax.Array, jax.Array]
-    """The encoder's output, float32 [E, M, D], of which each layer computes its keys and values when it is called; or the
-    keys and the values of all layers, [layers, E, M, H, d] each, for several calls with the same passages."""
+    """Output of the encoder, float32 [E, M, D], from which each layer computes its keys and values when it is called;
+    or the keys and the values of all layers, [layers, E, M, H, d] each, for several calls with the same passages."""
     lengths: jax.Array
-    """Their real positions, int32 [E]."""
+    """Number of real positions of each passage, int32 [E]."""
 
 
 class T5Model(nnx.Module):
@@ -219,7 +219,7 @@ class T5Model(nnx.Module):
         self.dtype = dtype
 
     def encode(self, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        """Encodes passages: ids [B, M] padded on the right, lengths int32 [B] -> float32 [B, M, D]."""
+        """Encode passages: ids [B, M] padded on the right, lengths int32 [B] -> float32 [B, M, D]."""
         length = tokens.shape[1]
         positions = self.relative_bias(self.encoder_positions, length, bidirectional=True)
         bias = key_bias(lengths, length, positions)
@@ -228,13 +228,13 @@ class T5Model(nnx.Module):
         return self.encoder_norm(x)
 
     def read(self, tokens: jax.Array, lengths: jax.Array, *, keep: bool = False) -> PassagesRead:
-        """Encodes passages for the decoder.
+        """Encode passages for the decoder.
 
         Args:
           tokens: ids [E, M], padded on the right.
           lengths: int32 [E].
-          keep: compute the decoder's keys and values of all layers now: once, for all calls of `decode`, in exchange
-            for the memory of 2 x layers x E x M x H x d numbers.
+          keep: whether to compute the decoder's keys and values of all layers now: once, for all calls of `decode`, in
+            exchange for the memory of 2 x layers x E x M x H x d numbers.
         """
         memory = self.encode(tokens, lengths)
         if not keep:
@@ -248,12 +248,12 @@ class T5Model(nnx.Module):
         return PassagesRead(map_layers(of_layer, params, self.dtype), lengths)
 
     def decode(self, targets: jax.Array, read: PassagesRead, of: jax.Array | None = None) -> jax.Array:
-        """The states from which each target token is predicted (teacher forcing).
+        """Return the states from which each target token is predicted (teacher forcing).
 
         Args:
-          targets: ids of the targets, [B, T]; the decoder reads them shifted right behind the start token.
+          targets: ids of the targets, [B, T]; the decoder reads them shifted right after the start token.
           read: the passages.
-          of: which of them each target is read with, int32 [B]; None: target i with passage i.
+          of: number of the passage that each target is read with, int32 [B]; None: target i with passage i.
 
         Returns:
           float32 [B, T, D]. Padding needs no mask: it lies to the right of every real target token.
@@ -282,17 +282,17 @@ class T5Model(nnx.Module):
         return self.decoder_norm(x)
 
     def logits(self, states: jax.Array) -> jax.Array:
-        """Vocabulary scores of decoder states: [B, T, D] -> float32 [B, T, V]."""
+        """Return vocabulary scores of decoder states: [B, T, D] -> float32 [B, T, V]."""
         if not self.config.tie_word_embeddings:
             return self.output(states)
         states = states * self.config.d_model**-0.5
         return product("btd,vd->btv", states, self.embedding.table[...], self.dtype, result=jnp.float32)
 
     def target_log_probs(self, targets: jax.Array, read: PassagesRead, of: jax.Array | None = None) -> jax.Array:
-        """log p(target token | tokens before it, passage) for every target position, float32 [B, T]; see `decode`."""
+        """Return log p(target token | tokens before it, passage) of every target position, float32 [B, T]."""
         return chosen_log_probs(self.logits(self.decode(targets, read, of)), targets)
 
     def relative_bias(self, table: Embedding, length: int, *, bidirectional: bool) -> jax.Array:
-        """T5's bucketed relative position bias, float32 [1, H, keys, queries]."""
+        """Return T5's bucketed relative position bias, float32 [1, H, keys, queries]."""
         furthest = self.config.relative_attention_max_distance
         return relative_bias(table, length, furthest, bidirectional=bidirectional)

@@ -1,4 +1,4 @@
-"""T5's encoder alone (Raffel et al. 2020), as GTR and sentence-T5 embed texts with it (Ni et al. 2022)."""
+"""T5's encoder alone (Raffel et al. 2020), with which GTR and sentence-T5 embed texts (Ni et al. 2022)."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from jaxretr.models.t5_encoder_config import T5EncoderConfig
 
 
 class T5Encoder(nnx.Module):
-    """Token ids to contextual vectors."""
+    """Encoder from token ids to contextual vectors."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class T5Encoder(nnx.Module):
         stacked: bool = True,
         rngs: nnx.Rngs,
     ):
-        """Makes an encoder; `stacked=False` keeps the layers apart, for programs without a backward pass."""
+        """Create an encoder; `stacked=False` keeps the layers apart, for programs without a backward pass."""
         size, count, std = config.d_model, config.num_layers, config.initializer_factor
         self.word_embedding = Embedding(config.vocab_size, size, std=std, rngs=rngs)
         buckets, heads = config.relative_attention_num_buckets, config.num_heads
@@ -49,7 +49,7 @@ class T5Encoder(nnx.Module):
         keep_matmuls: bool = False,
         words: jax.Array | None = None,
     ) -> jax.Array:
-        """Encodes a batch; arguments and result are those of `BertEncoder`."""
+        """Encode a batch; arguments and result are those of `BertEncoder`."""
         config, length = self.config, tokens.shape[1]
         drop = Dropout(folded(keys, EMBEDDINGS), config.hidden_dropout_prob)
         x = drop(self.word_embedding(tokens.astype(jnp.int32)) if words is None else words)

@@ -12,7 +12,7 @@ T5_DENSE = {
     "ffn_gate": ("ffn", "gate"),
     "ffn_out": ("ffn", "outer"),
 }
-"""The dense parts of a layer by the names that all encoders share, and where a T5's layer has them."""
+"""Places of a layer's dense parts in T5's layer, by the names that all encoders share."""
 
 
 @dataclass(frozen=True)
@@ -32,40 +32,40 @@ class T5EncoderConfig:
     relative_attention_max_distance: int = 128
     layer_norm_epsilon: float = 1e-6
     feed_forward_proj: str = "relu"
-    """"relu" (v1.0) or "gated-gelu" (v1.1)."""
+    """Kind of the feed-forward block: "relu" (v1.0) or "gated-gelu" (v1.1)."""
     hidden_dropout_prob: float = 0.1
-    """T5's dropout_rate, as is the next."""
+    """Dropout rate of the states; T5's dropout_rate, like the next setting."""
     attention_probs_dropout_prob: float = 0.1
     initializer_range: float = 0.02
-    """Of a projection after the encoder; the encoder's own parameters are drawn as T5's are, by their sizes."""
+    """Standard deviation of a new projection after the encoder; the encoder's own are drawn by size, as in T5."""
 
     initializer_factor: ClassVar[float] = 1.0
     max_position_embeddings: ClassVar[int] = 1 << 20
-    """Tokens, for whoever asks for a bound; T5 has none."""
+    """Number of positions for callers that need a bound; T5 has none."""
 
     @property
     def hidden_size(self) -> int:
-        """D, of the states."""
+        """D, the width of the states."""
         return self.d_model
 
     @property
     def num_hidden_layers(self) -> int:
-        """The number of layers."""
+        """Number of layers."""
         return self.num_layers
 
     @property
     def widest(self) -> int:
-        """The width of the widest layer."""
+        """Width of the widest layer."""
         return max(self.d_model, *(outputs for _, outputs in self.dense_sizes().values()))
 
     def dense_sizes(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of a layer's dense layers, by name: what LoRA can adapt."""
+        """Inputs and outputs of a layer's dense layers, which LoRA can adapt, by name."""
         size, inner, heads = self.d_model, self.d_ff, self.num_heads * self.d_kv
         read = dict.fromkeys(("query", "key", "value"), (size, heads))
         gate = {"ffn_gate": (size, inner)} if self.feed_forward_proj.startswith("gated-") else {}
         return {**read, "attention_out": (heads, size), "ffn_in": (size, inner), **gate, "ffn_out": (inner, size)}
 
     def sizes(self) -> dict[str, int]:
-        """The number of layers and all lengths of the parameters' axes, by name, and what they are products of."""
+        """The number of layers and all lengths of the parameters' axes, and their factors, by name."""
         names = ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads", "relative_attention_num_buckets")
         return {name: getattr(self, name) for name in names}

@@ -1,4 +1,4 @@
-"""What every encoder does: `TextEncoder`, of which `DualEncoder` and `CombinedEncoder` are the two."""
+"""Interface of every encoder: `TextEncoder`, whose two subclasses are `DualEncoder` and `CombinedEncoder`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from jaxretr.models.embed import Side
 
 Advance = Callable[[int], object]
-"""Called with the number of texts that were embedded since the last call."""
+"""Function that is called with the number of texts that were embedded since the last call."""
 
 
 class TextEncoderConfig(Protocol):
@@ -30,9 +30,9 @@ class TextEncoder(ABC, Generic[Config]):
     """Turns questions and passages into vectors whose dot product ranks passages.
 
     Attributes:
-      config: what it is, as a frozen dataclass.
-      truncated: how many texts the last call cut at their maximum length.
-      source: the path or name that it was loaded from; None if it was not loaded, or was changed since.
+      config: configuration, a frozen dataclass.
+      truncated: number of texts that the last call cut at their maximum length.
+      source: path or name that it was loaded from; None if it was not loaded, or was changed since.
     """
 
     config: Config
@@ -42,11 +42,11 @@ class TextEncoder(ABC, Generic[Config]):
     def encode_queries(
         self, queries: Sequence[str], *, batch_size: int | None = None, progress: bool | None = None
     ) -> np.ndarray:
-        """Embeds questions.
+        """Embed questions.
 
         Args:
           queries: n texts.
-          batch_size: rows a batch; by default what suits the device and the texts' lengths.
+          batch_size: rows per batch; by default a number that suits the device and the texts' lengths.
           progress: a progress bar; by default on a terminal, when it takes more than two seconds.
 
         Returns:
@@ -64,7 +64,7 @@ class TextEncoder(ABC, Generic[Config]):
         batch_size: int | None = None,
         progress: bool | None = None,
     ) -> np.ndarray:
-        """Embeds passages.
+        """Embed passages.
 
         Args:
           passages: n of {"title": ..., "text": ...} (other keys are ignored, and a missing title is an empty one),
@@ -89,20 +89,22 @@ class TextEncoder(ABC, Generic[Config]):
         total: int | None = None,
         advance: Advance = lambda rows: None,
     ) -> Iterator[tuple[np.ndarray, int]]:
-        """Embeds one piece of a corpus after another; the next one is tokenised while one is embedded.
+        """Embed one piece of a corpus after another; the next one is tokenised while one is embedded.
 
         Args:
-          side: which tower.
-          pieces: of passages or questions as `encode_passages` or `encode_queries` take them; one is requested ahead.
+          side: side of the texts.
+          pieces: sequences of passages or questions, as for `encode_passages` or `encode_queries`; one is requested
+            ahead.
           batch_size: as in `encode_queries`; no batch holds rows of two pieces.
-          total: number of texts of all pieces, by which the batches' shapes are chosen; None: each piece by its own.
+          total: number of texts of all pieces, which decides the batches' shapes; None: each piece's own number
+            decides.
           advance: called with the number of texts that were embedded since the last call.
 
         Yields:
-          For each piece float32 [n, D], and how many of its texts were cut at their maximum length.
+          For each piece float32 [n, D], and the number of its texts that were cut at their maximum length.
 
         Raises:
-          UserError: as `encode_passages`.
+          UserError: as for `encode_passages`.
         """
         return self._encode_pieces(side, pieces, batch_size, total, advance)
 
@@ -110,8 +112,8 @@ class TextEncoder(ABC, Generic[Config]):
     def _encode_pieces(
         self, side: Side, pieces: Iterable[Sequence[Any]], batch_size: int | None, total: int | None, advance: Advance
     ) -> Iterator[tuple[np.ndarray, int]]:
-        """`encode_pieces`."""
+        """Implement `encode_pieces`."""
 
     @abstractmethod
     def _encode(self, side: Side, texts: Any, batch_size: int | None, progress: bool | None) -> np.ndarray:
-        """Embeds texts of one side, and counts the truncated ones in `truncated`."""
+        """Embed texts of one side, and count the truncated ones in `truncated`."""

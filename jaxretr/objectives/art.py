@@ -60,7 +60,7 @@ def art_losses(
       student: inner products of question and passage embeddings, divided by the temperature tau, float32 [B, K].
       teacher: how well each passage explains the question, float32 [B, K]: its mean log-probability by a T5 or a causal
         language model, the logit of a cross-encoder; no gradient flows into it.
-      teacher_temperature: divides the teacher's.
+      teacher_temperature: divisor of the teacher's scores.
       prior_weight: see `target`; 0 is ART.
 
     Returns:
@@ -70,21 +70,21 @@ def art_losses(
 
 
 def target(student: jax.Array, teacher: jax.Array, teacher_temperature: float, prior_weight: float) -> jax.Array:
-    """The logits of the distribution over the K passages that the student is moved to.
+    """Return the logits of the target distribution over the K passages, towards which the student is trained.
 
-    ART's teacher takes all retrieved passages to be equally likely before it reads the question. With a prior weight of
-    1 they are as likely as the student, which is held fixed, has them: the target is then the posterior
+    ART's teacher assumes that all retrieved passages are equally likely before it reads the question. With a prior
+    weight of 1 they are as likely as under the student, which is held fixed: the target is then the posterior
     p(passage | question) ~ p(question | passage) p_student(passage | question), as in EMDR2 (Sachan et al. 2021,
-    https://arxiv.org/abs/2106.05346). A teacher that is no better a ranker than the student still teaches by it.
+    https://arxiv.org/abs/2106.05346). A teacher that ranks no better than the student still teaches with it.
 
-    A cross-encoder's logits are no log-probabilities of questions: the distribution over the K passages is their softmax
-    all the same, as in the distillation of cross-encoders (Ren et al. 2021, https://arxiv.org/abs/2110.07367).
+    A cross-encoder's logits are not log-probabilities of questions. Their softmax is the distribution over the K
+    passages all the same, as in the distillation of cross-encoders (Ren et al. 2021, https://arxiv.org/abs/2110.07367).
 
     Args:
-      student: its scores, already divided by their temperature, float32 [..., K].
-      teacher: its scores, float32 [..., K].
-      teacher_temperature: divides the teacher's.
-      prior_weight: of the student's scores.
+      student: the student's scores, already divided by their temperature, float32 [..., K].
+      teacher: the teacher's scores, float32 [..., K].
+      teacher_temperature: divisor of the teacher's scores.
+      prior_weight: weight of the student's scores.
     """
     return lax.stop_gradient(teacher / teacher_temperature + prior_weight * student)
 
@@ -100,55 +100,55 @@ class QuestionBatch:
     """The questions of one step, in the encoder's and in the scorer's tokens, sharded by row."""
 
     tokens: jax.Array
-    """[CLS] q [SEP], integers [B, L]."""
+    """Token ids of [CLS] q [SEP], integers [B, L]."""
     lengths: jax.Array
-    """int32 [B]."""
+    """Lengths of these rows, int32 [B]."""
     targets: jax.Array
-    """As the teacher reads questions (a T5: "Question: {q}</s>"), integers [B, T]."""
+    """Token ids in the form in which the teacher reads questions (a T5: "Question: {q}</s>"), integers [B, T]."""
     target_lengths: jax.Array
-    """int32 [B]."""
+    """Lengths of the targets, int32 [B]."""
     numbers: jax.Array
-    """Of the questions in the training data, int32 [B]."""
+    """Numbers of the questions in the training data, int32 [B]."""
     forms: TokenRows | None = None
     """The questions' misspelt forms, tokens [B, V, L] and lengths [B, V]; None without terms for typos."""
     given: jax.Array | None = None
-    """Corpus rows of passages that are compared besides the retrieved ones, int32 [B, G], -1 where there is none; None
-    without any."""
+    """Corpus rows of passages that are compared in addition to the retrieved ones, int32 [B, G], -1 where there is
+    none; None without any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArtProgram(IndexProgram):
-    """All that is fixed while an ART run's programs are compiled: sections of its config, and what follows from them."""
+    """Constants of an ART run's compiled programs: sections of its config, and values that follow from them."""
 
     teaching: Teaching
     art: Art
     top_k: int
     """`art.top_k`, or the size of a smaller corpus."""
     given: int = 0
-    """Passages of a question that the batch brings."""
+    """Number of passages of a question that come with the batch."""
     temperature: float
     """`art.temperature`, or its default for the size of the embedding."""
     typos: Typos = field(default_factory=Typos)
 
     @property
     def compared(self) -> int:
-        """Passages of a question in a step."""
+        """K, the number of passages of a question in a step."""
         return self.top_k + self.given + self.art.uniform
 
 
 def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh: Mesh) -> Callable[..., Any]:
-    """Builds the compiled training step.
+    """Build the compiled training step.
 
     Args:
       program: the run's constants.
       optimizer: applied to both towers.
-      mesh: with the axes "data" and "model"; B must be a multiple of its data axis.
+      mesh: mesh with the axes "data" and "model"; B must be a multiple of its data axis.
 
     Returns:
-      step(state, index, table, passages, scorer_passages, scorer_params, batch) -> (state, index, table, metrics, rows),
-      where `table` is the teacher's TableState or None, `passages` and `scorer_passages` are the corpus's CorpusTokens for
-      the encoder and for the scorer, `metrics` a dict of float32 scalars and `rows` the retrieved corpus rows,
-      int32 [B, K]. `state`, `index` and `table` are donated.
+      step(state, index, table, passages, scorer_passages, scorer_params, batch) -> (state, index, table, metrics,
+      rows), where `table` is the teacher's TableState or None, `passages` and `scorer_passages` are the corpus's
+      CorpusTokens for the encoder and for the scorer, `metrics` a dict of float32 scalars and `rows` the retrieved
+      corpus rows, int32 [B, K]. `state`, `index` and `table` are donated.
     """
 
     @partial(jax.jit, donate_argnums=(0, 1, 2))
@@ -229,12 +229,12 @@ def make_step(program: ArtProgram, optimizer: optax.GradientTransformation, mesh
 
 
 def with_others(program: ArtProgram, rows: jax.Array, batch: QuestionBatch, step: jax.Array) -> jax.Array:
-    """The retrieved rows int32 [B, top_k], then given and drawn ones, [B, K]: the same on all devices."""
+    """Return the retrieved rows int32 [B, top_k], then given and drawn ones, [B, K]; the same on all devices."""
     b = len(rows)
     parts = [rows]
     if program.given:
         assert batch.given is not None
-        # In front: of a passage that is given and retrieved, the given place stays.
+        # Given rows come first: of a passage that is both given and retrieved, the given place stays.
         parts.insert(0, lax.all_gather(batch.given, DATA, tiled=True, to="invarying"))
     parts.append(jnp.full((b, program.art.uniform), -1, jnp.int32))
     key = jax.random.fold_in(jax.random.fold_in(jax.random.key(program.seed), step), KeyStream.UNIFORM_PASSAGES)
@@ -251,20 +251,20 @@ def student_loss(
     batch: QuestionBatch,
     stored: StoredRows | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
-    """This device's mean loss.
+    """Return this device's mean loss.
 
     Args:
       program: the run's constants.
       q: this device's questions, float32 [b, D].
-      p: their passages, float32 [b, K, D].
-      teacher: its scores, float32 [b, K].
+      p: embeddings of their passages, float32 [b, K, D].
+      teacher: the teacher's scores of them, float32 [b, K].
       forms: the questions' misspelt forms, float32 [b, V, D]; None without terms for typos.
-      batch: this device's part of it.
-      stored: how the passages are stored that are scored; None: as they are.
+      batch: this device's part of the batch.
+      stored: quantiser of the passages that are scored; None: they are scored exactly.
 
     Returns:
-      A float32 scalar; the student's scaled scores, float32 [b, K], and the means of further terms by their names in the
-      log.
+      A float32 scalar; the student's scaled scores, float32 [b, K], and the means of further terms by their names in
+      the log.
     """
     terms: dict[str, jax.Array] = {}
     if stored is not None:
@@ -294,18 +294,18 @@ def student_loss(
 
 
 def scaled_scores(program: ArtProgram, vectors: jax.Array, p: jax.Array) -> jax.Array:
-    """The scores of vectors float32 [b, F, D] with passages [b, K, D], divided by the temperature: [b, F, K]."""
+    """Return the scores of vectors float32 [b, F, D] with passages [b, K, D], divided by the temperature: [b, F, K]."""
     return jnp.einsum("bfd,bkd->bfk", vectors, p, precision=lax.Precision.HIGHEST) / program.temperature
 
 
 def of_others(program: ArtProgram, vectors: jax.Array, p: jax.Array, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The losses of F other forms of each question against the question's own target.
+    """Return the losses of F other forms of each question against the question's own target.
 
     Args:
       program: the run's constants.
-      vectors: of the forms, float32 [b, F, D].
-      p: of the question's passages, float32 [b, K, D].
-      wanted: the target's logits, float32 [b, K].
+      vectors: embeddings of the forms, float32 [b, F, D].
+      p: embeddings of the question's passages, float32 [b, K, D].
+      wanted: logits of the target, float32 [b, K].
 
     Returns:
       losses float32 [b, F], and the forms' scaled scores, float32 [b, F, K].

@@ -1,7 +1,7 @@
 """The passages that a question of ART is compared on: the top of the search, given ones, and drawn ones.
 
-ART takes the first K of a search (section 2.4). Its authors also compare kinds of passages (section 4.3, Table 7): judged
-ones, hard negatives, and passages that are drawn uniformly from the corpus.
+ART takes the first K of a search (section 2.4). Its authors also compare kinds of passages (section 4.3, Table 7):
+judged ones, hard negatives, and passages that are drawn uniformly from the corpus.
 """
 
 import jax
@@ -12,7 +12,7 @@ _NONE = -1
 
 
 def without_repeats(rows: jax.Array) -> jax.Array:
-    """Rows int32 [B, K] with every place empty (-1) whose row stands in an earlier place of its question."""
+    """Return rows int32 [B, K] with -1 in every place whose row stands in an earlier place of its question."""
     k = rows.shape[1]
     earlier = jnp.arange(k) < jnp.arange(k)[:, None]  # [K, K]
     repeated = ((rows[:, :, None] == rows[:, None, :]) & earlier).any(axis=-1)
@@ -20,11 +20,11 @@ def without_repeats(rows: jax.Array) -> jax.Array:
 
 
 def filled(rows: jax.Array, passages: int, keys: jax.Array) -> jax.Array:
-    """Fills the empty places with passages that are drawn uniformly from those that the question does not have yet.
+    """Fill the empty places with passages that are drawn uniformly from those that the question does not have yet.
 
     Args:
       rows: int32 [B, K], -1 in empty places; no row twice.
-      passages: of the corpus, at least K.
+      passages: number of passages in the corpus, at least K.
       keys: one PRNG key a question, [B].
 
     Returns:
@@ -38,7 +38,7 @@ def filled(rows: jax.Array, passages: int, keys: jax.Array) -> jax.Array:
         free = passages - (rows >= 0).sum(axis=1)
         draw = jax.vmap(lambda key, free: jax.random.randint(jax.random.fold_in(key, place), (), 0, free))
         number = draw(keys, free)  # among those that are not taken
-        # Of a taken row, taken - its place in the order is the number of free ones before it.
+        # A taken row has as many free rows before it as its own number less its place in the order of taken rows.
         drawn = number + (taken - jnp.arange(k) <= number[:, None]).sum(axis=1)
         return rows.at[:, place].set(jnp.where(rows[:, place] < 0, drawn, rows[:, place]))
 

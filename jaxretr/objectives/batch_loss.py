@@ -52,7 +52,7 @@ class ContrastiveProgram(IndexProgram):
     positives: int
     """Places of positives among each question's passages."""
     sizes: tuple[int, ...]
-    """Of the embedding's prefixes, the whole included, whose losses are summed."""
+    """Sizes of the embedding's prefixes whose losses are summed, the whole embedding included."""
     contrastive: Contrastive = field(default_factory=Contrastive)
     negatives: Negatives = field(default_factory=Negatives)
     distillation: Distillation = field(default_factory=Distillation)
@@ -66,10 +66,10 @@ class ContrastiveProgram(IndexProgram):
 
 @dataclass(frozen=True)
 class PassagesOfBatch:
-    """What is known of a batch's passages besides their embeddings, on one device inside the step."""
+    """Arrays about a batch's passages besides their embeddings, on one device inside the step."""
 
     contents: jax.Array
-    """Of this device's passages the first rows with that title and text, int32 [b, C]."""
+    """Contents of this device's passages, which are the first rows with the same title and text, int32 [b, C]."""
     rows: jax.Array
     """The corpus rows of all passages, int32 [B, C]."""
     index: CorpusState | None
@@ -159,7 +159,7 @@ def batch_loss(
 
 @dataclass(frozen=True)
 class _Given:
-    """What the loss reads at every size of the embedding."""
+    """Inputs that the loss reads at every size of the embedding."""
 
     program: ContrastiveProgram
     passages: PassagesOfBatch

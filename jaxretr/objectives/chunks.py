@@ -36,28 +36,28 @@ def embed_in_chunks(
     together: bool = False,
     widths: tuple[int, ...] = (),
 ) -> jax.Array:
-    """Embeds rows, at most `chunk` at once; differentiable with respect to `params`.
+    """Embed rows, at most `chunk` at once; differentiable with respect to `params`.
 
-    The rows are taken shortest first, and a chunk is cut to the few columns that its longest row needs: short texts do
-    not pay for long ones. There is no communication between devices in here, unless they embed `together`.
+    The rows are taken shortest first, and a chunk is cut to the few columns that its longest row needs, so that short
+    texts cost little. There is no communication between devices here, unless they embed `together`.
 
     Args:
-      embed_rows: (params, tokens [m, l], lengths [m], keys [m] or None) -> float32 [m, D], called with all parameters. A
-        row's embedding may depend on nothing but the row. With `words` it gets a fifth argument: the tokens' rows of
+      embed_rows: (params, tokens [m, l], lengths [m], keys [m] or None) -> float32 [m, D], called with all parameters.
+        A row's embedding may depend on nothing but the row. With `words` it gets a fifth argument: the tokens' rows of
         the table, float32 [m, l, D'], which it must not look up itself.
       params: a tree of float arrays.
       tokens: integers [n, L], padded on the right.
       lengths: int32 [n].
       keys: one PRNG key a row [n], or None.
-      chunk: at most so many rows are embedded at once.
-      frozen: the parameters without a gradient, as `partition` splits them off.
-      keep: keep the activations of all chunks for the backward pass instead of embedding each chunk twice. Only the
-        memory and the time change.
+      chunk: largest number of rows that are embedded at once.
+      frozen: the parameters without a gradient, which `partition` splits off.
+      keep: whether to keep the activations of all chunks for the backward pass instead of embedding each chunk twice.
+        Only the memory and the time change.
       words: with `keep`, the path in `params` of the table that the tokens are looked up in: its gradient is then added
         row by row. None: `embed_rows` looks them up, and the table's gradient is a dense one in each chunk.
-      together: the devices of the "data" axis exchange parts of parameters in `embed_rows`, so they must all take the same
-        way: their first chunks have one width, the second ones, and so on.
-      widths: that suit the rows' lengths, as `chosen_widths` takes them.
+      together: whether the devices of the "data" axis exchange parts of parameters in `embed_rows`. They must then all
+        take the same branches: their first chunks have one width, the second ones another, and so on.
+      widths: padded lengths that suit the rows, as for `chosen_widths`.
 
     Returns:
       float32 [n, D], in the order of the rows.
@@ -84,7 +84,7 @@ def embed_in_chunks(
 def _embed_chunks(
     embed_rows: EmbedRows, widths: tuple[int, ...], together: bool, params: Params, frozen: Params, chunks: Any
 ) -> jax.Array:
-    """Chunks of tokens [c, m, L], lengths [c, m] and keys [c, m] -> float32 [c, m, D]."""
+    """Embed chunks of tokens [c, m, L], lengths [c, m] and keys [c, m]; float32 [c, m, D]."""
 
     def one(chunk: Any) -> jax.Array:
         return _at_width(widths, together, lambda *rows: embed_rows(join(params, frozen), *rows), chunk)
@@ -117,7 +117,7 @@ _embed_chunks.defvjp(_forward, _backward)
 
 
 def _at_width(widths: tuple[int, ...], together: bool, of_rows: Callable[..., Any], chunk: Any) -> Any:
-    """Calls `of_rows` with the tokens cut to the first width that holds the chunk's longest row."""
+    """Call `of_rows` with the tokens cut to the first width that holds the chunk's longest row."""
     tokens, lengths, keys = chunk
     bucket = (longest_row(lengths, together) > jnp.array(widths[:-1], jnp.int32)).sum()
     branches = [
@@ -127,15 +127,15 @@ def _at_width(widths: tuple[int, ...], together: bool, of_rows: Callable[..., An
 
 
 def zeros_placed_like(x: jax.Array) -> jax.Array:
-    """Zeros of x's shape and type that are also split over the devices as x is, to add gradients of x to.
+    """Return zeros of x's shape and type that are also split over the devices as x is, to add gradients of x to.
 
     Inside a shard_map the type of x says over which mesh axes its values vary, and a loop's carry must keep its type;
-    how x is split over the axes that are left to the compiler is not in the type. `jnp.zeros` has neither. A function of
-    x has both: a choice between two zeros, which the compiler removes.
+    the split of x over the axes that are left to the compiler is not in the type. `jnp.zeros` has neither. A function
+    of x has both: a choice between two zeros, which the compiler removes.
     """
     return jnp.where(x > 0, jnp.zeros((), x.dtype), jnp.zeros((), x.dtype))
 
 
 def largest_divisor(n: int, limit: int) -> int:
-    """The largest divisor of n that is at most `limit` (at least 1)."""
+    """Return the largest divisor of n that is at most `limit` (at least 1)."""
     return next(size for size in range(max(1, min(n, limit)), 0, -1) if n % size == 0)

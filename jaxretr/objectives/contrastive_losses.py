@@ -40,7 +40,7 @@ def contrastive_losses(
 
 
 def among(contents: jax.Array, known: jax.Array) -> jax.Array:
-    """Which passages are in each question's list.
+    """Test which passages are in each question's list.
 
     Args:
       contents: what each passage is, int32 [M].
@@ -55,7 +55,7 @@ def among(contents: jax.Array, known: jax.Array) -> jax.Array:
 
 @dataclass(frozen=True)
 class Masks:
-    """Which of the batch's passages are positives and negatives of this device's questions, bool [b, M]."""
+    """Masks of the batch's passages that are positives and negatives of this device's questions, bool [b, M]."""
 
     positive: jax.Array
     negative: jax.Array

@@ -1,4 +1,4 @@
-"""The softmax's denominator over a whole sharded corpus, streamed: no [B, N] array, and one pass for both directions."""
+"""The softmax's denominator over a whole sharded corpus, streamed in one pass for both directions: no [B, N] array."""
 
 from functools import partial
 from typing import Any
@@ -27,26 +27,27 @@ def corpus_logsumexp(
     block_rows: int,
     stored: StoredRows | None = None,
 ) -> jax.Array:
-    """log sum over the corpus of exp(q . e / temperature); call it inside a shard_map over the data axis.
+    """Return log sum over the corpus of exp(q . e / temperature); call it inside a shard_map over the data axis.
 
-    The embeddings are constants (stale ones have no gradient to give); the gradient in a question is the softmax's mean
-    of e / temperature, which is summed up in the same pass.
+    The embeddings are constants (stale ones have no gradient to give). The gradient with respect to a question is the
+    softmax's mean of e / temperature, which is accumulated in the same pass.
 
     Args:
       queries: embeddings of the whole batch, float32 [B, D], on every device.
       rows: this device's embeddings, [n, D].
-      contents: what each of them is: the first row of the corpus with the same title and text, int32 [n].
-      excluded: global rows that no question counts (they are in the batch, fresh), int32 [m].
+      contents: contents of these rows: the first row of the corpus with the same title and text, int32 [n].
+      excluded: global rows that no question counts (the batch has them, freshly embedded), int32 [m].
       excluded_each: contents of each question's false negatives, int32 [B, Q]; negative for none.
-      num_valid: global rows from this one on are padding.
-      temperature: divides the scores.
-      normalise: divide each embedding by its length first (prefixes of normalised embeddings).
-      block_rows: rows scored at a time.
-      stored: how an index stores the embeddings that are scored; None: as they are.
+      num_valid: number of global rows; the rows after them are padding.
+      temperature: divisor of the scores.
+      normalise: whether to divide each embedding by its length first (prefixes of normalised embeddings).
+      block_rows: number of rows scored at a time.
+      stored: quantiser of the embeddings that are scored; None: they are scored exactly.
 
     Returns:
       float32 [B], the same on all devices; about -1e30 where nothing is left.
     """
+    # This device's rows that count, bool [n]: not padding, and not excluded. The contents of all others become -1.
     n = rows.shape[0]
     first = lax.axis_index(DATA) * n
     place = excluded - first
@@ -55,6 +56,7 @@ def corpus_logsumexp(
     contents = jnp.where(counts, contents, -1)
     settings = (temperature, normalise, min(block_rows, n))
     local = _logsumexp(settings, queries, lax.stop_gradient(rows), contents, excluded_each, stored)  # [B]
+    # Log of the sum over devices, with the largest local value taken out so that exp does not overflow: [B].
     highest = lax.pmax(lax.stop_gradient(local), DATA)
     return jnp.log(lax.psum(jnp.exp(local - highest), DATA)) + highest
 
@@ -79,25 +81,29 @@ def _stream(
     each: jax.Array,
     stored: StoredRows | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """One device's log-sum-exp [B], and its gradient [B, D]: the mean of the rows under the softmax."""
+    """Return one device's log-sum-exp [B], and its gradient [B, D]: the mean of the rows under the softmax."""
     temperature, normalise, size = settings
     n = rows.shape[0]
 
     def block(number: jax.Array, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        # Running maximum and sum of exp(score - maximum), both [B], and the rows' sum weighted by exp, [B, D].
         highest, total, mean = carry
-        # The last block is moved back to end with the rows; what it shares with the one before it is masked.
+        # The last block is moved back to end with the rows; the rows that it shares with the one before it are masked.
         start = jnp.minimum(number * size, n - size)
+        # The block's embeddings, as the index stores them: float32 [size, D].
         e = lax.dynamic_slice_in_dim(rows, start, size).astype(jnp.float32)
         if normalise:
             e = truncated(e, e.shape[-1], normalise=True)
         if stored is not None:
             e = stored.values(e)
+        # Scores of all questions with the block, [B, size], and the rows that count and are new in this block, [size].
         scores = jnp.matmul(queries, e.T, precision=lax.Precision.HIGHEST) / temperature
         content = lax.dynamic_slice_in_dim(contents, start, size)
         new = (content >= 0) & (start + jnp.arange(size) >= number * size)
-        # Compared and reduced in one loop by the compiler; far less work than the product above.
+        # False negatives, [B, size]. The compiler compares and reduces in one loop: far less work than the product.
         excluded = (each[:, None, :] == content[:, None]).any(axis=-1)
         scores = jnp.where(new & ~excluded, scores, _NOTHING)
+        # Raise the maximum to this block's, and scale the sums so far down to it.
         top = jnp.maximum(highest, scores.max(axis=-1))
         weights = jnp.where(scores > _NOTHING / 2, jnp.exp(scores - top[:, None]), 0.0)  # [B, size]
         shrink = jnp.exp(highest - top)

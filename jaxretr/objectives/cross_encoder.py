@@ -1,7 +1,7 @@
-"""Cross-encoders learn from judged pairs: each pair for itself, or a question's passages against each other.
+"""Training of cross-encoders on judged pairs: each pair separately, or a question's passages against each other.
 
-`pair_loss` is a `SumLoss`, so that token_step.py makes the compiled step of it. Rows of question and passage are put
-together in the step, and scored chunk by chunk (chunks.py).
+`pair_loss` is a `SumLoss`, from which token_step.py builds the compiled step. Rows of question and passage are joined
+in the step, and scored chunk by chunk (chunks.py).
 """
 
 import logging
@@ -28,7 +28,7 @@ class PairBatch(NamedTuple):
 
     questions: Any  # token ids without special ones, [B, Q]
     question_lengths: Any  # int32 [B]
-    passages: Any  # likewise, [B, K, P]
+    passages: Any  # token ids without special ones, [B, K, P]
     passage_lengths: Any  # int32 [B, K]
     there: Any  # bool [B, K]: whether there is a passage
 
@@ -39,12 +39,12 @@ class PairProgram:
 
     Attributes:
       config: the cross-encoder's shape, with the dropout of the training.
-      frame: what stands around question and passage.
-      dtype: of the encoder's matmul operands.
+      frame: special tokens around question and passage.
+      dtype: type of the encoder's matmul operands.
       loss: see `pair_losses`.
-      positive_weight: likewise.
-      chunk: pairs that a device reads at once.
-      activation_bytes: what a device may keep of the pairs' activations; 0: nothing.
+      positive_weight: see `pair_losses`.
+      chunk: number of pairs that a device reads at once.
+      activation_bytes: bytes of the pairs' activations that a device may keep; 0: none.
     """
 
     config: CrossEncoderConfig
@@ -59,7 +59,7 @@ class PairProgram:
 def pair_losses(
     scores: jax.Array, there: jax.Array, *, loss: Literal["binary", "listwise"], positive_weight: float = 1.0
 ) -> tuple[jax.Array, jax.Array]:
-    """The losses of a batch's questions, the first of whose passages is the positive.
+    """Return the losses of a batch's questions, whose first passage is the positive.
 
     binary: w log(1 + exp -s+) of the positive and log(1 + exp s-) of each negative, one loss a pair (Nogueira and Cho
     2019, https://arxiv.org/abs/1901.04085, equation 1). listwise: -log(exp s+ / (exp s+ + sum exp s-)), one loss a
@@ -67,12 +67,12 @@ def pair_losses(
 
     Args:
       scores: logits, float32 [B, K].
-      there: bool [B, K]; a pair that is not has no part in anything.
-      loss: which.
-      positive_weight: w, of binary.
+      there: whether the pair exists, bool [B, K]; other pairs count nowhere.
+      loss: name of the loss.
+      positive_weight: w of the binary loss.
 
     Returns:
-      Their sum, and how many there are: float32 scalars, the mean's numerator and denominator.
+      Their sum and their number: float32 scalars, the numerator and denominator of the mean.
     """
     positive = there & (jnp.arange(scores.shape[1]) == 0)
     if loss == "listwise":
@@ -84,14 +84,17 @@ def pair_losses(
 
 
 def pair_loss(program: PairProgram) -> SumLoss:
-    """The loss of a `PairBatch` as `make_token_step` takes it."""
+    """Return the loss of a `PairBatch` in the form that `make_token_step` takes."""
     vocabulary = program.config.backbone.vocab_size
 
     def score_rows(params: Params, tokens: jax.Array, lengths: jax.Array, keys: jax.Array | None) -> jax.Array:
         tokens, seconds = unmarked(tokens, lengths, vocabulary)
         scores = relevance(
             program.config,
-            *(params, tokens, lengths, seconds),
+            params,
+            tokens,
+            lengths,
+            seconds,
             dtype=program.dtype,
             keys=keys,
             keep_matmuls=True,
@@ -107,7 +110,7 @@ def pair_loss(program: PairProgram) -> SumLoss:
             batch.passage_lengths.reshape(-1),
         )
         keys = None if keys is None else _keys_of_pairs(keys, k)
-        # A chunk has no place for where second texts begin.
+        # A chunk has no place for the positions where second texts begin.
         rows = (params, marked(tokens, lengths, seconds, vocabulary), lengths, keys)
         keep = False
         if program.activation_bytes:
@@ -123,6 +126,6 @@ def pair_loss(program: PairProgram) -> SumLoss:
 
 
 def _keys_of_pairs(keys: jax.Array, k: int) -> jax.Array:
-    """A PRNG key for each of the K passages of each question: [b] -> [b K]."""
+    """Return a PRNG key for each of the K passages of each question: [b] -> [b K]."""
     each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
     return jax.vmap(each, in_axes=(0, None))(keys, jnp.arange(k)).reshape(-1)

@@ -6,14 +6,14 @@ from jax import lax
 
 
 def margin_mse(student: jax.Array, teacher: jax.Array, scored: jax.Array) -> jax.Array:
-    """Squared error of the margins between each question's first passage and the others.
+    """Return the squared error of the margins between each question's first passage and the others.
 
-    Mean over the scored others of ((s_0 - s_j) - (t_0 - t_j))^2; adding a constant to all of a question's scores, on
+    The mean over the scored others of ((s_0 - s_j) - (t_0 - t_j))^2; a constant added to all of a question's scores, on
     either side, changes nothing.
 
     Args:
       student: the model's scores, float32 [..., C]; the positive comes first.
-      teacher: the teacher's, float32 [..., C]; no gradient flows into it.
+      teacher: the teacher's scores, float32 [..., C]; no gradient flows into them.
       scored: bool [..., C]: whether the teacher scored this passage; the others are left out.
 
     Returns:
@@ -27,13 +27,13 @@ def margin_mse(student: jax.Array, teacher: jax.Array, scored: jax.Array) -> jax
 
 
 def kl_divergence(student: jax.Array, teacher: jax.Array, scored: jax.Array) -> jax.Array:
-    """KL(teacher || student) of the two softmax distributions over each question's scored passages.
+    """Return KL(teacher || student) of the two softmax distributions over each question's scored passages.
 
     Its gradient in the student's scores is student distribution - teacher distribution.
 
     Args:
       student: the model's scores, already divided by their temperature, float32 [..., C].
-      teacher: the teacher's, likewise; no gradient flows into it.
+      teacher: the teacher's scores, divided by theirs, float32 [..., C]; no gradient flows into them.
       scored: bool [..., C]: the passages that both distributions are taken over.
 
     Returns:
@@ -46,5 +46,5 @@ def kl_divergence(student: jax.Array, teacher: jax.Array, scored: jax.Array) -> 
 
 
 def _log_softmax(scores: jax.Array, scored: jax.Array) -> jax.Array:
-    """Over the scored places; finite elsewhere, so that no NaN enters the gradient."""
+    """Log-softmax over the scored places; finite elsewhere, so that no NaN enters the gradient."""
     return jax.nn.log_softmax(jnp.where(scored, scores.astype(jnp.float32), -1e30), axis=-1)

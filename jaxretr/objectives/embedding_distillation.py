@@ -1,4 +1,4 @@
-"""Learning another encoder's embeddings (Reimers and Gurevych 2020): the student's vector of a text is the teacher's."""
+"""Learning another encoder's embeddings (Reimers and Gurevych 2020): the teacher's vector of a text is the target."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from jaxretr.objectives.token_step import SumLoss
 
 
 class TextsOfOneLength(NamedTuple):
-    """Rows of token ids of one width, and what the teacher says of them."""
+    """Rows of token ids of one width, and the teacher's embeddings of them."""
 
     tokens: np.ndarray  # [B, L]
     lengths: np.ndarray  # int32 [B]
@@ -27,11 +27,11 @@ class DistillationBatch(NamedTuple):
 
 
 def embedding_loss(config: DualEncoderConfig, dtype: Any) -> SumLoss:
-    """1 - cos(student, teacher), summed over a batch's texts, which count the same whether they are short or long.
+    """Return the loss 1 - cos(student, teacher), summed over a batch's texts; short and long texts count the same.
 
     Args:
-      config: the student, whose embeddings have length 1.
-      dtype: of its matmuls' operands.
+      config: configuration of the student, whose embeddings have length 1.
+      dtype: type of its matmuls' operands.
     """
 
     def loss(params: Params, batch: DistillationBatch, keys: jax.Array | None) -> tuple[jax.Array, jax.Array]:
@@ -46,11 +46,11 @@ def embedding_loss(config: DualEncoderConfig, dtype: Any) -> SumLoss:
 
 
 def principal_directions(embeddings: np.ndarray, size: int) -> np.ndarray:
-    """The directions that keep most of some embeddings' inner products.
+    """Return the directions that keep most of some embeddings' inner products.
 
     Args:
       embeddings: float [N, D].
-      size: how many to keep, at most D.
+      size: number of directions, at most D.
 
     Returns:
       Orthonormal columns float32 [D, size], the one with the largest sum of squares first. Nothing is centred:

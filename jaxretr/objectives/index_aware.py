@@ -1,13 +1,14 @@
 """Index-aware training: the loss on scores as the served index will compute them.
 
 An index of quantised passages ranks by q . Q(p), where Q rounds a passage to int8 or to product codes; the encoder is
-usually trained on q . p. Here the loss is taken on q . Q(p), and its gradient passes Q as if it were the identity, so that
-the encoder learns embeddings whose ranking survives the rounding. JPQ (Zhan et al. 2021, https://arxiv.org/abs/2108.00644)
-and RepCONC (Zhan et al. 2022, https://arxiv.org/abs/2110.05789) train with product codes in such a way; `commitment` is
-the second's penalty on the distance to the codes, without its constraint of equal use.
+usually trained on q . p. Here the loss is taken on q . Q(p), and its gradient passes Q as if it were the identity, so
+that the encoder learns embeddings whose ranking survives the rounding. JPQ (Zhan et al. 2021,
+https://arxiv.org/abs/2108.00644) and RepCONC (Zhan et al. 2022, https://arxiv.org/abs/2110.05789) train with product
+codes in such a way; `commitment` is the second's penalty on the distance to the codes, without its constraint of equal
+use.
 
 Centres of product codes are fitted to a sample of passages before the first step and every `relearn_every` steps, by a
-compiled program of its own. They are a part of the state, so that a resumed run goes on with the same ones.
+separate compiled program. They are a part of the state, so that a resumed run continues with the same ones.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,7 @@ from jaxretr.streams import KeyStream
 
 
 def check(settings: IndexAware) -> None:
-    """Raises UsageError for settings that make no quantiser, or that nothing would read."""
+    """Raise UsageError for settings that do not define a quantiser, or that nothing would read."""
     if settings.kind == "none":
         if settings != IndexAware():
             raise UsageError("index_aware: has settings but no kind; set --index-aware.kind int8 or product")
@@ -57,15 +58,15 @@ def check(settings: IndexAware) -> None:
 def on_stored(
     program: IndexProgram, codes: ProductCodes | None, loss_of: Callable[[StoredRows | None], tuple[jax.Array, Any]]
 ) -> tuple[jax.Array, Any]:
-    """The loss on the scores of a quantised index, or on its weighted mean with the loss on exact scores.
+    """Return the loss on the scores of a quantised index, or its weighted mean with the loss on exact scores.
 
     Args:
       program: the run's constants.
-      codes: of the state.
-      loss_of: how rows are stored (None: as they are) -> (loss, what goes with it).
+      codes: product codes of the state.
+      loss_of: function of the rows' quantiser (None: exact rows) that returns the loss and an auxiliary value.
 
     Returns:
-      The loss, and what goes with that on the index's scores.
+      The loss, and the auxiliary value of the loss on the index's scores.
     """
     settings = program.index_aware
     if settings.kind == "none":
@@ -77,22 +78,22 @@ def on_stored(
 
 
 def storage_error(stored: StoredRows, p: jax.Array) -> jax.Array:
-    """|p - Q(p)|^2 / |p|^2 of passages float32 [..., D], with a gradient in p that pulls them to Q(p): float32 [...]."""
+    """Return |p - Q(p)|^2 / |p|^2 of passages, float32 [..., D] -> [...], with a gradient that pulls p to Q(p)."""
     length = lax.stop_gradient(jnp.square(p).sum(axis=-1))
     return jnp.square(p - stored.values(p)).sum(axis=-1) / jnp.where(length > 0, length, 1.0)
 
 
 def make_learn(program: IndexProgram, mesh: Mesh, count: int) -> Callable[..., ProductCodes]:
-    """Builds the compiled program that fits the centres of product codes to passages, dropout off.
+    """Build the compiled program that fits the centres of product codes to passages, dropout off.
 
     Args:
       program: the run's constants.
       mesh: the devices.
-      count: passages that the fit may take, the first ones on the devices.
+      count: number of passages, the first ones on the devices, that the fit may use.
 
     Returns:
-      learn(params, passages, codes, step) -> codes, where `passages` is the corpus's CorpusTokens and `codes` what the
-      fit goes on from, or None.
+      learn(params, passages, codes, step) -> codes, where `passages` is the corpus's CorpusTokens and `codes` are the
+      codes that the fit starts from, or None.
     """
 
     @jax.jit
@@ -118,16 +119,16 @@ def make_learn(program: IndexProgram, mesh: Mesh, count: int) -> Callable[..., P
 
 
 def sampled_rows(program: IndexProgram, passages: int, step: jax.Array, devices: int) -> jax.Array:
-    """The passages that the centres are fitted to, one of each of equal parts of them all.
+    """Choose the passages that the centres are fitted to, one from each of equal parts of all.
 
     Args:
-      program: its seed, and how many are taken.
-      passages: to take from.
-      step: int32 scalar.
-      devices: to divide them among.
+      program: constants of the run, with its seed and the number of passages to choose.
+      passages: number of passages to choose from.
+      step: number of the step, int32 scalar.
+      devices: number of devices that share the passages.
 
     Returns:
-      int32 [m], a multiple of the devices; -1 at the end where the passages do not divide.
+      int32 [m], where m is a multiple of the devices; -1 at the end if the passages do not divide.
     """
     count = min(program.index_aware.sample, passages)
     ends = np.arange(count + 1, dtype=np.int64) * passages // count
@@ -138,6 +139,6 @@ def sampled_rows(program: IndexProgram, passages: int, step: jax.Array, devices:
 
 
 def abstract_codes(settings: IndexAware, dim: int) -> ProductCodes:
-    """The shapes of what the fit gives for D dimensions."""
+    """Return the shapes of the codes that the fit returns for D dimensions."""
     shape = -(-dim // settings.block), settings.centres, settings.block
     return jax.eval_shape(lambda: ProductCodes(jnp.zeros(shape), jnp.zeros(()), jnp.zeros((), jnp.int32)))

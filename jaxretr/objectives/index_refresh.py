@@ -1,4 +1,4 @@
-"""The live index encoded again with the current weights: all of it at once, or a slice of its rows before every step."""
+"""The live index encoded again with the current weights: all of it at once, or a slice before every step."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +21,7 @@ from jaxretr.state import CorpusState, CorpusTokens
 
 
 def make_refresh(program: IndexProgram, mesh: Mesh) -> Callable[..., CorpusState]:
-    """Builds the compiled program that encodes the whole corpus on the devices, dropout off.
+    """Build the compiled program that encodes the whole corpus on the devices, dropout off.
 
     Returns:
       refresh(params, passages, index, step) -> index. `index` is donated and overwritten.
@@ -36,9 +36,9 @@ def make_refresh(program: IndexProgram, mesh: Mesh) -> Callable[..., CorpusState
 
 
 def make_rolling_refresh(program: IndexProgram, mesh: Mesh, every: int) -> Callable[..., CorpusState]:
-    """Builds the compiled program that encodes one slice of the corpus on the devices, dropout off.
+    """Build the compiled program that encodes one slice of the corpus on the devices, dropout off.
 
-    A slice is a function of the step alone: whatever the number of devices, the same rows, equally many on each.
+    A slice is a function of the step alone: for any number of devices it has the same rows, equally many on each.
 
     Args:
       program: the run's constants.
@@ -46,8 +46,8 @@ def make_rolling_refresh(program: IndexProgram, mesh: Mesh, every: int) -> Calla
       every: R; R steps in a row encode every row once.
 
     Returns:
-      refresh(params, passages, index, step) -> index, in which the rows r with r mod R = step mod R are fresh. `index` is
-      donated and overwritten.
+      refresh(params, passages, index, step) -> index, in which the rows r with r mod R = step mod R are fresh. `index`
+      is donated and overwritten.
     """
 
     def refresh(params: Params, passages: CorpusTokens, index: CorpusState, step: jax.Array) -> CorpusState:
@@ -71,16 +71,16 @@ def _compiled(refresh: Callable[..., CorpusState], program: IndexProgram, mesh: 
 
 
 def slice_rows(first: jax.Array, n: int, every: int, step: jax.Array) -> jax.Array:
-    """The rows of a device that a rolling refresh encodes before a step.
+    """Return the rows of a device that a rolling refresh encodes before a step.
 
     Args:
-      first: the corpus row that the device's first one is, int32 scalar.
-      n: its rows.
+      first: corpus row of the device's first row, int32 scalar.
+      n: number of rows on the device.
       every: R.
-      step: int32 scalar.
+      step: number of the step, int32 scalar.
 
     Returns:
-      int32 [ceil(n / R)], rows of the device in ascending order; the last may be n, which is none.
+      int32 [ceil(n / R)], rows of the device in ascending order; the last may be n, which stands for no row.
     """
     local = jnp.mod(step - first, every) + every * jnp.arange(-(-n // every), dtype=jnp.int32)
     return jnp.minimum(local, n)
@@ -90,23 +90,23 @@ def slice_rows(first: jax.Array, n: int, every: int, step: jax.Array) -> jax.Arr
 def encode_rows(
     program: IndexProgram, params: Params, passages: CorpusTokens, embeddings: jax.Array, rows: jax.Array
 ) -> jax.Array:
-    """Encodes rows of this device's passages into the index, block by block; call it inside the shard_map.
+    """Encode rows of this device's passages into the index, block by block; call it inside the shard_map.
 
     Args:
       program: the run's constants.
-      params: all of the dual encoder's.
-      passages: this device's [n, L].
+      params: all parameters of the dual encoder.
+      passages: this device's passages, [n, L].
       embeddings: this device's part of the index, [n, D].
-      rows: of this device, int32 [m], each at most once; n is none.
+      rows: rows on this device, int32 [m], each at most once; n stands for no row.
 
     Returns:
-      [n, D].
+      The index with the fresh embeddings, [n, D].
     """
     n, width, m = len(passages.lengths), passages.width, len(rows)
     size = block_size(m, program.index.encode_rows)
     widths = chosen_widths(width, program.passage_widths)
-    # Shortest first, so that a block's rows have about the same length and none pays for a longer one. What the first block
-    # shares with the second, the shortest rows, is encoded twice.
+    # Shortest first, so that a block's rows have about the same length and none is padded to a much longer one. The
+    # shortest rows, which the first block shares with the second, are encoded twice.
     lengths_of_rows = jnp.where(rows < n, passages.lengths.at[rows].get(mode="clip"), 0)
     order = rows[jnp.argsort(lengths_of_rows, stable=True)]
     weights = tower(params, "passage")
@@ -117,7 +117,7 @@ def encode_rows(
     def block(number: jax.Array, embeddings: jax.Array) -> jax.Array:
         chosen = lax.dynamic_slice_in_dim(order, block_start(number, m, size), size)
         read = passages.take(jnp.minimum(chosen, n - 1))
-        # A row that is none has the length 0, as padding has, and may not widen a block.
+        # A place without a row has the length 0, like padding, so that it does not widen a block.
         tokens, lengths = read.tokens, jnp.where(chosen < n, read.lengths, 0)
         longest = longest_row(lengths, program.shard_parameters)
         bucket = (longest > jnp.array(widths[:-1], jnp.int32)).sum()  # the first width that is enough

@@ -1,8 +1,8 @@
 """Embedding in chunks that keep their activations: one forward pass, for machines that have the memory.
 
-chunks.py embeds every chunk twice, so that memory follows the chunk. Here each chunk's activations stay for the backward
-pass, packed into one buffer an activation. Chunks of one padded width follow one another, in a loop of their own: short
-chunks fill only the head of their line of a buffer, and there is no branch in a loop.
+chunks.py embeds every chunk twice, so that memory follows the chunk. Here each chunk's activations stay for the
+backward pass, packed into one buffer per activation. Chunks of one padded width are handled in a loop of their own:
+short chunks fill only the head of their line of a buffer, and no loop has a branch.
 """
 
 from collections.abc import Callable
@@ -33,13 +33,13 @@ def embed_kept(
     frozen: Params,
     chunks: Chunks,
 ) -> jax.Array:
-    """Embeds chunks and keeps their activations; the arguments as in `embed_in_chunks`.
+    """Embed chunks and keep their activations; the arguments as in `embed_in_chunks`.
 
     Returns:
       float32 [c, m, D].
     """
 
-    # Called where nothing is differentiated: nothing is kept.
+    # This primal runs where nothing is differentiated, and keeps nothing.
     def one(width: int, number: Any) -> jax.Array:
         tokens, lengths, keys = _chunk(chunks, number, width)
         return embed_rows(join(params, frozen), tokens, lengths, keys)
@@ -66,6 +66,8 @@ def _forward(
         embeddings, leaves, _ = _with_pull(embed_rows, rest, table, words, frozen, _chunk(chunks, number, width))
         return embeddings, [_raw(leaf) for leaf in leaves]
 
+    # Shapes of a chunk's embeddings and activations at each width. Memory for all c chunks, which `store` fills:
+    # embeddings [c, m, D], and one buffer per activation, [c, elements at the largest width].
     shapes = [jax.eval_shape(partial(one, width), 0) for width in widths]
     like = chunks[0]
     embeddings = varying_like(lax.empty((count, *shapes[-1][0].shape), jnp.float32), like)
@@ -127,17 +129,17 @@ def kept_bytes(
     keys: jax.Array | None,
     chunk: int,
 ) -> int:
-    """Bytes of the activations that all chunks keep, as if all were of the full width: the buffers are.
+    """Return the bytes of the activations that all chunks keep, as if all had the full width, which the buffers have.
 
     Args:
       embed_rows: as in `embed_in_chunks`, and so are the other arguments.
-      words: the table's path.
+      words: path of the table of words.
       params: the trained parameters.
-      frozen: the others.
-      tokens: [n, L].
-      lengths: [n].
-      keys: [n] or None.
-      chunk: rows at once.
+      frozen: the other parameters.
+      tokens: integers [n, L].
+      lengths: int32 [n].
+      keys: PRNG keys [n], or None.
+      chunk: number of rows at once.
     """
 
     def leaves(params: Params, frozen: Params, chunk: Any) -> list[jax.Array]:
@@ -146,7 +148,7 @@ def kept_bytes(
 
     count = -(-len(tokens) // chunk)
     rows = -(-len(tokens) // count)
-    # Rows of the arrays themselves, for the types also say over which mesh axes they vary.
+    # Shapes are taken from the arrays themselves, for the types also say over which mesh axes they vary.
     one = tokens[:rows], lengths[:rows], None if keys is None else keys[:rows]
     each = jax.eval_shape(leaves, params, frozen, one)
     return count * sum(leaf.size * leaf.dtype.itemsize for leaf in each)
@@ -158,15 +160,16 @@ def kept_bytes(
 def _with_pull(
     embed_rows: Any, rest: Params, table: jax.Array | None, words: tuple[str, ...] | None, frozen: Params, chunk: Any
 ) -> tuple[jax.Array, list[jax.Array], Callable[[list[jax.Array], jax.Array], Any]]:
-    """A chunk's forward pass.
+    """Run a chunk's forward pass.
 
     Returns:
-      Its embeddings; the activations that its backward pass needs, except for what the pass was given, which is there anyway;
-      and the function from such activations and the embeddings' cotangent to the gradients of `rest` and the words' rows.
+      Its embeddings; the activations that its backward pass needs, except for the arguments of the pass, which exist
+      anyway; and the function from such activations and the embeddings' cotangent to the gradients of `rest` and the
+      words' rows.
     """
     tokens, lengths, keys = chunk
-    # Looked up outside of what is differentiated: a dense gradient of the table, zeroed and added in each chunk, would
-    # cost as much as the layers of a small model.
+    # Looked up outside of the differentiated function: a dense gradient of the table, zeroed and added in each chunk,
+    # would cost as much as the layers of a small model.
     looked_up = None if table is None else table[tokens.astype(jnp.int32)].astype(jnp.float32)
 
     def of_chunk(rest: Params, looked_up: jax.Array | None) -> jax.Array:
@@ -195,7 +198,7 @@ def _raw(leaf: jax.Array) -> jax.Array:
 
 
 def _typed(line: jax.Array, leaf: jax.Array) -> jax.Array:
-    """A leaf out of its line of a buffer, which may be longer: of the wider chunks."""
+    """Restore a leaf from its line of a buffer, which may be longer, as it also holds those of wider chunks."""
     raw = jax.eval_shape(_raw, leaf)
     values = line[: raw.size].reshape(raw.shape)
     is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
@@ -208,7 +211,7 @@ def _typed(line: jax.Array, leaf: jax.Array) -> jax.Array:
 def _each_width(
     widths: tuple[int, ...], together: bool, lengths: jax.Array, body: Callable[..., Any], carry: Any
 ) -> Any:
-    """Runs body(width, number, carry) for every chunk, with the first width that holds its longest row."""
+    """Run body(width, number, carry) for every chunk, with the first width that holds its longest row."""
     longest = longest_row(lengths, together)  # [c], ascending
     start = jnp.zeros((), jnp.int32)
     for place, width in enumerate(widths):

@@ -1,6 +1,6 @@
-"""The live index: a corpus's tokens and embeddings on the devices, searched, fetched from and written to in compiled code.
+"""The live index: a corpus's tokens and embeddings on the devices, searched, read and written by compiled code.
 
-How it is encoded again is in index_refresh.py. Everything here runs inside a shard_map over the mesh's "data" axis:
+index_refresh.py encodes it again. Everything here runs inside a shard_map over the mesh's "data" axis:
 b = B / devices questions and n = N / devices corpus rows are local. ART and the contrastive objectives share it.
 """
 
@@ -32,25 +32,25 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class IndexProgram:
-    """All that is fixed while the programs around a live index are compiled."""
+    """Constants of the compiled programs around a live index."""
 
     encoder: DualEncoderConfig | JointConfig
     encoder_dtype: Any
     corpus_rows: int
-    """Passages of the corpus; the sharded arrays' further rows are padding."""
+    """Number of passages in the corpus; the sharded arrays' further rows are padding."""
     index: LiveIndex
     chunk: int
     """Passages that a training step embeds at once on each device, as the section of the objective sets it."""
     activation_bytes: int
-    """So much a device may keep of questions' and of passages' activations for the backward pass. Where all chunks'
-    fit in, each is embedded once; else twice."""
+    """Bytes of questions' and of passages' activations, each, that a device may keep for the backward pass. If all
+    chunks' fit in, each is embedded once; otherwise twice."""
     seed: int
     shard_parameters: bool = False
-    """The encoder's large matrices are split over "data", see jaxretr/parallel/split_parameters.py."""
+    """Whether the encoder's large matrices are split over "data", see jaxretr/parallel/split_parameters.py."""
     index_aware: IndexAware = field(default_factory=IndexAware)
-    """How the loss's scores are rounded."""
+    """Rounding of the loss's scores to those of a quantised index."""
     passage_widths: tuple[int, ...] = ()
-    """That passages are cut to, see `chosen_widths`."""
+    """Padded lengths that passages are cut to, see `chosen_widths`; empty: quarters of the longest."""
 
 
 @jax.named_scope("questions")
@@ -62,17 +62,17 @@ def embed_questions(
     lengths: jax.Array,
     keys: jax.Array | None,
 ) -> jax.Array:
-    """This device's questions in a training step, chunk by chunk.
+    """Embed this device's questions in a training step, chunk by chunk.
 
-    As many of them make a chunk as have the tokens of a chunk of passages.
+    A chunk has as many of them as together have the tokens of a chunk of passages.
 
     Args:
       program: the run's constants.
-      params: of the dual encoder, those that are trained.
-      frozen: its others.
-      tokens: [CLS] q [SEP], integers [b, L].
+      params: trained parameters of the dual encoder.
+      frozen: its other parameters.
+      tokens: token ids of [CLS] q [SEP], integers [b, L].
       lengths: int32 [b].
-      keys: of their dropout, [b], or None.
+      keys: PRNG keys of their dropout, [b], or None.
 
     Returns:
       float32 [b, D].
@@ -86,14 +86,14 @@ def embed_questions(
 def embed_passages(
     program: IndexProgram, params: Params, frozen: Params, found: TokenRows, keys: jax.Array | None
 ) -> jax.Array:
-    """The K passages of each of this device's questions in a training step, chunk by chunk.
+    """Embed the K passages of each of this device's questions in a training step, chunk by chunk.
 
     Args:
       program: the run's constants.
-      params: of the dual encoder, those that are trained.
-      frozen: its others.
+      params: trained parameters of the dual encoder.
+      frozen: its other parameters.
       found: their tokens [b, K, L] and lengths [b, K].
-      keys: of their dropout, [b, K], or None.
+      keys: PRNG keys of their dropout, [b, K], or None.
 
     Returns:
       float32 [b, K, D].
@@ -115,7 +115,7 @@ def _embed_texts(
     widths: tuple[int, ...] = (),
 ) -> jax.Array:
     embed_rows = row_encoder(program.encoder, program.encoder_dtype)
-    # A split table is looked up with all devices together, which `embed_rows` does.
+    # All devices look up a split table together, which `embed_rows` does.
     words = None if program.shard_parameters else word_table(tower_params)
     keep = False
     if program.activation_bytes:
@@ -139,7 +139,7 @@ def _embed_texts(
 
 @cache
 def row_encoder(encoder: DualEncoderConfig | JointConfig, dtype: Any) -> EmbedRows:
-    """The encoder as `embed_in_chunks` calls it."""
+    """Return the encoder in the form that `embed_in_chunks` calls."""
 
     def embed_rows(
         params: Params,
@@ -157,14 +157,14 @@ def row_encoder(encoder: DualEncoderConfig | JointConfig, dtype: Any) -> EmbedRo
 def find_passages(
     program: IndexProgram, mesh: Mesh, questions: jax.Array, index: CorpusState, k: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Searches the live index with this device's questions; call it inside the shard_map.
+    """Search the live index with this device's questions; call it inside the shard_map.
 
     Args:
       program: the run's constants.
-      mesh: of the shard_map.
+      mesh: mesh of the shard_map.
       questions: this device's embeddings, float32 [b, D].
       index: this device's part of the index.
-      k: passages a question.
+      k: number of passages per question.
 
     Returns:
       scores float32 [B, k] and global rows int32 [B, k] of the whole batch, the same on all devices.
@@ -183,16 +183,17 @@ def find_passages(
 
 @jax.named_scope("fetch")
 def fetch_rows(table: Any, rows: jax.Array) -> Any:
-    """Brings rows of a sharded table to the devices that asked for them; call it inside the shard_map.
+    """Bring rows of a sharded table to the devices that asked for them; call it inside the shard_map.
 
     Args:
       table: this device's rows, integers or floats [n, ...], or its `CorpusTokens`.
       rows: global rows wanted by all devices, int32 [B, K], the same everywhere; a row that does not exist gives 0.
 
     Returns:
-      int32 or float32 [b, K, ...]: the wanted rows of this device's b questions; of a corpus's tokens int32 `TokenRows`,
-      tokens [b, K, L] and lengths [b, K].
+      int32 or float32 [b, K, ...]: the wanted rows of this device's b questions; for a corpus's tokens int32
+      `TokenRows`, with tokens [b, K, L] and lengths [b, K].
     """
+    # Rows of this device's part, [B, K], and whether they are on this device.
     n = len(table.lengths) if isinstance(table, CorpusTokens) else len(table)
     local = rows - lax.axis_index(DATA) * n
     mine = (local >= 0) & (local < n)
@@ -209,21 +210,22 @@ def fetch_rows(table: Any, rows: jax.Array) -> Any:
 
 @jax.named_scope("write_back")
 def write_back(index: CorpusState, rows: jax.Array, fresh: jax.Array, step: jax.Array) -> CorpusState:
-    """Puts freshly computed embeddings into the index.
+    """Put freshly computed embeddings into the index.
 
     Args:
       index: this device's part of the index.
       rows: the retrieved global rows of the whole batch, int32 [B, K].
-      fresh: their embeddings as far as this device computed them, float32 [b, K, D].
+      fresh: embeddings of the rows of this device's questions, float32 [b, K, D].
       step: the number of updates that the weights had seen, int32 scalar.
     """
     everyone = lax.all_gather(fresh.astype(index.embeddings.dtype), DATA, tiled=True)  # [B, K, D]
     flat = rows.reshape(-1)
     # A passage that several questions found has several embeddings (dropout); the first question's counts, so that
-    # the result does not depend on the order in which a device scatters.
+    # the result does not depend on the order in which a device scatters. first: bool [B K].
     order = jnp.argsort(flat, stable=True)
     repeats = jnp.concatenate([jnp.zeros(1, bool), jnp.diff(flat[order]) == 0])
     first = jnp.zeros(flat.shape, bool).at[order].set(~repeats)
+    # Rows of this device's part, [B K]; n for other devices' rows and for repeats.
     n = len(index.encoded_at)
     local = flat - lax.axis_index(DATA) * n
     place = jnp.where(first & (local >= 0) & (local < n), local, n)  # n is out of bounds: dropped
@@ -234,24 +236,24 @@ def write_back(index: CorpusState, rows: jax.Array, fresh: jax.Array, step: jax.
 
 
 def staleness(index: CorpusState, step: jax.Array, corpus_rows: int) -> jax.Array:
-    """This device's share of the mean age of the index's rows, in steps; the devices' mean is the corpus's mean."""
+    """Return this device's share of the mean age of the index's rows, in steps; the devices' mean is the corpus's."""
     return _ages(index, step, corpus_rows).astype(jnp.float32).sum() * lax.axis_size(DATA) / corpus_rows
 
 
 def staleness_max(index: CorpusState, step: jax.Array, corpus_rows: int) -> jax.Array:
-    """The age of the index's oldest row, in steps, float32 scalar: the same on all devices."""
+    """Return the age of the index's oldest row, in steps, float32 scalar; the same on all devices."""
     return lax.pmax(_ages(index, step, corpus_rows).max(), DATA).astype(jnp.float32)
 
 
 def _ages(index: CorpusState, step: jax.Array, corpus_rows: int) -> jax.Array:
-    """Steps since each of this device's rows was encoded, int32 [n]; padding is as if fresh."""
+    """Return the steps since each of this device's rows was encoded, int32 [n]; padding counts as fresh."""
     n = len(index.encoded_at)
     real = lax.axis_index(DATA) * n + jnp.arange(n) < corpus_rows
     return jnp.where(real, step - index.encoded_at, 0)
 
 
 def staleness_of(index: CorpusState, rows: jax.Array, step: jax.Array) -> jax.Array:
-    """This device's share of the mean age of some rows, in steps; the devices' mean is the mean, 0 of no rows.
+    """Return this device's share of the mean age of some rows, in steps; the devices' mean is the mean, 0 for no rows.
 
     Args:
       index: this device's part of the index, as it was when the rows were found.
@@ -267,7 +269,7 @@ def staleness_of(index: CorpusState, rows: jax.Array, step: jax.Array) -> jax.Ar
 
 
 def make_search(program: IndexProgram, mesh: Mesh, k: int) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """Builds the compiled search of evaluation questions over the live index, dropout off.
+    """Build the compiled search of evaluation questions over the live index, dropout off.
 
     Returns:
       search(params, index, tokens [B, L], lengths [B]) -> (scores float32 [B, k], rows int32 [B, k]), the same on

@@ -12,7 +12,7 @@ from jaxretr.objectives.token_step import SumLoss, masked_sum
 
 
 class MaskedBatch(NamedTuple):
-    """Rows with masks, and what stood under them."""
+    """Rows with masks, and the original tokens under the masks."""
 
     tokens: np.ndarray  # [B, L]
     lengths: np.ndarray  # int32 [B]
@@ -22,7 +22,7 @@ class MaskedBatch(NamedTuple):
 
 
 def prediction_places(width: int, rate: float) -> int:
-    """P: places for the predictions of a row of so many tokens."""
+    """Return P, the number of places for the predictions of a row of so many tokens."""
     return min(width, int(np.ceil(rate * width + 3 * np.sqrt(rate * (1 - rate) * width))))
 
 
@@ -36,7 +36,7 @@ def mask(
     special: np.ndarray,
     vocab_size: int,
 ) -> MaskedBatch:
-    """Draws the predictions of a batch.
+    """Draw the predictions of a batch.
 
     Args:
       rng: source of all randomness; another draw masks other tokens.
@@ -48,8 +48,8 @@ def mask(
       vocab_size: V.
 
     Returns:
-      The masked batch; P is three standard deviations above the mean number of a full row's draws. What a row draws
-      beyond that, once in a thousand rows, is dropped at random.
+      The masked batch; P is three standard deviations above the mean number of a full row's draws. Any draws of a row
+      beyond that, once in a thousand rows, are dropped at random.
     """
     batch, width = tokens.shape
     ordinary = (np.arange(width) < lengths[:, None]) & ~np.isin(tokens, special)
@@ -57,6 +57,7 @@ def mask(
     # Each chosen token gets a random rank; the first P of a row are predicted.
     rank = np.where(ordinary & (rng.random((batch, width)) < rate), rng.random((batch, width)), 2.0)
     positions = np.argsort(rank, axis=1)[:, :places]
+    # Each place: 1 if it is used, the original token, and a draw that decides the shown token; all [B, P].
     weights = (np.take_along_axis(rank, positions, axis=1) < 2.0).astype(np.float32)
     labels = np.take_along_axis(tokens, positions, axis=1).astype(np.int32)
     kind = rng.random((batch, places))
@@ -69,11 +70,11 @@ def mask(
 
 
 def masked_lm_loss(shape: MaskedLmShape, dtype: Any) -> SumLoss:
-    """The cross-entropy of what stood under the masks, summed over the predictions of a MaskedBatch.
+    """Return the cross-entropy of the tokens under the masks, summed over the predictions of a MaskedBatch.
 
     Args:
-      shape: the encoder's.
-      dtype: of its matmuls' operands.
+      shape: shape of the encoder.
+      dtype: type of its matmuls' operands.
     """
     graph, _ = define(lambda rngs: MaskedLm(shape, dtype=dtype, rngs=rngs))
 

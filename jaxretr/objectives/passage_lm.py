@@ -7,8 +7,8 @@ An example is a passage and a target text; the scorer learns p(target | passage)
   stays (copying, which is what tells a passage with a question's words from one without).
 - *a question* known to be answered by the passage, where such pairs are given.
 
-Likelihood alone does not make a ranker of a small model: what it spends its capacity on is mostly the same for all
-passages. So a question may also come with several passages, its own first, and the loss has the cross-entropy of its own
+Likelihood alone does not make a ranker of a small model: most of what it learns holds for all passages alike. So a
+question may also come with several passages, its own first, and the loss then includes the cross-entropy of its own
 among them, by the scores that ART asks for (the mean log-probabilities of its tokens).
 """
 
@@ -43,7 +43,7 @@ class RankedQuestions(NamedTuple):
 
 
 class ScorerBatch(NamedTuple):
-    """What a step learns from."""
+    """Examples that a step learns from."""
 
     examples: Example
     ranked: RankedQuestions | None
@@ -52,15 +52,15 @@ class ScorerBatch(NamedTuple):
 def scorer_loss(
     t5: T5Config, prompt: Prompt, dtype: Any, *, ranked_temperature: float, ranked_weight: float
 ) -> SumLoss:
-    """Cross-entropy of the examples' target tokens and of the ranked questions' own passages, summed over a ScorerBatch.
+    """Return the summed cross-entropy of a ScorerBatch: of its target tokens, and of its questions' own passages.
 
     A ranked question's loss is, with s_j the mean log-probability of its tokens given its passage j and tau the
     temperature, -w log(exp(s_0 / tau) / sum_j exp(s_j / tau)) - sum_t log p(question_t | question_<t, passage 0).
 
     Args:
-      t5: the scorer's shape.
-      prompt: its instruction.
-      dtype: of the matmuls' operands.
+      t5: shape of the scorer.
+      prompt: instruction of the scorer.
+      dtype: type of the matmuls' operands.
       ranked_temperature: tau.
       ranked_weight: w.
     """
@@ -81,10 +81,12 @@ def scorer_loss(
             total, count = masked_sum(-log_probs, real(log_probs.shape[1], target_lengths))
             if batch.ranked is None:
                 return total, count
+            # G questions with C passages each, as G C pairs; log-probabilities of the questions' tokens, [G, C, T].
             passages, lengths, targets, target_lengths = map(jnp.asarray, batch.ranked)
             g, c, width = passages.shape
             pairs = passages.reshape(g * c, width), lengths.reshape(-1), jnp.repeat(targets, c, axis=0)
             ranked = log_probs_of(bound, *pairs).reshape(g, c, -1)
+        # Scores [G, C]; the loss is the cross-entropy of each question's own passage, which is the first.
         scores = mean_log_prob(ranked, jnp.repeat(target_lengths[:, None], c, axis=1)) / ranked_temperature
         order = -jax.nn.log_softmax(scores, axis=-1)[:, 0].sum()
         of_questions, tokens = masked_sum(-ranked[:, 0], real(ranked.shape[2], target_lengths))
@@ -102,7 +104,7 @@ def thinned_windows(
     target_length: int,
     held_out: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Draws a target from each passage.
+    """Draw a target from each passage.
 
     Args:
       rng: source of all randomness.
@@ -117,21 +119,24 @@ def thinned_windows(
     """
     batch, width = passages.shape
     position = np.arange(width)
+    # A window of random length and start in each row, bool [B, M].
     span = np.minimum(rng.integers(4, window + 1, batch), lengths)
     start = (rng.random(batch) * (lengths - span + 1)).astype(np.int64)
     inside = (position >= start[:, None]) & (position < (start + span)[:, None])
+    # Targets: a random share of the window's tokens, at most `target_length` of them.
     keep_rate = rng.uniform(0.3, 1.0, (batch, 1))
     kept = inside & (rng.random((batch, width)) < keep_rate)
     kept[np.arange(batch), start] |= ~kept.any(axis=1)  # never an empty target
     kept &= np.cumsum(kept, axis=1) <= target_length
     targets, target_lengths = compact(passages, kept)
+    # Rows without their window, where it is held out and enough of the passage is left.
     removed = inside & ((rng.random(batch) < held_out) & (lengths > 2 * span))[:, None]
     passages, lengths = compact(passages, (position < lengths[:, None]) & ~removed)
     return passages, lengths, targets[:, :target_length], target_lengths
 
 
 def compact(tokens: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Moves the kept tokens of each row to its front, in order; the rest becomes 0. Returns (rows, lengths int32)."""
+    """Move the kept tokens of each row to its front, in order, and set the rest to 0. Returns (rows, lengths int32)."""
     order = np.argsort(~kept, axis=1, kind="stable")
     lengths = kept.sum(axis=1).astype(np.int32)
     moved = np.take_along_axis(tokens, order, axis=1)

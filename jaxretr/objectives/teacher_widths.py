@@ -1,4 +1,4 @@
-"""The padded lengths at which a teacher reads rows: few, for each is a part of the compiled step, and near the real lengths."""
+"""The padded lengths of a teacher's rows: few, as each is a part of the compiled step, and near the real lengths."""
 
 import math
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ import numpy as np
 from jaxretr.models.scorers.teachers import Teacher
 from jaxretr.objectives.widths import fewest_widths
 
-# Padding tokens a real token that are as few as need be, widths at most, and what these are multiples of. Blocks that are
-# not full add to the padding of rows. Questions are a small part of the work.
+# Padding tokens allowed per real token, largest number of widths, and the number that they are multiples of. Blocks
+# that are not full add to the padding of rows. Questions are a small part of the work.
 _ROWS = {"padding": 0.12, "most": 8, "multiple": 8}
-# Few questions are longer.
+# Length in tokens that few questions exceed.
 _QUESTION = 32
 _QUESTIONS = {"padding": 0.4, "most": 2, "multiple": 4}
 
@@ -21,9 +21,9 @@ class TeacherWidths:
     """Padded lengths, ascending; the last ones hold everything.
 
     Attributes:
-      rows: of what the teacher's encoder reads, see `Teacher.row_lengths`.
-      questions: of the questions that a T5's decoder reads.
-      average: those of a row and of a question of average length, which a plan takes all to have.
+      rows: lengths of the rows that the teacher's encoder reads, see `Teacher.row_lengths`.
+      questions: lengths of the questions that a T5's decoder reads.
+      average: lengths for a row and a question of average length, which a plan assumes for all.
     """
 
     rows: tuple[int, ...]
@@ -32,17 +32,17 @@ class TeacherWidths:
 
     @staticmethod
     def of_averages(teacher: Teacher, passage: float, passage_width: int, question_width: int) -> "TeacherWidths":
-        """Those of texts of which no more is known: two of rows and of questions, or one if they are about as long.
+        """Return lengths for texts known by their averages: two for rows and for questions, or one if they are close.
 
         Args:
-          teacher: what its rows are.
+          teacher: constants of the teacher, which determine its rows.
           passage: tokens of an average passage.
           passage_width: columns of the passages' token ids.
-          question_width: of the questions'.
+          question_width: columns of the questions' token ids.
         """
         question = min(_QUESTION, question_width)
         average = int(teacher.row_lengths(np.array(math.ceil(passage)), np.array(question)))
-        # With the padding that real rows will have.
+        # The average row with the padding that real rows will have.
         padded = -(-int((1 + _ROWS["padding"]) * average) // 8) * 8
         longest = teacher.longest_row(passage_width, question_width)
         rows, questions = ({*x, y} for x, y in (((min(padded, longest),), longest), ((question,), question_width)))
@@ -56,14 +56,14 @@ class TeacherWidths:
         passage_width: int,
         question_width: int,
     ) -> "TeacherWidths":
-        """Those that suit texts of these lengths.
+        """Return lengths that suit the lengths of these texts.
 
         Args:
-          teacher: what its rows are.
+          teacher: constants of the teacher, which determine its rows.
           passages: tokens of all passages, int32 [N].
-          questions: of all questions, int32 [Q].
+          questions: tokens of all questions, int32 [Q].
           passage_width: columns of the passages' token ids.
-          question_width: of the questions'.
+          question_width: columns of the questions' token ids.
         """
         rows = teacher.row_lengths(passages, np.resize(questions, len(passages)))
         longest = teacher.longest_row(passage_width, question_width)

@@ -1,4 +1,4 @@
-"""Randomness inside a compiled step: one PRNG key a text, by its place in the global batch."""
+"""Randomness inside a compiled step: one PRNG key per text, by its place in the global batch."""
 
 from dataclasses import dataclass
 
@@ -16,24 +16,24 @@ class TextKeys:
     """The keys of the texts that a device embeds; None without dropout."""
 
     questions: jax.Array | None
-    """[b]."""
+    """Keys of the questions' dropout, [b]."""
     passages: jax.Array | None
-    """[b, K]."""
+    """Keys of the passages' dropout, [b, K]."""
     forms: jax.Array | None
-    """[b, V], of the questions' misspelt forms."""
+    """Keys of the dropout of the questions' misspelt forms, [b, V]."""
     draws: jax.Array
-    """[b], for whatever else a question's step draws: shuffled teachers, negatives."""
+    """Keys of all other draws of a question's step, [b]: shuffled teachers, negatives."""
 
     @staticmethod
     def of_step(program: IndexProgram, step: jax.Array, b: int, k: int, forms: int = 0) -> "TextKeys":
-        """Keys that depend on (seed, step, place in the batch) only: any number of devices draws the same masks.
+        """Return keys that depend on (seed, step, place in the batch) only: any number of devices draws the same masks.
 
         Args:
-          program: its seed and its encoder's dropout.
-          step: int32 scalar.
-          b: this device's questions.
-          k: passages a question.
-          forms: V, misspelt forms of each question.
+          program: constants of the run, with its seed and its encoder's dropout.
+          step: number of the step, int32 scalar.
+          b: number of questions on this device.
+          k: number of passages per question.
+          forms: V, the number of misspelt forms of each question.
         """
         key = jax.random.fold_in(jax.random.key(program.seed), step)
         place = lax.axis_index(DATA) * b + jnp.arange(b)

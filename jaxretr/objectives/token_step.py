@@ -20,12 +20,12 @@ from jaxretr.parallel.split_parameters import global_norm, reduced, varying
 from jaxretr.state import TrainState
 
 SumLoss = Callable[[Params, Any, jax.Array | None], tuple[jax.Array, jax.Array]]
-"""(all parameters, batch, PRNG keys of its rows' dropout or None) -> (sum of the tokens' losses, number of tokens),
-float32 scalars."""
+"""Function (all parameters, batch, PRNG keys of its rows' dropout or None) -> (sum of the tokens' losses, number of
+tokens), float32 scalars."""
 
 
 def masked_sum(losses: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sum and count of the positions whose weight is 1; losses and weights float32 of one shape."""
+    """Return the sum and the number of the positions whose weight is 1; losses and weights float32 of one shape."""
     return (losses * weights).sum(), weights.sum()
 
 
@@ -37,17 +37,18 @@ def make_token_step(
     chunk: int | None = None,
     dropout_seed: int | None = None,
 ) -> Callable[..., Any]:
-    """Builds step(state, batch) -> (state, metrics); the batch is split over the devices, `state` is donated.
+    """Build step(state, batch) -> (state, metrics); the batch is split over the devices, `state` is donated.
 
     Every token of the global batch counts the same, whichever device it is on: sums are reduced, not means.
 
     Args:
-      loss: of any rows of a batch.
+      loss: loss of any rows of a batch.
       optimizer: applied to `state.params`.
       mesh: the devices.
-      chunk: rows that a device takes at once, the gradients of chunk after chunk being summed: memory, not mathematics.
+      chunk: number of rows that a device takes at once, summing the gradients over the chunks: memory, not mathematics.
         None: all of them.
-      dropout_seed: with the step and the row's place in the batch it gives the row's PRNG key; None: no dropout.
+      dropout_seed: seed that gives each row's PRNG key, with the step and the row's place in the batch; None: no
+        dropout.
     """
 
     @partial(jax.jit, donate_argnums=0)
@@ -84,7 +85,9 @@ def make_token_step(
                 sums = jax.tree.map(jnp.add, sums, gradient(*rest))
             gradients, total, count = sums
         gradients, (total, count) = reduced(gradients, state.params, state.opt_state, (total, count))
-        count = jnp.maximum(count, 1.0)  # A small batch may have nothing to predict: no gradient then, not 0 / 0.
+        count = jnp.maximum(
+            count, 1.0
+        )  # A small batch may have nothing to predict: then there is no gradient, instead of 0 / 0.
         gradients = jax.tree.map(lambda g: g / count, gradients)
         metrics = {"loss": total / count, "gradient_norm": global_norm(gradients)}
         return state.apply_gradients(gradients, optimizer), metrics
@@ -93,20 +96,20 @@ def make_token_step(
 
 
 def _chunk_rows(rows: int, limit: int) -> int:
-    """Rows a chunk: a divisor where one is near the limit, for what is left over is compiled once more."""
+    """Return the rows per chunk: a divisor if one is near the limit, as a smaller last chunk is compiled once more."""
     limit = max(1, min(limit, rows))
     divisor = largest_divisor(rows, limit)
     return divisor if 2 * divisor >= limit else limit
 
 
 def _row_keys(seed: int, step: jax.Array, rows: int) -> jax.Array:
-    """A PRNG key for each of this device's rows, by its place in the global batch; [rows]."""
+    """Return a PRNG key for each of this device's rows, by its place in the global batch; [rows]."""
     key = jax.random.fold_in(jax.random.key(seed), step)
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, lax.axis_index(DATA) * rows + jnp.arange(rows))
 
 
 def make_token_loss(loss: SumLoss, mesh: Mesh) -> Callable[..., tuple[jax.Array, jax.Array]]:
-    """Builds evaluate(params, batch) -> (sum, count) over the global batch, dropout off."""
+    """Build evaluate(params, batch) -> (sum, count) over the global batch, dropout off."""
 
     @jax.jit
     @partial(jax.shard_map, mesh=mesh, axis_names={DATA}, in_specs=(P(), P(DATA)), out_specs=(P(), P()))

@@ -5,12 +5,12 @@ batch's questions, a run's own loss L(q -> P) becomes
 
     clean L(q -> P)  +  contrast CE(q -> Q~)  +  passage L(q~ -> P)  +  self_teaching KL(q -> P || q~ -> P)  +  ...
 
-With the first three weights at 1 this is the loss of Sidiropoulos & Kanoulas (2022); with `self_teaching` alone added to L
-that of CharacterBERT's self-teaching (Zhuang & Zuccon 2022); DST (Tasawong et al. 2023) adds the same KL from passages
-to questions, and multi-positive learning (Sidiropoulos & Kanoulas 2024) makes q and all q~ the positives of a passage.
-The terms are additions: they call the run's own loss where they need it, so they go with every objective that has
-questions. What they need of the batch is `form_losses`'s arguments; everything runs inside a shard_map over "data", with
-b = B / devices questions on this device.
+With the first three weights at 1 this is the loss of Sidiropoulos & Kanoulas (2022); with `self_teaching` alone added
+to L that of CharacterBERT's self-teaching (Zhuang & Zuccon 2022); DST (Tasawong et al. 2023) adds the same KL from
+passages to questions, and multi-positive learning (Sidiropoulos & Kanoulas 2024) makes q and all q~ the positives of a
+passage. The terms are additions: they call the run's own loss where they need it, so they go with every objective that
+has questions. What they need of the batch is `form_losses`'s arguments; everything runs inside a shard_map over "data",
+with b = B / devices questions on this device.
 """
 
 from collections.abc import Callable
@@ -32,14 +32,14 @@ from jaxretr.state import TokenRows
 
 
 def contrast_losses(scores: jax.Array, first: jax.Array | int, same: jax.Array) -> jax.Array:
-    """CE(q -> Q~): each question against the misspelt forms of all of the batch's questions.
+    """Return CE(q -> Q~): each question against the misspelt forms of all of the batch's questions.
 
     A form's target is the place of its own question in the batch, whatever passages that question has. With several
     forms each is compared with the other questions' forms alone, and the mean is taken.
 
     Args:
-      scores: of questions and forms, already divided by the temperature, float32 [b, B, V].
-      first: the place of these questions' first in the batch.
+      scores: scores of questions and forms, already divided by the temperature, float32 [b, B, V].
+      first: place of the first of these questions in the batch.
       same: bool [b, B], which of the batch's questions have the same text: their forms are not negatives.
 
     Returns:
@@ -52,12 +52,12 @@ def contrast_losses(scores: jax.Array, first: jax.Array | int, same: jax.Array) 
 
 
 def self_teaching_losses(clean: jax.Array, misspelt: jax.Array, counted: jax.Array) -> jax.Array:
-    """KL(softmax(clean) || softmax(misspelt)), the mean over the forms; no gradient flows through the clean scores.
+    """Return KL(softmax(clean) || softmax(misspelt)), the mean over the forms; the clean scores get no gradient.
 
     Args:
       clean: scores of the question, already divided by the temperature, float32 [b, M].
-      misspelt: scores of its forms, likewise, float32 [b, V, M].
-      counted: bool [b, M]: what both distributions are taken over.
+      misspelt: scores of its forms, already divided by the temperature, float32 [b, V, M].
+      counted: bool [b, M]: passages that both distributions are taken over.
 
     Returns:
       float32 [b], in nats; 0 where misspelt equals clean.
@@ -66,7 +66,7 @@ def self_teaching_losses(clean: jax.Array, misspelt: jax.Array, counted: jax.Arr
 
 
 def same_texts(tokens: jax.Array, all_tokens: jax.Array) -> jax.Array:
-    """Which rows of token ids are equal: integers [b, L] and [B, L] -> bool [b, B]."""
+    """Compare rows of token ids: integers [b, L] and [B, L] -> bool [b, B]."""
     return (tokens[:, None] == all_tokens[None]).all(axis=-1)
 
 
@@ -82,16 +82,16 @@ def embed_with_forms(
     forms: TokenRows | None,
     keys: TextKeys,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Embeds this device's questions and their misspelt forms as one list of texts, so that chunks are filled well.
+    """Embed this device's questions and their misspelt forms as one list of texts, so that chunks are filled well.
 
     Args:
       program: the run's constants.
-      params: of the dual encoder, those that are trained.
-      frozen: its others.
-      tokens: [CLS] q [SEP], integers [b, L].
+      params: trained parameters of the dual encoder.
+      frozen: its other parameters.
+      tokens: token ids of [CLS] q [SEP], integers [b, L].
       lengths: int32 [b].
       forms: tokens [b, V, L] and lengths [b, V] of the forms, or None.
-      keys: of the dropout.
+      keys: keys of the dropout.
 
     Returns:
       float32 [b, D] and [b, V, D]; None where there are no forms.
@@ -125,17 +125,17 @@ def form_losses(
     tokens: jax.Array,
     temperature: float,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The weighted terms that every objective with questions can have.
+    """Return the weighted terms that every objective with questions can have.
 
     Args:
-      weights: of the terms; those at 0 are not computed.
-      questions: float32 [b, D].
-      forms: float32 [b, V, D].
+      weights: weights of the terms; those at 0 are not computed.
+      questions: embeddings of the questions, float32 [b, D].
+      forms: embeddings of the forms, float32 [b, V, D].
       clean: the questions' scores of the passages, already divided by the temperature, float32 [b, M].
-      counted: which passages there are, bool [b, M].
+      counted: whether there is a passage in each place, bool [b, M].
       losses_of: the run's own loss from question to passages: vectors [b, V, D] -> losses [b, V], scores [b, V, M].
-      tokens: of the questions, integers [b, L].
-      temperature: divides the scores of questions and forms.
+      tokens: token ids of the questions, integers [b, L].
+      temperature: divisor of the scores of questions and forms.
 
     Returns:
       float32 [b], and each term without its weight by its name in the log, float32 [b].
@@ -154,6 +154,6 @@ def form_losses(
         if weights.self_teaching_weight:
             taught = self_teaching_losses(clean, scores, counted)
             terms["typo_self_teaching"] = (weights.self_teaching_weight, taught)
-    # Begun with zeros that vary over the devices as the terms do.
+    # The sum begins with zeros that vary over the devices as the terms do.
     total = sum((weight * losses for weight, losses in terms.values()), start=jnp.zeros_like(clean[:, 0]))
     return total, {name: losses for name, (_, losses) in terms.items()}

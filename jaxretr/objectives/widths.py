@@ -1,55 +1,56 @@
-"""The padded lengths of rows in a compiled program: few, for each is a part of it, and near the real lengths."""
+"""The padded lengths of rows in a compiled program: few, as each is a part of it, and near the real lengths."""
 
 import numpy as np
 
-# Of a corpus's passages: padding tokens a real token that are as few as need be, widths at most, and what these are multiples
-# of. As many as the quarters are.
+# For a corpus's passages: padding tokens allowed per real token, largest number of widths (as many as there are
+# quarters), and the number that they are multiples of.
 _PASSAGES = {"padding": 0.05, "most": 4, "multiple": 16}
 
 
 def passage_widths(lengths: np.ndarray, longest: int) -> tuple[int, ...]:
-    """Those that suit a corpus: most passages are of about one length, which quarters of the longest may miss by a third.
+    """Return widths for a corpus, most of whose passages have a similar length, which quarters may miss by a third.
 
     Args:
       lengths: tokens of all passages, integers [N].
-      longest: columns of their token ids.
+      longest: number of columns of their token ids.
     """
     return fewest_widths(lengths, longest, **_PASSAGES)
 
 
 def chosen_widths(width: int, known: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """The widths that rows of an array are cut to, ascending; the last is the array's own, and holds every row.
+    """Return the widths that rows of an array are cut to, ascending; the last is the array's own, and holds every row.
 
     Args:
-      width: of the array.
-      known: those that suit its rows; where nothing is known of them, quarters of the width, in multiples of 16.
+      width: number of columns of the array.
+      known: widths that suit its rows; without any, quarters of the array's width are used, in multiples of 16.
     """
     quarters = (-(-width * part // 4 // 16) * 16 for part in (1, 2, 3))
     return (*sorted({each for each in known or quarters if each < width}), width)
 
 
 def fewest_widths(lengths: np.ndarray, longest: int, *, padding: float, most: int, multiple: int) -> tuple[int, ...]:
-    """The fewest widths to which rows can be padded with so little padding.
+    """Return the fewest widths to which rows can be padded with at most the allowed padding.
 
     Args:
-      lengths: of all rows, integers [n], at most `longest`.
+      lengths: lengths of all rows, integers [n], at most `longest`.
       longest: the last width.
-      padding: padding tokens a real token that are allowed on average.
-      most: widths, even if there is more padding.
-      multiple: all widths but `longest` are multiples of it.
+      padding: padding tokens per real token that are allowed on average.
+      most: largest number of widths, even if there is more padding.
+      multiple: number of which all widths except `longest` are multiples.
 
     Returns:
-      The widths with the least padding of all that are as many.
+      The widths with the least padding of all sets of that many.
     """
     counts = np.bincount(np.maximum(lengths, 1), minlength=longest + 1)
     widths = np.array(sorted({*range(multiple, longest, multiple), longest}))
-    # Rows that are no longer than each width, and behind the first entry none.
+    # held[j]: number of rows that are no longer than width j - 1; 0 for j = 0.
     held = np.concatenate([[0], np.cumsum(counts)[widths]])
     real = int((counts * np.arange(len(counts))).sum())
-    # tokens[j]: of all rows up to width j - 1 with the widths allowed so far; chosen: where the width before stands.
+    # tokens[j]: padded tokens of all rows up to width j - 1, with the number of widths allowed so far.
     tokens = np.where(np.arange(len(held)) == 0, 0.0, np.inf)
     history: list[np.ndarray] = []
     for _ in range(most):
+        # step[j, i]: the same with one more width, j - 1, for the rows longer than width i - 1.
         step = np.where(
             np.tri(len(held), k=-1, dtype=bool),
             tokens[None, :] + (held[:, None] - held[None, :]) * np.concatenate([[0], widths])[:, None],
@@ -59,6 +60,7 @@ def fewest_widths(lengths: np.ndarray, longest: int, *, padding: float, most: in
         tokens = step.min(axis=1)
         if tokens[-1] <= (1 + padding) * real:
             break
+    # Follow the best choices back from the longest width.
     chosen, at = [], len(widths)
     for before in reversed(history):
         if at == 0:

@@ -1,6 +1,6 @@
-"""Compiled programs on disk: what one process compiled the next one reads. Imports no JAX.
+"""Compiled programs on disk, which later processes read. Imports no JAX.
 
-JAX reads and writes the entries. One that is damaged, or that cannot be written, costs a warning and a compilation.
+JAX reads and writes the entries. A damaged entry, or one that cannot be written, costs a warning and a compilation.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from jaxretr.storage.paths import cache_root
 
 log = logging.getLogger(__name__)
 
-# Of all entries for one kind of processor; those that were not read for longest give way.
+# Limit for all entries of one kind of processor; those that were not read for longest are removed.
 LIMIT_BYTES = 4 << 30
 # An entry that fills the disk would be cut off, and this library's own files matter more.
 FREE_BYTES = 1 << 30
@@ -29,15 +29,15 @@ _FOLDER, _SECONDS = "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPI
 
 
 def keep_programs() -> None:
-    """Lets JAX keep compiled programs in $JAXRETR_CACHE/xla or ~/.cache/jaxretr/xla; calling it again changes nothing.
+    """Let JAX keep compiled programs in $JAXRETR_CACHE/xla or ~/.cache/jaxretr/xla; calling it again changes nothing.
 
-    What the user has set stays: JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=false keeps
-    nothing, and so does the configuration of a JAX that is imported already. Where the folder cannot be written, or the
-    disk is nearly full, nothing is kept.
+    The user's own settings hold: JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=false
+    keeps nothing, and the configuration of a JAX that is already imported stays as it is. Nothing is kept if the folder
+    cannot be written or the disk is nearly full.
     """
     if _is_settled():
         return
-    # Programs for a CPU hold its instructions, and a home directory may be shared by machines with other ones.
+    # Programs for a CPU contain its instructions, and a home directory may be shared by machines that lack them.
     folder = cache_root() / "xla" / f"{platform.machine()}-{_cpu()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def _set(folder: Path) -> None:
 
 @contextlib.contextmanager
 def keep_short_programs() -> Iterator[None]:
-    """Programs that are compiled inside are kept, however quickly that went: for many that are needed at every start."""
+    """Keep programs that are compiled inside the block, however quickly: for many that every start needs."""
     import jax
 
     before = getattr(jax.config, _SECONDS.lower())
@@ -90,7 +90,7 @@ def keep_short_programs() -> Iterator[None]:
 
 
 def trim(folder: Path, limit: int) -> None:
-    """Removes the files that were used longest ago until all together have at most `limit` bytes."""
+    """Remove the files that were used longest ago until the rest has at most `limit` bytes."""
     entries = []
     for path in folder.iterdir():
         with contextlib.suppress(OSError):  # another process has removed it
@@ -106,6 +106,6 @@ def trim(folder: Path, limit: int) -> None:
 
 
 def _cpu() -> str:
-    """A short name of the CPU's instruction set."""
+    """Return a short name of the CPU's instruction set."""
     flags = cpuinfo_line("flags", "Features").rstrip("\n") or platform.processor()
     return hashlib.sha256(flags.encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""The processes of a distributed run, one a host or a GPU: how they meet, what they must agree on, and how one is missed.
+"""The processes of a distributed run, one per host or GPU: how they join, compare their inputs, and notice a lost one.
 
 They talk through the key-value store of JAX's coordinator, which is the first process. It needs no device and no
 collective, so that it also works where these would hang: a host that runs another program, or none any more.
@@ -27,14 +27,14 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import (
-    api,  # its handler for the end of a process, likewise
+    api,  # its handler for the end of a process has no public name yet either
     distributed,  # its client's key-value store has no public name yet
 )
 from jax.experimental import multihost_utils
 
 from jaxretr.errors import UserError
 
-# What a launcher sets when the process is one of several; without one of these a single process is assumed.
+# Variables that a launcher sets when the process is one of several; without any of these a single process is assumed.
 _COORDINATOR_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "COORDINATOR_ADDRESS")
 
 # Seconds that the processes wait for one another at the beginning, unless JAXRETR_JOIN_SECONDS is set.
@@ -43,8 +43,8 @@ _JOIN_SECONDS = 300
 # Seconds after which a process that gives no sign of life is given up, unless JAXRETR_LOST_SECONDS is set.
 _LOST_SECONDS = 30
 
-# The run is not finished, and the same command resumes it (EX_TEMPFAIL): it was asked to stop and has saved
-# everything, or another process was lost or did not come.
+# Exit code (EX_TEMPFAIL) of a run that is not finished and that the same command resumes: it was asked to stop and has
+# saved everything, or another process was lost or did not come.
 EXIT_AGAIN = 75
 
 # Packages on which the numbers of a step, or the programs' collectives, depend.
@@ -52,20 +52,20 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint", "tra
 
 _FACTS, _ALIVE = "jaxretr/facts", "jaxretr/alive"
 
-# Numbers the comparisons, which all processes make in the same order.
+# Numbers of the comparisons, which all processes make in the same order.
 _visits = itertools.count()
 
 
 def init_distributed() -> bool:
-    """Joins the other processes when the environment asks for it; further calls do nothing.
+    """Join the other processes when the environment asks for it; further calls do nothing.
 
-    JAXRETR_DISTRIBUTED=1 leaves the detection of the cluster (TPU pod, Slurm, Open MPI, Kubernetes) to JAX.
-    Elsewhere set JAX_COORDINATOR_ADDRESS (or COORDINATOR_ADDRESS) to host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as
-    the commands' options --coordinator, --processes and --process-id do.
-    Must be called before anything asks JAX for its devices.
+    JAXRETR_DISTRIBUTED=1 leaves the detection of the cluster (TPU pod, Slurm, Open MPI, Kubernetes) to JAX. Elsewhere
+    set JAX_COORDINATOR_ADDRESS (or COORDINATOR_ADDRESS) to host:port, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as the
+    commands' options --coordinator, --processes and --process-id do. Must be called before anything asks JAX for its
+    devices.
 
-    From then on every process shows the others that it lives. Where one does not for JAXRETR_LOST_SECONDS, the others
-    say so and end with `EXIT_AGAIN`.
+    From then on every process shows the others that it lives. If one does not for JAXRETR_LOST_SECONDS, the others log
+    this and end with `EXIT_AGAIN`.
 
     Returns:
       True when this process is (now) part of a distributed run.
@@ -91,7 +91,7 @@ def init_distributed() -> bool:
                 coordinator_address=address,
                 num_processes=processes,
                 process_id=process,
-                # JAX aborts the process with a stack trace in place of a message: later than we do.
+                # Longer than our own limits: JAX aborts the process with a stack trace in place of a message.
                 initialization_timeout=join + 15,
                 heartbeat_timeout_seconds=lost + 15,
             )
@@ -105,8 +105,8 @@ def init_distributed() -> bool:
         ) from error
     watch = _Watch(lost)
     watch.start()
-    # JAX's handler waits for the others, and the watch must see them meanwhile; but an interpreter that ends while the watch
-    # is in a call of the coordinator's client aborts the process. Handlers run in the reverse of this order.
+    # JAX's handler waits for the others, and the watch must see them meanwhile; but an interpreter that ends while the
+    # watch is in a call of the coordinator's client aborts the process. Handlers run in the reverse of this order.
     clean_up = getattr(api, "clean_up", None)
     if clean_up is not None:
         atexit.unregister(clean_up)
@@ -125,14 +125,14 @@ def _not_joined(seconds: int) -> None:
 
 
 def agree(what: str, facts: Mapping[str, str]) -> None:
-    """Compares facts that must be the same on all hosts; returns at once where there is one process.
+    """Compare facts that must be the same on all hosts; return at once where there is one process.
 
     Args:
-      what: names the place in the program; all processes come to the same ones.
+      what: name of the place in the program; all processes come to the same places.
       facts: name -> value, of any length.
 
     Raises:
-      UserError: a process has another value than most, or has not come here in time; the message names both.
+      UserError: a process differs from most, or has not come here in time; the message names the fact and the process.
     """
     if jax.process_count() == 1:
         return
@@ -170,7 +170,7 @@ def _compare(what: str, found: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def program_facts() -> dict[str, str]:
-    """What has to be installed alike: this package's code, and the versions of the packages that it computes with."""
+    """Return facts that all hosts must share: a hash of this package's code, and versions of the packages it uses."""
     root = Path(__file__).parents[1]
     code = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -180,18 +180,18 @@ def program_facts() -> dict[str, str]:
 
 
 def fingerprint(tree: Any) -> str:
-    """Of the arrays of a tree, to tell whether hosts hold the same; not meant against those who want to deceive."""
+    """Return checksums of a tree's arrays, to compare hosts by; they are no protection against deliberate forgery."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return json.dumps([[str(path), str(x.dtype), list(x.shape), _checksum(x)] for path, x in leaves])
 
 
 def _checksum(x: Any) -> int:
-    # As bytes without a copy: NumPy's view of a bfloat16 array is no buffer.
+    # Viewed as bytes without a copy: NumPy's view of a bfloat16 array is not a buffer.
     return zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
 
 
 def wait_for_all(what: str) -> None:
-    """Returns when all processes of the run have come here; `what` names the place, and all must give the same."""
+    """Return when all processes of the run have come here; `what` names the place, and all must give the same."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(what)
 
@@ -210,9 +210,9 @@ class AskedToStop(SystemExit):
 
 @contextlib.contextmanager
 def stops_when_asked() -> Iterator[None]:
-    """Ends a block with `AskedToStop` when SIGTERM comes, for work that has nothing to save before it ends.
+    """End a block with `AskedToStop` when SIGTERM comes, for work that has nothing to save before it ends.
 
-    In a distributed run JAX would take note of the signal and go on.
+    In a distributed run JAX would note the signal and continue.
     """
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -223,7 +223,7 @@ def stops_when_asked() -> Iterator[None]:
         yield
         return
     earlier = signal.signal(signal.SIGTERM, ask)
-    # JAX's handler is none of Python's, and cannot be put back.
+    # JAX's handler is not one of Python's, and cannot be restored.
     earlier = signal.SIG_DFL if earlier is None else earlier
     try:
         yield
@@ -233,7 +233,7 @@ def stops_when_asked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def together() -> Iterator[bool]:
-    """`init_distributed` for a block that all processes run: if it fails in one of them, the others end, too.
+    """`init_distributed` for a block that all processes run: if it fails in one of them, the others end as well.
 
     Without this they would wait for it in their next collective. Yields whether the run is distributed.
     """
@@ -263,19 +263,19 @@ def is_of_collective(error: BaseException | None) -> bool:
 
 
 def _tell(error: BaseException) -> None:
-    """Tells the other processes that this one has failed, and lets it end without waiting for them."""
+    """Tell the other processes that this one has failed, and let it end without waiting for them."""
     if is_of_collective(error):
         # Probably because another process has died: the watch will know in a moment, and reports it better.
         time.sleep(_seconds("JAXRETR_LOST_SECONDS", _LOST_SECONDS) + 2 * _pause())
     code = getattr(error, "exit_code", 1)
     reason = " ".join(str(error).split())[:500] or type(error).__name__
-    with contextlib.suppress(Exception):  # the coordinator may be gone
+    with contextlib.suppress(Exception):  # the coordinator may have ended
         _Watch.stopped.set()
         _client().key_value_set(
             f"{_ALIVE}/{distributed.global_state.process_id}", f"{_FAILED}{code} {reason}", allow_overwrite=True
         )
         if distributed.global_state.process_id == 0:
-            # Its end is that of the store, too: until then the others can read.
+            # When this process ends, the store ends as well: the others can read it until then.
             time.sleep(4 * _pause())
 
     def end() -> None:
@@ -289,20 +289,20 @@ def _tell(error: BaseException) -> None:
 
 _FAILED = "failed: "
 
-# What the errors of collectives and of the coordinator have in their texts.
+# Words in the errors of collectives and of the coordinator.
 _TRANSPORTS = ("Gloo ", "NCCL", "coordination service", "CoordinationService")
 
 
 def _pause() -> float:
-    """Seconds between two signs of life: few for the coordinator's sake where there are many processes."""
+    """Return the seconds between two signs of life: more with many processes, to spare the coordinator."""
     return max(1.0, distributed.global_state.num_processes / 50)
 
 
 class _Watch(threading.Thread):
     """Shows that this process lives, and ends it when another one no longer does.
 
-    A collective that waits for a lost process cannot be broken off, and neither can the main thread that waits for the
-    collective: the process ends from here. Whatever was saved is whole.
+    A collective that waits for a lost process cannot be interrupted, and neither can the main thread that waits for the
+    collective, so the process ends from here. Everything that was saved is complete.
     """
 
     stopped = threading.Event()
@@ -312,14 +312,14 @@ class _Watch(threading.Thread):
         self._lost = lost
 
     def end(self) -> None:
-        """Lets the thread end, and waits for it for some seconds."""
+        """Let the thread end, and wait for it for some seconds."""
         self.stopped.set()
         self.join(5)
 
     def run(self) -> None:
-        """Until the process ends."""
+        """Exchange signs of life until the process ends."""
         client, me, count = _client(), distributed.global_state.process_id, 0
-        # process -> (what it last said, when that was new)
+        # process -> (its last sign of life, when that was new)
         seen: dict[int, tuple[str, float]] = {}
         while not self.stopped.wait(_pause() if count else 0):
             count += 1
@@ -343,7 +343,7 @@ class _Watch(threading.Thread):
 
 
 def leave(why: str, code: int = EXIT_AGAIN) -> None:
-    """Ends this process since another one is lost, or has failed with this code; at once: nothing is waited for."""
+    """End this process at once, without waiting, since another one is lost or has failed with this code."""
     again = "restart all processes: the run resumes from what was saved"
     _end_at_once(f"{why}; {again if code == EXIT_AGAIN else f'fix that, and {again}'}", code)
 

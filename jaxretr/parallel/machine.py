@@ -6,24 +6,24 @@ import platform
 
 
 def cpu_name() -> str:
-    """As the processor calls itself."""
+    """Return the processor's name, as it reports it."""
     name = cpuinfo_line("model name").partition(":")[2].strip()
     return name or platform.processor() or platform.machine()
 
 
 def cpu_threads() -> int:
-    """How many threads this process may run at once."""
+    """Return the number of threads that this process may run at once."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """What the processor can do, in the words of Linux; empty where that is not known."""
+    """Return the processor's features by Linux's names ("avx2"); empty where they are not known."""
     return frozenset(cpuinfo_line("flags", "Features").partition(":")[2].split())
 
 
 def cpuinfo_line(*fields: str) -> str:
-    """The first line of /proc/cpuinfo that starts with one of `fields`; "" without one, as outside Linux."""
+    """Return the first line of /proc/cpuinfo that starts with one of `fields`; "" if there is none (not Linux)."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             return next((line for line in file if line.startswith(fields)), "")
@@ -32,7 +32,7 @@ def cpuinfo_line(*fields: str) -> str:
 
 
 def has_amx() -> bool:
-    """Whether the processor has units for matrices of bfloat16, Intel's AMX: some eight times as fast as float32 in XLA."""
+    """Whether the processor has Intel's AMX for bfloat16 matrices: in XLA some eight times as fast as float32."""
     return "amx_bf16" in cpu_flags()
 
 

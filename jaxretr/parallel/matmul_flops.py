@@ -1,4 +1,4 @@
-"""The work of a program: its matrix products, counted before it is compiled."""
+"""The number of operations in a program's matrix products, counted before it is compiled."""
 
 import math
 import re
@@ -9,23 +9,23 @@ from jax.interpreters import partial_eval
 
 from jaxretr.parallel.mesh import DATA
 
-# Of the scope around a loop whose length follows from the data; a number stands behind it, see `while_counted`.
+# Name of the scope around a loop whose length follows from the data; a number follows the name, see `while_counted`.
 TRIPS = "trips_"
 _TRIPS = re.compile(rf"\b{TRIPS}(\d+)")
 
 
 def matmul_flops(traced: Any) -> int:
-    """Floating-point operations of all matrix products of one call, over all devices, counted from the jaxpr.
+    """Count the floating-point operations of all matrix products of one call, over all devices, from the jaxpr.
 
     XLA's own cost analysis counts a loop's body once, however often it runs; a jaxpr knows the length of each scan.
-    A multiplication and an addition are two. Of the branches of a conditional the dearest counts, so that a refresh is
-    counted as if all passages were of full length; the body of a loop whose length follows from the data counts as often
-    as `while_counted` says, which is for a teacher that knows no score yet and reads rows of full length. What is
-    computed again for the backward pass counts again. Products that nobody reads, as the gradients of frozen kernels, do
-    not count: the compiler drops them.
+    A multiplication and an addition are two operations. The most expensive branch of a conditional counts, so that a
+    refresh is counted as if all passages were of full length. The body of a loop whose length follows from the data
+    counts as often as `while_counted` says, which assumes a teacher that knows no score yet and reads rows of full
+    length. Recomputation for the backward pass counts again. Products that nobody reads, such as the gradients of
+    frozen kernels, do not count: the compiler drops them.
 
     Args:
-      traced: what `jax.jit(f).trace(...)` gives.
+      traced: the result of `jax.jit(f).trace(...)`.
     """
     return _count(traced.jaxpr.jaxpr)
 
@@ -47,15 +47,15 @@ def _of_equation(equation: Any) -> int:
         return params["length"] * _count(params["jaxpr"].jaxpr)
     inner = sum(_count(jaxpr) for value in params.values() for jaxpr in _jaxprs(value))
     if name == "while":
-        # The loop's own scope is the last of those around it.
+        # The loop's own scope is the last of the scopes around it.
         counted = _TRIPS.findall(str(equation.source_info.name_stack))
         return int(counted[-1]) * inner if counted else inner
-    # Each device of this axis runs a shard_map's body on a part of its own; the other axis is left to the compiler.
+    # Each device of this axis runs a shard_map's body on its own part; the other axis is left to the compiler.
     return inner * params["mesh"].shape[DATA] if name == "shard_map" else inner
 
 
 def _jaxprs(value: Any) -> list[Any]:
-    """The programs that an equation calls."""
+    """Return the programs that an equation calls."""
     if isinstance(value, core.ClosedJaxpr):
         return [value.jaxpr]
     return [value] if isinstance(value, core.Jaxpr) else []

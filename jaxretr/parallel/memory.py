@@ -1,4 +1,4 @@
-"""What a job needs of memory and disk: said before it starts, and measured."""
+"""Memory and disk space that a job needs: announced before it starts, and measured."""
 
 import contextlib
 import ctypes
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def size(count: float) -> str:
-    """Bytes for people: "1.5 GiB"."""
+    """Format a number of bytes for people: "1.5 GiB"."""
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
         if count < 1024 or unit == "TiB":
             return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
@@ -23,12 +23,12 @@ def size(count: float) -> str:
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds now; 0 where the system does not say."""
+    """Return the bytes of memory that this process holds now; 0 where the system does not say."""
     return _status("VmRSS")
 
 
 def peak() -> int:
-    """The most bytes of memory that this process has held since it began or since `reset_peak`."""
+    """Return the most bytes of memory that this process has held since it began or since `reset_peak`."""
     if found := _status("VmHWM"):
         return found
     import resource
@@ -38,7 +38,7 @@ def peak() -> int:
 
 
 def reset_peak() -> bool:
-    """Lets `peak` count from now on; False where the system cannot do that."""
+    """Let `peak` count from now on; False where the system cannot do that."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -47,13 +47,13 @@ def reset_peak() -> bool:
 
 
 def give_back() -> None:
-    """Returns what was freed to the system, where the C library would keep it for later; for after a large step."""
+    """Return freed memory to the system, where the C library would keep it for later; call it after a large step."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def available() -> int | None:
-    """Bytes of memory that can be had without swapping; None where the system does not say."""
+    """Return the bytes of memory that can be had without swapping; None where the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -62,7 +62,7 @@ def available() -> int | None:
 
 
 def installed() -> int:
-    """Bytes of memory that this process may use at most: the machine's, or its container's if that is less."""
+    """Return the bytes of memory that this process may use at most: the machine's, or its container's if less."""
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # no such limit, or "max"
@@ -71,13 +71,13 @@ def installed() -> int:
 
 
 def announce(what: str, memory: int, *, disk: int = 0, folder: Path | None = None) -> None:
-    """Says what a job will need, and stops it where there is not so much disk.
+    """Log the memory and disk space that a job will need, and stop it if the disk has too little.
 
     Args:
       what: the job, for instance "195,388 passages of 384 dimensions".
       memory: bytes that the process will hold at most, in addition to what it holds now.
       disk: bytes that will be written.
-      folder: where, or where it will be made.
+      folder: folder that is written to, which may not exist yet.
 
     Raises:
       UserError: the disk has not enough free space.

@@ -26,7 +26,7 @@ def make_mesh(
     *,
     model: int = 1,
 ) -> Mesh:
-    """Arranges devices in a mesh with the axes ("data", "model").
+    """Arrange devices in a mesh with the axes ("data", "model").
 
     Args:
       devices: the devices to use; all devices of all hosts by default.
@@ -40,15 +40,16 @@ def make_mesh(
         raise UsageError(
             f"model={model} does not divide the {len(devices)} devices; choose a divisor of {len(devices)} (1 is always one)"
         )
-    # make_mesh makes Explicit axes unless told otherwise; the models leave their shardings to the compiler.
+    # make_mesh creates Explicit axes unless told otherwise; the models leave their shardings to the compiler.
     axis_types = (AxisType.Auto, AxisType.Auto)
     return jax.make_mesh((len(devices) // model, model), (DATA, MODEL), axis_types=axis_types, devices=devices)
 
 
 def check_cpu_devices(mesh: Mesh, inner: int) -> None:
-    """Refuses to train wide layers on several CPU devices of one process, where XLA computes wrong gradients.
+    """Refuse to train wide layers on several CPU devices of one process, where XLA computes wrong gradients.
 
-    benchmarks/cpu_devices_gradients.py shows the fault in plain JAX; a feed-forward block of 512 is right in every test.
+    benchmarks/cpu_devices_gradients.py shows the fault in plain JAX; a feed-forward block of 512 is right in every
+    test.
 
     Args:
       mesh: the devices.
@@ -66,7 +67,7 @@ def check_cpu_devices(mesh: Mesh, inner: int) -> None:
 
 
 def padded_rows(n: int, mesh: Mesh) -> int:
-    """Returns the smallest positive multiple of 1024 and of the data axis that holds `n` rows."""
+    """Return the smallest positive multiple of 1024 and of the data axis that holds `n` rows."""
     unit = math.lcm(ROW_MULTIPLE, mesh.shape[DATA])
     return max(1, -(-n // unit)) * unit
 
@@ -77,7 +78,7 @@ def put_rows(
     shape: tuple[int, ...],
     dtype: DTypeLike,
 ) -> jax.Array:
-    """Puts host rows on the devices, sharded over the data axis; each host reads only the rows of its devices.
+    """Put host rows on the devices, sharded over the data axis; each host reads only the rows of its devices.
 
     Args:
       rows: an array [n, ...] (a memory map is read one shard at a time), or a function that returns the rows
@@ -104,14 +105,14 @@ def put_rows(
 
 
 def replicate(mesh: Mesh, tree: Any) -> Any:
-    """Copies every array of a tree to every device of the mesh; all hosts must hold the same values."""
+    """Copy every array of a tree to every device of the mesh; all hosts must hold the same values."""
     return put_tree(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 def put_tree(tree: Any, shardings: Any) -> Any:
-    """`jax.device_put`, also of arrays that each process holds for itself; all must hold the same values.
+    """`jax.device_put`, also for arrays of which each process holds its own copy; all must hold the same values.
 
-    JAX itself makes broken arrays of those where every process has a single device, as it has under Slurm.
+    JAX itself creates broken arrays from these where every process has a single device, as under Slurm.
     """
     if jax.process_count() > 1:
         tree = jax.tree.map(lambda x: np.asarray(x) if getattr(x, "is_fully_addressable", False) else x, tree)
@@ -119,24 +120,24 @@ def put_tree(tree: Any, shardings: Any) -> Any:
 
 
 def to_host(x: Any) -> np.ndarray:
-    """Fetches a whole array, also one whose shards are on other hosts (then every host must call this)."""
+    """Fetch a whole array, also one whose shards are on other hosts (then every host must call this)."""
     if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
         return np.asarray(multihost_utils.process_allgather(x, tiled=True))
     return np.asarray(x)
 
 
 def varying_like(x: jax.Array, like: jax.Array) -> jax.Array:
-    """The same values, marked as varying over the mesh axes that `like` varies over, inside a shard_map or outside of one.
+    """Return the same values, marked as varying over the mesh axes that `like` varies over; also outside a shard_map.
 
-    What a loop carries must have that mark from the start. The compiler removes the choice.
+    A loop's carry must have that mark from the start. The compiler removes the operation.
     """
     return jnp.where(like.ravel()[0] > 0, x, x)
 
 
 def varying_alike(*arrays: Any) -> tuple[Any, ...]:
-    """The same arrays, marked as varying over all mesh axes that any of them varies over; None stays None.
+    """Return the same arrays, marked as varying over all mesh axes that any of them varies over; None stays None.
 
-    Custom gradients and kernels inside a shard_map need that of what they take together.
+    Custom gradients and kernels inside a shard_map need the same mark on all their arguments.
     """
     given = [array for array in arrays if array is not None]
     axes = frozenset[str]().union(*(_varying_axes(array) for array in given))

@@ -1,4 +1,4 @@
-"""Loops that Numba compiles, kept on disk between runs where a folder for them can be written."""
+"""Loops compiled by Numba, kept on disk between runs where a folder for them can be written."""
 
 import contextlib
 from collections.abc import Callable
@@ -10,7 +10,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(**settings: Any) -> Callable[[Function], Function]:
-    """A decorator: compiles a function on its first call, and lets other threads run meanwhile; settings of njit."""
+    """Decorate a function to be compiled by njit, with its settings, on its first call, and to run without the GIL."""
 
     def compile_(function: Function) -> Function:
         try:
@@ -24,7 +24,7 @@ def compiled(**settings: Any) -> Callable[[Function], Function]:
 
 
 def _without_errors_of_the_disk(made: Any) -> None:
-    """A full disk costs the next run the time of compiling, and not this one its result."""
+    """Let a full disk cost the next run its compilation, and not this run its result."""
     save = made._cache.save_overload
 
     def save_or_not(*what: Any) -> None:

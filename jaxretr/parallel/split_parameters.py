@@ -1,10 +1,10 @@
-"""Parameters and moments that are split over "data": brought together where they are used, and how gradients add up.
+"""Parameters and moments that are split over "data": gathered where they are used, and how their gradients add up.
 
-For use inside a shard_map over "data". The optimizer's moments of large matrices are always split: each device gets the sum
-of its part of their gradients, updates that part of the parameters, and the devices exchange what they updated (ZeRO stage
-1: Rajbhandari et al. 2020). With `mesh.shard_parameters` the parameters themselves are split as well (stage 3, FSDP).
-sharding.py says what is split, and the types of the arrays tell it here: a split parameter varies over "data" from the
-start, a copy does not; the moments of a copy have its shape or are a part of it.
+For use inside a shard_map over "data". The optimizer's moments of large matrices are always split: each device gets the
+sum of its part of their gradients, updates that part of the parameters, and the devices exchange what they updated
+(ZeRO stage 1: Rajbhandari et al. 2020). With `mesh.shard_parameters` the parameters themselves are split as well (stage
+3, FSDP). sharding.py decides which arrays are split, and here their types tell it: a split parameter varies over "data"
+from the start, a copy does not; the moments of a copy have its shape or are a part of it.
 """
 
 import math
@@ -30,19 +30,19 @@ def is_split(x: jax.Array) -> bool:
 
 
 def whole(kernel: jax.Array, shape: tuple[int, int], dtype: DTypeLike) -> jax.Array:
-    """A kernel, all of it.
+    """Return a whole kernel.
 
-    Of a split one the devices exchange their parts in the type that it is multiplied in; its gradient is added up over the
-    devices in the type of the parameter, each keeping its part. Inside a rematerialised layer the backward pass gathers
-    again.
+    The devices exchange the parts of a split kernel in the type that it is multiplied in. Its gradient is added up over
+    the devices in the type of the parameter, and each keeps its part. Inside a rematerialised layer the backward pass
+    gathers the kernel again.
 
     Args:
       kernel: [in, out], or this device's part of it, along either axis.
-      shape: of the whole.
-      dtype: that it is multiplied in.
+      shape: shape of the whole kernel.
+      dtype: type that the kernel is multiplied in.
 
     Returns:
-      [in, out], of the parameter's type, so that its gradient is; a split one has been rounded to `dtype`.
+      [in, out], of the parameter's type, so that its gradient is too; a split kernel has been rounded to `dtype`.
     """
     if kernel.shape == shape:
         return kernel
@@ -59,7 +59,7 @@ def _forward(part: jax.Array, axis: int, dtype: Any) -> tuple[jax.Array, None]:
 
 
 def _backward(axis: int, dtype: Any, _: None, cotangent: jax.Array) -> tuple[jax.Array]:
-    # float32, as the parameters are: bfloat16 sums of many devices would lose what small gradients say.
+    # float32, as the parameters are: bfloat16 sums of many devices would lose small gradients.
     return (scattered(cotangent.astype(jnp.float32), axis),)
 
 
@@ -67,10 +67,10 @@ _gathered.defvjp(_forward, _backward)
 
 
 def rows_of(table: jax.Array, ids: jax.Array, size: int) -> jax.Array:
-    """Rows of a table, which is nowhere whole if it is split by columns.
+    """Look up rows of a table that no device holds whole if it is split by columns.
 
-    Each device looks up its own columns for the ids of all devices, and the devices exchange what they found: the rows of a
-    step are far fewer than those of a vocabulary. The gradient goes back the same way.
+    Each device looks up its own columns for the ids of all devices, and the devices exchange what they found: the rows
+    of a step are far fewer than those of a vocabulary. The gradient goes back the same way.
 
     Args:
       table: [V, D], or this device's columns of it.
@@ -87,7 +87,7 @@ def rows_of(table: jax.Array, ids: jax.Array, size: int) -> jax.Array:
 
 
 def longest_row(lengths: jax.Array, together: bool) -> jax.Array:
-    """The longest of a chunk's rows; of all devices' chunks if they embed `together`.
+    """Return the longest of a chunk's rows, or of all devices' chunks if they embed `together`.
 
     Devices that gather parameters together must take the same branches, and branches follow a chunk's longest row.
 
@@ -106,20 +106,21 @@ def longest_row(lengths: jax.Array, together: bool) -> jax.Array:
 
 
 def varying(params: Any) -> Any:
-    """The parameters with copies marked as varying, so that the gradients of copies stay local; for `reduced`."""
+    """Return the parameters with copies marked as varying, so that their gradients stay local; for `reduced`."""
     return jax.tree.map(lambda x: x if is_split(x) else lax.pcast(x, DATA, to="varying"), params)
 
 
 def reduced(gradients: Any, params: Any, opt_state: Any, others: Any, *, mean: bool = False) -> tuple[Any, Any]:
-    """Adds up over the devices what is not added up yet: the gradients of copies, and other values.
+    """Add up over the devices the gradients of copies and other values, which are not added up yet.
 
     Args:
-      gradients: with respect to `varying(params)`, of each device's own loss; those of split parameters have been added up
-        where the parameters were gathered.
-      params: as the shard_map's function got them.
-      opt_state: likewise; of a copy whose moments are split a device gets its part of the gradient.
+      gradients: gradients of each device's own loss with respect to `varying(params)`; those of split parameters were
+        added up where the parameters were gathered.
+      params: parameters as the shard_map's function got them.
+      opt_state: optimizer state as the function got it; if the moments of a copy are split, a device gets its part of
+        the copy's gradient.
       others: a tree of values to add up as well.
-      mean: divide all by the number of devices.
+      mean: whether to divide all by the number of devices.
 
     Returns:
       `gradients`, split as the moments are, and `others`, the same everywhere.
@@ -141,10 +142,10 @@ def reduced(gradients: Any, params: Any, opt_state: Any, others: Any, *, mean: b
 
 
 def scattered(x: jax.Array, axis: int) -> jax.Array:
-    """The devices' sum of an array, of which each gets its part along an axis.
+    """Return this device's part, along an axis, of the devices' sum of an array.
 
-    On TPUs in two steps: what spans several hosts, libtpu 0.0.42 compiles as a reduction of the whole array to all devices,
-    which is twice the traffic, unless the devices are one side of a rectangle.
+    On TPUs in two steps: libtpu 0.0.42 compiles a sum that spans several hosts as a reduction of the whole array to all
+    devices, which is twice the traffic, unless the devices are one side of a rectangle.
     """
     return lax.platform_dependent(
         x,
@@ -154,7 +155,7 @@ def scattered(x: jax.Array, axis: int) -> jax.Array:
 
 
 def scattered_in_two_steps(x: jax.Array, axis: int) -> jax.Array:
-    """`scattered` over the columns of a rectangle of the devices, as near to a square as they allow, and then its rows."""
+    """`scattered` over the columns of a rectangle of devices, as near to a square as possible, and then its rows."""
     devices = lax.axis_size(DATA)
     height = next(size for size in range(math.isqrt(devices), 0, -1) if devices % size == 0)
     rows = np.arange(devices).reshape(height, -1)
@@ -165,7 +166,7 @@ def scattered_in_two_steps(x: jax.Array, axis: int) -> jax.Array:
 
 
 def _axes_of_moments(params: Any, opt_state: Any) -> list[int | None]:
-    """For each parameter the axis along which a device has a part of its moments and all of itself; None: there is none."""
+    """Return for each parameter the axis along which its moments are split while it is not; None if there is none."""
     tree = jax.tree.structure(params)
 
     def is_like_params(x: Any) -> bool:
@@ -176,14 +177,14 @@ def _axes_of_moments(params: Any, opt_state: Any) -> list[int | None]:
 
 
 def _axis_of(part: jax.Array, whole: jax.Array) -> int | None:
-    """The axis along which an array is a part of another; None: it is all of it."""
+    """Return the axis along which an array is a part of another; None if it is all of it."""
     return next(
         (axis for axis, pair in enumerate(zip(part.shape, whole.shape, strict=True)) if len(set(pair)) > 1), None
     )
 
 
 def parts_like(gradients: Any, params: Any) -> Any:
-    """This device's parts of parameters, those that `reduced` gave it gradients of."""
+    """Return this device's parts of the parameters, the same parts that `reduced` gave it gradients of."""
 
     def one(gradient: jax.Array, param: jax.Array) -> jax.Array:
         axis = _axis_of(gradient, param)
@@ -196,7 +197,7 @@ def parts_like(gradients: Any, params: Any) -> Any:
 
 
 def gathered_like(params: Any, parts: Any) -> Any:
-    """Parameters of which each device has changed its parts (`parts_like`), all of them on every device again."""
+    """Return whole parameters on every device, of which each device has changed its part (`parts_like`)."""
 
     def one(param: jax.Array, part: jax.Array) -> jax.Array:
         axis = _axis_of(part, param)
@@ -206,10 +207,10 @@ def gathered_like(params: Any, parts: Any) -> Any:
 
 
 def global_norm(gradients: Any) -> jax.Array:
-    """The norm of the whole gradient, float32 scalar; copies count once.
+    """Return the norm of the whole gradient, float32 scalar; copies count once.
 
     Args:
-      gradients: as `reduced` gives them, or outside of a shard_map.
+      gradients: gradients as `reduced` returns them, or whole ones outside of a shard_map.
     """
     parts = [x for x in jax.tree.leaves(gradients) if is_split(x)]
     if not parts:

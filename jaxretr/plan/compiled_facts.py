@@ -1,7 +1,7 @@
 """Memory, communication and work of a compiled program, and a file with those of programs compiled earlier.
 
-Compiling one step for a slice of TPUs takes minutes, and lowering it seconds: a program whose lowered text was compiled before,
-by the same compiler with the same options, need not be compiled again to be known.
+Compiling one step for a slice of TPUs takes minutes, and lowering it seconds. A program whose lowered text was compiled
+before, by the same compiler with the same options, therefore need not be compiled again.
 """
 
 import dataclasses
@@ -31,31 +31,32 @@ class CollectivePlan:
     kind: str
     count: int
     bytes: int
-    """Of the whole arrays that are reduced or gathered, on one device."""
+    """Bytes of the whole arrays that are reduced or gathered, on one device."""
     in_loop: bool
-    """Then each is counted once, however often the loop runs."""
+    """Whether they are in the body of a loop; each is then counted once, however often the loop runs."""
     overlapped: int = 0
-    """Of the bytes, those that are sent while loops, branches or matrix products run."""
+    """Bytes among these that are sent while loops, branches or matrix products run."""
 
 
 @dataclass(frozen=True)
 class CompiledFacts:
-    """Bytes are those of one device. Where the compiler gave up for want of memory only `peak` is known."""
+    """Memory, communication and size of a compiled program, on one device. Where the compiler gave up for want of
+    memory only `peak` is known."""
 
     peak: int
-    """Arguments, results and temporaries at most."""
+    """Largest number of bytes of arguments, results and temporaries at any time."""
     arguments: int | None = None
-    """Those that the program reads."""
+    """Bytes of the arguments that the program reads."""
     temporaries: int | None = None
-    """Not all at the same time."""
+    """Bytes of the temporaries, which do not all exist at the same time."""
     aliased: int | None = None
-    """Of arguments that are overwritten by results."""
+    """Bytes of arguments that are overwritten by results."""
     collectives: tuple[CollectivePlan, ...] = ()
     reduced_floats: int | None = None
-    """Elements of float32 that are added up over the devices, of the whole arrays: gradients, and little else."""
+    """Number of float32 elements that are summed over the devices, in whole arrays: gradients, and little else."""
     loops: int | None = None
     largest_array: int | None = None
-    """Elements."""
+    """Elements of the largest array."""
 
 
 class KnownPrograms:
@@ -70,7 +71,7 @@ class KnownPrograms:
         self._facts: dict[str, CompiledFacts] = {}
         self._lock = threading.Lock()
         self.compiled: list[str] = []
-        """What the file did not have, in this process."""
+        """Programs that this process compiled because the file lacked them, as "TARGET FINGERPRINT"."""
         if file is not None and file.is_file():
             self._facts = {
                 key: CompiledFacts(
@@ -80,12 +81,12 @@ class KnownPrograms:
             }
 
     def facts(self, lowered: Any, options: dict[str, Any] | None, target: str) -> CompiledFacts:
-        """Facts of a program, compiled now if it has not been before.
+        """Return the facts of a program, which is compiled now if it has not been before.
 
         Args:
-          lowered: of jax.stages.
-          options: the compiler's.
-          target: what it is compiled for; a program's text does not tell.
+          lowered: the program, as jax.stages.Lowered.
+          options: options of the compiler; None: its defaults.
+          target: name of the devices that it is compiled for, which the program's text does not tell.
         """
         if self._file is None:
             return compile_facts(lowered, options)
@@ -103,7 +104,7 @@ class KnownPrograms:
 
 
 def fingerprint(lowered: Any, options: dict[str, Any] | None, target: str) -> str:
-    """Of a program's text without places in source files, of its target, and of the compiler and its options."""
+    """Return a hash of a program's text without places in source files, its target, the compiler and its options."""
     try:
         compiler = f"libtpu {metadata.version('libtpu')}"
     except metadata.PackageNotFoundError:
@@ -113,11 +114,11 @@ def fingerprint(lowered: Any, options: dict[str, Any] | None, target: str) -> st
 
 
 def compile_facts(lowered: Any, options: dict[str, Any] | None) -> CompiledFacts:
-    """Compiles a program and reads it.
+    """Compile a program, and read its memory and its text.
 
     Args:
-      lowered: of jax.stages.
-      options: the compiler's.
+      lowered: the program, as jax.stages.Lowered.
+      options: options of the compiler; None: its defaults.
     """
     try:
         compiled = lowered.compile(options)

@@ -1,4 +1,4 @@
-"""Reads the text of a compiled program: which collectives it has and where, and how large its arrays are."""
+"""Reads the text of a compiled program: its collectives and where they are, and the size of its arrays."""
 
 import math
 import re
@@ -11,7 +11,7 @@ _HEAD = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$")
 _CALLED = re.compile(r"(?:condition|body|to_apply|calls|true_computation|false_computation)=%?([\w.-]+)")
 _CALLED_LISTS = re.compile(r"(?:branch_computations|called_computations)=\{([^}]*)\}")
 _LOOP = re.compile(r" while\(.*condition=%?([\w.-]+), body=%?([\w.-]+)")
-# The "-done" half of an asynchronous collective is left out: it is the same one again.
+# The "-done" half of an asynchronous collective is left out, as it is the same collective.
 _COLLECTIVE = re.compile(rf"= (.*?) ({_COLLECTIVES})(-start)?\(")
 _STARTED = re.compile(r"(%?[\w.-]+) = .*-start\(")
 _DONE = re.compile(r"-done\(")
@@ -42,11 +42,11 @@ class Collective:
 
     Attributes:
       kind: "all-reduce", "all-gather", ...
-      results: what a device has of it afterwards.
+      results: the arrays that a device has afterwards.
       in_loop: whether it is in the body of a loop.
-      devices: how many take part in a group.
-      overlapped: whether a loop, a conditional or a matrix product stands between its start and its end, or it is spread over
-        other work.
+      devices: number of devices in a group.
+      overlapped: whether a loop, a conditional or a matrix product stands between its start and its end, or it is
+        spread over other work.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class Collective:
 
     @property
     def bytes(self) -> int:
-        """Of the whole arrays that are reduced or gathered."""
+        """Bytes of the whole arrays that are reduced or gathered."""
         factor = self.devices if self.kind == "reduce-scatter" else 1
         return factor * sum(array.bytes for array in self.results)
 
@@ -67,7 +67,7 @@ class Program:
 
     Attributes:
       loops: number of while loops.
-      collectives: all of them.
+      collectives: all collectives, in the text's order.
     """
 
     def __init__(self, text: str):
@@ -101,23 +101,23 @@ class Program:
         return [collective for collective in self.collectives if collective.kind == kind]
 
     def copies(self, elements: int) -> list[Array]:
-        """What the program copies, of at least so many elements: an array that could not be overwritten in its place."""
+        """Return the arrays of at least so many elements that are copied, as they could not be overwritten in place."""
         copied = [arrays(found)[0] for found in _COPY.findall(self.text)]
         return [array for array in copied if array.elements >= elements]
 
     @property
     def arrays(self) -> set[Array]:
-        """Every array that the program has, in each shape, also those that live within one fused loop only."""
+        """Shapes and types of all arrays of the program, also of those that exist only within one fused loop."""
         return set(arrays(self.text))
 
 
 def arrays(text: str) -> list[Array]:
-    """The arrays that a type, or a whole program, names."""
+    """Return the arrays that a type, or a whole program, names."""
     return [Array(dtype, tuple(map(int, filter(None, dims.split(","))))) for dtype, dims in _ARRAY.findall(text)]
 
 
 def _goes_on(line: str, computation: list[str]) -> bool:
-    """Whether an instruction only carries on a collective that was started elsewhere.
+    """Whether an instruction only continues a collective that was started elsewhere.
 
     TPUs can spread a collective over other work: a chain of pieces from AsyncCollectiveStart to AsyncCollectiveDone.
     """
@@ -125,7 +125,7 @@ def _goes_on(line: str, computation: list[str]) -> bool:
 
 
 def _overlaps(line: str, following: list[str]) -> bool:
-    """Whether other work of some size is done while a collective is under way, which starts in `line`."""
+    """Whether other work of some size is done between the start of a collective, in `line`, and its end."""
     if "chain_id=" in line and any("AsyncCollectiveStart" in other for other in following):
         return True
     started = _STARTED.search(line)
@@ -136,7 +136,7 @@ def _overlaps(line: str, following: list[str]) -> bool:
 
 
 def _results(found: re.Match[str]) -> tuple[Array, ...]:
-    """What a collective gives; the first half of some asynchronous ones names the operands as well."""
+    """Return the arrays that a collective produces, without the operands, which some asynchronous ones name first."""
     named = arrays(found[1])
     if found[3] and found[2] in ("all-gather", "reduce-scatter", "collective-permute"):
         named = [array for array in named if array.dtype != "u32" or array.shape]

@@ -1,4 +1,4 @@
-"""What a run needs before it runs: its programs compiled ahead of time, and read off them memory, communication, work.
+"""Requirements of a run before it runs: memory, communication and work of its programs, compiled ahead of time.
 
 No weights, no data and no corpus come near a device: all arguments are shapes (jaxretr/recipes/outline.py).
 """
@@ -27,53 +27,53 @@ log = logging.getLogger(__name__)
 
 GIB = 2**30
 
-# For TPUs the compiler then takes a fraction of the time, and finds the same use of memory to within some percent.
+# With these options the TPU compiler takes a fraction of the time, and finds the memory to within some percent.
 TPU_OPTIONS = {"exec_time_optimization_effort": -1.0}
-# Tuning measures kernels on a GPU, and there is none.
+# Tuning measures kernels on a GPU, and none is present.
 GPU_OPTIONS = {"xla_gpu_autotune_level": 0}
-# LLVM's optimisations come after all that is read here.
+# LLVM's optimisations come after everything that is read here.
 CPU_OPTIONS = {"xla_backend_optimization_level": 0}
 
 
 @dataclass(frozen=True)
 class ProgramPlan:
-    """One program; bytes are those of one device."""
+    """Memory, communication and work of one program; bytes are those of one device."""
 
     name: str
     when: str
     groups: dict[str, int]
-    """Its arguments, by what they are."""
+    """Bytes of the program's arguments, by what they are ("parameters", "corpus", ...)."""
     beside: dict[str, int]
-    """What the run holds on the device meanwhile, though this program does not read it."""
+    """Bytes that the run holds on the device meanwhile, though this program does not read them, named like `groups`."""
     temporaries: int | None
-    """In addition to the arguments, not all at the same time; None where the compiler gave up."""
+    """Bytes of temporaries, which do not all exist at the same time; None where the compiler gave up."""
     peak: int
-    """Arguments, results and temporaries at most, and what else the run holds."""
+    """Largest number of bytes of arguments, results and temporaries, and of everything else that the run holds."""
     fits: bool | None
-    """Into a device's memory; None where that is not known."""
+    """Whether the program fits into a device's memory; None where that is not known."""
     collectives: tuple[CollectivePlan, ...]
     reduced_floats: int | None
-    """Elements of float32 that are added up over the devices, of the whole arrays: gradients, and little else."""
+    """Number of float32 elements that are summed over the devices, in whole arrays: gradients, and little else."""
     loops: int | None
     largest_array: int | None
-    """Elements."""
+    """Elements of the largest array."""
     aliased: int | None
     """Bytes of arguments that are overwritten by results."""
     flops: int
-    """Of all matrix products of one call, over all devices."""
+    """Floating-point operations of all matrix products of one call, over all devices."""
     seconds: float | None
-    """The least that these take at the chip's peak; None where that is not known."""
+    """Lower bound of the seconds that these take, at the chip's peak; None where that is not known."""
 
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """What all programs of a run need on some devices."""
+    """Requirements of all programs of a run on some devices."""
 
     config: str
     passages: int
     passages_source: str
     words: float | None
-    """Of a passage on average, from which its token ids are estimated; None: not known, and each is of full length."""
+    """Mean words of a passage, from which its token ids are estimated; None: unknown, full length is assumed."""
     topology: str
     devices: int
     chips: int
@@ -84,9 +84,9 @@ class Plan:
     capacity: int | None
     """Bytes that a program can use of a device's memory."""
     tflops: float | None
-    """Of a device, bfloat16."""
+    """Peak of one device in bfloat16, 10^12 operations a second; None where it is not known."""
     parameters: int
-    """Elements, trained and frozen, the scorer's not among them."""
+    """Number of elements of all parameters, trained and frozen, without the scorer's."""
     programs: tuple[ProgramPlan, ...]
 
     @property
@@ -99,11 +99,11 @@ class Plan:
         return f"Plan({self.config} on {self.topology}: {verdict}, {', '.join(each.name for each in self.programs)})"
 
     def to_json(self) -> dict[str, Any]:
-        """Returns everything that was measured as JSON values."""
+        """Return everything that was measured as JSON values."""
         return {**dataclasses.asdict(self), "fits": self.fits}
 
     def table(self) -> str:
-        """Returns the plan as text, one paragraph for each program."""
+        """Return the plan as text, one paragraph for each program."""
         lines = [
             f"{self.config} on {self.topology}: {self.devices} devices ({self.data} share batch and corpus"
             + (f", {self.model} one copy of the model)" if self.model > 1 else ")"),
@@ -151,15 +151,15 @@ def plan(
     programs: Collection[str] = (),
     known: KnownPrograms | None = None,
 ) -> Plan:
-    """Compiles the programs of a run without running them, and measures them.
+    """Compile the programs of a run without running them, and measure them.
 
     Args:
-      config: of the run.
-      topology: what to compile for: a slice of TPUs, such as "v5e:4x4", or a host's GPUs, such as "h100:8", none of which
-        is needed (call `jaxretr.parallel.tpu_environment.compile_for_tpus` before JAX is imported); None: the devices at
-        hand.
-      passages: size of the corpus; None: counted in its files, or known by their name.
-      programs: names of those to compile; all by default.
+      config: config of the run.
+      topology: devices to compile for: a slice of TPUs, such as "v5e:4x4", or a host's GPUs, such as "h100:8", none of
+        which is needed (call `jaxretr.parallel.tpu_environment.compile_for_tpus` before JAX is imported); None: the
+        devices at hand.
+      passages: size of the corpus; None: counted in its files, or known from their names.
+      programs: names of the programs to compile; all by default.
       known: programs that need not be compiled again.
 
     Raises:
@@ -203,7 +203,7 @@ def plan(
 
 
 def _limit(devices: Devices) -> int | None:
-    """Bytes that a device at hand gives to programs; None for CPUs, which share the host's memory."""
+    """Return the bytes that a device at hand gives to programs; None for CPUs, which share the host's memory."""
     device = devices.devices[0]
     stats = device.memory_stats() if device.platform != "cpu" else None
     return None if not stats else stats.get("bytes_limit")
@@ -219,7 +219,7 @@ def _program(
     known: KnownPrograms,
 ) -> ProgramPlan:
     groups = _sizes(program.groups)
-    # Of a group a program may read a part: a refresh, of the corpus, what the encoder reads and not the scorer's tokens.
+    # A program may read only part of a group: a refresh reads the encoder's tokens of the corpus, not the scorer's.
     rest = {name: size - groups.get(name, 0) for name, size in _sizes(run.resident).items()}
     beside = {name: size for name, size in rest.items() if size > 0}
     traced: Any = program.program.trace(*program.arguments)  # pyright: ignore[reportFunctionMemberAccess]
@@ -228,8 +228,8 @@ def _program(
     log.info("compiling %s for %d devices", program.name, len(devices.devices))
     options = {"tpu": TPU_OPTIONS, "cpu": CPU_OPTIONS}.get(devices.devices[0].platform, GPU_OPTIONS)
     facts = known.facts(traced.lower(), options, target)
-    # An argument that a program does not read (a refresh, the questions' tower) is none of the compiled one; it is held
-    # all the same.
+    # The compiled program lacks arguments that it does not read (in a refresh, the questions' tower); the run holds
+    # them all the same.
     unread = 0 if facts.arguments is None else max(0, sum(groups.values()) - facts.arguments)
     peak = facts.peak + unread + sum(beside.values())
     gave_up = facts.temporaries is None
@@ -252,18 +252,18 @@ def _program(
 
 
 def _sizes(groups: dict[str, Any]) -> dict[str, int]:
-    """Bytes of each group on one device; groups of nothing are left out."""
+    """Return the bytes of each group on one device; groups without bytes are left out."""
     sizes = {name: sum(map(shard_bytes, jax.tree.leaves(tree))) for name, tree in groups.items()}
     return {name: size for name, size in sizes.items() if size}
 
 
 def shard_bytes(array: Any) -> int:
-    """Bytes of an array, or of its shape with a sharding, on one device."""
+    """Return the bytes of an array, or of its shape with a sharding, on one device."""
     return math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
 
 
 def remedy(config: Config, planned: Plan) -> str:
-    """What to do about a run that does not fit, in one line."""
+    """Return one line that says which settings to change for a run that does not fit."""
     worst = max((program for program in planned.programs if program.fits is False), key=lambda program: program.peak)
     ways = []
     held = {**worst.groups, **worst.beside}

@@ -1,4 +1,4 @@
-"""TPUs and GPUs by name: what one chip can do, and several of them to compile for with none at hand."""
+"""TPUs and GPUs by name: the speed and memory of a chip, and devices to compile for where none are present."""
 
 import math
 import re
@@ -11,13 +11,14 @@ from jaxretr.errors import UserError, did_you_mean, import_extra
 
 
 class Chip(NamedTuple):
-    """What a chip can do, as its maker states it."""
+    """Speed and memory of a chip, as its maker states them."""
 
     tflops: float
-    """bfloat16, 10^12 a second."""
+    """Peak in bfloat16, 10^12 operations a second."""
     hbm_gib: float
     usable_gib: float
-    """What a program can use: of a TPU what the compiler leaves to it, of a GPU 95 % (XLA_PYTHON_CLIENT_MEM_FRACTION=.95)."""
+    """Memory that a program can use: of a TPU, the part that the compiler leaves to it; of a GPU, 95 %
+    (XLA_PYTHON_CLIENT_MEM_FRACTION=.95)."""
 
 
 # https://cloud.google.com/tpu/docs/v4, .../v5e, .../v5p, .../v6e ("Peak compute per chip (bf16)", "HBM capacity").
@@ -41,12 +42,13 @@ KINDS = {
     "NVIDIA H100 80GB HBM3": "h100",
     "NVIDIA H200": "h200",
 }
-"""JAX's names of the devices."""
+"""Key in CHIPS of each device kind, as JAX names it."""
 
 EXAMPLES = ("v4:2x2x2", "v5e:2x4", "v5e:4x4", "v5e:8x8", "v5p:2x2x2", "v5p:4x4x4", "v6e:4x4", "h100:8", "h200:1")
 _NAME = re.compile(r"(\w+):(\d+(?:x\d+)*)")
 
-# What XLA asks of a GPU while it compiles (its GpuTargetConfigProto). The Hopper cards differ in memory and its speed alone.
+# Description of a GPU that XLA needs in order to compile for it (its GpuTargetConfigProto). The Hopper cards differ
+# only in the size and speed of their memory.
 _HOPPER = """
 gpu_device_info {{
   threads_per_block_limit: 1024
@@ -89,19 +91,19 @@ class Devices(NamedTuple):
     """Name of the kind in CHIPS; None for other devices."""
     chips: int
     name: str = ""
-    """Of a slice of TPUs, or of GPUs that are not at hand."""
+    """Name of a slice of TPUs, or of GPUs that are not at hand; "" for the devices at hand."""
 
     @property
     def per_chip(self) -> int:
-        """Devices that share one chip's memory: a TPU v4 without megacore has two."""
+        """Devices that share one chip's memory; a TPU v4 without megacore has two."""
         return len(self.devices) // self.chips
 
 
 def topology(name: str) -> Devices:
-    """A slice of TPUs, or the GPUs of a host, to compile for; its devices run nothing.
+    """Return a slice of TPUs, or the GPUs of a host, to compile for; its devices run nothing.
 
     Args:
-      name: kind and shape in chips, for instance "v5e:4x4"; of GPUs kind and number, "h100:8".
+      name: kind and shape in chips, for instance "v5e:4x4"; for GPUs kind and number, "h100:8".
 
     Raises:
       UserError: no such slice, or its compiler (libtpu, JAX's plugin for CUDA) is not installed.
@@ -128,10 +130,10 @@ def topology(name: str) -> Devices:
 
 
 def _gpus(name: str, kind: str, count: int) -> Devices:
-    """GPUs of one host, which NVLink connects."""
+    """Return GPUs of one host, connected by NVLink."""
     from jax.experimental import topologies
 
-    jax.devices()  # Only then JAX knows its plugins.
+    jax.devices()  # JAX knows its plugins only after this call.
     try:
         with _loading:
             devices: Any = topologies.get_topology_desc(
@@ -145,7 +147,7 @@ def _gpus(name: str, kind: str, count: int) -> Devices:
 
 
 def at_hand() -> Devices:
-    """All devices that JAX finds."""
+    """Return all devices that JAX finds."""
     devices = jax.devices()
     chips = {
         tuple(getattr(device, "coords", (device.id,))) for device in devices

@@ -72,18 +72,18 @@ log = logging.getLogger(__name__)
 
 
 class ArtState(NamedTuple):
-    """What an ART run carries and saves: without the index, a resumed run would search another one."""
+    """State that an ART run carries and saves: without the index, a resumed run would search another one."""
 
     train: TrainState
     index: CorpusState
     table: TableState | None = None
-    """None where no scores are kept, and in what older versions saved."""
+    """The teacher's scores; None where no scores are kept, and in checkpoints of older versions."""
     refresh_every: jax.Array | None = None
     """R, int32 scalar, where it was counted when the run began (`index.refresh_share`)."""
 
 
 class ArtPrograms:
-    """What an ART run compiles; it depends on the config, the shapes of the models and the size of the corpus alone."""
+    """Programs that an ART run compiles, which depend on the config, the models' shapes and the corpus's size alone."""
 
     def __init__(
         self,
@@ -95,16 +95,16 @@ class ArtPrograms:
         mesh: Mesh,
         passage_widths: tuple[int, ...] = (),
     ):
-        """Builds the step; nothing is compiled yet.
+        """Build the step; nothing is compiled yet.
 
         Args:
-          config: of the run.
-          encoder: of its dual encoder, or of the two that are trained jointly.
-          teacher: what its scorer is.
-          widths: that its rows are padded to.
-          corpus_rows: passages of the corpus.
+          config: config of the run.
+          encoder: config of its dual encoder, or of the two that are trained jointly.
+          teacher: constants of its scorer.
+          widths: lengths that the teacher's rows are padded to.
+          corpus_rows: number of passages in the corpus.
           mesh: the devices.
-          passage_widths: that suit the passages as the encoder reads them, where they are known.
+          passage_widths: lengths that suit the passages as the encoder reads them, where they are known.
 
         Raises:
           UsageError: settings that do not apply to ART.
@@ -155,7 +155,7 @@ class ArtPrograms:
 
 
 class ArtRun(ArtPrograms):
-    """An ART run as train.py sees it."""
+    """An ART run with the methods that train.py calls."""
 
     def __init__(self, config: ArtConfig, mesh: Mesh, workdir: Path):
         self.config, self.mesh, self.workdir = config, mesh, workdir
@@ -180,7 +180,8 @@ class ArtRun(ArtPrograms):
                 log.warning,
                 "%d of %d questions are passages of the corpus themselves: the teacher finds that each explains itself best, "
                 "and the encoder learns that; leave these passages out of data.corpus",
-                *(own, len(self.questions)),
+                own,
+                len(self.questions),
             )
 
         # ---- what the teacher reads ----------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ class ArtRun(ArtPrograms):
 
     @staticmethod
     def outline(config: ArtConfig, mesh: Mesh, size: CorpusSize) -> Outline:
-        """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it."""
+        """Return the programs of a run and the shapes of their arguments, see `jaxretr.train.outline`."""
         encoder, shape = model_config(config.encoder, config.joint), teacher_shape(config.scorer)
         mean, longest = (
             size.mean_ids(shape.passage_length),
@@ -272,7 +273,7 @@ class ArtRun(ArtPrograms):
         return Inputs(read, {"batch": fingerprint(self._on_host(0)), "weights": fingerprint(self.model.params)})
 
     def init(self) -> ArtState:
-        """The pretrained weights and an index made with them."""
+        """Return the pretrained weights, and an index that is encoded with them."""
         split = self.program.shard_parameters
         train = initial_state(self.model, self.optimizer, self.mesh, self.frozen, split=split)
         index, table = self.whole.encode(train), self.new_table()
@@ -281,18 +282,18 @@ class ArtRun(ArtPrograms):
         return ArtState(train, index, table, every)
 
     def abstract_state(self) -> ArtState:
-        """The shapes and shardings of the state."""
+        """Return the shapes and shardings of the state."""
         split = self.program.shard_parameters
         train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=split)
         every = self.upkeep.abstract_every()
         return ArtState(self.codes.abstract(train), self.whole.abstract_index(), self.abstract_table(), every)
 
     def abstract_table(self) -> TableState | None:
-        """The shapes and shardings of the table of scores, if there is one."""
+        """Return the shapes and shardings of the table of scores, if there is one."""
         return abstract_table(self.config.table, len(self.questions), self.program.compared, self.mesh)
 
     def new_table(self) -> TableState | None:
-        """The table of scores as a run begins with it: empty, or read from a file."""
+        """Return the table of scores that a run begins with: empty, or read from a file."""
         shapes, path = self.abstract_table(), self.config.table.path
         if shapes is None:
             return None
@@ -303,7 +304,7 @@ class ArtRun(ArtPrograms):
         return read_table(path, shapes, self.corpus, self.questions, self.mesh)
 
     def step(self, state: ArtState, number: int, batch: QuestionBatch) -> tuple[ArtState, dict[str, jax.Array]]:
-        """One ART step; the index, or a slice of it, and product codes are made afresh first if that is due."""
+        """Run one ART step; the index, or a slice of it, and product codes are renewed first if that is due."""
         train, index, table, every = self.refreshed(state, number)
         if table is None:  # A checkpoint of an older version has none.
             table = self.new_table()
@@ -318,7 +319,7 @@ class ArtRun(ArtPrograms):
         return self.train_step.trace(train, index, table, *tokens, self.scorer_params, self.batch(0))
 
     def refreshed(self, state: ArtState, number: int) -> ArtState:
-        """The state with a fresh index and fresh product codes, where they are due before step `number`."""
+        """Return the state with a fresh index and fresh product codes, where they are due before step `number`."""
         index = self.upkeep.refreshed(state.train, state.index, number)
         return state._replace(train=self.codes.refitted(state.train, self.whole.passages, number), index=index)
 
@@ -327,15 +328,15 @@ class ArtRun(ArtPrograms):
         return {**self.dev.metrics(state.train, self.whole, state.index), **self.suites.metrics(state.train)}
 
     def evaluated(self) -> str:
-        """The dev questions, the corpus, and the suites."""
+        """Return a text for the log that names the dev questions, the corpus, and the suites."""
         return evaluation_of(self.dev, self.whole, self.suites)
 
     def save_model(self, state: ArtState, folder: Path) -> None:
-        """Writes the model's folder."""
+        """Write the model's folder."""
         save_model(self.model, state.train, folder)
 
     def batch(self, number: int) -> QuestionBatch:
-        """The questions of step `number`, a function of (seed, number) alone."""
+        """Return the questions of step `number`, a function of (seed, number) alone."""
         arrays, forms, given = self.made[number]
         return QuestionBatch(
             *(put_batch(self.mesh, x) for x in arrays),
@@ -346,7 +347,8 @@ class ArtRun(ArtPrograms):
     def _on_host(
         self, number: int
     ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, np.ndarray] | None, np.ndarray | None]:
-        """The arrays of a step: tokens, lengths, targets and theirs, numbers; forms; given rows. The teacher reads no typos."""
+        """Return the arrays of a step: tokens, lengths, targets and their lengths, numbers; misspelt forms; given rows.
+        The teacher reads no typos."""
         chosen = self.batches.indices(number)
         tokens, lengths, forms = self.read.of_step(chosen, number)
         given = None if self.given is None else self.given.rows(chosen, number)
@@ -354,6 +356,6 @@ class ArtRun(ArtPrograms):
 
 
 def teacher_widths(teacher: T5Teacher | PairTeacher, passages: TokenStore, questions: TokenStore) -> TeacherWidths:
-    """The padded lengths that suit a run's texts."""
+    """Return the padded lengths that suit a run's texts."""
     columns = width_of(passages), width_of(questions)
     return TeacherWidths.of_lengths(teacher, passages.lengths, questions.lengths, *columns)

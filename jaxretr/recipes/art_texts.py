@@ -17,19 +17,19 @@ from jaxretr.recipes.whole_corpus import Judged, dev_questions
 
 
 class ArtTexts(NamedTuple):
-    """What an ART run reads."""
+    """Texts that an ART run reads."""
 
     corpus: Corpus
     questions: list[Question]
-    """Those to learn from, in the order of their file."""
+    """The training questions, in the order of their file."""
     dev: Judged | None
 
 
 def read_art_texts(data: ArtData, stores: Path) -> ArtTexts:
-    """Reads the files that `data` names.
+    """Read the files that `data` names.
 
     Args:
-      data: of the config.
+      data: the config's section.
       stores: folder of the token stores, where the corpus is kept as columns that are mapped into memory.
 
     Raises:
@@ -45,7 +45,7 @@ def read_art_texts(data: ArtData, stores: Path) -> ArtTexts:
     else:
         examples, corpus = None, mapped_corpus(data.corpus, stores)
     qrels = None
-    # Of a training file's questions the ids and judgements come from the same reader as the corpus's passages.
+    # The ids and judgements of a training file's questions come from the reader that also reads the corpus's passages.
     if (data.held_out or data.questions == data.corpus) and is_training_file(data.questions):
         if examples is None or data.questions != data.corpus:
             examples = load_training_set(data.questions, corpus)
@@ -66,7 +66,7 @@ def read_art_texts(data: ArtData, stores: Path) -> ArtTexts:
 
 
 def _questions(data: ArtData) -> tuple[list[Question], dict[str, dict[str, int]] | None]:
-    """The questions that the splits leave, and the judgements of `questions_split`."""
+    """Return the questions that the splits leave, and the judgements of `questions_split`."""
     questions, qrels = read_questions(data.questions), None
     folder = data_path(data.questions)
     if data.questions_split is not None:

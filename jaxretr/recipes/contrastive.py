@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 class ContrastiveState(NamedTuple):
-    """What a supervised run carries and saves; the index is None unless the step searches."""
+    """State that a supervised run carries and saves; the index is None unless the step searches."""
 
     train: TrainState
     index: CorpusState | None
@@ -66,7 +66,7 @@ class ContrastiveState(NamedTuple):
 
 
 class ContrastivePrograms:
-    """What a supervised run compiles; it depends on the config, the model's shape and the number of passages alone."""
+    """Programs that a supervised run compiles, by its config, the model's shape and the number of passages alone."""
 
     def __init__(
         self,
@@ -77,15 +77,15 @@ class ContrastivePrograms:
         mesh: Mesh,
         passage_widths: tuple[int, ...] = (),
     ):
-        """Builds the step; nothing is compiled yet.
+        """Build the step; nothing is compiled yet.
 
         Args:
-          config: of the run.
-          encoder: of its model.
-          corpus_rows: passages that are searched.
-          positives: places of positives among an example's passages.
+          config: config of the run.
+          encoder: config of its model.
+          corpus_rows: number of passages that are searched.
+          positives: number of positives among an example's passages.
           mesh: the devices.
-          passage_widths: that suit the passages, where they are known.
+          passage_widths: lengths that suit the passages, where they are known.
 
         Raises:
           UsageError: settings that contradict each other.
@@ -129,7 +129,7 @@ class ContrastivePrograms:
 
 
 class ContrastiveRun(ContrastivePrograms):
-    """A supervised run as train.py sees it."""
+    """A supervised run with the methods that train.py calls."""
 
     def __init__(self, config: ContrastiveConfig, mesh: Mesh, workdir: Path):
         check(config)
@@ -182,10 +182,10 @@ class ContrastiveRun(ContrastivePrograms):
 
     @staticmethod
     def outline(config: ContrastiveConfig, mesh: Mesh, size: CorpusSize) -> Outline:
-        """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it."""
+        """Return the programs of a run and the shapes of their arguments, see `jaxretr.train.outline`."""
         check(config)
         encoder = model_config(config.encoder, config.joint)
-        # What the training file has fewer of is less; the run reports it when it has read the file.
+        # The training file may have fewer negatives; the run reports this when it has read the file.
         positives = config.contrastive.max_positives if config.contrastive.positives == "all" else 1
         run = ContrastivePrograms(config, encoder, size.searched, positives, mesh)
         split = run.program.shard_parameters
@@ -218,16 +218,16 @@ class ContrastiveRun(ContrastivePrograms):
 
     @property
     def most_negatives(self) -> int:
-        """Negatives of a question in one step, before masking; the log's `negatives` is their number after it."""
+        """Number of negatives of a question in one step, before masking; the log's `negatives` are those after it."""
         places = self.draws.places + self.program.negatives.retrieved
         in_batch = self.config.train.batch_size * places - self.program.positives
         return in_batch + (self.corpus_rows if self.program.contrastive.corpus_softmax else 0)
 
     def _lexical_start(self) -> DualEncoder:
-        """The model with weights that compare words, as rare as they are in the corpus."""
+        """Return the model with weights that compare words, weighted by their rarity in the corpus."""
         assert isinstance(self.model, DualEncoder)
         config, tokenizer = self.model.config, self.model.tokenizer
-        assert isinstance(config.backbone, BertConfig)  # as all that are new
+        assert isinstance(config.backbone, BertConfig)  # as every new encoder is
         size = vocabulary_size(tokenizer)
         bert = lexical_start(
             config.backbone,
@@ -261,7 +261,7 @@ class ContrastiveRun(ContrastivePrograms):
         return Inputs(read, {"batch": fingerprint(self._on_host(0)), "weights": fingerprint(self.model.params)})
 
     def init(self) -> ContrastiveState:
-        """The pretrained weights, and an index made with them if the step searches."""
+        """Return the pretrained weights, and an index that is encoded with them if the step searches."""
         model = self._lexical_start() if self.config.encoder.fresh_start == "lexical" else self.model
         split = self.program.shard_parameters
         train = initial_state(model, self.optimizer, self.mesh, self.frozen, split=split)
@@ -272,7 +272,7 @@ class ContrastiveRun(ContrastivePrograms):
         return ContrastiveState(train, index, self.upkeep.counted(train, index, lambda: self._trace_step(train, index)))
 
     def abstract_state(self) -> ContrastiveState:
-        """The shapes and shardings of the state."""
+        """Return the shapes and shardings of the state."""
         split = self.program.shard_parameters
         train = abstract_train_state(self.model.params, self.optimizer, self.mesh, self.frozen, split=split)
         train = self.codes.abstract(train)
@@ -283,7 +283,7 @@ class ContrastiveRun(ContrastivePrograms):
     def step(
         self, state: ContrastiveState, number: int, batch: ContrastiveBatch
     ) -> tuple[ContrastiveState, dict[str, jax.Array]]:
-        """One step; a live index, or a slice of it, and product codes are made afresh first if that is due."""
+        """Run one step; a live index, or a slice of it, and product codes are renewed first if that is due."""
         train, index, every = self.refreshed(state, number)
         if index is not None:
             index = self.upkeep.rolled(train, index, number, every)
@@ -295,7 +295,7 @@ class ContrastiveRun(ContrastivePrograms):
         return step.trace(train, index, self.whole.passages, self.device_contents, self.batch(0))
 
     def refreshed(self, state: ContrastiveState, number: int) -> ContrastiveState:
-        """The state with a fresh index and fresh product codes, where it has them and they are due before step `number`."""
+        """Return the state with a fresh index and fresh product codes, where these are due before step `number`."""
         index = state.index if state.index is None else self.upkeep.refreshed(state.train, state.index, number)
         return state._replace(train=self.codes.refitted(state.train, self.whole.passages, number), index=index)
 
@@ -306,16 +306,16 @@ class ContrastiveRun(ContrastivePrograms):
         return {**metrics, **self.suites.metrics(state.train)}
 
     def evaluated(self) -> str:
-        """The examples of the validation, the dev questions, the corpus, and the suites."""
+        """Return a text for the log that names the validation's examples, the dev questions, corpus and suites."""
         examples = [] if self.validation is None else [f"{len(self.validation.examples)} examples of the validation"]
         return ", ".join([*examples, *filter(None, [evaluation_of(self.dev, self.whole, self.suites)])])
 
     def save_model(self, state: ContrastiveState, folder: Path) -> None:
-        """Writes the model's folder."""
+        """Write the model's folder."""
         save_model(self.model, state.train, folder)
 
     def batch(self, number: int) -> ContrastiveBatch:
-        """The examples of step `number`, a function of (seed, number) alone."""
+        """Return the examples of step `number`, a function of (seed, number) alone."""
         arrays, forms, teacher = self.made[number]
         put = [put_batch(self.mesh, x) for x in arrays]
         return ContrastiveBatch(
@@ -325,7 +325,7 @@ class ContrastiveRun(ContrastivePrograms):
         )
 
     def _on_host(self, number: int) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, np.ndarray] | None, Any]:
-        """The arrays of a step: tokens, lengths, rows and known; forms; the teacher's scores."""
+        """Return the arrays of a step: tokens, lengths, rows, known positives; misspelt forms; the teacher's scores."""
         chosen = self.batches.indices(number)
         rows, teacher = self.draws.rows(chosen, number)
         tokens, lengths, forms = self.questions.of_step(chosen, number)
@@ -333,7 +333,7 @@ class ContrastiveRun(ContrastivePrograms):
 
 
 def evaluated_on(data: ContrastiveData, examples: RunExamples) -> tuple[Judged | None, Corpus]:
-    """The dev questions of a run, None if it has none, and the corpus that they are searched for in."""
+    """Return the dev questions of a run, None if it has none, and the corpus that is searched for them."""
     rows, passages = examples.corpus_rows, examples.passages
     searched = Corpus(*(column[:rows] for column in (passages.ids, passages.titles, passages.texts)))
     judged = dev_questions(data)
@@ -344,7 +344,7 @@ def evaluated_on(data: ContrastiveData, examples: RunExamples) -> tuple[Judged |
 
 
 def check(config: ContrastiveConfig) -> None:
-    """Refuses settings that contradict each other."""
+    """Refuse settings that contradict each other."""
     negatives, contrastive = config.negatives, config.contrastive
     for name in ("static", "mined", "retrieved"):
         if getattr(negatives, name) < 0:

@@ -1,4 +1,4 @@
-"""How many passages a run will have, and how long, told without reading them onto devices: counted, given, or known."""
+"""The number and length of a run's passages, counted, given or known without reading them onto devices."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,16 +14,16 @@ from jaxretr.data.training_set import read_passages
 from jaxretr.errors import UserError
 from jaxretr.recipes.run_examples import read_run_examples
 
-# Published sizes of the collections that go by these names, without suffixes, and words of a passage with its title.
+# Published number of passages of the collections with these names, and mean words of a passage with its title.
 WELL_KNOWN = {
     "psgs_w100": (21_015_324, 103),  # DPR's Wikipedia (Karpukhin et al. 2020, section 4.1): 100 words, and the title
     "msmarco": (8_841_823, 56),  # MS MARCO passages, as a BEIR folder
     "collection": (8_841_823, 56),  # and as published
 }
 
-# English Wikipedia has 1.34 ids a word in BERT's vocabulary and 1.47 in T5's; special tokens and prompts come on top.
+# English Wikipedia has 1.34 ids a word in BERT's vocabulary and 1.47 in T5's; special tokens and prompts are added.
 _IDS_A_WORD, _IDS_A_ROW = 1.5, 8
-# A text with fewer spaces is of a language that writes none: it counts as a word every 4.5 bytes, 3 bytes an id.
+# A text with fewer spaces is in a language that writes none: it counts as a word every 4.5 bytes, 3 bytes an id.
 _BYTES_A_WORD, _BYTES_WITHOUT_SPACES = 12, 4.5
 
 
@@ -31,25 +31,25 @@ class CorpusSize(NamedTuple):
     """The passages of a run."""
 
     passages: int
-    """On the devices."""
+    """Number of passages on the devices."""
     searched: int
-    """Of them the corpus; 0: there is none, and nothing is searched."""
+    """Number of these that are the corpus; 0: there is none, and nothing is searched."""
     source: str
-    """Where the number comes from, for people."""
+    """Source of the number, as a phrase for people."""
     words: float | None = None
-    """Of a passage with its title, on average; None: not known."""
+    """Mean number of words of a passage with its title; None: not known."""
 
     def mean_ids(self, longest: int) -> float:
-        """An estimate of a passage's mean number of token ids; `longest` if nothing is known."""
+        """Estimate a passage's mean number of token ids; `longest` if nothing is known."""
         return longest if self.words is None else min(float(longest), _IDS_A_WORD * self.words + _IDS_A_ROW)
 
 
 def corpus_size(config: Config, passages: int | None = None) -> CorpusSize:
-    """The number of a run's passages.
+    """Return the number of a run's passages.
 
     Args:
-      config: of the run.
-      passages: what the user says; None: counted where the files are, or known by the corpus's name.
+      config: config of the run.
+      passages: number that the user gives; None: counted where the files exist, or known by the corpus's name.
 
     Raises:
       UserError: neither a number, nor files, nor a known name; or a file that cannot be read.
@@ -83,7 +83,7 @@ def corpus_size(config: Config, passages: int | None = None) -> CorpusSize:
 
 
 def most_questions(config: ArtConfig) -> int:
-    """How many training questions an ART run has at most: counted in its file, or as many as its steps can read."""
+    """Return the most training questions that an ART run can have: counted in its file, or those of all steps."""
     read = config.train.steps * config.train.batch_size
     path = config.data.questions
     if not data_path(path).exists():
@@ -103,7 +103,7 @@ def _texts(path: str) -> Iterator[tuple[str, str]]:
 
 
 def _count(passages: Iterable[tuple[str, str]]) -> tuple[int, float | None]:
-    """How many passages (title, text) there are, and their mean number of words; None of none."""
+    """Return the number of passages (title, text) and their mean number of words, None without any passage."""
     count, words = 0, 0.0
     for title, text in passages:
         spaced, length = len(title.split()) + len(text.split()), len(title.encode()) + len(text.encode())
@@ -113,12 +113,12 @@ def _count(passages: Iterable[tuple[str, str]]) -> tuple[int, float | None]:
 
 
 def _contrastive_paths(config: ContrastiveConfig) -> list[str]:
-    """The files of the corpus; none where the training file brings its passages along."""
+    """Return the files of the corpus; none where the training file brings its passages along."""
     data = config.data
     if data.corpus is not None and data.corpus != data.train:
         return [data.corpus, *data.more_corpora]
     train = data_path(data.train)
-    # A BEIR folder is its own corpus; where it is not here yet, a name without a suffix is taken for one.
+    # A BEIR folder is its own corpus; if it does not exist here yet, a name without a suffix is assumed to be one.
     folder = train.is_dir() or not (train.exists() or train.suffix)
     return [data.train] if folder else []
 

@@ -1,4 +1,4 @@
-"""A corpus's tokens on the devices without padding: put there from a store, or their shapes for a plan."""
+"""A corpus's tokens on the devices without padding: copied there from a store, or their shapes for a plan."""
 
 import math
 from typing import Any
@@ -12,24 +12,24 @@ from jaxretr.parallel import sharding
 from jaxretr.parallel.mesh import DATA, put_rows
 from jaxretr.state import CorpusTokens
 
-# Ids of one part, which an int32 numbers.
+# Largest number of ids in one part, so that an int32 can number them.
 _MOST_IDS = 2**31 - 1
-# Lengths of parts are rounded up to it, so that corpora of about the same size compile the same programs.
+# Multiple that lengths of parts are rounded up to, so that corpora of about the same size compile the same programs.
 _UNIT = 4096
 
 
 def corpus_tokens(store: TokenStore, rows: int, mesh: Mesh) -> CorpusTokens:
-    """A store's rows on the devices, and rows of no tokens up to `rows`; each host reads only its own.
+    """Put a store's rows on the devices, and empty rows up to `rows`; each host reads only its own.
 
     Args:
-      store: of at most `rows` rows.
+      store: store of at most `rows` rows.
       rows: N, a multiple of the data axis (see `padded_rows`).
       mesh: the devices.
     """
     layout = Layout(store.offsets, rows, width_of(store), mesh.shape[DATA])
 
     def flat(start: int, stop: int) -> np.ndarray:
-        part = start // layout.length  # A device asks for its own one.
+        part = start // layout.length  # A device asks only for its own part.
         return store.ids[layout.bounds[part] : layout.bounds[part + 1]]
 
     def table(start: int, stop: int) -> np.ndarray:
@@ -48,24 +48,24 @@ def corpus_tokens(store: TokenStore, rows: int, mesh: Mesh) -> CorpusTokens:
 
 
 class Layout:
-    """How the ids of rows lie on the devices (`CorpusTokens`).
+    """Layout of the ids of rows on the devices (`CorpusTokens`).
 
     Attributes:
-      width: columns that hold the longest row.
-      parts: S, parts of a device.
-      length: M, ids of a part.
+      width: number of columns that hold the longest row.
+      parts: S, the number of parts of a device.
+      length: M, the number of ids of a part.
       bounds: the first id of every part, and the end of the last, int64 [devices * S + 1].
-      shape: of the array of ids.
+      shape: shape of the array of ids.
     """
 
     def __init__(self, offsets: np.ndarray, rows: int, width: int, devices: int):
-        """Cuts the rows into parts.
+        """Divide the rows into parts.
 
         Args:
-          offsets: where each row begins, and the end of the last, int64 [up to N + 1].
-          rows: N; those that `offsets` does not know are empty.
-          width: columns that hold the longest row.
-          devices: that share the rows.
+          offsets: start of each row among the ids, and the end of the last, int64 [up to N + 1].
+          rows: N; rows without an offset are empty.
+          width: number of columns that hold the longest row.
+          devices: number of devices that share the rows.
         """
         self._offsets, self.width, self.parts = offsets, width, 1
         while not self._cut(rows, devices):
@@ -80,20 +80,20 @@ class Layout:
         return self.length <= _MOST_IDS
 
     def offsets(self, start: int, stop: int) -> np.ndarray:
-        """Where rows begin in their parts, int32 [up to stop - start]; empty rows at the end are left out."""
+        """Return the start of rows in their parts, int32 [up to stop - start]; empty rows at the end are left out."""
         there = np.arange(start, min(stop, len(self._offsets) - 1))
         return (self._offsets[there] - self.bounds[there // self._rows]).astype(np.int32)
 
 
 def abstract_corpus_tokens(mesh: Mesh, dtype: Any, rows: int, longest: int, mean: float) -> CorpusTokens:
-    """The shapes of `corpus_tokens` for rows that are about equally long on all devices.
+    """Return the shapes of `corpus_tokens` for rows that are about equally long on all devices.
 
     Args:
       mesh: the devices.
-      dtype: of the ids.
+      dtype: integer type of the ids.
       rows: N.
-      longest: ids that a row may have.
-      mean: ids of a row.
+      longest: largest number of ids of a row.
+      mean: mean number of ids of a row.
     """
     width, devices, parts = columns(longest), mesh.shape[DATA], 1
     while (length := _part_length(math.ceil(mean * rows / (devices * parts)), width)) > _MOST_IDS:
@@ -107,7 +107,7 @@ def abstract_corpus_tokens(mesh: Mesh, dtype: Any, rows: int, longest: int, mean
 
 
 def _part_length(ids: int, width: int) -> int:
-    """M: the ids of the fullest part, and room to read `width` ids from where its last row begins."""
+    """Return M: the ids of the fullest part, and room to read `width` ids from the start of its last row."""
     return -(-(ids + width) // _UNIT) * _UNIT
 
 
@@ -117,10 +117,10 @@ def _ids_shape(devices: int, parts: int, length: int) -> tuple[int, ...]:
 
 
 def width_of(store: TokenStore) -> int:
-    """The columns that hold a store's longest row."""
+    """Return the number of columns that hold a store's longest row."""
     return columns(store.max_row_length)
 
 
 def columns(longest: int) -> int:
-    """The length of a longest row, rounded up so that few widths are ever compiled."""
+    """Return the length of a longest row, rounded up so that few widths are ever compiled."""
     return -(-max(1, longest) // 8) * 8

@@ -47,12 +47,12 @@ from jaxretr.state import TrainState
 
 log = logging.getLogger(__name__)
 
-# The ids around a pair in a plan: one of [CLS] and two of [SEP]; only how many there are matters there.
+# The ids around a pair in a plan, one of [CLS] and two of [SEP]; a plan depends only on their number.
 FRAME = (1,), (2,), (2,)
 
 
 class CrossEncoderRun:
-    """A cross-encoder's run as train.py sees it."""
+    """A cross-encoder's run with the methods that train.py calls."""
 
     def __init__(self, config: RerankerConfig, mesh: Mesh, workdir: Path):
         check_settings(config)
@@ -68,11 +68,19 @@ class CrossEncoderRun:
         self.made = MadeAhead(self._on_host)
         model = self.model
         self.questions = TokenStore.build(
-            *(stores, self.examples.texts, model.tokenizer, model.question_template, model.question_length),
+            stores,
+            self.examples.texts,
+            model.tokenizer,
+            model.question_template,
+            model.question_length,
             prompt=model.question_form,
         )
         self.passages = TokenStore.build(
-            *(stores, self.examples.passages, model.tokenizer, model.passage_template, model.passage_length),
+            stores,
+            self.examples.passages,
+            model.tokenizer,
+            model.passage_template,
+            model.passage_length,
             prompt=model.passage_form,
         )
 
@@ -96,9 +104,9 @@ class CrossEncoderRun:
 
     @staticmethod
     def outline(config: RerankerConfig, mesh: Mesh, size: CorpusSize) -> Outline:
-        """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it.
+        """Return the programs of a run and the shapes of their arguments, see `jaxretr.train.outline`.
 
-        The evaluation is none of them: its batches are as small as the machine wants them.
+        The evaluation is not among them: the size of its batches depends on the machine.
         """
         check_settings(config)
         shape, encoder = start_shape(config.encoder), config.encoder
@@ -135,13 +143,13 @@ class CrossEncoderRun:
         return Inputs(read, {"batch": batch, "candidates": candidates, "weights": fingerprint(params)})
 
     def init(self) -> TrainState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         # A copy: the first step donates these buffers, and the model keeps its own.
         params = jax.tree.map(np.array, self.model.params)
         return sharding.put(TrainState.create(params, self.programs.optimizer), self.mesh)
 
     def abstract_state(self) -> TrainState:
-        """The shapes and shardings of the state."""
+        """Return the shapes and shardings of the state."""
         return abstract_train_state(self.model.params, self.programs.optimizer, self.mesh)
 
     def step(self, state: TrainState, number: int, batch: PairBatch) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -149,7 +157,7 @@ class CrossEncoderRun:
         return self.programs.step(state, batch)
 
     def refreshed(self, state: TrainState, number: int) -> TrainState:
-        """The state itself: there is no index."""
+        """Return the state itself, as there is no index."""
         return state
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
@@ -157,26 +165,29 @@ class CrossEncoderRun:
         return self.dev.metrics(self._trained(state)) if self.dev.questions else {}
 
     def evaluated(self) -> str:
-        """The dev questions and their pairs."""
+        """Return a text for the log that names the dev questions and their pairs."""
         questions = len(self.dev.questions)
         return f"{questions} questions, {sum(map(len, self.dev.rows))} pairs" if questions else ""
 
     def save_model(self, state: TrainState, folder: Path) -> None:
-        """Writes the folder that `CrossEncoder.from_pretrained` and sentence-transformers read."""
+        """Write the folder that `CrossEncoder.from_pretrained` and sentence-transformers read."""
         model = self._trained(state)
         if jax.process_index() == 0:
             model.save(folder)
 
     def batch(self, number: int) -> PairBatch:
-        """The pairs of step `number`, a function of (seed, number) alone."""
+        """Return the pairs of step `number`, a function of (seed, number) alone."""
         return PairBatch(*(put_batch(self.mesh, x) for x in self.made[number]))
 
     def _trained(self, state: TrainState) -> CrossEncoder:
-        """The model with a state's parameters; called by all processes."""
+        """Return the model with a state's parameters; called by all processes."""
         model = self.model
         params = jax.tree.map(to_host, state.weights)
         return CrossEncoder(
-            *(model.config, params, model.tokenizer, model.texts),
+            model.config,
+            params,
+            model.tokenizer,
+            model.texts,
             max_question_length=model.max_question_length,
             dtype=model.dtype,
         )
@@ -198,7 +209,7 @@ class CrossEncoderRun:
 def cross_encoder_programs(
     config: RerankerConfig, shape: CrossEncoderConfig, frame: PairFrame, mesh: Mesh
 ) -> TokenPrograms:
-    """The compiled programs of a run whose cross-encoder has this shape."""
+    """Return the compiled programs of a run whose cross-encoder has this shape."""
     program = PairProgram(
         shape,
         frame,
@@ -212,7 +223,7 @@ def cross_encoder_programs(
 
 
 def as_supervised(config: RerankerConfig) -> ContrastiveConfig:
-    """The supervised run of a dual encoder that reads the same files and draws the same passages from them."""
+    """Return the supervised run of a dual encoder that reads the same files and draws the same passages from them."""
     names = [field.name for field in dataclasses.fields(ExampleData)]
     return ContrastiveConfig(
         name=config.name,
@@ -224,7 +235,7 @@ def as_supervised(config: RerankerConfig) -> ContrastiveConfig:
 
 
 def check_settings(config: RerankerConfig) -> None:
-    """Refuses settings that contradict each other."""
+    """Refuse settings that contradict each other."""
     check(config.negatives)
     if bool(config.negatives.mined) != (config.data.mined is not None):
         raise UsageError("negatives.mined and data.mined go together; set both, or neither")

@@ -1,4 +1,4 @@
-"""The cross-encoder that a run starts from: one that is trained on, or an encoder with a new head."""
+"""The cross-encoder that a run starts from: one that continues its training, or an encoder with a new head."""
 
 import dataclasses
 from pathlib import Path
@@ -22,14 +22,14 @@ from jaxretr.recipes.encoder_start import backbone_of
 
 
 def load_cross_encoder(encoder: PairEncoder, seed: int) -> CrossEncoder:
-    """The cross-encoder that a run starts from, with the config's lengths and dropout.
+    """Load the cross-encoder that a run starts from, with the config's lengths and dropout.
 
     Args:
-      encoder: which.
-      seed: of a new head.
+      encoder: settings that name the model.
+      seed: seed of a new head.
 
     Raises:
-      UserError: no such model, one that no head goes on, or lengths that it has no positions for.
+      UserError: no such model, a model that takes no head, or lengths that it has no positions for.
     """
     lengths: dict[str, Any] = {"max_question_length": encoder.max_question_length, "dtype": encoder.dtype}
     if holds_cross_encoder(encoder.path):
@@ -44,10 +44,10 @@ def load_cross_encoder(encoder: PairEncoder, seed: int) -> CrossEncoder:
 
 
 def start_shape(encoder: PairEncoder) -> CrossEncoderConfig:
-    """The shape of what `load_cross_encoder` loads, told without any weights.
+    """Return the shape of the model that `load_cross_encoder` loads, without reading any weights.
 
     Raises:
-      UserError: the encoder's shape is not known here, see `encoder_shape`; or no head goes on it.
+      UserError: the encoder's shape is not known here, see `encoder_shape`; or it takes no head.
     """
     folder = model_folder(Path(encoder.path).expanduser())
     if (folder / "config.json").is_file() and is_cross_encoder(read_json(folder, "config.json"), str(folder)):
@@ -71,7 +71,7 @@ def holds_cross_encoder(path: str) -> bool:
 
 
 def with_new_head(backbone: Backbone, path: str) -> CrossEncoderConfig:
-    """An encoder's shape with the head that transformers puts on it; UserError names `path`."""
+    """Return an encoder's shape with the head that transformers puts on it; UserError names `path`."""
     head = default_head(backbone)
     if head is None:
         raise UserError(f"{path}: is {display_name(backbone)}, which no head of a cross-encoder goes on; give another")
@@ -79,6 +79,6 @@ def with_new_head(backbone: Backbone, path: str) -> CrossEncoderConfig:
 
 
 def with_dropout(config: CrossEncoderConfig, dropout: float) -> CrossEncoderConfig:
-    """The shape with this dropout in training."""
+    """Return the shape with this dropout in training."""
     backbone = dataclasses.replace(config.backbone, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
     return dataclasses.replace(config, backbone=backbone)

@@ -43,14 +43,14 @@ from jaxretr.stores.encoding import encode
 
 log = logging.getLogger(__name__)
 
-# A sentence with fewer characters says little, and one with more is cut by the student's length anyway.
+# Limits of a sentence's characters: a shorter one says little, and a longer one is cut by the student's length anyway.
 _SHORTEST, _LONGEST = 20, 400
-# Rows that the principal directions are computed from, at most.
+# Largest number of rows that the principal directions are computed from.
 _SAMPLE = 100_000
 
 
 class EmbeddingDistillationRun(LanguageModelRun):
-    """Wires texts, the teacher's embeddings, model and step together."""
+    """Combines texts, the teacher's embeddings, model and step to a run."""
 
     def __init__(self, config: EmbeddingDistillationConfig, mesh: Mesh, workdir: Path):
         self.settings = config
@@ -66,7 +66,7 @@ class EmbeddingDistillationRun(LanguageModelRun):
             raise UsageError(
                 f"bert.hidden_size={size}: more than the teacher's {teacher.config.embedding_size} dimensions; lower it"
             )
-        # ---- what the teacher embeds: passages, sentences and questions, and the vocabulary's pieces -----------------
+        # ---- texts that the teacher embeds (passages, sentences, questions), and the vocabulary's pieces -------------
         sentences = _sentences(data.corpus, config.teacher_sentences)
         short = [*sentences, *_questions(config)]
         self.short = TokenStore.build(
@@ -75,6 +75,7 @@ class EmbeddingDistillationRun(LanguageModelRun):
         every = max(2, len(short) // max(1, config.data.held_out))
         self.short_held_out = np.arange(0, len(short), every)
         self.short_training = np.setdiff1d(np.arange(len(short)), self.short_held_out)
+        # Places of the embedded passages among all, -1 for the others.
         rows = np.sort(np.concatenate([data.training, data.held_out]))
         self.place = np.full(len(data.corpus), -1)
         self.place[rows] = np.arange(len(rows))
@@ -87,6 +88,7 @@ class EmbeddingDistillationRun(LanguageModelRun):
         words = encode(
             teacher, queries=_as_questions([piece.removeprefix("##") for piece in pieces]), out=stores / "pieces"
         )
+        # The teacher's embeddings of passages, short texts and word pieces; all are projected on the same directions.
         embeddings = [np.concatenate(list(store.blocks())) for store in (passages, texts, words)]
         directions = principal_directions(_evenly(np.concatenate(embeddings[:2]), _SAMPLE), size)
         self.of_passages, self.of_short, self.of_pieces = (_projected(part, directions) for part in embeddings)
@@ -98,7 +100,7 @@ class EmbeddingDistillationRun(LanguageModelRun):
 
     @staticmethod
     def outline(config: EmbeddingDistillationConfig, mesh: Mesh, size: CorpusSize) -> Outline:
-        """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it."""
+        """Return the programs of a run and the shapes of their arguments, see `jaxretr.train.outline`."""
         model = student(config, config.data.vocab_size)
         if model.embedding_size > (most := encoder_shape(config.teacher).embedding_size):
             raise UsageError(f"bert.hidden_size={model.embedding_size}: more than the teacher's {most}; lower it")
@@ -118,21 +120,21 @@ class EmbeddingDistillationRun(LanguageModelRun):
         return language_model_outline(config, config.data.held_out, mesh, programs, params, batch)
 
     def metrics(self, loss: float) -> dict[str, float]:
-        """The mean held-out loss, and the cosine that it is 1 minus."""
+        """Return the mean held-out loss, and the cosine, which is 1 minus the loss."""
         return {"loss": loss, "cosine": 1.0 - loss}
 
     def save_model(self, state: TrainState, folder: Path) -> None:
-        """Writes the student as a dual encoder with one tower."""
+        """Write the student as a dual encoder with one tower."""
         params: Any = jax.device_get(state.params)
         if jax.process_index() == 0:
             DualEncoder(self.model, {"shared": params}, self.data.tokenizer).save(folder)
 
     def _first_parameters(self, seed: int) -> Params:
-        assert isinstance(self.model.backbone, BertConfig)  # as all that are new
+        assert isinstance(self.model.backbone, BertConfig)  # as every new encoder is
         return {BACKBONE: static_start(self.model.backbone, self.of_pieces, seed)}
 
     def _batch(self, rows: np.ndarray, rng: np.random.Generator, training: bool) -> DistillationBatch:
-        """The batch of some passages, with short texts drawn to go with them."""
+        """Return the batch of some passages, with short texts drawn in addition."""
         among = self.short_training if training else self.short_held_out
         short = rng.choice(among, len(rows) * self.settings.short_texts)
         return DistillationBatch(
@@ -144,7 +146,7 @@ class EmbeddingDistillationRun(LanguageModelRun):
 
 
 def student(config: EmbeddingDistillationConfig, vocabulary: int) -> DualEncoderConfig:
-    """What a run trains: mean pooling, and vectors of length 1."""
+    """Return the student's configuration: mean pooling, and vectors of length 1."""
     return DualEncoderConfig(
         new_bert(config.bert, vocabulary, max(512, config.data.max_length, config.short_length)),
         shared=True,
@@ -156,19 +158,19 @@ def student(config: EmbeddingDistillationConfig, vocabulary: int) -> DualEncoder
 
 
 def distillation_programs(config: EmbeddingDistillationConfig, model: DualEncoderConfig, mesh: Mesh) -> TokenPrograms:
-    """The compiled programs of a run."""
+    """Return the compiled programs of a run."""
     return TokenPrograms.of(config, embedding_loss(model, config.dtype), mesh)
 
 
 def _evenly(rows: np.ndarray, count: int) -> np.ndarray:
-    """At most `count` of some rows, spread over all of them."""
+    """Return at most `count` of some rows, spread over all of them."""
     return rows if len(rows) <= count else rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)]
 
 
 def _sentences(corpus: Corpus, count: int) -> list[str]:
-    """At most `count` sentences, from passages that are spread over the corpus."""
+    """Return at most `count` sentences, from passages that are spread over the corpus."""
     found: list[str] = []
-    # A passage has five sentences or so; three of each are taken, so that more passages have a say.
+    # A passage has five sentences or so; three of each are taken, so that more passages are represented.
     for row in _evenly(np.arange(len(corpus)), max(1, count // 2)):
         sentences = [each for each in split_sentences(corpus[int(row)].text) if _SHORTEST <= len(each) <= _LONGEST]
         found += sentences[:: max(1, len(sentences) // 3)][:3]
@@ -176,7 +178,7 @@ def _sentences(corpus: Corpus, count: int) -> list[str]:
 
 
 def _questions(config: EmbeddingDistillationConfig) -> list[str]:
-    """The texts of the question files, without those that the config leaves out."""
+    """Return the texts of the question files, without those that the config leaves out."""
     texts: list[str] = []
     for path in config.questions:
         questions = read_questions(path)
@@ -193,6 +195,6 @@ def _as_questions(texts: Sequence[str]) -> list[Question]:
 
 
 def _projected(embeddings: np.ndarray, directions: np.ndarray) -> np.ndarray:
-    """Embeddings along the directions, of length 1, float32."""
+    """Project embeddings [n, D] on the directions, and scale them to length 1; float32."""
     rows = embeddings.astype(np.float32) @ directions
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def load_model(encoder: EncoderConfig, joint: Joint, seed: int) -> "DualEncoder | JointModel":
-    """The model that a run starts from, together with the frozen lexical encoder if there is one.
+    """Load the model that a run starts from, together with the frozen lexical encoder if there is one.
 
     Raises:
       UserError: a model that cannot be read, or two that do not fit together.
@@ -40,7 +40,7 @@ def load_model(encoder: EncoderConfig, joint: Joint, seed: int) -> "DualEncoder 
 
 
 def model_config(encoder: EncoderConfig, joint: Joint) -> DualEncoderConfig | JointConfig:
-    """The configuration of what `load_model` loads, told without any weights."""
+    """Return the configuration of the model that `load_model` loads, without reading any weights."""
     if joint.lexical is None:
         return encoder_config(encoder)
     _check_joint(encoder)
@@ -48,9 +48,9 @@ def model_config(encoder: EncoderConfig, joint: Joint) -> DualEncoderConfig | Jo
 
 
 def frozen_branches(encoder: EncoderConfig, joint: Joint) -> tuple[str, ...]:
-    """Names of the branches of a model's parameters that a run does not train.
+    """Return the names of the branches of a model's parameters that a run does not train.
 
-    They are the lexical encoder, if there is one; or all but the adapters, if there are any.
+    They are the lexical encoder, if there is one; or everything except the adapters, if there are any.
     """
     if joint.lexical is not None:
         return ("lexical",)
@@ -67,11 +67,11 @@ def _check_joint(encoder: EncoderConfig) -> None:
 
 
 def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
-    """The dual encoder that a run starts from, with the config's pooling, lengths and dropout.
+    """Load the dual encoder that a run starts from, with the config's pooling, lengths and dropout.
 
     Args:
-      config: which, or the shape of a new one.
-      seed: of the weights of a new one.
+      config: settings that name the model, or the shape of a new one.
+      seed: seed of a new model's weights.
     """
     _check(config)
     if config.fresh is None:
@@ -98,11 +98,11 @@ def load_encoder(config: EncoderConfig, seed: int = 0) -> DualEncoder:
 
 
 def encoder_inputs(config: EncoderConfig, model: "DualEncoder | JointModel") -> dict[str, str]:
-    """Fingerprints of a run's encoder and tokenizer as its files hold them, without weights that are drawn.
+    """Return fingerprints of a run's encoder and tokenizer as its files hold them, without weights that are drawn.
 
     Args:
-      config: of the encoder.
-      model: as `load_model` gives it.
+      config: settings of the encoder.
+      model: the model, as `load_model` returns it.
     """
     params: Params = model.params
     if config.fresh is not None:
@@ -113,7 +113,7 @@ def encoder_inputs(config: EncoderConfig, model: "DualEncoder | JointModel") -> 
 
 
 def backbone_of(path: str) -> DualEncoder:
-    """A model that other layers are put on: without its adapters.
+    """Load a model that other layers are put on, without its adapters.
 
     Raises:
       UserError: no such model, or one of two towers with different encoders.
@@ -125,7 +125,7 @@ def backbone_of(path: str) -> DualEncoder:
 
 
 def encoder_config(config: EncoderConfig) -> DualEncoderConfig:
-    """The configuration of what `load_encoder` loads, told without any weights.
+    """Return the configuration of the model that `load_encoder` loads, without reading any weights.
 
     Raises:
       UserError: the encoder's shape is not known here, see `encoder_shape`.
@@ -147,7 +147,7 @@ def _check(config: EncoderConfig) -> None:
 
 
 def _note_shorter(config: EncoderConfig, model: DualEncoderConfig) -> None:
-    """Says where a run reads less of a text than the model that it starts from; the trained model keeps that."""
+    """Log the lengths that are shorter in a run than in the model that it starts from; the trained model keeps them."""
     lengths = {
         name: (getattr(config, name), getattr(model, name)) for name in ("max_question_length", "max_passage_length")
     }
@@ -156,12 +156,13 @@ def _note_shorter(config: EncoderConfig, model: DualEncoderConfig) -> None:
         note(
             log.info,
             "the trained model will read less of a text than %s does: %s; set the longer ones to keep them",
-            *(config.path, ", ".join(shorter)),
+            config.path,
+            ", ".join(shorter),
         )
 
 
 def _settings(config: EncoderConfig, model: DualEncoderConfig) -> DualEncoderConfig:
-    """A model's configuration with what the run's config says."""
+    """Return a model's configuration with the settings of the run's config."""
     longest = max(config.max_question_length, config.max_passage_length)
     if longest > model.backbone.max_position_embeddings:
         raise UsageError(
@@ -187,15 +188,15 @@ def _settings(config: EncoderConfig, model: DualEncoderConfig) -> DualEncoderCon
 
 
 def with_new_adapters(model: DualEncoder, shape: AdapterShape, seed: int) -> DualEncoder:
-    """The model with adapters of this shape; those that it has already, if they have that shape."""
+    """Return the model with adapters of this shape; those that it has already, if they have that shape."""
     if _adapted(model.config, shape).adapter is model.config.adapter:
         return model.unmerge_lora()
-    # Each tower has its own, and they begin equal, as the towers do.
+    # Each tower has its own adapters, which begin equal, as the towers do.
     return Adapter(shape, {"shared": init_adapter(shape, model.config.backbone, seed)}).put_into(model)
 
 
 def _adapted(model: DualEncoderConfig, shape: AdapterShape) -> DualEncoderConfig:
-    """The configuration with adapters of this shape.
+    """Return the configuration with adapters of this shape.
 
     Raises:
       UsageError: the model has adapters of another shape, or no place for these.
@@ -217,7 +218,7 @@ def _adapted(model: DualEncoderConfig, shape: AdapterShape) -> DualEncoderConfig
 
 
 def new_bert(shape: BertShape, vocabulary: int, positions: int) -> BertConfig:
-    """The configuration of a BERT that is trained from scratch."""
+    """Return the configuration of a BERT that is trained from scratch."""
     return BertConfig(
         vocab_size=vocabulary,
         hidden_size=shape.hidden_size,
@@ -229,7 +230,7 @@ def new_bert(shape: BertShape, vocabulary: int, positions: int) -> BertConfig:
 
 
 def _fresh(config: EncoderConfig, shape: BertShape, vocabulary: int) -> DualEncoderConfig:
-    """An encoder whose weights are drawn again, and which reads the tokens of `config.path`."""
+    """Return the configuration of an encoder with newly drawn weights that reads the tokens of `config.path`."""
     if config.passage_path is not None:
         raise UsageError(
             "encoder.passage_path brings weights, and encoder.fresh draws them anew; leave one of them out"
@@ -252,7 +253,7 @@ _APART = "{}: trained jointly, both encoders read the same token ids, but this o
 
 
 def joint_config(encoder: EncoderConfig, joint: Joint) -> JointConfig:
-    """The configuration of the `JointModel` of these settings, told without any weights."""
+    """Return the configuration of the `JointModel` of these settings, without reading any weights."""
     assert joint.lexical is not None
     return _joined(encoder_config(encoder), encoder_shape(joint.lexical), joint.lexical)
 
@@ -273,15 +274,15 @@ def _joined(base: DualEncoderConfig, lexical: DualEncoderConfig, where: str) -> 
 
 
 class JointModel:
-    """What a run needs of a model: its configuration, its first parameters, its tokenizer, and how it is saved."""
+    """A base encoder and a frozen lexical one as one model: configuration, first parameters, tokenizer, and saving."""
 
     def __init__(self, encoder: EncoderConfig, joint: Joint, seed: int):
-        """Loads both encoders.
+        """Load both encoders.
 
         Args:
-          encoder: the base that is trained.
-          joint: the lexical one.
-          seed: of a base that is new.
+          encoder: settings of the base encoder, which is trained.
+          joint: settings of the lexical encoder.
+          seed: seed of a new base encoder.
 
         Raises:
           UserError: the two read different rows of token ids, or the lexical one has too few positions.
@@ -303,7 +304,7 @@ class JointModel:
         self.tokenizer: Any = base.tokenizer
 
     def combined(self, params: Params) -> CombinedEncoder:
-        """Both encoders and the weight as one model, with a run's parameters or with `self.params`."""
+        """Return both encoders and the weight as one model, with a run's parameters or with `self.params`."""
         params = jax.device_get(params)
         parts = [
             DualEncoder(config, params[name], self.tokenizer)
@@ -312,7 +313,7 @@ class JointModel:
         return CombinedEncoder(parts, [1.0, float(params["weight"])], "concatenate", names=["base", "lexical"])
 
     def save(self, params: Params, folder: Path) -> None:
-        """Writes both encoders and the weight as one model."""
+        """Write both encoders and the weight as one model."""
         encoder = self.combined(params)
         if jax.process_index() == 0:
             encoder.save(folder)

@@ -14,10 +14,10 @@ from jaxretr.streams import HostStream, host_generator
 
 
 def places(config: ArtConfig) -> int:
-    """How many such passages a question has in a step.
+    """Return the number of judged positives and hard negatives that are added to a question's passages in a step.
 
     Raises:
-      UsageError: numbers that no run can have, or without what the passages are drawn from.
+      UsageError: numbers that no run can have, or numbers without a file that the passages are drawn from.
     """
     art = config.art
     for name in ("top_k", "positives", "hard_negatives", "uniform"):
@@ -37,12 +37,12 @@ class GivenPassages:
     """Draws from the examples of `data.judged` that have a question's text."""
 
     def __init__(self, config: ArtConfig, corpus: Corpus, questions: Sequence[str]):
-        """Reads the examples.
+        """Read the examples.
 
         Args:
-          config: of the run.
-          corpus: of the run; passages that it does not have are left out.
-          questions: that the run trains on.
+          config: config of the run.
+          corpus: corpus of the run; passages that it lacks are left out.
+          questions: training questions of the run.
 
         Raises:
           UserError: a file that cannot be read, or that has passages for none of the questions.
@@ -70,6 +70,6 @@ class GivenPassages:
         self._seed = config.train.seed
 
     def rows(self, chosen: np.ndarray, step: int) -> np.ndarray:
-        """Corpus rows of some questions' passages in a step, int32 [B, places]; -1 where a question has too few."""
+        """Return corpus rows of some questions' passages in a step, int32 [B, places]; -1 in empty places."""
         rng = host_generator(self._seed, HostStream.GIVEN_PASSAGES, step)
         return np.concatenate([draw_entries(rng, lists, chosen, count)[0] for count, lists in self._lists], axis=1)

@@ -1,4 +1,4 @@
-"""The product codes of an index-aware run: fitted before the first step, and every so many steps again."""
+"""The product codes of an index-aware run: fitted before the first step, and again at a fixed interval of steps."""
 
 import dataclasses
 
@@ -16,12 +16,12 @@ class IndexCodes:
     """Adds product codes to a run's state and keeps them fitted; for runs without any it does nothing."""
 
     def __init__(self, program: IndexProgram, mesh: Mesh, rows: int):
-        """Nothing is compiled yet.
+        """Prepare the programs; nothing is compiled yet.
 
         Args:
           program: the run's constants.
           mesh: the devices.
-          rows: the first of the passages on the devices, which the codes are fitted to.
+          rows: number of passages on the devices, from the first, that the codes are fitted to.
 
         Raises:
           UsageError: fewer passages than centres.
@@ -40,15 +40,15 @@ class IndexCodes:
         self._learn = make_learn(program, mesh, rows)
 
     def abstract(self, train: TrainState) -> TrainState:
-        """The shapes of a state, with those of its codes."""
+        """Return the shapes of a state, with those of its codes."""
         return dataclasses.replace(train, codes=self._shapes)
 
     def first(self, train: TrainState, passages: CorpusTokens) -> TrainState:
-        """The state before the first step, with codes fitted from scratch."""
+        """Return the state before the first step, with codes fitted from scratch."""
         return self._fitted(train, passages, None) if self.active else train
 
     def refitted(self, train: TrainState, passages: CorpusTokens, number: int) -> TrainState:
-        """The state with fresh codes, if they are due before step `number` and were not fitted since."""
+        """Return the state with fresh codes, if they are due before step `number` and were not fitted since."""
         if train.codes is None or not number or number % self._every or int(train.codes.learnt_at) == number:
             return train
         return self._fitted(train, passages, train.codes)
@@ -57,7 +57,7 @@ class IndexCodes:
         return dataclasses.replace(train, codes=self._learn(train.weights, passages, start, train.step))
 
     def planned(self, state: TrainState, passages: CorpusTokens) -> list[Planned]:
-        """The program of the fit, with the shapes of its arguments, if there is one."""
+        """Return the program of the fit, with the shapes of its arguments, if there is one."""
         if not self.active:
             return []
         groups = {PARAMETERS: state.params, FROZEN: state.frozen, TOKENS: passages, CODES: state.codes}

@@ -1,4 +1,4 @@
-"""When a run's live index is encoded again, and how much of it."""
+"""The schedule of a run's live index: the steps before which it is encoded again, and which part of it."""
 
 import logging
 import math
@@ -23,8 +23,8 @@ class IndexUpkeep:
     """Keeps the index of one run up to date, as a function of the config and of the number of the step.
 
     Args:
-      config: of the index.
-      train: the steps, and when they are evaluated.
+      config: settings of the index.
+      train: number of steps, and interval of evaluations.
       evaluates: whether there are dev questions.
       whole: the corpus.
     """
@@ -36,15 +36,15 @@ class IndexUpkeep:
     # ---- R -----------------------------------------------------------------------------------------------------------
 
     def counted(self, train: TrainState, index: CorpusState, trace_step: Callable[[], Any]) -> jax.Array | None:
-        """R of a run that begins, int32 scalar, to be kept in its state; None where the config states it.
+        """Return R of a run that begins, int32 scalar, to be kept in its state; None where the config states it.
 
-        It is kept because its count depends a little on the devices, whose blocks may hold padding: a run that is resumed on
-        others goes on with the same slices.
+        The state keeps it because it depends a little on the devices, whose blocks may hold padding: a run that is
+        resumed on others continues with the same slices.
 
         Args:
           train: the first state.
           index: the first index.
-          trace_step: gives the training step's `trace`.
+          trace_step: returns the training step's `trace`.
         """
         share = self.config.refresh_share
         if self._every is not None or share is None:
@@ -56,7 +56,7 @@ class IndexUpkeep:
         return put_tree(np.int32(every), self._everywhere())
 
     def abstract_every(self) -> Any:
-        """The shape of what `counted` gives."""
+        """Return the shape of the result of `counted`."""
         return None if self._every is not None else jax.ShapeDtypeStruct((), jnp.int32, sharding=self._everywhere())
 
     def _everywhere(self) -> NamedSharding:
@@ -65,24 +65,24 @@ class IndexUpkeep:
     # ---- what is due -------------------------------------------------------------------------------------------------
 
     def refreshed(self, train: TrainState, index: CorpusState, number: int) -> CorpusState:
-        """The index, all of it fresh if that is due before step `number`. One that is fresh is given back."""
+        """Return the index, fully encoded again if that is due before step `number`; a fresh one stays unchanged."""
         return self.whole.refresh(train, index) if self._all_is_due(number) else index
 
     def rolled(self, train: TrainState, index: CorpusState, number: int, every: jax.Array | None) -> CorpusState:
-        """The index with the slice of step `number` fresh, unless all of it is.
+        """Return the index with the slice of step `number` encoded again, unless all of it is fresh.
 
         Args:
           train: the weights.
-          index: is used up.
-          number: of the step, from 0.
-          every: what `counted` gave when the run began.
+          index: the index, which is used up.
+          number: number of the step, from 0.
+          every: the result of `counted` when the run began.
         """
         # The first step finds the index that the run began with.
         if not self.config.rolling or number == 0 or self._all_is_due(number):
             return index
         if self._every is None:
             assert every is not None
-            self._every = int(to_host(every))  # Once: it waits for the devices.
+            self._every = int(to_host(every))  # Only once, as this waits for the devices.
         return self.whole.roll(train, index, self._every)
 
     def _all_is_due(self, number: int) -> bool:
@@ -92,12 +92,12 @@ class IndexUpkeep:
 
 
 def steps_of_a_round(share: float, step_flops: int, corpus_flops: int) -> int:
-    """R, so that encoding an R-th of the corpus before a step is at most `share` of both together.
+    """Return R such that encoding an R-th of the corpus before a step is at most `share` of both together.
 
     Args:
-      share: above 0 and below 1.
-      step_flops: of a training step, without the slice.
-      corpus_flops: of encoding the whole corpus.
+      share: share above 0 and below 1.
+      step_flops: operations of a training step, without the slice.
+      corpus_flops: operations of encoding the whole corpus.
     """
     return max(1, math.ceil(corpus_flops * (1 - share) / (share * max(1, step_flops))))
 
@@ -108,20 +108,20 @@ def is_evaluated(number: int, train: Train) -> bool:
 
 
 def refresh_is_due(number: int, every: int, train: Train, evaluates: bool) -> bool:
-    """Whether all of a live index is to be encoded before step `number`, where that happens every R steps.
+    """Whether all of a live index is to be encoded before step `number`, if that happens every R steps.
 
-    Behind the last step, too, if the run evaluates: nothing is trained on the index any more, and the evaluation needs a
-    fresh one.
+    It is due after the last step, too, if the run evaluates: nothing is trained on the index any more, but the
+    evaluation needs a fresh one.
 
     Args:
-      number: from 0.
+      number: number of the step, from 0.
       every: steps between two refreshes.
-      train: of the config.
+      train: the config's section.
       evaluates: whether there are dev questions.
     """
     return (number > 0 and number % every == 0) or (evaluates and number == train.steps)
 
 
 def serves_evaluation(index: LiveIndex, train: Train) -> bool:
-    """Whether the live index is fresh at every evaluation, so that none needs an index of its own."""
+    """Whether the live index is fresh at every evaluation, so that evaluations need no separate index."""
     return index.rolling or train.eval_every % index.refresh_every == 0 or train.eval_every >= train.steps

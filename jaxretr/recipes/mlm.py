@@ -35,12 +35,12 @@ from jaxretr.state import TrainState
 
 log = logging.getLogger(__name__)
 
-# A document of which more is never read: no window is drawn behind it.
+# Characters of a document after which nothing is read: no window is drawn from there.
 _LONGEST_DOCUMENT = 1 << 16
 
 
 class MlmRun(LanguageModelRun):
-    """Wires text, masking, model and step together."""
+    """Combines text, masking, model and step to a run."""
 
     def __init__(self, config: MlmConfig, mesh: Mesh, workdir: Path):
         self.settings = config
@@ -50,7 +50,7 @@ class MlmRun(LanguageModelRun):
         data = TextData(config.data, "bert", template, workdir / "data", _LONGEST_DOCUMENT, tokenizer)
         self.start = None if start is None else next(iter(start.params.values()))[BACKBONE]
         self.start_head = None if start is None else start.mlm_head
-        # An encoder that goes on learning a language is used as before; one with layers on top is not used alone.
+        # An encoder that continues to learn a language keeps its use; an encoder with layers on top is not used alone.
         self.use = None
         if start is not None and not start.config.dense and states_use(str(config.start)):
             self.use = use_note(dataclasses.replace(start.config, shared=True))
@@ -76,7 +76,7 @@ class MlmRun(LanguageModelRun):
 
     @staticmethod
     def outline(config: MlmConfig, mesh: Mesh, size: CorpusSize) -> Outline:
-        """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it."""
+        """Return the programs of a run and the shapes of their arguments, see `jaxretr.train.outline`."""
         start = None if config.start is None else encoder_shape(config.start).backbone
         bert = mlm_bert(config, start, config.data.vocab_size)
         params = define(lambda rngs: MaskedLm(bert, dtype=config.dtype, rngs=rngs))[1]
@@ -92,14 +92,14 @@ class MlmRun(LanguageModelRun):
         return language_model_outline(config, config.data.held_out, mesh, programs, params, batch)
 
     def _first_parameters(self, seed: int) -> Params:
-        """Those of a new encoder, or of `start`; a head that `start` lacks is drawn."""
+        """Return the parameters of a new encoder, or of `start`; a head that `start` lacks is drawn."""
         if self.start is None:
-            assert isinstance(self.bert, BertConfig)  # as all that are new
+            assert isinstance(self.bert, BertConfig)  # as every new encoder is
             return context_start(self.bert, seed)
         return {"bert": self.start, "head": self.start_head or fresh_head(self.bert, seed)}
 
     def init(self) -> TrainState:
-        """The state before the first step; a new head has been trained by then, with the encoder frozen."""
+        """Return the state before the first step; a new head has been trained by then, with the encoder frozen."""
         state = super().init()
         steps = self.settings.head_warmup if self.start is not None and self.start_head is None else 0
         if not steps:
@@ -114,13 +114,14 @@ class MlmRun(LanguageModelRun):
         head = TrainState.create({"head": state.params["head"]}, programs.optimizer, kept)
         head = sharding.put(head, self.mesh)
         for number in range(steps):
-            head, values = programs.step(head, self.batch(self.config.train.steps + number))  # none that training draws
+            # Batches that the training itself does not draw.
+            head, values = programs.step(head, self.batch(self.config.train.steps + number))
             if (number + 1) % self.config.train.log_every == 0 or number + 1 == steps:
                 log.info("head, step %d: loss %.4f", number + 1, float(values["loss"]))
         return sharding.put(TrainState.create(head.weights, self.optimizer), self.mesh)
 
     def save_model(self, state: TrainState, folder: Path) -> None:
-        """Writes a Hugging Face folder (BertForMaskedLM, or that of the architecture)."""
+        """Write a Hugging Face folder (BertForMaskedLM, or that of the architecture)."""
         params: Any = jax.device_get(state.params)
         if jax.process_index() == 0:
             tensors = export_encoder(self.bert, params["bert"], mlm_head=params["head"])
@@ -130,21 +131,21 @@ class MlmRun(LanguageModelRun):
 
 
 def mlm_programs(config: MlmConfig, bert: MaskedLmShape, mesh: Mesh) -> TokenPrograms:
-    """The compiled programs of a run whose encoder has this shape."""
+    """Return the compiled programs of a run whose encoder has this shape."""
     loss = masked_lm_loss(bert, config.dtype)
     return TokenPrograms.of(config, loss, mesh, chunk=config.chunk, dropout=config.dropout > 0)
 
 
 def mlm_bert(config: MlmConfig, start: Backbone | None, vocabulary: int) -> MaskedLmShape:
-    """The shape of a run's encoder.
+    """Return the shape of a run's encoder.
 
     Args:
-      config: of the run.
-      start: the shape of the encoder that it starts from; None: a new one.
-      vocabulary: of a new one.
+      config: config of the run.
+      start: shape of the encoder that it starts from; None: a new one.
+      vocabulary: number of entries of a new encoder's vocabulary.
 
     Raises:
-      UserError: an encoder that is not of BERT's layers.
+      UserError: an encoder without BERT's layers.
       UsageError: windows of the text that are longer than its positions.
     """
     if start is not None and not has_masked_lm(start):

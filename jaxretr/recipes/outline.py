@@ -1,9 +1,9 @@
-"""What a run compiles and holds on the devices, without its weights and data.
+"""Outlines of runs: the programs and device arrays of a run, without its weights and data.
 
-A run's class outlines it (`ArtRun.outline` and its like) with the functions that also build the run. What the run
-learns from its files is stated or estimated instead: widths of token arrays from the maximum lengths (real rows may be
-shorter), the lengths that rows are padded to, the number of passages, vocabularies. `jaxretr train --plan` compiles what
-an outline gives.
+A run's class outlines it (`ArtRun.outline` and the other classes') with the functions that also build the run. Facts
+that the run learns from its files are stated or estimated instead: widths of token arrays from the maximum lengths
+(real rows may be shorter), the lengths that rows are padded to, the number of passages, vocabularies. `jaxretr train
+--plan` compiles the programs of an outline.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ PARAMETERS, FROZEN, OPTIMIZER = "parameters", "frozen parameters", "optimizer st
 TOKENS, INDEX, FRESH_INDEX = "corpus tokens", "index embeddings", "evaluation's index"
 SCORER, TABLE, BATCH, CODES = "scorer", "table of scores", "batch", "product codes"
 
-# The ids of ART's instruction in T5's own vocabulary; only how many there are matters here.
+# The ids of ART's instruction in T5's own vocabulary; an outline depends only on their number.
 T5_PROMPT = Prompt(prefix=(3, 4, 5, 6), suffix=(*range(3, 15), 1))
 
 
@@ -47,11 +47,11 @@ class Planned(NamedTuple):
     name: str
     when: str
     program: Callable[..., Any]
-    """Jitted; nothing is compiled yet."""
+    """The jitted program, which is not compiled yet."""
     arguments: tuple[Any, ...]
-    """ShapeDtypeStructs with shardings."""
+    """ShapeDtypeStructs of the arguments, with shardings."""
     groups: dict[str, Any]
-    """The arguments, or parts of them, by what they are."""
+    """The arguments, or parts of them, by what they are ("parameters", "corpus", ...)."""
 
 
 class Outline(NamedTuple):
@@ -59,22 +59,22 @@ class Outline(NamedTuple):
 
     programs: list[Planned]
     resident: dict[str, Any]
-    """ShapeDtypeStructs by what they are; while a program runs, those that are not among its arguments are there too."""
+    """ShapeDtypeStructs of all arrays that stay on the devices, by what they are; a program may read only some."""
 
 
 def training_step(program: Callable[..., Any], arguments: tuple[Any, ...], resident: dict[str, Any]) -> Planned:
-    """The training step, whose last argument is the batch; it reads all that is resident."""
+    """Return the training step, whose last argument is the batch; it reads everything that is resident."""
     return Planned("step", "every step", program, arguments, {**resident, BATCH: arguments[-1]})
 
 
 def of_state(state: TrainState) -> dict[str, Any]:
-    """The parts of a state, by what they are."""
+    """Return the parts of a state, by what they are."""
     parts = {PARAMETERS: state.params, FROZEN: state.frozen, OPTIMIZER: (state.opt_state, state.step)}
     return parts if state.codes is None else {**parts, CODES: state.codes}
 
 
 def abstract_tokens(mesh: Mesh, dtype: Any, rows: int, longest: int, *forms: int) -> TokenRows:
-    """The shapes of rows of tokens, of which the longest may have `longest`, with their lengths."""
+    """Return the shapes of rows of tokens, at most `longest` each, with their lengths."""
     shape = (rows, *forms)
     return TokenRows(abstract_rows(mesh, dtype, *shape, columns(longest)), abstract_rows(mesh, "int32", *shape))
 
@@ -96,24 +96,24 @@ class AbstractCorpus:
         self.tokens = self.passages(self.ids, encoder.max_passage_length)
 
     def passages(self, dtype: Any, longest: int) -> CorpusTokens:
-        """The shapes of the passages' tokens of some tokenizer; how many they are is estimated."""
+        """Return the shapes of the passages' tokens from some tokenizer; their number is estimated."""
         mean = self.size.mean_ids(longest)
-        # Rows that are no passages have no tokens; the devices' shares of the others are taken for equal.
+        # Rows that are not passages have no tokens; the devices' shares of the others are assumed to be equal.
         return abstract_corpus_tokens(self.mesh, dtype, self.rows, longest, mean * self.size.passages / self.rows)
 
     def index(self, config: LiveIndex) -> CorpusState:
-        """The shapes of an index of the passages."""
+        """Return the shapes of an index of the passages."""
         return abstract_index(self.rows, self.encoder.embedding_size, config.dtype, self.mesh)
 
     def questions(self, b: int, typos: Typos) -> tuple[TokenRows, TokenRows | None]:
-        """The shapes of a batch's questions, and of their misspelt forms if a term reads any."""
+        """Return the shapes of a batch's questions, and of their misspelt forms if a term reads any."""
         check_typos(typos)
         longest = self.encoder.max_question_length
         forms = abstract_tokens(self.mesh, self.ids, b, longest, typos.forms) if typos.forms else None
         return abstract_tokens(self.mesh, self.ids, b, longest), forms
 
     def refreshes(self, program: IndexProgram, state: TrainState, index: CorpusState, step: Planned) -> list[Planned]:
-        """The refreshes of the live index: of all of it, and of a slice where it is rolling."""
+        """Return the refreshes of the live index: of all of it, and of a slice where it is rolling."""
         settings = program.index
         if not settings.rolling:
             return [self._refresh("refresh", f"every {settings.refresh_every} steps", program, state, index, INDEX)]
@@ -132,10 +132,10 @@ class AbstractCorpus:
     def evaluation(
         self, program: IndexProgram, state: TrainState, index: CorpusState, train: Train, searches: bool
     ) -> list[Planned]:
-        """The programs of an evaluation on questions.
+        """Return the programs of an evaluation on questions.
 
-        It searches the live index; where there is none (`searches`), or it is not fresh at every evaluation, one that is
-        made in addition.
+        It searches the live index; where there is none (`searches`), or it is not fresh at every evaluation, it
+        searches one that is encoded in addition.
         """
         live = searches and serves_evaluation(program.index, train)
         searched = INDEX if live else FRESH_INDEX

@@ -18,7 +18,7 @@ from jaxretr.streams import HostStream, host_generator
 
 log = logging.getLogger(__name__)
 
-# How often a random passage that is a positive, or was drawn already, is drawn again.
+# Number of redraws of a random passage that is a positive, or was drawn already.
 _TRIES = 32
 
 
@@ -26,12 +26,12 @@ class PairDraws:
     """Draws a positive and negatives from the training file, BM25's ranking and the whole corpus."""
 
     def __init__(self, examples: RunExamples, negatives: PairNegatives, seed: int):
-        """Ranks the corpus with BM25 where the settings ask for it.
+        """Rank the corpus with BM25 where the settings ask for it.
 
         Args:
-          examples: of the run; their own draws give a positive, and the negatives of files.
-          negatives: how many of which kind.
-          seed: of the run.
+          examples: examples of the run; their own draws give a positive, and the negatives of files.
+          negatives: number of negatives of each kind.
+          seed: seed of the run.
         """
         check(negatives)
         self.examples, self.negatives, self.seed = examples, negatives, seed
@@ -51,20 +51,20 @@ class PairDraws:
 
     @property
     def places(self) -> int:
-        """K: the positive and its negatives."""
+        """K, the number of passages of a question: the positive and its negatives."""
         return 1 + self.negatives.count
 
     def rows(self, chosen: np.ndarray, step: int) -> np.ndarray:
-        """Draws the passages of some questions.
+        """Draw the passages of some questions.
 
-        No negative is judged positive for its question, or has the title and text of such a passage, or is there twice.
+        No negative is judged positive for its question, has the title and text of such a passage, or occurs twice.
 
         Args:
           chosen: B questions.
           step: number of the step.
 
         Returns:
-          int32 [B, K], the positive first; NO_PASSAGE in what little a small corpus cannot fill.
+          int32 [B, K], the positive first; NO_PASSAGE in the places that a small corpus cannot fill.
         """
         rng = host_generator(self.seed, HostStream.OTHER_NEGATIVES, step)
         parts = [self.examples.draws.rows(chosen, step)[0]]
@@ -83,7 +83,7 @@ class PairDraws:
         return rows
 
     def _barred(self, rows: np.ndarray, known: np.ndarray) -> np.ndarray:
-        """Which negatives are positives of their question, or copies of what stands before them: bool [B, K - 1]."""
+        """Whether negatives are positives of their question, or copies of a passage before them: bool [B, K - 1]."""
         contents = np.where(rows == NO_PASSAGE, NO_PASSAGE, self.examples.contents[rows])
         positive = (contents[:, 1:, None] == known[:, None]).any(axis=-1)
         before = np.tri(rows.shape[1], k=-1, dtype=bool)
@@ -92,13 +92,13 @@ class PairDraws:
 
 
 def first_ranks(corpus: Corpus, questions: Sequence[str], depth: int) -> list[np.ndarray]:
-    """BM25's first rows of a corpus for each question, best first; fewer where fewer passages share a word with it."""
+    """Return BM25's first rows of a corpus for each question, best first; fewer if fewer passages share its words."""
     _, rows = Bm25Index.build(corpus).search(questions, min(depth, len(corpus)), threads=os.cpu_count() or 1)
     return [found[found >= 0] for found in rows]
 
 
 def check(negatives: PairNegatives) -> None:
-    """Refuses numbers of negatives that no run can have."""
+    """Refuse numbers of negatives that no run can have."""
     for name in ("static", "mined", "bm25", "random"):
         if (value := getattr(negatives, name)) < 0:
             raise UsageError(f"negatives.{name}={value}: must be at least 0")

@@ -33,12 +33,12 @@ from jaxretr.state import TrainState
 
 log = logging.getLogger(__name__)
 
-# How many ids "Question: " has in T5's own vocabulary.
+# Number of ids of "Question: " in T5's own vocabulary.
 T5_TARGET_START = 3
 
 
 class PassageLmRun(LanguageModelRun):
-    """Wires text, targets, model and step together."""
+    """Combines text, targets, model and step to a run."""
 
     def __init__(self, config: PassageLmConfig, mesh: Mesh, workdir: Path):
         check(config)
@@ -59,7 +59,7 @@ class PassageLmRun(LanguageModelRun):
 
     @staticmethod
     def outline(config: PassageLmConfig, mesh: Mesh, size: CorpusSize) -> Outline:
-        """The programs of a run and the shapes of their arguments, as `jaxretr.train.outline` describes it."""
+        """Return the programs of a run and the shapes of their arguments, see `jaxretr.train.outline`."""
         t5 = passage_lm_t5(config, config.data.vocab_size) if config.start is None else scorer_shape(config.start)
         params = define(lambda rngs: T5Model(t5, rngs=rngs))[1]
         ids = ids_dtype(t5.vocab_size)
@@ -85,14 +85,14 @@ class PassageLmRun(LanguageModelRun):
         return language_model_outline(config, config.data.held_out, mesh, programs, params, batch)
 
     def save_model(self, state: TrainState, folder: Path) -> None:
-        """Writes a Hugging Face folder (T5ForConditionalGeneration)."""
+        """Write a Hugging Face folder (T5ForConditionalGeneration)."""
         params: Any = jax.device_get(state.params)
         if jax.process_index() == 0:
             write_folder(folder, *export_t5(self.t5, params), self.data.tokenizer)
 
 
 def check(config: PassageLmConfig) -> None:
-    """Refuses settings that contradict each other."""
+    """Refuse settings that contradict each other."""
     if config.ranked_questions and config.data.pairs is None:
         raise UsageError("ranked_questions takes questions from data.pairs; set --data.pairs FOLDER as well")
     if config.ranked_questions and not 2 <= config.ranked_passages <= config.ranked_depth:
@@ -104,7 +104,7 @@ def check(config: PassageLmConfig) -> None:
 
 
 def passage_lm_t5(config: PassageLmConfig, vocabulary: int) -> T5Config:
-    """The shape of a run's T5 with a vocabulary of so many entries."""
+    """Return the shape of a run's T5 with a vocabulary of so many entries."""
     shape = config.t5
     return T5Config(
         vocab_size=vocabulary,
@@ -120,7 +120,7 @@ def passage_lm_t5(config: PassageLmConfig, vocabulary: int) -> T5Config:
 
 
 def passage_lm_programs(config: PassageLmConfig, shape: T5Config, prompt: Prompt, mesh: Mesh) -> TokenPrograms:
-    """The compiled programs of a run whose T5 has this shape and reads this instruction."""
+    """Return the compiled programs of a run whose T5 has this shape and reads this instruction."""
     loss = scorer_loss(
         shape,
         prompt,
@@ -132,7 +132,7 @@ def passage_lm_programs(config: PassageLmConfig, shape: T5Config, prompt: Prompt
 
 
 def target_width(config: PassageLmConfig, start: int) -> int:
-    """Columns of a target: the ids of "Question: ", of which there are `start`, what is drawn, and </s>."""
+    """Return the number of columns of a target: the `start` ids of "Question: ", the drawn tokens, and </s>."""
     return start + config.target_length + 1
 
 
@@ -153,7 +153,7 @@ class Examples:
                 self._rank(texts)
 
     def _read_pairs(self, folder: str, exclude: str | None, tokenizer: Any) -> list[str]:
-        """Tokenises the questions and finds their passages' rows; returns the questions' texts."""
+        """Tokenise the questions and find their passages' rows; return the questions' texts."""
         beir = read_beir(folder, "train")
         row = {id: number for number, id in enumerate(self.data.corpus.ids)}
         questions = [q for q in beir.questions if exclude is None or not q.id.startswith(exclude)]
@@ -172,7 +172,7 @@ class Examples:
         return [question.text for question in questions]
 
     def _rank(self, questions: list[str]) -> None:
-        """BM25's first passages for each question, without those that are judged to answer it."""
+        """Rank BM25's first passages for each question, without those that are judged to answer it."""
         depth = self.config.ranked_depth
         log.info("BM25 ranks %d passages for %d questions", len(self.data.corpus), len(questions))
         _, found = Bm25Index.build(self.data.corpus).search(questions, depth + 1)
@@ -192,7 +192,7 @@ class Examples:
             )
 
     def batch(self, rows: np.ndarray, rng: np.random.Generator, training: bool) -> ScorerBatch:
-        """The examples of some passages, and in training the ranked questions."""
+        """Return the examples of some passages, and in training the ranked questions."""
         examples = self._examples(rows, rng, training)
         if not training or not self.config.ranked_questions:
             return ScorerBatch(examples, None)
@@ -212,7 +212,7 @@ class Examples:
         return ScorerBatch(examples, ranked)
 
     def _examples(self, rows: np.ndarray, rng: np.random.Generator, training: bool) -> Example:
-        """The examples of some passages; in training a share of them gives way to question-passage pairs."""
+        """Return the examples of some passages; in training question-passage pairs replace a share of them."""
         config, data = self.config, self.data
         passages, lengths, drawn, drawn_lengths = thinned_windows(
             rng,

@@ -34,7 +34,7 @@ class RerankingSet:
     """
 
     def __init__(self, judged: Judged | None, corpus: Corpus, data: RerankerData):
-        """Takes the candidates from a run, or searches them with BM25.
+        """Take the candidates from a run, or search for them with BM25.
 
         Raises:
           UserError: judgements or a run of another corpus, or a run of other questions.
@@ -51,23 +51,24 @@ class RerankingSet:
             if data.dev_run is None
             else self._of_run(data.dev_run, depth + 1)
         )
-        # One more was searched for in place of a question that is a passage itself.
+        # The search had one more hit, to replace a question that is itself a passage.
         self.rows: Sequence[np.ndarray] = [
             rows[rows != row][:depth] for rows, row in zip(found, own.tolist(), strict=True)
         ]
         note(
             log.info,
             "%d dev questions, %d passages to re-rank; before: %s",
-            *(len(self.questions), sum(map(len, self.rows))),
+            len(self.questions),
+            sum(map(len, self.rows)),
             ", ".join(f"{name} {value:.4f}" for name, value in self.first_stage().items()),
         )
 
     def first_stage(self) -> dict[str, float]:
-        """The metrics of the candidates in the order that they come in."""
+        """Return the metrics of the candidates in their original order."""
         return self._metrics([-np.arange(len(rows), dtype=np.float32) for rows in self.rows])
 
     def metrics(self, model: CrossEncoder) -> dict[str, float]:
-        """The metrics of the candidates in a model's order; none without questions. Called by all processes."""
+        """Return the metrics of the candidates in a model's order; none without questions. Called by all processes."""
         if not self.questions:
             return {}
         counts = [len(rows) for rows in self.rows]

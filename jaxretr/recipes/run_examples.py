@@ -1,4 +1,4 @@
-"""The examples of a supervised run, whatever files they come from, and the passages that they point into."""
+"""The examples of a supervised run, from any kind of file, and the passages that they refer to."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,24 +20,24 @@ from jaxretr.recipes.example_draws import Draws, ExampleDraws, LexicalDraws, as_
 
 
 class RunExamples(NamedTuple):
-    """What a run trains and validates on."""
+    """Examples that a run trains and validates on."""
 
     texts: Sequence[str]
-    """The questions, one an example."""
+    """The questions, one per example."""
     draws: Draws
-    """Their passages."""
+    """The draws of the questions' passages."""
     dev: TrainingSet | None
-    """Those of `data.dev`, or those that `data.held_out` keeps out of training."""
+    """Examples of `data.dev`, or those that `data.held_out` keeps out of training."""
     passages: Corpus
-    """All that any file brings: first the corpus, then the passages of the files that it lacks."""
+    """All passages of all files: first the corpus, then those that it lacks."""
     corpus_rows: int
-    """How many of the passages are the corpus."""
+    """Number of passages, from the first, that are the corpus."""
     contents: np.ndarray
-    """For each passage the first row with the same title and text, int32 [N]."""
+    """First row with the same title and text as each passage, int32 [N]."""
 
 
 def read_run_examples(config: ContrastiveConfig) -> RunExamples:
-    """Reads the files that the config names.
+    """Read the files that the config names.
 
     Raises:
       UserError: a bad row, an unknown passage, another corpus than a lexical set's.
@@ -49,7 +49,7 @@ def read_run_examples(config: ContrastiveConfig) -> RunExamples:
             "data.held_out is for runs without a dev set; leave it out, or data.dev and data.dev_questions"
         )
     for path, split, name in ((data.train, data.split, "split"), (data.dev, data.dev_split, "dev_split")):
-        # Before the corpus: a split that is not there should not cost the minutes that a large one takes.
+        # Checked before the corpus is read: a missing split should not cost the minutes that a large corpus takes.
         if path is not None and data_path(path).is_dir() and not is_lexical_set(path):
             qrels_path(data_path(path), split, f"data.{name}")
     # The training file as the corpus: all passages that it brings.
@@ -84,7 +84,7 @@ def read_run_examples(config: ContrastiveConfig) -> RunExamples:
     for name in ("train", "mined"):
         if (path := getattr(data, name)) is not None and whole is not None:
             note_other_corpus(path, f"data.{name}", whole.fingerprint)
-    # Further files may bring passages of their own: each set's rows begin with those of the one before.
+    # Further files may bring passages of their own: each set's rows begin with those of the previous set.
     mined, passages = None, examples.passages
     if data.mined is not None:
         mined = load_training_set(data.mined, passages, skip_bad=data.skip_bad)
@@ -96,7 +96,7 @@ def read_run_examples(config: ContrastiveConfig) -> RunExamples:
 
 
 def _dev(data: ContrastiveData, corpus: Corpus | None, passages: Corpus) -> tuple[TrainingSet | None, Corpus]:
-    """The examples of the validation, and all passages with theirs."""
+    """Return the examples of the validation, and all passages including theirs."""
     if data.dev is None:
         return None, passages
     if is_lexical_set(data.dev):
@@ -110,7 +110,7 @@ def _corpora(data: ContrastiveData) -> Corpus | None:
         if data.more_corpora:
             raise UsageError("data.more_corpora extends data.corpus; set --data.corpus FILE as well")
         return None
-    # A lexical set's rows count what was read then, without the bad rows if they were skipped.
+    # A lexical set's rows count the passages that were read then, without the bad rows if they were skipped.
     skip_bad = data.skip_bad and is_lexical_set(data.train)
     corpus = read_corpus(data.corpus, skip_bad=skip_bad)
     for path in data.more_corpora:

@@ -1,4 +1,4 @@
-"""What a run reads, told by its content, so that it resumes with what it began with."""
+"""The inputs of a run, identified by their content, so that it resumes with the ones that it began with."""
 
 import dataclasses
 import functools
@@ -15,9 +15,9 @@ from jaxretr.errors import UserError
 from jaxretr.storage.files import atomic_write
 
 INPUTS = "inputs.json"
-"""The file in a run's folder."""
+"""Name of the record in a run's folder."""
 
-# Which settings name what is read under each name.
+# Settings that name the files behind each input.
 _SETTINGS = {
     "corpus": ("data.corpus",),
     "questions": ("data.questions", "data.train"),
@@ -39,32 +39,32 @@ _SETTINGS = {
 
 
 class Inputs(NamedTuple):
-    """Name -> fingerprint, the same on all hosts. The record has `digest` of each."""
+    """Fingerprints of a run's inputs by name, the same on all hosts. The record has the `digest` of each."""
 
     read: dict[str, str]
-    """Fingerprints of what files hold, the same on every machine: a run resumes with the same."""
+    """Fingerprints of the contents of files, the same on every machine: a run resumes only with the same ones."""
     made: dict[str, str]
-    """Fingerprints of what follows from these and the seed. On another kind of machine it may differ by rounding."""
+    """Fingerprints of values that follow from these and the seed; another kind of machine may round differently."""
 
 
 def digest(value: Any) -> str:
-    """A sha256 (hexadecimal) of a value that JSON can hold."""
+    """Return a sha256 (hexadecimal) of a value that JSON can hold."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def judged_digest(questions: Sequence[Question], qrels: Mapping[str, Mapping[str, int]] | None) -> str:
-    """A digest of questions with their answers and judgements."""
+    """Return a digest of questions with their answers and judgements."""
     rows = [(each.id, each.text, each.answers, (qrels or {}).get(each.id)) for each in questions]
     return digest([qrels is None, rows])
 
 
 def file_digest(path: str | None) -> str:
-    """A digest of a file's bytes; of None, "none"."""
+    """Return a digest of a file's bytes; "none" for None."""
     return "none" if path is None else input_digest(Path(path).expanduser())
 
 
 def write_inputs(workdir: Path, inputs: Inputs) -> None:
-    """Records what a run begins with; a folder that has a record keeps it."""
+    """Record the inputs that a run begins with; a folder that has a record keeps it."""
     path = workdir / INPUTS
     if not path.exists():
         with atomic_write(path) as file:
@@ -72,10 +72,10 @@ def write_inputs(workdir: Path, inputs: Inputs) -> None:
 
 
 def read_inputs(workdir: Path) -> dict[str, str]:
-    """The record's digests by name; none in a folder without one.
+    """Return the record's digests by name; none in a folder without one.
 
     Raises:
-      UserError: it is damaged.
+      UserError: the record is damaged.
     """
     path = workdir / INPUTS
     try:
@@ -85,10 +85,10 @@ def read_inputs(workdir: Path) -> dict[str, str]:
 
 
 def check_inputs(workdir: Path, inputs: Inputs, config: Config) -> None:
-    """Refuses to resume a run whose data or models were edited. A folder of an older version has no record, and resumes.
+    """Refuse to resume a run whose data or models were edited. An older version's folder has no record, and resumes.
 
     Raises:
-      UserError: what is read now differs from the record; the message names what, and the settings that lead there.
+      UserError: the inputs differ from the record; the message names them, and the settings that lead to them.
     """
     path, begun = workdir / INPUTS, read_inputs(workdir)
     changed = [name for name, value in inputs.read.items() if begun.get(name, digest(value)) != digest(value)]
@@ -111,7 +111,7 @@ def missing_files(config: Config, error: str) -> list[str]:
 
 
 def at_new_paths(begun: Config, config: Config, workdir: Path) -> Config:
-    """The settings that a run began with, its data at the paths of `config`: `check_inputs` compares what they hold.
+    """Return the settings that a run began with, but its data at the paths of `config`; `check_inputs` compares them.
 
     A path that only one of the two has is another setting, and a folder without a record keeps its paths.
     """

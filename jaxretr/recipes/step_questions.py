@@ -18,7 +18,7 @@ from jaxretr.recipes.corpus_tokens import width_of
 from jaxretr.recipes.whole_corpus import Model, question_store, typo_generator
 from jaxretr.streams import HostStream, host_generator
 
-# The generator's `variant`: 0 is the question that is read misspelt itself, the further forms count from 1.
+# The generator's `variant`: 0 is the question that is itself read misspelt, the other forms count from 1.
 _AUGMENTED = 0
 
 
@@ -26,18 +26,18 @@ class StepQuestions:
     """A run's questions.
 
     Attributes:
-      width: columns of the token ids.
+      width: number of columns of the token ids.
     """
 
     def __init__(self, texts: Sequence[str], typos: Typos, model: Model, stores: Path, seed: int):
-        """Tokenises the questions, or opens the store where that has been done.
+        """Tokenise the questions, or open the store where that has been done.
 
         Args:
-          texts: of the questions.
-          typos: which typos a step reads, if any.
-          model: its tokenizer and length of questions.
+          texts: texts of the questions.
+          typos: typos that a step reads, if any.
+          model: model with the tokenizer and the maximum length of questions.
           stores: folder of the token stores.
-          seed: of the typos.
+          seed: seed of the typos.
 
         Raises:
           UsageError: settings of `typos` that contradict each other.
@@ -59,14 +59,15 @@ class StepQuestions:
     def of_step(
         self, chosen: np.ndarray, step: int
     ) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray] | None]:
-        """The questions of a step.
+        """Return the questions of a step.
 
         Args:
           chosen: numbers of B questions.
-          step: of the training; the typos depend on (seed, step, question).
+          step: number of the training step; the typos depend on (seed, step, question).
 
         Returns:
-          tokens [B, L], lengths int32 [B], and the misspelt forms' tokens [B, V, L] and lengths [B, V], None without.
+          tokens [B, L], lengths int32 [B], and the misspelt forms' tokens [B, V, L] and lengths [B, V], or None without
+          forms.
         """
         tokens, lengths = self.store.select(chosen, self.width)
         typos, b = self.typos, len(chosen)
@@ -85,7 +86,7 @@ class StepQuestions:
         return tokens, lengths, (of_forms[0], of_forms[1])
 
     def _typos(self, chosen: np.ndarray, step: int, variant: int, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """One typo of each of n questions, tokens [n, L] and lengths [n]; `places` [n, 1] among the pre-drawn ones."""
+        """Return one typo of n questions each, tokens [n, L] and lengths [n]; `places` [n, 1] of pre-drawn ones."""
         if self.drawn is not None:
             return self.drawn.select(places[:, 0] * len(self.texts) + chosen, self.width)
         texts = [self.texts[int(i)] for i in chosen]
@@ -99,7 +100,7 @@ class StepQuestions:
 
 
 class _PreDrawn(Sequence[str]):
-    """All draws of all questions, one draw behind the other; made when they are read, and the same every time."""
+    """All draws of all questions, one draw after the other; created when they are read, and the same every time."""
 
     def __init__(self, texts: Sequence[str], generator: TypoGenerator, draws: int):
         self.texts, self.generator, self.draws = texts, generator, draws
@@ -117,7 +118,7 @@ class _PreDrawn(Sequence[str]):
 
 
 def check(typos: Typos) -> None:
-    """Refuses settings that contradict each other."""
+    """Refuse settings that contradict each other."""
     if typos.variants < 1 or typos.pre_drawn < 0:
         raise UsageError(
             f"typos.variants={typos.variants} and typos.pre_drawn={typos.pre_drawn}: must be at least 1 and 0"

@@ -22,8 +22,8 @@ from jaxretr.state import TrainState
 
 log = logging.getLogger(__name__)
 
-# Of a collection with several: a test split only if it has no other, since the model that a split chose cannot be measured
-# on it.
+# Splits to measure on, if a collection has several: a test split only if it has no other, since the model that a split
+# chose cannot be measured on it.
 _SPLITS = ("dev", "validation", "val", "valid", "test")
 
 _SHORT = {"nano-beir": "ir_datasets:nano-beir"}
@@ -40,20 +40,20 @@ class _Member(NamedTuple):
 class Suites:
     """The collections of a run's suites, on the devices; without any, nothing is read and nothing is measured.
 
-    Their metrics are called SUITE:METRIC, for instance nano-beir:ndcg@10, the mean over the suite's collections; those of a
-    collection of a suite with several SUITE/COLLECTION:METRIC.
+    Their metrics are called SUITE:METRIC, for instance nano-beir:ndcg@10, the mean over the suite's collections; those
+    of a collection of a suite with several SUITE/COLLECTION:METRIC.
     """
 
     def __init__(
         self, suites: Sequence[str], model: Model, program: IndexProgram, index: LiveIndex, mesh: Mesh, stores: Path
     ):
-        """Reads and tokenises the collections.
+        """Read and tokenise the collections.
 
         Args:
           suites: names or folders, as `train.suites` gives them.
-          model: its tokenizer, templates and lengths.
-          program: of the run, whose encoding and search are compiled again for each collection's size.
-          index: of the run; its type of embeddings is used.
+          model: model with the tokenizer, templates and lengths.
+          program: constants of the run, whose encoding and search are compiled again for each collection's size.
+          index: settings of the run's index, whose type of embeddings is used.
           mesh: the devices, which share each collection's rows.
           stores: folder of the token stores.
 
@@ -70,38 +70,41 @@ class Suites:
                 sized = dataclasses.replace(program, corpus_rows=len(beir.corpus), passage_widths=widths_of(store))
                 whole = WholeCorpus(model, store, sized, mesh, index.dtype)
                 judged = Judged(beir.questions, beir.qrels, str(one.folder))
-                # The questions as they are, also in runs that train for typos.
+                # The questions unchanged, also in runs that train for typos.
                 dev = DevSet(judged, beir.corpus, model, mesh, stores, Typos())
                 self._members[suite].append(_Member(one.name, whole, dev))
                 note(
                     log.info,
                     "%s: each evaluation encodes its %d passages for %d questions of split %s",
-                    *(one.folder, len(beir.corpus), len(beir.questions), one.split),
+                    one.folder,
+                    len(beir.corpus),
+                    len(beir.questions),
+                    one.split,
                 )
 
     @property
     def size(self) -> str:
-        """What the collections hold together, for the log; empty without any."""
+        """Number of questions and passages of all collections, as text for the log; empty without any."""
         members = [member for members in self._members.values() for member in members]
         counts = (sum(len(each.dev.questions) for each in members), sum(each.whole.store.num_rows for each in members))
         return f"suites of {counts[0]} questions, {counts[1]} passages" if members else ""
 
     def digest(self) -> str:
-        """A sha256 (hexadecimal) over the collections' passages, questions and judgements."""
+        """Return a sha256 (hexadecimal) over the collections' passages, questions and judgements."""
         members = [member for members in self._members.values() for member in members]
         return digest(
             [[each.whole.store.content, judged_digest(each.dev.questions, each.dev.qrels)] for each in members]
         )
 
     def metrics(self, train: TrainState) -> dict[str, float]:
-        """Encodes and searches every collection with the current weights, one after the other."""
+        """Encode and search every collection with the current weights, one after the other; return the metrics."""
         found: dict[str, float] = {}
         for suite, members in self._members.items():
             of_members = [member.dev.metrics(train, member.whole) for member in members]
             if len(members) > 1:
                 for member, metrics in zip(members, of_members, strict=True):
                     found |= {f"{suite}/{member.name}:{name}": value for name, value in metrics.items()}
-            # A collection without answers has no acc@k, which then has no mean.
+            # A collection without answers has no acc@k, and then the suite has no mean of it.
             shared = [name for name in of_members[0] if all(name in metrics for metrics in of_members)]
             for name in shared:
                 found[f"{suite}:{name}"] = math.fsum(metrics[name] for metrics in of_members) / len(members)
@@ -109,13 +112,13 @@ class Suites:
 
 
 def evaluation_of(dev: DevSet, whole: WholeCorpus, suites: Suites) -> str:
-    """What an evaluation by searching reads, for the log; empty if nothing."""
+    """Return a text for the log that says which data an evaluation by searching reads; empty if none."""
     questions = f"{len(dev.questions)} questions, {whole.store.num_rows} passages" if dev.questions else ""
     return ", ".join(filter(None, [questions, suites.size]))
 
 
 def suites_of(suites: Sequence[str]) -> dict[str, list[DataSet]]:
-    """Returns {suite's name: its collections}: of a name its last part, of a folder its own name.
+    """Return {suite's name: its collections}; the name is the last part of a name, or a folder's own.
 
     Raises:
       UserError: a suite has no collection.

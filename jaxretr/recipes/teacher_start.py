@@ -27,13 +27,13 @@ from jaxretr.recipes.outline import T5_PROMPT
 
 
 class TeacherShape(NamedTuple):
-    """What a teacher's programs depend on.
+    """Constants and lengths that a teacher's programs depend on.
 
     Attributes:
-      teacher: what is fixed while they are compiled.
-      passage_length: most ids of a passage in a row of its own.
-      question_length: of a question.
-      vocabulary: entries of the tokenizer's.
+      teacher: constants of the compiled programs.
+      passage_length: largest number of ids of a passage in a row of its own.
+      question_length: largest number of ids of a question.
+      vocabulary: number of entries of the tokenizer's vocabulary.
     """
 
     teacher: T5Teacher | PairTeacher
@@ -43,12 +43,12 @@ class TeacherShape(NamedTuple):
 
 
 def load_teacher(config: Scorer, place: Place | None = None) -> LoadedScorer:
-    """Loads the teacher with its weights and its tokenizer; raises as `load_scorer`.
+    """Load the teacher with its weights and its tokenizer; raises the errors of `load_scorer`.
 
     Args:
-      config: which.
-      place: takes each parameter as it is to lie on the devices (`stored`), a T5's as soon as it is read; what it gives
-        is kept instead.
+      config: settings of the teacher.
+      place: function that gets each parameter in the form that it has on the devices (`stored`), a T5's as soon as it
+        is read; its result is kept instead.
     """
     scorer = load_scorer(
         config.path,
@@ -76,19 +76,19 @@ class OnDevices:
         self._prints: list[str] = []
 
     def __call__(self, name: str, array: np.ndarray) -> jax.Array:
-        """The array on the devices as `sharding.shardings` says; the next one comes when this one is there."""
+        """Put an array on the devices by `sharding.shardings`, and wait until it is there."""
         leaf = {name: array}
         self._prints.append(fingerprint(leaf))
         return jax.block_until_ready(sharding.put(leaf, self._mesh))[name]
 
     @property
     def fingerprint(self) -> str:
-        """Of all parameters so far, as `hosts.fingerprint` tells arrays apart."""
+        """Fingerprint of all parameters so far, which tells arrays apart like `hosts.fingerprint`."""
         return json.dumps(sorted(self._prints))
 
 
 def teacher_shape(config: Scorer) -> TeacherShape:
-    """What `load_teacher` gives, without reading a T5's weights; those of other teachers are read.
+    """Return the shape of the teacher that `load_teacher` loads; weights are read unless it is a T5.
 
     Raises:
       UserError: no such folder, and none of the known T5s; or another kind of model.
@@ -110,15 +110,15 @@ def teacher_shape(config: Scorer) -> TeacherShape:
 
 
 def stored(teacher: Teacher, params: Params, dtype: str) -> Params:
-    """A teacher's parameters as they lie on the devices.
+    """Return a teacher's parameters in the form that they have on the devices.
 
-    All of a T5's are of `dtype`. Of other teachers, kernels and tables are: norms, biases and a cross-encoder's head are
-    small, and stay float32, in which they are computed with.
+    All of a T5's are of `dtype`. Of other teachers only kernels and tables are: norms, biases and a cross-encoder's
+    head are small, and stay float32, the type that they are computed in.
 
     Args:
-      teacher: whose they are.
+      teacher: the teacher whose parameters they are.
       params: arrays, or ShapeDtypeStructs.
-      dtype: of the matmuls' operands.
+      dtype: type of the matmuls' operands.
     """
 
     def one(path: tuple[Any, ...], leaf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The table of the teacher's scores in an ART run: its shape, and how it begins."""
+"""The table of the teacher's scores in an ART run: its shape, and its first contents."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -23,18 +23,18 @@ from jaxretr.recipes.whole_corpus import abstract_rows
 
 log = logging.getLogger(__name__)
 
-# What decides scores besides the teacher itself. Its path is none of these: a folder may be moved.
+# Settings that a record of scores has besides digests. The path is recorded but not compared: a folder may be moved.
 _SETTINGS = ("path", "max_length", "max_question_length", "dtype")
 _TEXTS = ("corpus", "questions")
 
 
 def abstract_table(config: ScoreTable, questions: int, top_k: int, mesh: Mesh) -> TableState | None:
-    """The shapes and shardings of a run's table; None where no scores are kept.
+    """Return the shapes and shardings of a run's table; None where no scores are kept.
 
     Args:
-      config: its capacity.
-      questions: that the run trains on.
-      top_k: passages of a question in a step: there is room for at least as many.
+      config: settings of the table.
+      questions: number of training questions.
+      top_k: number of passages of a question in a step: there is room for at least as many.
       mesh: the devices.
     """
     if not config.capacity:
@@ -44,7 +44,7 @@ def abstract_table(config: ScoreTable, questions: int, top_k: int, mesh: Mesh) -
 
 
 def empty_table(shapes: TableState, mesh: Mesh) -> TableState:
-    """A table without scores, of the shapes that `abstract_table` gives."""
+    """Return a table without scores, in the shapes that `abstract_table` returns."""
     make = jax.jit(
         lambda: TableState(jnp.full(shapes.rows.shape, EMPTY, jnp.int32), jnp.zeros(shapes.scores.shape)),
         out_shardings=NamedSharding(mesh, sharding.ROWS),
@@ -53,18 +53,18 @@ def empty_table(shapes: TableState, mesh: Mesh) -> TableState:
 
 
 def made_of(config: Scorer, inputs: Mapping[str, str]) -> dict[str, str]:
-    """What a teacher's scores are of, as `data.made_of` records it.
+    """Return the origin of a teacher's scores as name -> value: its settings, and digests of the teacher and the texts.
 
     Args:
-      config: of the teacher.
-      inputs: digests of what the run reads, by name, as inputs.json has them.
+      config: settings of the teacher.
+      inputs: digests of the run's inputs by name, as in inputs.json.
     """
     settings = {f"scorer.{name}": str(getattr(config, name)) for name in _SETTINGS}
     return {**settings, **{name: inputs[name] for name in ("scorer", *_TEXTS) if name in inputs}}
 
 
 def check_made_of(path: str, facts: Mapping[str, str]) -> None:
-    """Compares the record of a file of scores with a run; in the log where only the texts differ, or nothing is known.
+    """Compare the record of a file of scores with a run; only log if just the texts differ, or nothing is known.
 
     Raises:
       UserError: another teacher, or other lengths or another precision.
@@ -89,16 +89,16 @@ def check_made_of(path: str, facts: Mapping[str, str]) -> None:
 
 
 def read_table(path: str, shapes: TableState, corpus: Corpus, questions: Sequence[Question], mesh: Mesh) -> TableState:
-    """A table with the scores of a file, in any format of training data that has ids and scores of passages.
+    """Return a table with the scores of a file, in any format of training data that has ids and scores of passages.
 
-    Questions that the file does not name begin without scores. Of a question with more passages than the table has room
+    Questions that the file does not name begin without scores. If a question has more passages than the table has room
     for, the first ones are kept.
 
     Args:
       path: the file.
-      shapes: of the table.
-      corpus: the run's.
-      questions: that the run trains on.
+      shapes: shapes of the table.
+      corpus: corpus of the run.
+      questions: training questions of the run.
       mesh: the devices.
 
     Raises:

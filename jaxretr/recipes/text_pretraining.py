@@ -1,4 +1,4 @@
-"""What the recipes that learn from texts alone share: text to tokens, batches, the held-out loss."""
+"""Shared parts of the recipes that learn from texts alone: text to tokens, batches, the held-out loss."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +31,7 @@ from jaxretr.streams import HostStream, host_generator
 
 
 class TextData:
-    """Passages of some corpora as tokens, with a vocabulary learnt from them or given; made once and kept in `folder`."""
+    """Passages of some corpora as tokens, with a learnt or given vocabulary; created once and kept in `folder`."""
 
     def __init__(
         self,
@@ -76,21 +76,21 @@ class TokenPrograms(NamedTuple):
     loss: SumLoss
     optimizer: optax.GradientTransformation
     step: Callable[..., Any]
-    """As `make_token_step` makes it."""
+    """The training step, from `make_token_step`."""
     evaluation: Callable[..., Any]
-    """As `make_token_loss` makes it."""
+    """The held-out loss, from `make_token_loss`."""
 
     @staticmethod
     def of(
         config: Config, loss: SumLoss, mesh: Mesh, *, chunk: int | None = None, dropout: bool = False
     ) -> "TokenPrograms":
-        """Builds them.
+        """Build the programs.
 
         Args:
-          config: of the run.
-          loss: of a batch.
+          config: config of the run.
+          loss: sum of the losses of a batch.
           mesh: the devices.
-          chunk: rows that a device takes at once.
+          chunk: number of rows that a device takes at once.
           dropout: whether the loss is given keys in training.
         """
         optimizer = optim.build(config.optimizer, config.train.steps)
@@ -100,7 +100,7 @@ class TokenPrograms(NamedTuple):
 
 
 def evaluation_rows(config: Config, held_out: int, mesh: Mesh) -> int:
-    """How many of the passages that are held out the evaluation takes at once; 0: there is none."""
+    """Return the number of held-out passages that the evaluation takes at once; 0 if there is no evaluation."""
     return min(config.train.batch_size, held_out // mesh.shape[DATA] * mesh.shape[DATA])
 
 
@@ -112,14 +112,14 @@ def language_model_outline(
     params: Params,
     batch: Callable[[int, bool], Any],
 ) -> Outline:
-    """The programs of a pretraining run and the shapes of their arguments.
+    """Return the programs of a pretraining run and the shapes of their arguments.
 
     Args:
-      config: of the run.
-      held_out: passages that it is evaluated on.
+      config: config of the run.
+      held_out: number of passages that it is evaluated on.
       mesh: the devices.
-      programs: the compiled ones.
-      params: the shapes of the parameters.
+      programs: the run's programs.
+      params: shapes of the parameters.
       batch: (rows, whether for training) -> the shapes of a batch of so many passages.
     """
     state = abstract_train_state(params, programs.optimizer, mesh)
@@ -133,16 +133,16 @@ def language_model_outline(
 
 
 class LanguageModelRun:
-    """A run on texts as train.py sees it: a state, a step, a held-out loss.
+    """A run on texts with the methods that train.py calls: a state, a step, a held-out loss.
 
     Args:
       config: the run's settings.
       mesh: the devices.
-      parameters: makes the initial parameters from a seed.
-      programs: the compiled ones.
+      parameters: function that returns the initial parameters for a seed.
+      programs: the run's programs.
       batch: (rows of the corpus, generator) -> a batch; called for training and, with a fixed generator, held out.
       data: the passages.
-      further_inputs: fingerprints of what the recipe reads besides, by the names in run_inputs.py.
+      further_inputs: fingerprints of everything else that the recipe reads, by the names in run_inputs.py.
     """
 
     def __init__(
@@ -162,16 +162,16 @@ class LanguageModelRun:
         self.made = MadeAhead(self._on_host)
 
     def inputs(self) -> Inputs:
-        """Fingerprints of the text, of the tokenizer, and of what the recipe reads besides."""
+        """Return fingerprints of the text, of the tokenizer, and of everything else that the recipe reads."""
         tokenizer = tokenizer_fingerprint(self.data.tokenizer)
         return Inputs({"text": self.data.store.content, "tokenizer": tokenizer, **self.further_inputs}, {})
 
     def init(self) -> TrainState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         return sharding.put(TrainState.create(self.parameters(self.config.train.seed), self.optimizer), self.mesh)
 
     def abstract_state(self) -> TrainState:
-        """The shapes and shardings of the state, for reading a checkpoint."""
+        """Return the shapes and shardings of the state, for reading a checkpoint."""
         return abstract_train_state(self.parameters(self.config.train.seed), self.optimizer, self.mesh)
 
     def step(self, state: TrainState, number: int, batch: Any) -> tuple[TrainState, dict[str, jax.Array]]:
@@ -179,11 +179,11 @@ class LanguageModelRun:
         return self.train_step(state, batch)
 
     def refreshed(self, state: TrainState, number: int) -> TrainState:
-        """The state itself: there is no index."""
+        """Return the state itself, as there is no index."""
         return state
 
     def batch(self, number: int) -> Any:
-        """The batch of step `number` on the devices, a function of (seed, number) alone."""
+        """Return the batch of step `number` on the devices, a function of (seed, number) alone."""
         return self._put(self.made[number])
 
     def _on_host(self, number: int) -> Any:
@@ -191,7 +191,7 @@ class LanguageModelRun:
         return self.make_batch(self.data.training[self.batches.indices(number)], rng, True)
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
-        """Mean negative log-probability of the held-out passages' tokens, and its exponential; none if none is held out."""
+        """Return the held-out tokens' mean negative log-probability, in nats, and its exponential; {} without any."""
         size = evaluation_rows(self.config, len(self.data.held_out), self.mesh)
         if not size:
             return {}
@@ -207,11 +207,11 @@ class LanguageModelRun:
         return self.metrics(float(total / count))
 
     def evaluated(self) -> str:
-        """The passages that are held out."""
+        """Return a text for the log that names the held-out passages."""
         return f"{held_out} held-out passages" if (held_out := len(self.data.held_out)) else ""
 
     def metrics(self, loss: float) -> dict[str, float]:
-        """What an evaluation reports of the mean held-out loss."""
+        """Return the metrics of an evaluation for the mean held-out loss, in nats: the loss and its exponential."""
         return {"loss": loss, "perplexity": float(np.exp(loss))}
 
     def _put(self, batch: Any) -> Any:

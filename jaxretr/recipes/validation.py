@@ -1,7 +1,7 @@
 """Validation as DPR and SPAR do it: the loss on dev examples, and the rank of each one's passage in a common pool.
 
-The loss is the training step's own (`batch_loss`, with `on_stored`), with all its terms that dev examples have what they
-need for: without retrieved negatives, the corpus-wide softmax and misspelt forms.
+The loss is the training step's own (`batch_loss`, with `on_stored`), with all terms whose inputs dev examples have:
+without retrieved negatives, the corpus-wide softmax and misspelt forms.
 
 DPR's original computes both per process, so that they change with the number of devices. Here the loss takes the
 examples in the file's order, `batch_size` at a time, and the pool is one for all questions; the devices only share the
@@ -41,7 +41,7 @@ from jaxretr.recipes.example_draws import known_contents
 from jaxretr.recipes.whole_corpus import Model, WholeCorpus, put_batch, question_store
 from jaxretr.state import CorpusTokens, TrainState
 
-# Rows that each device embeds, and questions that are ranked, at a time.
+# Number of rows that each device embeds, and of questions that are ranked, at a time.
 _ROWS = 64
 
 
@@ -61,8 +61,8 @@ class ValidationSet:
     ):
         self.config, self.examples, self.program, self.whole, self.mesh = config, examples, program, whole, mesh
         self._rows = question_store(stores, examples.texts, model)
-        # Everything in terms of contents, the first row with a title and text: each passage counts once, and no copy of
-        # a question's own passage can push it down.
+        # All rows are contents, the first row with a title and text: each passage counts once, and no copy of a
+        # question's own passage can push it down.
         self._contents = contents
         own, scores, pool = [], [], []
         unscored = [np.full(len(each.values), np.nan, np.float32) for each in examples.lists]
@@ -90,7 +90,7 @@ class ValidationSet:
         self._loss_of_batch = _make_loss(program)
 
     def metrics(self, train: TrainState) -> dict[str, float]:
-        """Returns the metrics.
+        """Return the metrics.
 
         `loss` is the mean negative log-likelihood in nats; `average_rank` is the mean rank in the pool, counted from 0;
         `mrr` is the mean of 1 / rank there, counted from 1.
@@ -104,7 +104,7 @@ class ValidationSet:
         }
 
     def _loss(self, questions: np.ndarray, passages: np.ndarray, codes: ProductCodes | None) -> float:
-        """The training loss over the first positives and negatives of a batch, the mean over all examples."""
+        """Return the training loss over the first positives and negatives of a batch, the mean over all examples."""
         total = 0.0
         for start in range(0, len(questions), self.config.batch_size):
             rows = slice(start, start + self.config.batch_size)
@@ -115,7 +115,8 @@ class ValidationSet:
         return total / len(questions)
 
     def _above(self, questions: np.ndarray, passages: np.ndarray) -> np.ndarray:
-        """How many pool passages rank above each question's first positive, int64 [n]; ties to the lower row."""
+        """Count the pool passages that rank above each question's first positive, int64 [n]; lower rows win ties."""
+        # Embeddings of the pool, float32 [rows, D], padded for the devices; each question's positive in it, [n].
         passages = passages[np.searchsorted(self._embedded, self._pool)]
         devices = self.mesh.shape[DATA]
         rows = -(-len(passages) // devices) * devices
@@ -123,6 +124,7 @@ class ValidationSet:
         places = np.searchsorted(self._pool, self._own[:, 0])
         above = []
         for start in range(0, len(questions), _ROWS):
+            # Questions in batches of one size, so that one program counts for all.
             q = np.zeros((_ROWS, questions.shape[1]), np.float32)
             place = np.zeros(_ROWS, np.int32)
             count = min(_ROWS, len(questions) - start)
@@ -214,7 +216,7 @@ def _make_loss(program: ContrastiveProgram):
         q: jax.Array, p: jax.Array, own: jax.Array, known: jax.Array, scores: jax.Array, codes: ProductCodes | None
     ) -> jax.Array:
         b = len(q)
-        # Embedded already, and with no misspelt forms: nothing reads the tokens.
+        # The texts are embedded already, and there are no misspelt forms: nothing reads the tokens.
         batch = ContrastiveBatch(jnp.zeros((b, 1), jnp.int32), jnp.ones(b, jnp.int32), own, known, scores)
         everyone = lax.all_gather(own, DATA, tiled=True, to="invarying")
         passages = PassagesOfBatch(own, everyone, None, jnp.zeros(0, jnp.int32))

@@ -1,4 +1,4 @@
-"""What every run that searches a corpus shares: its state, the corpus on the devices, its dev set."""
+"""Shared parts of every run that searches a corpus: its state, the corpus on the devices, its dev set."""
 
 import functools
 import logging
@@ -46,7 +46,7 @@ EVALUATION_BATCH = 128
 
 
 class Model(Protocol):
-    """What a run asks of its model; a `DualEncoder`, or a base and a lexical one (`JointModel`)."""
+    """Interface of a run's model: a `DualEncoder`, or a base and a lexical encoder (`JointModel`)."""
 
     @property
     def config(self) -> DualEncoderConfig | JointConfig: ...
@@ -60,15 +60,15 @@ class WholeCorpus:
     """The passages on the devices, and the compiled programs that encode and search them."""
 
     def __init__(self, model: Model, store: TokenStore, program: IndexProgram, mesh: Mesh, index_dtype: Dtype):
-        """Puts the passages on the devices.
+        """Put the passages on the devices.
 
         Args:
-          model: whose embeddings are indexed.
-          store: the passages' tokens, as `passage_store` makes them: at least `program.corpus_rows`; those behind are
+          model: model whose embeddings are indexed.
+          store: the passages' tokens, from `passage_store`: at least `program.corpus_rows`; the rows after these are
             fetched by row but never found by a search.
           program: constants of the compiled programs, with the store's `widths_of`.
           mesh: the devices.
-          index_dtype: of the index's embeddings.
+          index_dtype: type of the index's embeddings.
         """
         self.mesh, self.size = mesh, model.config.embedding_size
         self.index_dtype: Dtype = index_dtype
@@ -84,13 +84,13 @@ class WholeCorpus:
         )
 
     def refresh(self, train: TrainState, index: CorpusState) -> CorpusState:
-        """Encodes all passages with the current weights; `index` is used up. One that is fresh is given back."""
+        """Encode all passages with the current weights; `index` is used up. A fresh index is returned as it is."""
         if self.is_fresh(train, index):
             return index
         return self.refresh_program(train.weights, self.passages, index, train.step)
 
     def roll(self, train: TrainState, index: CorpusState, every: int) -> CorpusState:
-        """Encodes the passages r with r mod `every` = step mod `every` with the current weights; `index` is used up."""
+        """Encode the passages r with r mod `every` = step mod `every` with the current weights; `index` is used up."""
         return self.rolling_program(every)(train.weights, self.passages, index, train.step)
 
     def is_fresh(self, train: TrainState, index: CorpusState) -> bool:
@@ -98,11 +98,11 @@ class WholeCorpus:
         return bool(self._is_fresh(index.encoded_at, train.step))
 
     def encode(self, train: TrainState) -> CorpusState:
-        """A new index of all passages, encoded with the current weights."""
+        """Return a new index of all passages, encoded with the current weights."""
         return self.refresh_program(train.weights, self.passages, self._empty_index(), train.step)
 
     def abstract_index(self) -> CorpusState:
-        """The index's shapes and shardings."""
+        """Return the index's shapes and shardings."""
         return abstract_index(self.rows, self.size, self.index_dtype, self.mesh)
 
     def _empty_index(self) -> CorpusState:
@@ -115,11 +115,11 @@ class WholeCorpus:
 
 
 def passage_store(model: Model, passages: Corpus, stores: Path) -> TokenStore:
-    """Tokenises passages, or opens the store where that has been done.
+    """Tokenise passages, or open the store where that has been done.
 
     Args:
-      model: its tokenizer, template and passage length.
-      passages: of the corpus, and what training data has besides.
+      model: model with the tokenizer, template and passage length.
+      passages: the corpus, and passages that only the training data has.
       stores: folder of the token stores.
     """
     longest = model.config.max_passage_length
@@ -130,46 +130,46 @@ def passage_store(model: Model, passages: Corpus, stores: Path) -> TokenStore:
 
 
 def widths_of(store: TokenStore) -> tuple[int, ...]:
-    """The padded lengths that suit a store's rows."""
+    """Return the padded lengths that suit a store's rows."""
     return passage_widths(store.lengths, width_of(store))
 
 
 def index_programs(program: IndexProgram, mesh: Mesh) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The compiled programs around a run's index: `make_refresh`'s, and `make_search`'s at the evaluated depth."""
+    """Return the compiled programs around a run's index: its refresh, and its search at the evaluated depth."""
     return make_refresh(program, mesh), make_search(program, mesh, min(EVALUATED_DEPTH, program.corpus_rows))
 
 
 def abstract_index(rows: int, size: int, dtype: Dtype, mesh: Mesh) -> CorpusState:
-    """The shapes and shardings of an index of `rows` embeddings of `size` dimensions."""
+    """Return the shapes and shardings of an index of `rows` embeddings of `size` dimensions."""
     return CorpusState(abstract_rows(mesh, dtype, rows, size), abstract_rows(mesh, "int32", rows))
 
 
 def abstract_rows(mesh: Mesh, dtype: DTypeLike, *shape: int) -> Any:
-    """The shape of an array that is split by row."""
+    """Return the shape of an array that is split by row."""
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, sharding.ROWS))
 
 
 def evaluation_batch(mesh: Mesh) -> int:
-    """How many dev questions are searched for at once."""
+    """Return the number of dev questions that are searched for at once."""
     devices = mesh.shape[DATA]
     return -(-EVALUATION_BATCH // devices) * devices
 
 
 class Judged(NamedTuple):
-    """Questions with what is known of their passages."""
+    """Questions with the known facts about their passages."""
 
     questions: list[Question]
     qrels: dict[str, dict[str, int]] | None
     """Question id -> passage id -> grade; None: their answers are matched."""
     source: str = "the held-out questions"
-    """Where the judgements are from, for errors."""
+    """Source of the judgements, for errors."""
 
 
 class DevSet:
     """Questions that a run is evaluated on: with judgements (recall, MRR, nDCG), answers (Acc@k), or both."""
 
     def __init__(self, judged: Judged | None, corpus: Corpus, model: Model, mesh: Mesh, stores: Path, typos: Typos):
-        """Tokenises the questions, if there are any.
+        """Tokenise the questions, if there are any.
 
         A run that trains for typos is also evaluated on the dev questions with typos: the same ones at every step and
         for every seed.
@@ -191,15 +191,15 @@ class DevSet:
             self._rows["typo_"] = question_store(stores, misspelt, model)
 
     def metrics(self, train: TrainState, whole: WholeCorpus, live: CorpusState | None = None) -> dict[str, float]:
-        """Retrieval metrics over the whole corpus, encoded with the current weights; none without questions.
+        """Return retrieval metrics over the whole corpus, encoded with the current weights; none without questions.
 
-        Those of the misspelt questions have names that begin with "typo_".
+        Metrics of the misspelt questions have names that begin with "typo_".
 
         Args:
           train: the weights.
           whole: the corpus.
-          live: the live index, if there is one. It is searched where it is fresh; where parts of it are old, the corpus
-            is encoded once more, for the metrics must not depend on how old.
+          live: the live index, if there is one. It is searched if it is fresh; if parts of it are old, the corpus is
+            encoded once more, since the metrics must not depend on its age.
         """
         if not self.questions:
             return {}
@@ -214,7 +214,7 @@ class DevSet:
         self, store: TokenStore, train: TrainState, whole: WholeCorpus, index: CorpusState
     ) -> dict[str, float]:
         batch = evaluation_batch(self.mesh)
-        # One more hit in place of a question that is a passage itself.
+        # One more hit, to replace a question that is itself a passage.
         search = whole.search_deeper if (self._own >= 0).any() else whole.search
         found = []
         for start in range(0, len(self.questions), batch):
@@ -227,7 +227,7 @@ class DevSet:
 
 
 def dev_questions(data: DevData) -> Judged | None:
-    """Reads the dev questions that `data` names; None where it names none.
+    """Read the dev questions that `data` names; None if it names none.
 
     Raises:
       UserError: neither judgements nor answers, or judgements of other questions.
@@ -250,7 +250,7 @@ def dev_questions(data: DevData) -> Judged | None:
 
 
 def check_corpus(judged: Judged, corpus: Corpus) -> None:
-    """Refuses judgements of another corpus, which would make every metric 0."""
+    """Refuse judgements of another corpus, which would make every metric 0."""
     assert judged.qrels is not None
     passages = {passage for question in judged.questions for passage in judged.qrels[question.id]}
     if passages.isdisjoint(corpus.ids):  # Stops at the first that is known.
@@ -261,17 +261,17 @@ def check_corpus(judged: Judged, corpus: Corpus) -> None:
 
 
 def activation_bytes(encoder: EncoderConfig | PairEncoder, mesh: Mesh) -> int:
-    """What a device may keep of the questions' and of the passages' activations in a step; 0: nothing."""
+    """Return the bytes of activations that a device may keep in a step for questions, and for passages; 0: none."""
     if encoder.activations == "recompute":
         return 0
     if encoder.activations == "keep":
         return sys.maxsize
-    # On accelerators the second forward pass buys memory for larger batches; on an H100 keeping saved a tenth of a step.
-    # Several hosts may have different memory, and must compile the same program.
+    # On accelerators the second forward pass leaves memory for larger batches; on an H100 keeping saved a tenth of a
+    # step. Several hosts may have different memory, and must compile the same program.
     if mesh.devices.flat[0].platform != "cpu" or jax.process_count() > 1:
         return 0
-    # The same on every start of a run, hence of what is installed and not of what is free: the two ways differ by
-    # rounding. Questions and passages take a half each.
+    # Equal on every start of a run, hence by the installed and not the free memory: the two ways differ by rounding.
+    # Questions and passages take a half each.
     return memory.installed() // 4 // 2 // len(mesh.local_devices)
 
 
@@ -293,14 +293,14 @@ def splits(config: MeshConfig, encoder: DualEncoderConfig | JointConfig, mesh: M
 def initial_state(
     model: Model, optimizer, mesh: Mesh, frozen: Collection[str] = (), *, split: bool = False
 ) -> TrainState:
-    """The state before the first step, on the devices.
+    """Return the state before the first step, on the devices.
 
     Args:
-      model: whose parameters it begins with.
-      optimizer: of the trained ones.
+      model: model whose parameters it begins with.
+      optimizer: optimizer of the trained parameters.
       mesh: the devices.
       frozen: names of branches that are not trained.
-      split: large matrices and their moments over the "data" axis, as in `sharding.shardings`.
+      split: whether large matrices and their moments are split over the "data" axis, as in `sharding.shardings`.
     """
     # A copy: the first step donates these buffers, and the model keeps its own.
     params, kept = partition(sharding.put(jax.tree.map(np.array, model.params), mesh, split=split), frozen)
@@ -310,13 +310,13 @@ def initial_state(
 def abstract_train_state(
     params: Params, optimizer, mesh: Mesh, frozen: Collection[str] = (), *, split: bool = False
 ) -> TrainState:
-    """The shapes and shardings of `initial_state`; of `params` too only the shapes are read."""
+    """Return the shapes and shardings of `initial_state`; only the shapes of `params` are read."""
     state = jax.eval_shape(lambda *parts: TrainState.create(parts[0], optimizer, parts[1]), *partition(params, frozen))
     return sharding.abstract(state, mesh, split=split)
 
 
 def save_model(model: DualEncoder | JointModel, train: TrainState, folder: Path) -> None:
-    """Writes the model's folder with a run's parameters."""
+    """Write the model's folder with a run's parameters."""
     if isinstance(model, JointModel):
         return model.save(jax.tree.map(to_host, train.weights), folder)
     params = jax.tree.map(to_host, train.weights)
@@ -327,29 +327,33 @@ def save_model(model: DualEncoder | JointModel, train: TrainState, folder: Path)
 
 
 def typo_generator(typos: Typos, seed: int = 0) -> TypoGenerator:
-    """The generator that a config describes."""
+    """Return the generator that a config describes."""
     return TypoGenerator(typos.profile, keyboard=typos.keyboard, misspellings=typos.misspellings, seed=seed)
 
 
 def question_store(stores: Path, texts: Sequence[str], model: Model) -> TokenStore:
-    """The questions' tokens for the encoder."""
+    """Return the questions' tokens for the encoder."""
     config = model.config
     return TokenStore.build(
-        *(stores, texts, model.tokenizer, Template.QUESTION_ROWS, config.max_question_length),
+        stores,
+        texts,
+        model.tokenizer,
+        Template.QUESTION_ROWS,
+        config.max_question_length,
         prompt=config.query_prompt,
     )
 
 
 def select(store: TokenStore, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Some rows of a store as a rectangle: tokens [n, L], lengths int32 [n]."""
+    """Return some rows of a store as a rectangle: tokens [n, L], lengths int32 [n]."""
     return store.select(rows, width_of(store))
 
 
 def put_batch(mesh: Mesh, array: np.ndarray) -> jax.Array:
-    """One array of a batch on the devices, split by row."""
+    """Put one array of a batch on the devices, split by row."""
     return put_rows(mesh, array, array.shape, array.dtype)
 
 
 def put_forms(mesh: Mesh, forms: tuple[np.ndarray, np.ndarray] | None) -> TokenRows | None:
-    """The misspelt forms of a batch on the devices, if there are any."""
+    """Put the misspelt forms of a batch on the devices, if there are any."""
     return None if forms is None else TokenRows(*(put_batch(mesh, x) for x in forms))

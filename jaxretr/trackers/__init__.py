@@ -1,1 +1,1 @@
-"""Where a run's metrics go besides metrics.jsonl: TensorBoard's files, Weights & Biases, MLflow."""
+"""Trackers of a run's metrics besides metrics.jsonl: TensorBoard's files, Weights & Biases, MLflow."""

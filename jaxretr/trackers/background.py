@@ -9,40 +9,40 @@ from jaxretr.trackers.tracker import Outcome, Tracker
 
 log = logging.getLogger(__name__)
 
-# Reports that wait for a service that has stopped to answer; more than that, and the tracker is given up.
+# Largest number of reports that wait for a service that has stopped answering; beyond it the tracker is given up.
 _WAITING = 10_000
 
-# How long the end of a run waits for them.
+# Seconds that the end of a run waits for these reports.
 _CLOSE_SECONDS = 90.0
 
 
 class Background:
-    """Hands everything to a tracker in a thread; the first failure is one warning, and the end of that tracker.
+    """Passes every call on to a tracker in a thread; the first failure logs one warning and ends that tracker.
 
     Args:
-      name: of the tracker, in the warning.
-      tracker: what is called, one call at a time and in order.
-      waiting: how many calls may wait.
+      name: name of the tracker, for the warning.
+      tracker: the tracker, whose methods are called one at a time and in order.
+      waiting: largest number of calls that may wait.
     """
 
     def __init__(self, name: str, tracker: Tracker, *, waiting: int = _WAITING):
         self.name, self.tracker = name, tracker
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(waiting)
         self._failed = threading.Event()
-        # A daemon: a service that answers no more does not keep the process from ending.
+        # A daemon, so that a service that no longer answers does not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=f"tracker {name}", daemon=True)
         self._thread.start()
 
     def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Adds the metrics of a step, at some time."""
+        """Queue the metrics of a step."""
         self._put(lambda: self.tracker.write(step, values, seconds))
 
     def best(self, step: int, values: Mapping[str, float]) -> None:
-        """Notes the best metrics, at some time."""
+        """Queue the best metrics."""
         self._put(lambda: self.tracker.best(step, values))
 
     def close(self, outcome: Outcome, seconds: float = _CLOSE_SECONDS) -> None:
-        """Waits for what is left, at most `seconds`."""
+        """Wait for the queued calls, at most `seconds`."""
         self._put(lambda: self.tracker.close(outcome))
         self._put(None)
         self._thread.join(seconds)

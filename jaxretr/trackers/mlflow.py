@@ -16,12 +16,12 @@ _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 
 
 class MLflow:
-    """One run of MLflow, which a resumed run continues; where it is kept is MLFLOW_TRACKING_URI's or MLflow's choice.
+    """One run of MLflow, which a resumed run continues, kept where MLFLOW_TRACKING_URI or MLflow's default says.
 
     Args:
       folder: the run's folder, which keeps the run's id.
-      config: of the run; its settings are parameters of the MLflow run.
-      name: what the run is called.
+      config: config of the run; its settings are parameters of the MLflow run.
+      name: name of the tracked run.
     """
 
     def __init__(self, folder: Path, config: Config, name: str):
@@ -40,7 +40,7 @@ class MLflow:
             note_id(folder, "mlflow", self.id)
 
     def _resumed(self, known: str | None) -> str | None:
-        """The id, if there is such a run; it is shown as running again."""
+        """Return the id if MLflow has such a run, which is then shown as running again; otherwise None."""
         if known is None:
             return None
         errors: Any = import_extra("mlflow.exceptions", "mlflow")
@@ -53,16 +53,16 @@ class MLflow:
         return known
 
     def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Adds the metrics of a step."""
+        """Add the metrics of a step."""
         found = [self.entities.Metric(_name(name), value, int(seconds * 1000), step) for name, value in values.items()]
         self.client.log_batch(self.id, metrics=found)
 
     def best(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds the metrics as best/METRIC, whose latest value MLflow shows in the run's table, and best/step."""
+        """Add the metrics as best/METRIC, whose latest value MLflow shows in the run's table, and best/step."""
         self.write(step, {f"best/{name}": value for name, value in {"step": step, **values}.items()}, time.time())
 
     def close(self, outcome: Outcome) -> None:
-        """Sets the status, which a later part of the run changes back."""
+        """Set the status, which a later part of the run changes back."""
         self.client.set_terminated(self.id, status=_STATUS[outcome])
 
 

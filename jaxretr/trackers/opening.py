@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def check_installed(config: Config) -> None:
-    """Imports the packages of the trackers, before a run reads its data.
+    """Import the packages of the trackers, before a run reads its data.
 
     Raises:
       UserError: one is not installed; the message names the extra.
@@ -24,11 +24,11 @@ def check_installed(config: Config) -> None:
 
 
 def open_trackers(folder: Path, config: Config, shown: str) -> list[Tracker]:
-    """Opens the services that the config names; one that cannot be opened is a warning, and left out.
+    """Open the services that the config names; one that cannot be opened is left out with a warning.
 
     Args:
       folder: the run's folder, which keeps the ids for resuming.
-      config: of the run.
+      config: config of the run.
       shown: the folder as the user named it; its last part is in the tracked run's name, unless the config has one.
     """
     name = config.tracking.name or f"{config.name} {Path(shown).name}"
@@ -36,7 +36,7 @@ def open_trackers(folder: Path, config: Config, shown: str) -> list[Tracker]:
     for service in config.tracking.to:
         try:
             found.append(Background(service, _open(service, folder, config, name)))
-        except Exception as error:  # No login, no network, a server that is down: the run needs none of it.
+        except Exception as error:  # No login, no network, a server that is down: the run needs none of these.
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             log.warning("%s: %s; the run goes on without it (metrics.jsonl has every value)", service, why)
     return found

@@ -12,7 +12,7 @@ class TensorBoard:
     """Event files, written at once: tensorboardX's SummaryWriter does it in a thread, which dies on a full disk.
 
     Args:
-      folder: of the event files, created when missing.
+      folder: folder of the event files, created when missing.
       start: the step that the run resumes from; TensorBoard drops what an interrupted run wrote after it.
     """
 
@@ -21,7 +21,7 @@ class TensorBoard:
         from tensorboardX.proto import event_pb2, summary_pb2
 
         folder.mkdir(parents=True, exist_ok=True)
-        # Made by protobuf when it is imported: no type checker sees what is in them.
+        # Protobuf creates these classes when it is imported, so that no type checker sees their fields.
         self.events: Any = event_pb2
         self.summaries: Any = summary_pb2
         self.writer: Any = EventsWriter(str(folder / "events"))
@@ -30,7 +30,7 @@ class TensorBoard:
         self.writer.flush()
 
     def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Adds the metrics of a step."""
+        """Add the metrics of a step."""
         scalars = [self.summaries.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self.writer.write_event(
             self.events.Event(step=step, wall_time=seconds, summary=self.summaries.Summary(value=scalars))
@@ -38,9 +38,9 @@ class TensorBoard:
         self.writer.flush()
 
     def best(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds the metrics as best/METRIC: TensorBoard has curves and no summary."""
+        """Add the metrics as best/METRIC: TensorBoard has curves and no summary."""
         self.write(step, {f"best/{name}": value for name, value in values.items()}, time.time())
 
     def close(self, outcome: Outcome) -> None:
-        """Closes the file."""
+        """Close the file."""
         self.writer.close()

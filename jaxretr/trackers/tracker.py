@@ -1,4 +1,4 @@
-"""What every tracker is, and the file in the run's folder that says which tracked run a resumed one continues."""
+"""The interface of all trackers, and the file that names the tracked run which a resumed run continues."""
 
 import json
 from collections.abc import Mapping
@@ -13,34 +13,34 @@ _IDS = "trackers.json"
 
 
 class Tracker(Protocol):
-    """One place that a run's metrics are written to. Every method may raise; whoever calls decides what that means."""
+    """One place that a run's metrics are written to. Every method may raise; the caller decides what that means."""
 
     def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Adds the metrics of a step.
+        """Add the metrics of a step.
 
         Args:
           step: number of finished steps. A resumed run repeats the steps after its checkpoint, with equal values.
           values: metrics by name.
-          seconds: when they were measured, since 1970.
+          seconds: time of the measurement, in seconds since 1970.
         """
         ...
 
     def best(self, step: int, values: Mapping[str, float]) -> None:
-        """Notes the metrics of the best evaluation so far, and its step."""
+        """Note the metrics of the best evaluation so far, and its step."""
         ...
 
     def close(self, outcome: Outcome) -> None:
-        """Sends what is left and says how this part of the run ended."""
+        """Send the remaining metrics, and the outcome of this part of the run."""
         ...
 
 
 def tracked_id(folder: Path, name: str) -> str | None:
-    """The id that the tracker `name` knows the run in `folder` by, None before the first start."""
+    """Return the id by which the tracker `name` knows the run in `folder`; None before the first start."""
     return _ids(folder).get(name)
 
 
 def note_id(folder: Path, name: str, value: str) -> None:
-    """Keeps the id for the next start."""
+    """Store the id for the next start."""
     with atomic_write(folder / _IDS) as file:
         json.dump({**_ids(folder), name: value}, file)
 

@@ -8,7 +8,7 @@ from jaxretr.config import Config, to_json
 from jaxretr.errors import import_extra
 from jaxretr.trackers.tracker import Outcome, note_id, tracked_id
 
-# How long the end of a run waits for metrics that are still to be sent; the rest stays for `wandb sync`.
+# Seconds that the end of a run waits for metrics that are still to be sent; the rest stays for `wandb sync`.
 _FINISH_SECONDS = 60
 
 _EXIT_CODES = {"finished": 0, "interrupted": 75, "failed": 1}
@@ -17,14 +17,14 @@ _EXIT_CODES = {"finished": 0, "interrupted": 75, "failed": 1}
 class WeightsAndBiases:
     """One run of Weights & Biases, which a resumed run continues.
 
-    Metrics are plotted over their own column "step" and not over wandb's counter of rows: wandb drops rows whose counter
-    goes back, as those of steps that a resumed run repeats. WANDB_MODE, WANDB_ENTITY and the rest of wandb's variables
-    hold as they do elsewhere.
+    Metrics are plotted over their own column "step" and not over wandb's counter of rows: wandb drops rows whose
+    counter goes back, as those of steps that a resumed run repeats. WANDB_MODE, WANDB_ENTITY and the rest of wandb's
+    variables hold as they do elsewhere.
 
     Args:
       folder: the run's folder; wandb's own files are in its wandb/.
-      config: of the run, sent when it starts.
-      name: what the run is called.
+      config: config of the run, sent when it starts.
+      name: name of the tracked run.
     """
 
     def __init__(self, folder: Path, config: Config, name: str):
@@ -37,7 +37,7 @@ class WeightsAndBiases:
             resume="allow",  # offline wandb ignores it, and `wandb sync` puts the parts of one id together
             dir=str(folder),
             config=None if known else to_json(config),
-            # The progress line is no use in a log of the console, and its wrapping changes what a terminal shows.
+            # The progress line is useless in a log of the console, and its wrapping changes what a terminal shows.
             settings=wandb.Settings(console="off", finish_timeout=_FINISH_SECONDS),
         )
         if known != self.run.id:
@@ -46,15 +46,15 @@ class WeightsAndBiases:
         self.run.define_metric("*", step_metric="step")
 
     def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Adds a row; wandb notes the time itself."""
+        """Add a row; wandb records the time itself."""
         self.run.log({"step": step, **values})
 
     def best(self, step: int, values: Mapping[str, float]) -> None:
-        """Puts the metrics and their step into the run's summary, as best/METRIC and best/step."""
+        """Put the metrics and their step into the run's summary, as best/METRIC and best/step."""
         self.run.summary.update({f"best/{name}": value for name, value in {"step": step, **values}.items()})
 
     def close(self, outcome: Outcome) -> None:
-        """Sends what is left; an interrupted run is shown as preempted."""
+        """Send the remaining metrics; an interrupted run is shown as preempted."""
         if outcome == "interrupted":
             self.run.mark_preempting()
         self.run.finish(exit_code=_EXIT_CODES[outcome])

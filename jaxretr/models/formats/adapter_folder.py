@@ -1,4 +1,4 @@
-"""The folder of an adapter, and the folders of others that adapters are read from."""
+"""The folder of an adapter, and other libraries' folders that adapters are read from."""
 
 import json
 import os
@@ -22,14 +22,14 @@ from jaxretr.storage.files import atomic_folder, atomic_write
 NOTE = "adapter.json"
 WEIGHTS = "adapter.safetensors"
 FOLDER = "adapter"
-"""Its place in the folder of a model."""
+"""Name of the adapter's folder within the folder of a model."""
 
 _FORMAT = "jaxretr-adapter"
 _VERSION = 1
 
 
 class AdapterParts(NamedTuple):
-    """What the folder of an adapter contains; see `jaxretr.models.adapter.Adapter`."""
+    """Content of an adapter's folder; see `jaxretr.models.adapter.Adapter`."""
 
     shape: AdapterShape
     params: Params
@@ -38,14 +38,14 @@ class AdapterParts(NamedTuple):
 
 
 def find(path: str | Path) -> Path | None:
-    """The folder of our own adapter that a path leads to: itself, or a model's or a run's; None if there is none."""
+    """Return our own adapter's folder that a path leads to: itself, or a model's or a run's; None if there is none."""
     folder = resolve(path)
     places = (folder, folder / FOLDER, folder / "model" / FOLDER)
     return next((place for place in places if (place / NOTE).is_file()), None)
 
 
 def load(path: str | Path, backbone: Backbone | None) -> AdapterParts:
-    """Reads adapters; `Adapter.from_pretrained` documents it."""
+    """Read adapters; see `Adapter.from_pretrained`."""
     folder = find(path)
     if folder is not None:
         return _load_ours(folder)
@@ -76,10 +76,10 @@ def _load_ours(folder: Path) -> AdapterParts:
 
 
 def read_modules(folder: Path, encoder: DualEncoderConfig) -> Params:
-    """Reads the parameters of a dual encoder's adapters, laid out as `Adapter.params`.
+    """Read the parameters of a dual encoder's adapters, laid out as `Adapter.params`.
 
     Args:
-      folder: holds adapter.safetensors.
+      folder: folder with adapter.safetensors.
       encoder: the dual encoder.
 
     Raises:
@@ -109,7 +109,7 @@ def read_modules(folder: Path, encoder: DualEncoderConfig) -> Params:
 
 
 def save(folder: Path, adapter: AdapterParts) -> None:
-    """Writes the folder next to its place and renames it; `Adapter.save` documents it."""
+    """Write the folder under another name and rename it; see `Adapter.save`."""
     folder = Path(os.path.realpath(folder))
     if folder.is_file():
         raise UserError(f"{folder}: is a file; choose another name for the adapter's folder")
@@ -123,7 +123,7 @@ def save(folder: Path, adapter: AdapterParts) -> None:
 
 
 def write(folder: Path, adapter: AdapterParts) -> None:
-    """Writes an adapter's two files into a folder that is there."""
+    """Write an adapter's two files into an existing folder."""
     if adapter.encoder is None:
         raise UserError("these adapters do not know their encoder; put them into one and save the model")
     content = {

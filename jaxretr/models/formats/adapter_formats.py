@@ -1,8 +1,8 @@
-"""The folders of others that hold adapters: PEFT's LoRA, and adapter-transformers (version 3).
+"""Other libraries' folders of adapters: PEFT's LoRA, and adapter-transformers (version 3).
 
-In the latter the authors of DDR published their relevance modules. Both keep a settings file of the same name and the
-tensors of every layer apart. What our adapters cannot represent is refused, never dropped: a setting that is not listed
-below must be absent, null, false, 0 or empty.
+The authors of DDR published their relevance modules in the latter. Both keep a settings file of the same name and the
+tensors of every layer separately. Anything that our adapters cannot represent is refused, never dropped: a setting that
+is not listed below must be absent, null, false, 0 or empty.
 """
 
 import json
@@ -34,14 +34,14 @@ NOTE = "adapter_config.json"
 _PEFT_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _TRANSFORMERS_WEIGHTS = ("pytorch_adapter.bin",)
 
-# Of the encoder within DPR's models; those of other models depend on the architecture.
+# Prefixes of the encoder within DPR's models; those of other models depend on the architecture.
 _DPR_PREFIXES = ("question_encoder.bert_model.", "ctx_encoder.bert_model.")
 _PEFT_PREFIX = "base_model.model."
 
 _OTHER_ENCODER = "give the encoder that these adapters were trained in, or one of its shape"
 
-# Settings and their accepted values other than the empty ones; None: any, because it is read below or does not matter to
-# weights that are trained.
+# Settings and their accepted values other than the empty ones; None: any, because it is read below or does not matter
+# to trained weights.
 _Accepted = Mapping[str, Collection[Any] | None]
 
 _PEFT_ACCEPTED: _Accepted = {
@@ -69,9 +69,9 @@ _PARALLEL_ACCEPTED: _Accepted = {
     "non_linearity": ("relu",),
     "original_ln_after": (True,),
     **dict.fromkeys(("reduction_factor", "scaling", "init_weights", "dropout")),
-    # A parallel adapter reads the feed-forward network's input as it is, and has no residual connection of its own.
+    # A parallel adapter reads the unmodified input of the feed-forward network, and has no residual connection.
     **dict.fromkeys(("original_ln_before", "residual_before_ln", "adapter_residual_before_ln")),
-    # Without inv_adapter and phm_layer, which are refused, these say nothing.
+    # Without inv_adapter and phm_layer, which are refused, these settings have no effect.
     **dict.fromkeys(("inv_adapter_reduction_factor", "phm_dim", "phm_c_init", "phm_init_range", "phm_rank")),
     **dict.fromkeys(("phm_bias", "learn_phm", "factorized_phm_W", "factorized_phm_rule", "shared_W_phm")),
     **dict.fromkeys(("shared_phm_rule", "hypercomplex_nonlinearity")),
@@ -81,7 +81,7 @@ _TRANSFORMERS_REMEDY = "give LoRA, an adapter parallel to the feed-forward netwo
 
 
 def kind_of(folder: str | Path) -> Literal["peft", "adapter-transformers"] | None:
-    """Whose adapters a folder holds, by what its adapter_config.json says; None: nobody's that is known here.
+    """Return the library whose adapters a folder holds, by its adapter_config.json; None if it is not one of these.
 
     Raises:
       UserError: that file is broken.
@@ -98,15 +98,15 @@ def kind_of(folder: str | Path) -> Literal["peft", "adapter-transformers"] | Non
 
 
 def read_peft(folder: str | Path, backbone: Backbone) -> tuple[AdapterShape, Params]:
-    """Reads a LoRA checkpoint of PEFT (https://github.com/huggingface/peft).
+    """Read a LoRA checkpoint of PEFT (https://github.com/huggingface/peft).
 
     Args:
-      folder: holds adapter_config.json, and adapter_model.safetensors or adapter_model.bin.
-      backbone: the encoder's shape, which the folder does not tell.
+      folder: folder with adapter_config.json, and adapter_model.safetensors or adapter_model.bin.
+      backbone: shape of the encoder, which the folder does not state.
 
     Returns:
-      The adapters' shape, whose alpha makes up for `use_rslora`; and one tower's, laid out as by `init_adapter`, numpy
-      float32. LoRA on the pooler, which no retriever here has, is left out.
+      The adapters' shape, whose alpha includes the effect of `use_rslora`; and the parameters of one tower's, laid out
+      as by `init_adapter`, numpy float32. LoRA on the pooler, which no retriever here has, is left out.
 
     Raises:
       UserError: another method of PEFT, a setting that cannot be represented, layers that differ, another encoder's
@@ -148,13 +148,13 @@ def read_peft(folder: str | Path, backbone: Backbone) -> tuple[AdapterShape, Par
 def write_peft(
     folder: str | Path, shape: AdapterShape, adapter_params: Params, backbone: Backbone, base_model: str
 ) -> None:
-    """Writes LoRA as PEFT does, for `peft.PeftModel.from_pretrained(BertModel..., folder)`, or another encoder's class.
+    """Write LoRA as PEFT does, for `peft.PeftModel.from_pretrained(BertModel..., folder)`, or another encoder's class.
 
     Args:
-      folder: new, empty, or an older one of this kind, which is replaced; both files appear at once.
-      shape: the adapters'.
-      adapter_params: one tower's, laid out as by `init_adapter`.
-      backbone: the encoder's shape.
+      folder: a new or empty folder, or an older one of this kind, which is replaced; both files appear at once.
+      shape: shape of the adapters.
+      adapter_params: parameters of one tower's adapters, laid out as by `init_adapter`.
+      backbone: shape of the encoder.
       base_model: path or hub name of the encoder, noted in the file.
 
     Raises:
@@ -190,7 +190,7 @@ def write_peft(
         "base_model_name_or_path": base_model,
         "inference_mode": True,
         "r": shape.lora_rank,
-        # PEFT declares an integer, and takes any number.
+        # PEFT declares an integer, and accepts any number.
         "lora_alpha": int(alpha) if float(alpha).is_integer() else alpha,
         "lora_dropout": 0.0,
         "use_rslora": False,
@@ -209,7 +209,7 @@ def write_peft(
 
 
 def _peft_targets(config: Mapping[str, Any], prefix: str, backbone: Backbone, where: str) -> tuple[str, ...]:
-    """Our names of what `target_modules` names, as PEFT matches it to the modules' full names."""
+    """Return our names of the modules in `target_modules`, which PEFT matches to the modules' full names."""
     wanted, excluded = config.get("target_modules"), config.get("exclude_modules") or []
     modules, layer = names_of(backbone).modules, names_of(backbone).layer
     layers = range(backbone.num_hidden_layers)
@@ -242,14 +242,14 @@ def _peft_targets(config: Mapping[str, Any], prefix: str, backbone: Backbone, wh
 
 
 def _inseparable(backbone: Backbone) -> dict[str, tuple[str, ...]]:
-    """Modules of the encoder's class that hold several of our dense layers, and these: one LoRA would adapt all of them."""
+    """Return modules that hold several of our dense layers, with these: one LoRA would adapt all of a module's."""
     names = names_of(backbone)
     fused = names.fused if isinstance(names, RotaryNames) else {}
     return {module: parts for module, parts in fused.items() if not names.modules.keys() & set(parts)}
 
 
 def _named(name: str, patterns: Any, where: str) -> bool:
-    """Whether PEFT's list of names and endings, or its regular expression, means the module of this name."""
+    """Whether PEFT's list of names and endings, or its regular expression, matches the module of this name."""
     if isinstance(patterns, str):
         try:
             return re.fullmatch(patterns, name) is not None
@@ -263,7 +263,7 @@ def _named(name: str, patterns: Any, where: str) -> bool:
 def _peft_names(targets: tuple[str, ...], names: Names | RotaryNames | T5Names) -> list[str] | str:
     wanted = [names.modules[target] for target in targets]
     if any(other.endswith(f".{name}") for name in wanted for other in set(names.modules.values()) - set(wanted)):
-        # PEFT would take "output.dense" for the end of "attention.output.dense" as well.
+        # PEFT would accept "output.dense" as the end of "attention.output.dense" as well.
         layer = re.escape(names.layer).replace(r"\{\}", r"\d+")
         return rf"(.*\.)?{layer}(" + "|".join(map(re.escape, wanted)) + ")"
     attention = ("query", "key", "value")
@@ -285,18 +285,18 @@ def _check_replaceable(folder: Path) -> None:
 
 
 def read_adapter_transformers(folder: str | Path, backbone: Backbone) -> tuple[AdapterShape, Params]:
-    """Reads what `save_adapter` of adapter-transformers 3 wrote: LoRA, a parallel adapter, or the union of both.
+    """Read a folder that `save_adapter` of adapter-transformers 3 wrote: LoRA, a parallel adapter, or both.
 
     The library adds alpha / r times LoRA's product, and `scaling` times the parallel adapter's result with its bias:
     the same formulas as ours. Where its settings do not name LoRA's projections, as before version 3.1, they are query
     and value.
 
     Args:
-      folder: holds adapter_config.json and pytorch_adapter.bin; a prediction head in the folder is not read.
-      backbone: the encoder's shape.
+      folder: folder with adapter_config.json and pytorch_adapter.bin; a prediction head in the folder is not read.
+      backbone: shape of the encoder.
 
     Returns:
-      The adapters' shape; and one tower's, laid out as by `init_adapter`, numpy float32.
+      The adapters' shape; and the parameters of one tower's, laid out as by `init_adapter`, numpy float32.
 
     Raises:
       UserError: another kind of adapter, a setting that cannot be represented, another encoder's shape, tensors that
@@ -401,7 +401,7 @@ def _parallel_rows(module: str) -> list[Row]:
 def _read(
     rows: list[Row], shape: AdapterShape, backbone: Backbone, tensors: TensorFiles, ignored: re.Pattern[str]
 ) -> Params:
-    """Reads the table's tensors, having seen that they are those of this encoder's layers and no others."""
+    """Read the table's tensors, after checking that they are those of this encoder's layers and no others."""
     layers, where = backbone.num_hidden_layers, tensors.where
     there = {name for name in tensors.names if not ignored.fullmatch(name)}
     layer = re.compile(re.escape(names_of(backbone).layer).replace(r"\{\}", r"(\d+)"))

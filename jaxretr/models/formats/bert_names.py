@@ -1,7 +1,8 @@
-"""How the architectures that are BERT in all but name call their tensors and settings in a Hugging Face folder.
+"""Names of tensors and settings in Hugging Face folders, for the architectures that have BERT's layers.
 
-RoBERTa and its kin count positions from `pad_token_id` + 1, so that the first rows of their table belong to no position;
-MPNet adds biases of relative positions to it; DistilBERT and MPNet have no token types; the rest is BERT's layers.
+RoBERTa and its kin count positions from `pad_token_id` + 1, so that the first rows of their table belong to no
+position; MPNet adds biases of relative positions to it; DistilBERT and MPNet have no token types; the rest is BERT's
+layers.
 """
 
 from dataclasses import dataclass, field
@@ -13,11 +14,11 @@ _LAYER = "encoder.layer.{}."
 _DISTILBERT_LAYER = "transformer.layer.{}."
 
 WORDS = "embeddings.word_embeddings.weight"
-"""The one name that all of them share."""
+"""Name of the word embeddings, the only one that all of them share."""
 
 
 def _dense(names: dict[str, str], layer: str) -> tuple[Row, ...]:
-    """Rows of the layers' dense parts, from our names to theirs."""
+    """Return rows of the layers' dense parts, from our names to theirs."""
     return tuple(
         row
         for ours, theirs in names.items()
@@ -47,21 +48,21 @@ def _head(dense: str, norm: str, bias: str) -> tuple[Row, ...]:
 
 @dataclass(frozen=True)
 class Names:
-    """What an architecture's folder looks like.
+    """Names in an architecture's folder.
 
     Attributes:
-      encoder: the class in transformers; `masked_lm` has the head of masked language modelling as well.
-      masked_lm: see there.
-      prefix: of the encoder's tensors in `masked_lm`.
+      encoder: class of the encoder in transformers.
+      masked_lm: class that also has the head of masked language modelling.
+      prefix: prefix of the encoder's tensors in `masked_lm`.
       modules: our names of the layers' dense parts -> theirs, within a layer.
-      layer: what precedes those, with "{}" for the layer's number.
+      layer: prefix of these names, with "{}" for the layer's number.
       norms: our names of the norms -> theirs.
       head: rows of the head.
       decoder: the head's second name of the word embedding, and of its bias where that has one.
-      defaults: what transformers assumes where a config.json is silent.
-      settings: names of settings that differ from `BertConfig`'s, ours -> theirs; None: the setting has no name there
-        and is always the default.
-      constants: what config.json must say, or leave out.
+      defaults: values that transformers assumes where a config.json is silent.
+      settings: names of settings that differ from `BertConfig`'s, ours -> theirs; None: the architecture does not have
+        the setting, which is always the default.
+      constants: values that config.json must state, or leave out.
       pooler: whether `encoder` has one, which no retriever here uses.
     """
 
@@ -79,7 +80,7 @@ class Names:
     pooler: bool = True
 
     def rows(self, config: BertConfig) -> tuple[Row, ...]:
-        """The encoder's table of names, without a prefix."""
+        """Return the encoder's table of names, without a prefix."""
         positions = Row("position_embedding/table", "embeddings.position_embeddings.weight", skipped=skipped(config))
         types = Row("type_embedding/table", "embeddings.token_type_embeddings.weight")
         relative = Row("relative_positions/table", "encoder.relative_attention_bias.weight")
@@ -94,7 +95,7 @@ class Names:
 
 
 def skipped(config: BertConfig) -> int:
-    """Rows of their table of positions that belong to no position."""
+    """Return the number of rows of their table of positions that belong to no position."""
     return config.pad_token_id + 1 if config.positions_skip_padding else 0
 
 
@@ -202,7 +203,7 @@ NAMES: dict[BertArchitecture, Names] = {
             pad_token_id=1,
             relative_attention_num_buckets=32,
         ),
-        # transformers' code has 32 buckets and a padding of 1 whatever config.json says.
+        # transformers' code has 32 buckets and a padding of 1, for any config.json.
         settings={"type_vocab_size": None},
         constants={"relative_attention_num_buckets": 32, "pad_token_id": 1},
     ),
@@ -230,16 +231,16 @@ MEGATRON = Names(
         pre_layer_norm=True,
     ),
 )
-"""BERT's names, but for the norms; BertConfig.pre_layer_norm tells it from BERT."""
+"""Names of BERT with other norms; BertConfig.pre_layer_norm tells it from BERT."""
 
 
 def names_of(config: BertConfig) -> Names:
-    """The names that a shape's folder has."""
+    """Return the names in a shape's folder."""
     return MEGATRON if config.pre_layer_norm else NAMES[config.architecture]
 
 
 def display_name(config: BertConfig) -> str:
-    """What people call such an encoder."""
+    """Return the usual name of such an encoder."""
     if config.pre_layer_norm:
         return "Megatron-BERT"
     return (

@@ -33,7 +33,7 @@ from jaxretr.models.formats.hf_files import (
 from jaxretr.models.formats.name_table import Row, read_rows, write_rows
 from jaxretr.models.layers import Params, define
 
-# Where a checkpoint keeps DPR's encoder, and its projection if it has one.
+# Prefixes of DPR's encoder in a checkpoint, and of its projection if it has one.
 _DPR_PREFIXES: dict[str, Kind] = {
     "question_encoder.bert_model.": "dpr-question",
     "ctx_encoder.bert_model.": "dpr-context",
@@ -50,7 +50,7 @@ _ARCHITECTURES: dict[str, Names] = {
     **dict.fromkeys(_DPR_ARCHITECTURES, NAMES["bert"]),
 }
 SUPPORTED = tuple(_ARCHITECTURES)
-"""Classes whose folders are read here."""
+"""Classes whose folders can be read."""
 _MODEL_TYPES: dict[str, Names] = {**NAMES, "dpr": NAMES["bert"], "megatron-bert": MEGATRON}
 _BUCKETS = "relative_attention_num_buckets"
 _ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
@@ -62,13 +62,13 @@ _IGNORED = re.compile(r"(.*\.)?embeddings\.position_ids|(.*\.)?pooler\.dense\.(w
 def import_bert(
     config: Mapping[str, Any], tensors: TensorFiles, *, expect: Literal["dpr-question", "dpr-context"] | None = None
 ) -> EncoderCheckpoint:
-    """Translates a Hugging Face checkpoint.
+    """Translate a Hugging Face checkpoint.
 
     Args:
       config: the parsed config.json.
       tensors: the weights; every one is used, or is among the few without a use here (position ids, pooler,
         next-sentence head), or is named in an error.
-      expect: the tower that is wanted of a DPR model.
+      expect: tower that is expected in a DPR model; None: any.
 
     Returns:
       The checkpoint in our layout.
@@ -97,20 +97,20 @@ def import_bert(
 def read_dpr_cp(
     path: str | Path, *, num_attention_heads: int | None = None
 ) -> tuple[EncoderCheckpoint, EncoderCheckpoint]:
-    """Reads both towers of a checkpoint of the original DPR code (a .cp file; needs torch).
+    """Read both towers of a checkpoint of the original DPR code (a .cp file; needs torch).
 
-    Such a file does not tell the model's shape: sizes are taken from the tensors, and the rest is that of BERT-base
-    (64 dimensions a head, exact gelu, eps 1e-12).
+    Such a file does not state the model's shape: sizes are taken from the tensors, and the rest is that of BERT-base
+    (64 dimensions per head, exact gelu, eps 1e-12).
 
     Args:
       path: the file.
-      num_attention_heads: if the heads have not 64 dimensions.
+      num_attention_heads: number of heads, if they do not have 64 dimensions.
 
     Returns:
       The question encoder and the context encoder.
 
     Raises:
-      UserError: torch is missing, or the file is no DPR checkpoint or an incomplete one.
+      UserError: torch is missing, or the file is not a DPR checkpoint or is incomplete.
     """
     state = load_torch(path, ignore_objects=True)
     model = state.get("model_dict") if isinstance(state, Mapping) else None
@@ -176,7 +176,7 @@ def _translate(bert: BertConfig, tensors: TensorFiles, prefix: str, kind: Kind, 
     rows = _table(bert, prefix, projection=projected > 0, mlm_head=has_head)
     parts = read_rows(rows, shapes, tensors, ignored=_IGNORED, dtype=np.float32)
     if bert.positions_skip_padding:
-        # The padding token's row among the positions, zeros in trained models, goes with no other token.
+        # The padding token's row among the positions, zeros in trained models, belongs to no other token.
         padding = tensors.read(prefix + "embeddings.position_embeddings.weight")[bert.pad_token_id]
         parts["encoder"]["word_embedding"]["table"][bert.pad_token_id] += padding
     return EncoderCheckpoint(bert, parts["encoder"], parts.get("projection"), parts.get("mlm_head"), kind)
@@ -209,7 +209,7 @@ def _prefix(tensors: TensorFiles, names: Names) -> str:
 
 
 def _without_tied_decoder(tensors: TensorFiles, prefix: str, names: Names) -> tuple[TensorFiles, bool]:
-    """Drops the head's second names for the word embedding and its bias, having seen that they are equal."""
+    """Drop the head's second names for the word embedding and its bias, after checking that they are equal."""
     there = set(tensors.names)
     tied = {name: prefix + own if own == WORDS else own for name, own in names.decoder.items()}
     for name, original in tied.items():
@@ -220,7 +220,7 @@ def _without_tied_decoder(tensors: TensorFiles, prefix: str, names: Names) -> tu
 
 
 def reads(config: Mapping[str, Any], where: str) -> bool:
-    """Whether a config.json is of one of these architectures."""
+    """Whether a config.json belongs to one of these architectures."""
     stated, model_type = stated_architecture(config, where), config.get("model_type") or ""
     return not (
         (stated and stated not in _ARCHITECTURES) or ((model_type or not stated) and model_type not in _MODEL_TYPES)
@@ -228,7 +228,7 @@ def reads(config: Mapping[str, Any], where: str) -> bool:
 
 
 def bert_shape(config: Mapping[str, Any], where: str) -> tuple[BertConfig, int]:
-    """The shape that a config.json states, and the size of DPR's projection, 0 without; UserError names `where`."""
+    """Return the shape that a config.json states, and DPR's projection size, 0 without; UserError names `where`."""
     architecture = stated_architecture(config, where)
     names = _ARCHITECTURES[architecture] if architecture else _MODEL_TYPES[config["model_type"]]
     for key, supported in {**_ONLY, **names.constants}.items():
@@ -252,17 +252,17 @@ def bert_shape(config: Mapping[str, Any], where: str) -> tuple[BertConfig, int]:
 
 
 def _settings(bert: BertConfig) -> list[str]:
-    """The names of a shape's settings that its architecture has."""
+    """Return the names of a shape's settings that its architecture has."""
     settings = asdict(bert)
     for name in ("pre_layer_norm", "architecture", *(() if bert.relative_attention_num_buckets else (_BUCKETS,))):
         del settings[name]
     if not bert.positions_skip_padding:
-        del settings["pad_token_id"]  # It decides nothing there.
+        del settings["pad_token_id"]  # It has no effect there.
     return list(settings)
 
 
 def check_sizes(bert: BertConfig, where: str, *, bag_of_words: bool = False) -> None:
-    """Raises UserError, which names `where`, for sizes that no encoder has; a `bag_of_words` may be without layers."""
+    """Raise UserError, which names `where`, for sizes that no encoder has; a `bag_of_words` may have no layers."""
     least = {"num_hidden_layers": 0} if bag_of_words else {}
     if wrong := next((name for name, size in bert.sizes().items() if size < least.get(name, 1)), None):
         raise UserError(f"{where}: {wrong} is {getattr(bert, wrong)}, but must be at least 1; correct it")
@@ -280,13 +280,13 @@ def export_bert(
     prefix: str = "",
     projection: Params | None = None,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Translates our parameters to a Hugging Face checkpoint; the reverse of `import_bert`, bit for bit.
+    """Translate our parameters to a Hugging Face checkpoint; the reverse of `import_bert`, bit for bit.
 
     Args:
-      config: the encoder's shape.
-      params: its parameters, a nested dict of arrays.
-      mlm_head: the head of masked language modelling, as in `EncoderCheckpoint`.
-      prefix: of the encoder's tensors: "" (BertModel; with a head it means "bert."), "bert." (BertForMaskedLM),
+      config: shape of the encoder.
+      params: parameters of the encoder, a nested dict of arrays.
+      mlm_head: head of masked language modelling, as in `EncoderCheckpoint`.
+      prefix: prefix of the encoder's tensors: "" (BertModel; with a head it means "bert."), "bert." (BertForMaskedLM),
         "question_encoder.bert_model." or "ctx_encoder.bert_model." (DPR). With `config.pre_layer_norm` the first two
         are MegatronBert's.
       projection: DPR's projection, as in `EncoderCheckpoint`.
@@ -295,7 +295,7 @@ def export_bert(
       The content of config.json, and the tensors of model.safetensors by name.
 
     Raises:
-      ValueError: the prefix is none of the above, or does not go with the head, the projection or pre-LayerNorm.
+      ValueError: the prefix is not one of these, or does not fit the head, the projection or pre-LayerNorm.
     """
     names = names_of(config)
     prefix = names.prefix if mlm_head is not None and not prefix else prefix

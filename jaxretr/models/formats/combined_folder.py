@@ -15,18 +15,18 @@ from jaxretr.storage.files import atomic_folder, atomic_write
 
 _VERSION = 1
 
-# All that a folder of ours may hold: a folder with anything else is never replaced. The curve is `jaxretr tune`'s.
+# All files of our own folder, with `jaxretr tune`'s curve: a folder with anything else is never replaced.
 _OURS = (NOTE, "part-[0-9]*", "curve.json", "curve.png")
 
 
 class CombinedParts(NamedTuple):
-    """What jaxretr.json says of a combined encoder.
+    """Content of a combined encoder's jaxretr.json.
 
     Attributes:
-      how: as stated; `CombinedEncoder` checks it.
-      weights: of the parts.
-      names: of the parts.
-      folders: of the parts.
+      how: way to combine, as stated; `CombinedEncoder` checks it.
+      weights: weights of the parts.
+      names: names of the parts.
+      folders: folders of the parts.
     """
 
     how: str
@@ -36,7 +36,7 @@ class CombinedParts(NamedTuple):
 
 
 def read(path_or_name: str | Path) -> CombinedParts:
-    """Reads what `write` wrote; `CombinedEncoder.from_pretrained` documents it."""
+    """Read a folder that `write` wrote; see `CombinedEncoder.from_pretrained`."""
     folder = model_folder(resolve(path_or_name))
     where = folder / NOTE
     if not is_combined(folder):
@@ -51,7 +51,7 @@ def read(path_or_name: str | Path) -> CombinedParts:
         and _all(weights, int | float)
         and _all(names, str)
         and _all(places, str)
-        # Nothing outside the folder is read because a file says so.
+        # No file can make us read anything outside the folder.
         and all(fnmatch(place, "part-[0-9]*") and "/" not in place for place in places)
     ):
         raise UserError(f"{where}: was changed, and is no longer what CombinedEncoder.save writes; combine it again")
@@ -61,12 +61,12 @@ def read(path_or_name: str | Path) -> CombinedParts:
 def write(
     folder: Path, how: str, weights: Sequence[float], names: Sequence[str], save_parts: Sequence[Callable[[Path], None]]
 ) -> None:
-    """Writes the folder under another name and renames it; `CombinedEncoder.save` documents it.
+    """Write the folder under another name and rename it; see `CombinedEncoder.save`.
 
     Args:
-      folder: where it goes.
+      folder: folder of the combined encoder.
       how, weights, names: as in `CombinedParts`.
-      save_parts: each writes its part into a folder.
+      save_parts: functions that each write a part into a folder.
     """
     folder = Path(os.path.realpath(folder))
     check_replaceable(folder)
@@ -87,7 +87,7 @@ def write(
 
 
 def check_replaceable(folder: str | Path) -> None:
-    """Raises UserError unless a combined encoder may be written there: new, empty, or an older one."""
+    """Raise UserError unless a combined encoder may be written there: new, empty, or an older one."""
     folder = Path(folder).expanduser()
     if not folder.exists():
         return
@@ -103,7 +103,7 @@ def check_replaceable(folder: str | Path) -> None:
 
 
 def model_folder(folder: Path) -> Path:
-    """Where a run directory has its model; otherwise the folder."""
+    """Return the folder of a run directory's model; any other folder is returned itself."""
     return folder / "model" if (folder / "model" / NOTE).exists() else folder  # A run directory.
 
 

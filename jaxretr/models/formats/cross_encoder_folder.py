@@ -33,34 +33,35 @@ _NOTHING = re.compile(r"(?!)")
 
 
 class LoadedCrossEncoder(NamedTuple):
-    """What a cross-encoder's folder holds, apart from its tokenizer: its shape, and float32 numpy arrays."""
+    """Content of a cross-encoder's folder except for its tokenizer: its shape, and float32 numpy arrays."""
 
     config: CrossEncoderConfig
     params: Params
 
 
 def is_cross_encoder(config: Mapping[str, Any], where: str) -> bool:
-    """Whether a config.json is of an encoder with a classification head."""
+    """Whether a config.json belongs to an encoder with a classification head."""
     return stated_architecture(config, where).endswith("ForSequenceClassification")
 
 
 def is_causal_lm(config: Mapping[str, Any], where: str) -> bool:
-    """Whether a config.json is of a decoder with its output layer."""
+    """Whether a config.json belongs to a decoder with its output layer."""
     return stated_architecture(config, where).endswith("ForCausalLM")
 
 
 def cross_encoder_shape(folder: Path) -> CrossEncoderConfig:
-    """The shape of an encoder with a classification head, by its config.json alone; raises as `read_cross_encoder`."""
+    """Return the shape of an encoder with a classification head, by its config.json alone; raises as
+    `read_cross_encoder`."""
     config = read_json(folder, "config.json")
     backbone, _ = _below_head(config, str(folder))
     return CrossEncoderConfig(backbone, _head_shape(backbone, config, str(folder)))
 
 
 def read_cross_encoder(folder: Path) -> LoadedCrossEncoder:
-    """Reads an encoder with a classification head of one score.
+    """Read an encoder with a classification head of one score.
 
     Args:
-      folder: holds config.json and the weights.
+      folder: folder with config.json and the weights.
 
     Raises:
       UserError: an architecture without such a head, another number of scores, a setting that is not supported, or
@@ -86,15 +87,15 @@ def read_cross_encoder(folder: Path) -> LoadedCrossEncoder:
 
 
 def read_answers(folder: Path, yes: int, no: int | None) -> LoadedCrossEncoder:
-    """Reads a causal language model as a cross-encoder whose score is the logit of one token less that of another.
+    """Read a causal language model as a cross-encoder whose score is the logit of one token less that of another.
 
     Args:
-      folder: holds config.json and the weights.
-      yes: the id of the token for a passage that answers the question.
-      no: of the other; None: the first one's logit alone.
+      folder: folder with config.json and the weights.
+      yes: id of the token for a passage that answers the question.
+      no: id of the other token; None: the score is the first one's logit alone.
 
     Raises:
-      UserError: as `read_causal_lm`.
+      UserError: as for `read_causal_lm`.
     """
     backbone, params, output = _read_decoder(folder)
     table = params["word_embedding"]["table"] if output is None else output
@@ -111,17 +112,17 @@ def read_answers(folder: Path, yes: int, no: int | None) -> LoadedCrossEncoder:
 
 
 def read_causal_lm(folder: Path, max_question_length: int) -> tuple[CausalLmConfig, Params]:
-    """Reads a decoder with its output layer.
+    """Read a decoder with its output layer.
 
     Args:
-      folder: holds config.json and the weights.
-      max_question_length: of the result.
+      folder: folder with config.json and the weights.
+      max_question_length: `max_question_length` of the result.
 
     Returns:
       The language model's shape, and its parameters as a nested dict of float32 numpy arrays.
 
     Raises:
-      UserError: no decoder, or tensors that are missing, left over or of a wrong shape.
+      UserError: not a decoder, or tensors that are missing, left over or of a wrong shape.
     """
     backbone, params, output = _read_decoder(folder)
     found = CausalLmConfig(backbone, max_question_length, tied=output is None)
@@ -130,7 +131,7 @@ def read_causal_lm(folder: Path, max_question_length: int) -> tuple[CausalLmConf
 
 
 def _read_decoder(folder: Path) -> tuple[RotaryConfig, Params, np.ndarray | None]:
-    """A decoder's shape and parameters, and its output layer's rows [V, D]; None where those are the word embeddings."""
+    """Return a decoder's shape and parameters, and its output layer's rows [V, D]; None if they are the embeddings."""
     config, tensors = open_scorer(folder)
     encoder = import_checkpoint(config, tensors)
     if not isinstance(encoder.config, RotaryConfig) or not encoder.config.causal:
@@ -151,7 +152,7 @@ def _read_decoder(folder: Path) -> tuple[RotaryConfig, Params, np.ndarray | None
 
 
 def export_cross_encoder(config: CrossEncoderConfig, params: Params) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Translates our parameters to a Hugging Face checkpoint, bit for bit.
+    """Translate our parameters to a Hugging Face checkpoint, bit for bit.
 
     config.json also tells sentence-transformers to give raw scores, as we do, instead of their sigmoid.
 
@@ -180,7 +181,7 @@ def export_cross_encoder(config: CrossEncoderConfig, params: Params) -> tuple[di
 
 
 def _below_head(config: Mapping[str, Any], where: str) -> tuple[Backbone, HeadNames]:
-    """The shape of the encoder below a head, and the head's names."""
+    """Return the shape of the encoder below a head, and the head's names."""
     backbone, _ = encoder_shape_of(config, where)
     names = head_names(backbone)
     stated = stated_architecture(config, where)

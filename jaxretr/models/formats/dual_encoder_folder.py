@@ -1,4 +1,4 @@
-"""Where dual encoders come from and go to: our own folder, and the folders of others that can be read."""
+"""Folders of dual encoders: our own, and those of other libraries that can be read."""
 
 import dataclasses
 import json
@@ -47,15 +47,15 @@ _FORMAT = "jaxretr-dual-encoder"
 _VERSION = 1
 
 COMBINED_FORMAT = "jaxretr-combined"
-"""Of the folder that CombinedEncoder.save writes."""
+"""Format name of the folder that CombinedEncoder.save writes."""
 
-# All that a folder of ours may hold, whatever the kind of tokenizer: a folder with anything else is never replaced.
+# All files that a folder of ours may hold, with any kind of tokenizer: a folder with anything else is never replaced.
 _OURS = (
     *(NOTE, _WEIGHTS, "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.*", "merges.txt", "*.model", "chat_template*", adapter_folder.FOLDER, _HEAD),
 )
 
-# What a plain Hugging Face folder does not say.
+# Settings that a plain Hugging Face folder does not state.
 _USE = ("pooling", "normalise", "passage_template", "max_question_length", "max_passage_length")
 
 _MAX_LENGTH = 256
@@ -67,10 +67,10 @@ class Loaded(NamedTuple):
     """The parts of a dual encoder as a folder contains them.
 
     Attributes:
-      config: of the dual encoder.
+      config: configuration of the dual encoder.
       params: laid out as by `init_params`, numpy arrays.
-      tokenizer: the model's.
-      mlm_head: of masked language modelling, as in `EncoderCheckpoint`; None where there is none.
+      tokenizer: tokenizer of the model.
+      mlm_head: head of masked language modelling, as in `EncoderCheckpoint`; None where there is none.
       guessed: names of the settings of `config` that no file states.
     """
 
@@ -89,7 +89,7 @@ def load(
     shared: bool | None = None,
     pooling: Pooling | None = None,
 ) -> Loaded:
-    """Reads any of the supported folders; `DualEncoder.from_pretrained` documents the arguments.
+    """Read any of the supported folders; see `DualEncoder.from_pretrained` for the arguments.
 
     Returns:
       The model's parts.
@@ -121,7 +121,7 @@ def load(
 
 
 def _base_of(folder: Path) -> Path:
-    """The model that an adapter's folder names, relative to the folder, to the working directory, or on the hub."""
+    """Return the model that an adapter's folder names, relative to it, to the working directory, or on the hub."""
     config = read_json(folder, adapter_formats.NOTE)
     name = config.get("base_model_name_or_path") or config.get("model_name") or ""
     try:
@@ -154,13 +154,13 @@ def _with_adapter(loaded: Loaded, folder: Path, base: Path) -> Loaded:
 
 
 def model_folder(folder: Path) -> Path:
-    """Where a run directory holds its model, of masked language modelling a Hugging Face folder; else the folder."""
+    """Return the folder of a run directory's model, in Hugging Face's layout or ours; otherwise the folder itself."""
     holds = any((folder / "model" / name).exists() for name in (NOTE, "config.json"))
     return folder / "model" if holds else folder
 
 
 def check_finished(model: str | Path) -> None:
-    """Raises UserError for the folder of a run that has not written a model yet."""
+    """Raise UserError for the folder of a run that has not written a model yet."""
     folder = Path(model).expanduser()
     restore(folder / "model")
     if (folder / "checkpoints").is_dir() and not (folder / "model").is_dir():
@@ -168,13 +168,13 @@ def check_finished(model: str | Path) -> None:
 
 
 def states_use(path_or_name: str | Path) -> bool:
-    """Whether a model's folder says how it is used: our own note, or files of sentence-transformers."""
+    """Whether a model's folder states its use: by our own note, or by files of sentence-transformers."""
     folder = model_folder(resolve(path_or_name))
     return (folder / NOTE).exists() or sentence_transformers.wrote(folder)
 
 
 def use_note(config: DualEncoderConfig, layout: Layout = "bert", *, separate: bool = False) -> ExportNote:
-    """What a folder of another library's layout must say beside it for the model to be read back as it is."""
+    """Return the note with which a folder in another library's layout is read back as the same model."""
     return ExportNote(
         layout=layout,
         shared=config.shared,
@@ -215,7 +215,7 @@ def _with_towers(loaded: Loaded, shared: bool | None, where: Any) -> Loaded:
         return loaded
     if shared:
         raise UserError(f"{where}: has two towers of different weights; leave shared out or set it to False")
-    # A copy: two towers are trained apart, and donated buffers must not be the same.
+    # A copy: two towers are trained separately, and donated buffers must not be the same.
     params = {"question": params["shared"], "passage": jax.tree.map(np.copy, params["shared"])}
     return loaded._replace(config=dataclasses.replace(config, shared=False), params=params)
 
@@ -244,15 +244,15 @@ def _load_hugging_face(folder: Path, passage_path: Any, tokenizer: Any, pooling:
 
 
 def default_pooling(backbone: Backbone) -> Pooling:
-    """Of an encoder whose folder states none: [CLS]; T5, which has no such token, the mean; the last token of one that sees
-    only what came before."""
+    """Return the pooling for an encoder whose folder states none: the last token if a token sees only what came before
+    it, the mean for T5, which has no [CLS], otherwise [CLS]."""
     if isinstance(backbone, T5EncoderConfig):
         return "mean"
     return "lasttoken" if isinstance(backbone, RotaryConfig) and backbone.causal else "cls"
 
 
 def _default_length(backbone: Backbone) -> int:
-    """Tokens of a text of an encoder whose folder states no limit: as many as it has positions, or T5's in pretraining."""
+    """Return a text's length in tokens if the folder states none: the encoder's positions, or T5's in pretraining."""
     return 512 if isinstance(backbone, T5EncoderConfig) else backbone.max_position_embeddings
 
 
@@ -267,7 +267,7 @@ def _load_cp(file: Path, passage_path: Any, tokenizer: Any) -> Loaded:
 
 
 def _load_sentence_transformers(folder: Path, tokenizer: Any, base: Path | None = None) -> Loaded:
-    """Reads a folder; `base` holds the weights if the folder has none of its own but an adapter."""
+    """Read a folder; `base` holds the weights if the folder has none of its own but an adapter."""
     modules = sentence_transformers.read(folder)
     checkpoint = read_checkpoint(modules.transformer if base in (None, folder) else base)
     loaded = load_tokenizer(tokenizer or modules.transformer)
@@ -293,14 +293,17 @@ def _load_sentence_transformers(folder: Path, tokenizer: Any, base: Path | None 
             _log.warning,
             "%s: embeddings are cut to %d dimensions and then divided by their length, as sentence-transformers does "
             "with encode(..., normalize_embeddings=True)",
-            *(folder, modules.truncate_dim),
+            folder,
+            modules.truncate_dim,
         )
     limit = modules.max_length or min(loaded.model_max_length, _default_length(checkpoint.config))
     if limit > (positions := checkpoint.config.max_position_embeddings):
         note(
             _log.warning,
             "%s: says max_seq_length %d, but the encoder has %d positions; texts are cut there",
-            *(modules.transformer / sentence_transformers.LIMITS, limit, positions),
+            modules.transformer / sentence_transformers.LIMITS,
+            limit,
+            positions,
         )
         limit = positions
     config = _config(
@@ -410,7 +413,7 @@ def _load_export(folder: Path, content: dict[str, Any], tokenizer: Any) -> Loade
     note = read_note(content, str(folder / NOTE))
     question, passage = note.folders(folder)
     if note.layout != "sentence-transformers":
-        # DPR's two kinds of encoder know their side; for a shared tower outside DPR one folder is all there is.
+        # DPR's two kinds of encoder know their side; for a shared tower outside DPR there is only one folder.
         second = passage if note.separate else None
         config, params, loaded, head, _ = _load_hugging_face(question, second, tokenizer, note.pooling)
     else:
@@ -444,12 +447,12 @@ def _check_same_kind(question: DualEncoderConfig, passage: DualEncoderConfig, fo
 
 
 def save(folder: Path, model: Loaded, adapter: adapter_folder.AdapterParts | None) -> None:
-    """Writes our own folder under another name and renames it; `DualEncoder.save` documents it.
+    """Write our own folder under another name and rename it; see `DualEncoder.save`.
 
     Args:
-      folder: where it goes.
-      model: its parts.
-      adapter: its adapters, if it has any.
+      folder: folder of the model.
+      model: parts of the model.
+      adapter: adapters of the model, if it has any.
 
     Raises:
       UserError: the folder holds anything but an older model of this kind, or cannot be written.
@@ -462,7 +465,7 @@ def save(folder: Path, model: Loaded, adapter: adapter_folder.AdapterParts | Non
         with atomic_write(partial / NOTE) as file:
             json.dump(content, file, indent=2)
         _write_tensors(partial / _WEIGHTS, params)
-        # Apart, so that the few megabytes of a relevance module can be taken to another encoder.
+        # Separate, so that the few megabytes of a relevance module can be moved to another encoder.
         if adapter is not None:
             (partial / adapter_folder.FOLDER).mkdir()
             adapter_folder.write(partial / adapter_folder.FOLDER, adapter)
@@ -484,7 +487,7 @@ def _read_head(folder: Path) -> Params | None:
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Writes a tokenizer's files; raises UserError where that fails."""
+    """Write a tokenizer's files; raises UserError where that fails."""
     try:
         tokenizer.save_pretrained(folder)
     except Exception as error:  # The Rust library raises bare Exceptions, also for a full disk.

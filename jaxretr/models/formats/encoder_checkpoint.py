@@ -1,4 +1,4 @@
-"""What is read from a checkpoint of an encoder, of any architecture."""
+"""The content of an encoder's checkpoint, for any architecture."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,20 +11,21 @@ from jaxretr.models.rotary_config import RotaryArchitecture
 Kind = BertArchitecture | RotaryArchitecture | Literal["dpr-question", "dpr-context", "megatron", "t5"]
 
 ACTIVATION_NAMES = {name: name for name in ACTIVATIONS} | {"gelu_python": "gelu", "gelu_pytorch_tanh": "gelu_new"}
-"""Hugging Face's names of activations, and ours."""
+"""Our names of activations by Hugging Face's."""
 
 
 @dataclass(frozen=True)
 class EncoderCheckpoint:
-    """All that was read from an encoder's checkpoint.
+    """Everything that was read from an encoder's checkpoint.
 
     Attributes:
-      config: the encoder's shape.
-      params: the encoder's parameters, nested dict of float32 numpy arrays.
+      config: shape of the encoder.
+      params: parameters of the encoder, nested dict of float32 numpy arrays.
       projection: DPR's linear layer on the [CLS] state, {"kernel": [D, P], "bias": [P]}, or None.
-      mlm_head: {"dense": {"kernel": [D, D], "bias": [D]}, "norm": {"scale": [D], "bias": [D]}, "bias": [V]} of masked
-        language modelling, whose decoder is the word embedding; without the biases that the architecture lacks; or None.
-      kind: what it is.
+      mlm_head: head of masked language modelling, {"dense": {"kernel": [D, D], "bias": [D]}, "norm": {"scale": [D],
+        "bias": [D]}, "bias": [V]}, whose decoder is the word embedding; without the biases that the architecture lacks;
+        or None.
+      kind: kind of the checkpoint.
     """
 
     config: Backbone

@@ -28,7 +28,7 @@ _TASK_CLASSES = re.compile(
 _TASK_HEADS = re.compile(
     r"(pre_classifier|classifier|classification_head|qa_outputs|score|logit_scale|logit_bias)(\..*)?"
 )
-# What ModernBERT's config.json says of heads, and whose values its encoder's reader would refuse.
+# Settings of heads in ModernBERT's config.json, whose values its encoder's reader would refuse.
 _SETTINGS_OF_HEADS = ("classifier_bias", "classifier_activation", "decoder_bias")
 
 _log = logging.getLogger(__name__)
@@ -37,33 +37,34 @@ _log = logging.getLogger(__name__)
 def read_checkpoint(
     folder: str | Path, *, expect: Literal["dpr-question", "dpr-context"] | None = None
 ) -> EncoderCheckpoint:
-    """Reads a Hugging Face folder: the encoder and whatever follows it.
+    """Read a Hugging Face folder: the encoder and anything that follows it.
 
-    A head for another task, of which a retriever has no use, is left out, with a line in the log.
+    A head for another task, which a retriever does not need, is left out, with a line in the log.
 
     Args:
-      folder: holds config.json and the weights.
-      expect: the tower that is wanted of a DPR model.
+      folder: folder with config.json and the weights.
+      expect: tower that is expected in a DPR model; None: any.
 
     Raises:
-      UserError: an unknown architecture, the other tower, a missing or broken file, or tensors that are missing, left over
-        or of a wrong shape.
+      UserError: an unknown architecture, the other tower, a missing or broken file, or tensors that are missing, left
+        over or of a wrong shape.
     """
     config, tensors = read_json(folder, "config.json"), TensorFiles.open(folder)
     bare = without_task(config, tensors.where)
-    # ModernBERT's classifier has a dense layer by the names of its head of masked language modelling.
+    # ModernBERT's classifier has a dense layer with the names of its head of masked language modelling.
     heads = _TASK_HEADS if bare is config else re.compile(rf"{_TASK_HEADS.pattern}|head\..*")
     if left_out := [name for name in tensors.names if heads.fullmatch(name)]:
         note(
             _log.warning,
             "%s: an encoder is read, and what follows it is left out: %s (load_scorer reads cross-encoders)",
-            *(tensors.where, some_names(left_out)),
+            tensors.where,
+            some_names(left_out),
         )
     return import_checkpoint(bare, tensors.select(lambda name: not heads.fullmatch(name)), expect=expect)
 
 
 def without_task(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """A config.json of an encoder with a head for another task, as if it were of the encoder alone; others as they are."""
+    """Return the config.json of an encoder without its head for another task; any other unchanged."""
     if not _TASK_CLASSES.fullmatch(stated_architecture(config, where)):
         return config
     return {name: value for name, value in config.items() if name not in (*_SETTINGS_OF_HEADS, "architectures")}
@@ -72,7 +73,7 @@ def without_task(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 def import_checkpoint(
     config: Mapping[str, Any], tensors: TensorFiles, *, expect: Literal["dpr-question", "dpr-context"] | None = None
 ) -> EncoderCheckpoint:
-    """`read_checkpoint` of a parsed config.json and of tensors."""
+    """`read_checkpoint` for a parsed config.json and tensors."""
     if rotary_params.reads(config, tensors.where):
         return rotary_params.import_rotary(config, tensors)
     if t5_encoder_params.reads(config, tensors.where):
@@ -82,16 +83,16 @@ def import_checkpoint(
 
 
 def read(folder: str | Path) -> tuple[Backbone, Params]:
-    """Reads the encoder of a Hugging Face folder.
+    """Read the encoder of a Hugging Face folder.
 
     Args:
-      folder: holds config.json and the weights.
+      folder: folder with config.json and the weights.
 
     Returns:
       The encoder's shape, and its parameters as a nested dict of float32 numpy arrays.
 
     Raises:
-      UserError: as `read_checkpoint`; also where a projection follows the encoder, which must not get lost.
+      UserError: as for `read_checkpoint`; also where a projection follows the encoder, which must not get lost.
     """
     checkpoint = read_checkpoint(folder)
     if checkpoint.projection is not None:
@@ -100,7 +101,7 @@ def read(folder: str | Path) -> tuple[Backbone, Params]:
 
 
 def encoder_shape_of(config: Mapping[str, Any], where: str) -> tuple[Backbone, int]:
-    """The shape that a config.json states, and the size of DPR's projection, 0 without; UserError names `where`."""
+    """Return the shape that a config.json states, and DPR's projection size, 0 without; UserError names `where`."""
     config = without_task(config, where)
     if rotary_params.reads(config, where):
         return rotary_params.rotary_shape(config, where), 0
@@ -129,14 +130,14 @@ def export_encoder(
     prefix: str = "",
     projection: Params | None = None,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Translates our parameters to a Hugging Face checkpoint, bit for bit.
+    """Translate our parameters to a Hugging Face checkpoint, bit for bit.
 
     Args:
-      backbone: the encoder's shape.
-      params: its parameters, a nested dict of arrays.
-      mlm_head: of masked language modelling, where the architecture has one.
-      prefix: as for `bert_params.export_bert`.
-      projection: DPR's.
+      backbone: shape of the encoder.
+      params: parameters of the encoder, a nested dict of arrays.
+      mlm_head: head of masked language modelling, where the architecture has one.
+      prefix: prefix of the encoder's tensors, as for `bert_params.export_bert`.
+      projection: projection of a DPR model.
 
     Returns:
       The content of config.json, and the tensors of model.safetensors by name.
@@ -149,7 +150,7 @@ def export_encoder(
 
 
 def check_sizes(backbone: Backbone, where: str, *, bag_of_words: bool = False) -> None:
-    """Raises UserError, which names `where`, for sizes that no encoder has; a `bag_of_words` may be without layers."""
+    """Raise UserError, which names `where`, for sizes that no encoder has; a `bag_of_words` may have no layers."""
     if isinstance(backbone, BertConfig):
         bert_params.check_sizes(backbone, where, bag_of_words=bag_of_words)
     elif isinstance(backbone, RotaryConfig):
@@ -159,7 +160,7 @@ def check_sizes(backbone: Backbone, where: str, *, bag_of_words: bool = False) -
 
 
 def names_of(backbone: Backbone) -> Names | RotaryNames | T5Names:
-    """The names that a shape's folder has."""
+    """Return the names in a shape's folder."""
     if isinstance(backbone, BertConfig):
         return bert_names.names_of(backbone)
     if isinstance(backbone, RotaryConfig):
@@ -168,12 +169,12 @@ def names_of(backbone: Backbone) -> Names | RotaryNames | T5Names:
 
 
 def loading_class(backbone: Backbone) -> str:
-    """The class of transformers that loads such an encoder's folder; for T5's, AutoModel would add a decoder."""
+    """Return the class of transformers that loads such an encoder's folder; for T5's, AutoModel would add a decoder."""
     return t5_encoder_params.ENCODER if isinstance(backbone, T5EncoderConfig) else "AutoModel"
 
 
 def display_name(backbone: Backbone) -> str:
-    """What people call such an encoder."""
+    """Return the usual name of such an encoder."""
     if isinstance(backbone, BertConfig):
         return bert_names.display_name(backbone)
     if isinstance(backbone, T5EncoderConfig):

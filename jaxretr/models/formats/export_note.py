@@ -1,7 +1,7 @@
-"""What `jaxretr export` notes in jaxretr.json next to the files of another library's layout.
+"""The note of `jaxretr export` in jaxretr.json, next to the files of another library's layout.
 
-Those layouts cannot say everything: which folder is which tower, how a passage's title and text become one text, and in
-a plain Hugging Face folder neither pooling nor lengths. With the note an export is read back as it was.
+Those layouts cannot state everything: which folder is which tower, how a passage's title and text become one text, and
+a plain Hugging Face folder states neither pooling nor lengths. With the note an export is read back unchanged.
 """
 
 import dataclasses
@@ -25,12 +25,12 @@ Layout = Literal["bert", "dpr", "sentence-transformers"]
 
 @dataclass(frozen=True, kw_only=True)
 class ExportNote:
-    """The content of jaxretr.json. What the layout's own files state is None here, so that nothing is stated twice."""
+    """The content of jaxretr.json. Settings that the layout's own files state are None: nothing is stated twice."""
 
     layout: Layout
     shared: bool
     separate: bool
-    """Each tower lies in a folder of its own, question/ and passage/; with `shared` both hold the same weights."""
+    """Whether each tower has its own folder, question/ and passage/; with `shared` both hold the same weights."""
     passage_template: Literal["pair", "joined"]
     query_prompt: str | None = None
     passage_prompt: str | None = None
@@ -42,11 +42,11 @@ class ExportNote:
     max_passage_length: int | None = None
 
     def folders(self, folder: Path) -> tuple[Path, Path]:
-        """The question tower's folder and the passage tower's, the same one if they are not separate."""
+        """Return the question tower's folder and the passage tower's, the same one if they are not separate."""
         return (folder / "question", folder / "passage") if self.separate else (folder, folder)
 
     def stated(self) -> dict[str, Any]:
-        """The settings of `DualEncoderConfig` that only this note states."""
+        """Return the settings of `DualEncoderConfig` that only this note states."""
         names = (
             "passage_template",
             "query_prompt",
@@ -61,14 +61,14 @@ class ExportNote:
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def write(self, folder: Path) -> None:
-        """Writes jaxretr.json."""
+        """Write jaxretr.json."""
         content = {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
         with atomic_write(folder / NOTE) as file:
             json.dump({"format": FORMAT, "version": _VERSION, "export": content}, file, indent=2)
 
 
 def read_note(content: Mapping[str, Any], where: str) -> ExportNote:
-    """Reads the parsed jaxretr.json of an export.
+    """Read the parsed jaxretr.json of an export.
 
     Args:
       content: the parsed JSON object.

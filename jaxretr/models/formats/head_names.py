@@ -1,4 +1,4 @@
-"""What classification heads are called in a Hugging Face folder, by the architecture of the encoder below them."""
+"""Names of classification heads in Hugging Face folders, by the architecture of the encoder below them."""
 
 from dataclasses import dataclass, replace
 
@@ -14,9 +14,9 @@ class HeadNames:
     """The head that transformers puts on an architecture.
 
     Attributes:
-      cls: the class in transformers.
-      prefix: of the encoder's tensors in that class.
-      shape: what it computes.
+      cls: class in transformers.
+      prefix: prefix of the encoder's tensors in that class.
+      shape: shape of the head.
       out: name of its last layer.
       dense: name of the dense layer before that, if there is one.
       norm: name of its LayerNorm, if there is one.
@@ -30,7 +30,7 @@ class HeadNames:
     norm: str = ""
 
     def rows(self, shape: HeadShape) -> list[Row]:
-        """The head's table of names."""
+        """Return the head's table of names."""
         parts = [("out", self.out, shape.out_bias)]
         if shape.dense:
             parts.append(("dense", self.dense, shape.dense_bias))
@@ -45,12 +45,12 @@ class HeadNames:
 
 
 def _with_pooler(cls: str, prefix: str) -> HeadNames:
-    """BERT's pooler, which is the encoder's by name, and a linear layer."""
+    """Return the names of BERT's pooler, which the encoder's name precedes, and a linear layer."""
     return HeadNames(cls, prefix, HeadShape(), "classifier", dense=f"{prefix}pooler.dense")
 
 
 _ROBERTA = HeadNames(
-    *("RobertaForSequenceClassification", "roberta.", HeadShape(), "classifier.out_proj"), dense="classifier.dense"
+    "RobertaForSequenceClassification", "roberta.", HeadShape(), "classifier.out_proj", dense="classifier.dense"
 )
 
 HEADS: dict[str, HeadNames] = {
@@ -61,21 +61,29 @@ HEADS: dict[str, HeadNames] = {
     "camembert": replace(_ROBERTA, cls="CamembertForSequenceClassification"),
     "mpnet": replace(_ROBERTA, cls="MPNetForSequenceClassification", prefix="mpnet."),
     "distilbert": HeadNames(
-        *("DistilBertForSequenceClassification", "distilbert.", HeadShape(activation="relu"), "classifier"),
+        "DistilBertForSequenceClassification",
+        "distilbert.",
+        HeadShape(activation="relu"),
+        "classifier",
         dense="pre_classifier",
     ),
     "modernbert": HeadNames(
-        *("ModernBertForSequenceClassification", "model."),
+        "ModernBertForSequenceClassification",
+        "model.",
         HeadShape(activation="gelu", dense_bias=False, norm_eps=1e-5),
-        *("classifier", "head.dense", "head.norm"),
+        "classifier",
+        "head.dense",
+        "head.norm",
     ),
     "nomic_bert": _with_pooler("NomicBertForSequenceClassification", "nomic_bert."),
     "gte": _with_pooler("GteForSequenceClassification", "gte."),
     "new": _with_pooler("NewForSequenceClassification", "new."),
     **{
         name: HeadNames(
-            *(f"{cls}ForSequenceClassification", "model."),
-            *(HeadShape(pooling="lasttoken", dense=False, out_bias=False), "score"),
+            f"{cls}ForSequenceClassification",
+            "model.",
+            HeadShape(pooling="lasttoken", dense=False, out_bias=False),
+            "score",
         )
         for name, cls in (
             ("qwen2", "Qwen2"),
@@ -86,18 +94,18 @@ HEADS: dict[str, HeadNames] = {
         )
     },
 }
-"""By the names of `BertConfig.architecture` and `RotaryConfig.architecture`."""
+"""Names of heads by `BertConfig.architecture` and `RotaryConfig.architecture`."""
 
 
 def head_names(backbone: Backbone) -> HeadNames | None:
-    """The head that goes on an encoder; None for T5's, which has none."""
+    """Return the names of the head that goes on an encoder; None for T5's, which has none."""
     if isinstance(backbone, BertConfig):
         return HEADS["megatron" if backbone.pre_layer_norm else backbone.architecture]
     return HEADS[backbone.architecture] if isinstance(backbone, RotaryConfig) else None
 
 
 def default_head(backbone: Backbone) -> HeadShape | None:
-    """The shape of the head that transformers puts on an encoder; None where it has none."""
+    """Return the shape of the head that transformers puts on an encoder; None where it has none."""
     names = head_names(backbone)
     if names is None or not isinstance(backbone, RotaryConfig) or names.shape.norm_eps is None:
         return None if names is None else names.shape

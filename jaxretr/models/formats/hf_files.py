@@ -20,13 +20,14 @@ from jaxretr.storage.copies import local_folder
 from jaxretr.storage.files import atomic_write, restore
 from jaxretr.storage.paths import as_path, is_remote
 
-# Weights come on top, in safetensors if the model has them: a hub repository often holds five other formats as well.
-# fnmatch's star also matches "/", so the first line takes 1_Pooling/config.json too.
+# Patterns of the files to download, besides the weights, which are in safetensors if the model has them: a hub
+# repository often holds five other formats as well. fnmatch's star also matches "/", so the first line includes
+# 1_Pooling/config.json too.
 _HUB_FILES = [
     *("*.json", "*.txt", "*.model", "model*.safetensors", "[0-9]_*/*.safetensors", "[0-9]_*/*.bin"),
     *("question/*.safetensors", "passage/*.safetensors"),  # The towers of `jaxretr export`.
     "part-[0-9]*/*.safetensors",  # The parts of a combined encoder.
-    # Relevance modules (ours, PEFT's, adapter-transformers'), and what domain modules need.
+    # Relevance modules (ours, PEFT's, adapter-transformers'), and the files that domain modules need.
     *(
         "adapter*.safetensors",
         "adapter/*.safetensors",
@@ -43,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _FOREIGN_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "model.onnx", "rust_model.ot", "*.gguf", "*.ckpt*")
-# By suffix: what a file is, and what to do with it.
+# Kind of a file by its suffix, and what to do with it.
 _SAVE = "save it with transformers' save_pretrained, and give that folder"
 _FILES = {
     ".gguf": (
@@ -64,7 +65,7 @@ _LFS_POINTER = b"version https://git-lfs"
 
 
 def resolve(path_or_name: str | Path) -> Path:
-    """Finds a model folder: an existing one, else the Hugging Face hub's model of that name, downloaded or cached.
+    """Find a model folder: an existing one, otherwise the Hugging Face hub's model of that name, downloaded or cached.
 
     Args:
       path_or_name: a folder, one in a bucket (gs://... or s3://...), or a hub name such as
@@ -95,7 +96,7 @@ def resolve(path_or_name: str | Path) -> Path:
 
 
 def refuse_file(path: Path) -> None:
-    """Raises UserError for a file that is known to be no model by itself, by its first bytes or its suffix."""
+    """Raise UserError for a file that is known not to be a model, by its first bytes or its suffix."""
     try:
         with open(path, "rb") as file:
             start = file.read(4)
@@ -145,7 +146,7 @@ def _download(name: str) -> Path:
             f"{nowhere} the Hugging Face hub cannot be reached and holds no cached copy here; "
             "give a model folder, or connect and try again"
         ) from error
-    except Exception as error:  # Whatever else the hub's client raises (it has a dozen kinds), the remedy is the same.
+    except Exception as error:  # The hub's client raises a dozen other kinds, which all have the same remedy.
         raise UserError(
             f"{nowhere} the download from the Hugging Face hub failed ({_first_line(error)}); "
             "try again, or give a model folder"
@@ -153,7 +154,7 @@ def _download(name: str) -> Path:
 
 
 def read_json(folder: str | Path, name: str) -> dict[str, Any]:
-    """Reads one JSON object of a model folder.
+    """Read one JSON object of a model folder.
 
     Args:
       folder: the model folder.
@@ -163,7 +164,7 @@ def read_json(folder: str | Path, name: str) -> dict[str, Any]:
       The parsed object.
 
     Raises:
-      UserError: the file is missing, unreadable, broken (with its line) or no JSON object.
+      UserError: the file is missing, unreadable, broken (with its line) or not a JSON object.
     """
     path = Path(folder) / name
     try:
@@ -189,7 +190,7 @@ def read_json(folder: str | Path, name: str) -> dict[str, Any]:
 
 
 def stated_architecture(config: Mapping[str, Any], where: str) -> str:
-    """The first of a config.json's `architectures`, or an empty string; UserError names `where`."""
+    """Return the first of a config.json's `architectures`, or an empty string; UserError names `where`."""
     stated = config.get("architectures") or [""]
     if not isinstance(stated, list) or not all(isinstance(name, str) for name in stated):
         raise UserError(
@@ -199,7 +200,7 @@ def stated_architecture(config: Mapping[str, Any], where: str) -> str:
 
 
 def config_fields(config: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Takes the named values out of a config.json; an absent or null one has its default, as in transformers.
+    """Take the named values from a config.json; an absent or null one has its default, as in transformers.
 
     Args:
       config: the parsed config.json.
@@ -221,7 +222,7 @@ def config_fields(config: Mapping[str, Any], defaults: Mapping[str, Any], where:
             raise UserError(f"{where}: '{name}' must be {type(default).__name__}, not {value!r}; correct config.json")
         if isinstance(value, int | float) and value < 0:
             raise UserError(f"{where}: '{name}' must not be negative, but is {value}; correct config.json")
-        if isinstance(value, int | float) and not value < 2**63:  # Of a NaN, too.
+        if isinstance(value, int | float) and not value < 2**63:  # Also true for a NaN.
             raise UserError(f"{where}: '{name}' is {str(value)[:40]}, which no model has; correct config.json")
         fields[name] = value
     return fields
@@ -246,7 +247,7 @@ class TensorFiles:
 
     @classmethod
     def open(cls, folder: str | Path) -> "TensorFiles":
-        """Opens model.safetensors or pytorch_model.bin of a folder, or the shards that their index names.
+        """Open model.safetensors or pytorch_model.bin of a folder, or the shards that their index names.
 
         Raises:
           UserError: no weights, a shard is missing, a file is truncated, a Git LFS pointer or no checkpoint.
@@ -278,14 +279,14 @@ class TensorFiles:
 
     @classmethod
     def open_file(cls, path: Path) -> "TensorFiles":
-        """Opens one file, .safetensors or what torch saved; raises UserError as `open` does."""
+        """Open one file, .safetensors or one that torch saved; raises UserError as `open` does."""
         if not path.is_file():
             raise UserError(f"{path}: no such file; copy the folder again")
         return cls(_open_file(path), str(path))
 
     @classmethod
     def of(cls, arrays: Mapping[str, Any], where: str) -> "TensorFiles":
-        """Wraps tensors that are in memory, numpy's or torch's.
+        """Wrap tensors that are in memory, numpy's or torch's.
 
         Raises:
           UserError: one of them is not a tensor.
@@ -302,23 +303,23 @@ class TensorFiles:
 
     @property
     def names(self) -> list[str]:
-        """All names, sorted."""
+        """Return all names, sorted."""
         return sorted(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of one tensor, from the file's header."""
+        """Return the shape of one tensor, from the file's header."""
         return self._tensors[name].shape
 
     def check_sizes(self, sizes: Mapping[str, int], source: str) -> None:
-        """Refuses sizes that are far from any tensor here, before anything is made of that size.
+        """Refuse sizes that are far from any tensor here, before anything of that size is allocated.
 
         Args:
-          sizes: of the model, by the name of the setting; a number of layers may also be one of tensors.
+          sizes: sizes of the model, by the name of the setting; a number of layers may also be a number of tensors.
           source: the file that states them, for errors.
 
         Raises:
-          UserError: one is 16 times as large as every axis of every tensor; what is nearer, a comparison of all
-            shapes explains better.
+          UserError: a size is 16 times as large as every axis of every tensor; smaller differences are better explained
+            by a comparison of all shapes.
         """
         longest = max((size for tensor in self._tensors.values() for size in tensor.shape), default=0)
         for name, size in sizes.items():
@@ -330,20 +331,20 @@ class TensorFiles:
                 )
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor; float16 and bfloat16 are widened to float32."""
+        """Read one tensor; float16 and bfloat16 are widened to float32."""
         return self._tensors[name].read()
 
     def rename(self, new_name: Callable[[str], str]) -> "TensorFiles":
-        """The same tensors under other names."""
+        """Return the same tensors under other names."""
         return TensorFiles({new_name(name): tensor for name, tensor in self._tensors.items()}, self.where)
 
     def select(self, keep: Callable[[str], bool]) -> "TensorFiles":
-        """Only the tensors whose name is to be kept."""
+        """Return only the tensors whose name is to be kept."""
         return TensorFiles({name: tensor for name, tensor in self._tensors.items() if keep(name)}, self.where)
 
 
 def open_scorer(folder: str | Path) -> tuple[dict[str, Any], TensorFiles]:
-    """The config.json and the tensors of a scorer; an adapter beside them is not applied, which the log says."""
+    """Return the config.json and the tensors of a scorer; an adapter beside them is not applied, which is logged."""
     if (Path(folder) / "adapter_config.json").exists():
         note(
             _log.warning,
@@ -388,8 +389,8 @@ def _open_safetensors(path: Path) -> dict[str, _Tensor]:
     }
 
 
-# What no training program leaves in a checkpoint. weights_only runs none of it, nor anything that is not listed here;
-# but a file that tries cannot be trusted.
+# Globals that no training program leaves in a checkpoint. weights_only runs none of them, nor anything that is not
+# listed here; but a file that tries cannot be trusted.
 _RUN_CODE = re.compile(
     r"(os|posix|nt|subprocess|pty|runpy|importlib|shutil|socket|ctypes|webbrowser|code|pip)(\.\w+)+"
     r"|(__builtin__|builtins)\.(eval|exec|compile|open|breakpoint|__import__)"
@@ -397,7 +398,7 @@ _RUN_CODE = re.compile(
 
 
 class _Inert:
-    """Stands in for any class that a checkpoint mentions beside its tensors; does nothing with what it is given."""
+    """Stand-in for any class that a checkpoint mentions beside its tensors; ignores its arguments."""
 
     def __new__(cls, *_: Any, **__: Any) -> "_Inert":
         return super().__new__(cls)
@@ -410,15 +411,15 @@ class _Inert:
 
 
 def load_torch(path: str | Path, *, ignore_objects: bool = False) -> Any:
-    """Reads a file of torch.save without running anything that is in it (weights_only).
+    """Read a file of torch.save without running anything in it (weights_only).
 
     Args:
       path: the file.
-      ignore_objects: a training checkpoint may hold options, enums and the like, whose classes weights_only refuses;
-        True replaces each by an inert object.
+      ignore_objects: whether to replace options, enums and the like in a training checkpoint, whose classes
+        weights_only refuses, by inert objects.
 
     Returns:
-      What was saved, with torch tensors, memory-mapped where the file's format allows it.
+      The saved object, with torch tensors, memory-mapped where the file's format allows it.
 
     Raises:
       UserError: torch is not installed, or the file is not a checkpoint, truncated, holds refused objects, or tries to
@@ -463,18 +464,18 @@ def _first_line(error: BaseException) -> str:
 
 
 def some_names(names: list[str]) -> str:
-    """Up to five names, and how many more there are."""
+    """Return up to five names, and the number of the others."""
     rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + rest
 
 
 def write_safetensors(path: str | Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
-    """Writes tensors to a .safetensors file, which appears only when it is complete.
+    """Write tensors to a .safetensors file, which appears only when it is complete.
 
     Args:
       path: the file.
       tensors: name -> array, of any dtype of safetensors (bfloat16 included).
-      metadata: text to keep with them; transformers asks for {"format": "pt"}.
+      metadata: text to store with them; transformers requires {"format": "pt"}.
 
     Raises:
       UserError: the file cannot be written.
@@ -486,9 +487,9 @@ def write_safetensors(path: str | Path, tensors: Mapping[str, np.ndarray], metad
     with atomic_write(path, "wb") as file:
         mode = os.stat(file.name).st_mode
         try:
-            # By name: safetensors then streams to the disk, where its `save` would double the memory.
+            # Given by name, so that safetensors streams to the disk, where its `save` would double the memory.
             save_file(contiguous, os.fspath(file.name), metadata=dict(metadata))
-            os.chmod(file.name, mode)  # safetensors makes files that only their owner reads
+            os.chmod(file.name, mode)  # safetensors creates files that only their owner can read
         except SafetensorError as error:
             raise UserError(
                 f"{path}: cannot be written ({_first_line(error)}); free some space there or choose another place"

@@ -1,4 +1,4 @@
-"""Writing a Hugging Face folder: config.json, model.safetensors, tokenizer."""
+"""Writes a Hugging Face folder: config.json, model.safetensors, tokenizer."""
 
 import json
 from collections.abc import Mapping
@@ -14,18 +14,18 @@ from jaxretr.storage.files import atomic_write
 def write_folder(
     folder: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray], tokenizer: Any, dtype: str = "float32"
 ) -> None:
-    """Writes a model that `transformers` loads.
+    """Write a model that `transformers` loads.
 
     Args:
-      folder: created when missing; its files are replaced.
+      folder: folder of the model, created when missing; its files are replaced.
       config: the content of config.json.
-      tensors: by Hugging Face's names.
-      tokenizer: saved next to the weights.
-      dtype: of the stored tensors; "float16" halves the size of a small model that ships with the package.
+      tensors: tensors by Hugging Face's names.
+      tokenizer: tokenizer to save next to the weights.
+      dtype: type of the stored tensors; "float16" halves the size of a small model that ships with the package.
     """
     folder.mkdir(parents=True, exist_ok=True)
     stored = {name: np.ascontiguousarray(tensor.astype(dtype)) for name, tensor in tensors.items()}
-    # Those that config.json does not have yet; for some architectures transformers has others by default.
+    # Settings that config.json does not have yet; for some architectures transformers has other defaults.
     ids = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     stated = config if "pad_token_id" in config else {**config, **ids}
     with atomic_write(folder / "config.json") as file:

@@ -1,4 +1,4 @@
-"""The shapes of models without their weights: from a folder's config.json, the hub's cache, or a table of known names."""
+"""The shapes of models without their weights: from config.json, the hub's cache, or a table of known names."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from jaxretr.models.formats.t5_params import t5_shape
 from jaxretr.models.t5 import T5Config
 from jaxretr.models.t5_encoder_config import T5EncoderConfig
 
-# What their config.json on the hub says: so much is public, and nothing need be fetched to plan a run.
+# Content of their config.json on the hub, which is public, so that nothing need be fetched to plan a run.
 _BERT_BASE = BertConfig()
 _LARGE: dict[str, Any] = {
     "hidden_size": 1024,
@@ -45,7 +45,7 @@ _MPNET = dataclasses.replace(NAMES["mpnet"].defaults, layer_norm_eps=1e-5)
 _T5_ENCODER_BASE = T5EncoderConfig(d_model=768, d_ff=3072, num_layers=12, num_heads=12)
 _T5_ENCODER_LARGE = T5EncoderConfig(d_model=1024, d_ff=4096, num_layers=24, num_heads=16)
 _T5_ENCODER_XL = T5EncoderConfig(d_model=1024, d_kv=128, d_ff=16384, num_layers=24, num_heads=32)
-# By their config.json, as of the hub's models, without what is transformers' default.
+# Shapes by the config.json of the hub's models, without transformers' defaults.
 _MODERNBERT: dict[str, Any] = {"model_type": "modernbert"}
 _QWEN3: dict[str, Any] = {
     "model_type": "qwen3",
@@ -148,11 +148,11 @@ def encoder_shape(
     shared: bool | None = None,
     pooling: Pooling | None = None,
 ) -> DualEncoderConfig:
-    """The configuration of what `DualEncoder.from_pretrained` loads, without reading weights where config.json tells.
+    """Return the configuration that `DualEncoder.from_pretrained` loads, from config.json without weights if possible.
 
     Args:
-      path: as there, or one of KNOWN_ENCODERS.
-      passage_path: as there; of the second tower nothing is read, for both have one shape.
+      path: as for `DualEncoder.from_pretrained`, or one of KNOWN_ENCODERS.
+      passage_path: as there; nothing is read of the second tower, as both have one shape.
       shared: as there.
       pooling: as there.
 
@@ -164,7 +164,7 @@ def encoder_shape(
     if folder is not None and is_ours(folder):
         config = DualEncoderConfig.from_json(read_json(folder, NOTE)["config"], str(folder / NOTE))
     elif file.is_file() or (folder is not None and (states_use(folder) or adapter_formats.kind_of(folder))):
-        # On the host alone, and small: what such a folder consists of shows when it is read.
+        # Loaded on the host only, and small: the content of such a folder is known only when it is read.
         return load(path, passage_path=passage_path, shared=shared, pooling=pooling).config
     else:
         backbone, projection = _backbone(path)
@@ -180,25 +180,25 @@ def encoder_shape(
 
 
 def vocabulary_of(path: str) -> int:
-    """Entries of the vocabulary of a model's tokenizer; those of the model if the tokenizer is not available."""
+    """Return the number of entries of a model's tokenizer; the model's own number if the tokenizer is not available."""
     return vocabulary_size(load_tokenizer(path)) if Path(path).expanduser().is_dir() else _backbone(path)[0].vocab_size
 
 
 def scorer_shape(path: str) -> T5Config:
-    """The shape of a T5.
+    """Return the shape of a T5.
 
     Args:
       path: a Hugging Face folder, a hub name, or one of KNOWN_T5S.
 
     Raises:
-      UserError: as `encoder_shape`; or no T5.
+      UserError: as for `encoder_shape`; or not a T5.
     """
     found = _config_json(path, KNOWN_T5S)
     return found if isinstance(found, T5Config) else t5_shape(found, path)
 
 
 def holds_t5(path: str) -> bool:
-    """Whether a model is neither a cross-encoder nor a causal language model; `path` as `scorer_shape` takes it."""
+    """Whether a model is neither a cross-encoder nor a causal language model; `path` as for `scorer_shape`."""
     found = _config_json(path, KNOWN_T5S)
     return isinstance(found, T5Config) or not (is_cross_encoder(found, path) or is_causal_lm(found, path))
 
@@ -209,7 +209,7 @@ def _backbone(path: str) -> tuple[Backbone, int]:
 
 
 def _config_json(path: str, known: Mapping[str, Any]) -> Any:
-    """The parsed config.json of a folder or of a hub's model; a known model's shape."""
+    """Return the parsed config.json of a folder or of a hub's model, or a known model's shape."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return read_json(model_folder(folder), "config.json")
@@ -229,5 +229,5 @@ def _config_json(path: str, known: Mapping[str, Any]) -> Any:
         return read_json(Path(hub.hf_hub_download(path, "config.json", etag_timeout=10)).parent, "config.json")
     except UserError:
         raise
-    except Exception as error:  # Of the hub's client's dozen kinds each means that the shape cannot be had.
+    except Exception as error:  # Each of the hub's client's dozen kinds means that the shape is unavailable.
         raise unknown from error

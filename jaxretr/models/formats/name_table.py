@@ -25,7 +25,8 @@ class Row:
       ours: path of our parameter, such as "layers/query/kernel".
       theirs: name of their tensor; "{}" stands for the layer's number where ours has a leading [layers] axis.
       transposed: whether their matrix is [out, in], as torch keeps it, and ours [in, out].
-      skipped: first rows of theirs that mean nothing; ours has none of them, and zeros are written in their place.
+      skipped: number of first rows of theirs without a meaning; ours has none of them, and zeros are written in their
+        place.
       part: (number, count): ours is this one of so many equal parts of theirs along its first axis.
       first_layer: their first layer has no such tensor; ours has this value everywhere, which nothing reads.
     """
@@ -38,13 +39,13 @@ class Row:
     first_layer: float | None = None
 
     def names(self, layers: int) -> list[str]:
-        """Their names: one a layer, or one."""
+        """Return their names: one per layer, or one."""
         if "{}" not in self.theirs:
             return [self.theirs]
         return [self.theirs.format(layer) for layer in range(self.first_layer is not None, layers)]
 
     def of_theirs(self, tensor: np.ndarray) -> np.ndarray:
-        """What ours is of their tensor."""
+        """Return our part of their tensor, in our layout."""
         number, count = self.part
         rows = len(tensor) // count
         tensor = tensor[number * rows : (number + 1) * rows] if count > 1 else tensor[self.skipped :]
@@ -52,7 +53,7 @@ class Row:
 
 
 Place = Callable[[str, np.ndarray], Any]
-"""Takes a parameter's dotted name and its array, and gives what is kept instead."""
+"""Function that takes a parameter's dotted name and its array, and returns the value that is kept instead."""
 
 
 def read_rows(
@@ -64,16 +65,16 @@ def read_rows(
     dtype: Any,
     place: Place | None = None,
 ) -> Params:
-    """Reads a checkpoint into our parameters, tensor by tensor, so that little more than the result is in memory.
+    """Read a checkpoint into our parameters, tensor by tensor, so that little more than the result is in memory.
 
     Args:
       rows: the table; together the rows fill every parameter of `shapes`.
       shapes: our parameters as ShapeDtypeStructs (only their shapes count), a nested dict.
       tensors: the checkpoint.
-      ignored: matches the names of tensors that may be there and are not needed.
+      ignored: pattern for the names of tensors that may exist and are not needed.
       dtype: numpy dtype of the result.
-      place: called with the dotted name and the array of each parameter as soon as it is read; what it returns is kept in
-        the array's place, so that the host need not hold all of them.
+      place: called with the dotted name and the array of each parameter as soon as it is read; its result is kept
+        instead of the array, so that the host need not hold all of them.
 
     Returns:
       A nested dict of numpy arrays, or of what `place` returned.
@@ -127,7 +128,7 @@ def _check_names(needed: set[str], tensors: TensorFiles, ignored: re.Pattern[str
 
 
 def write_rows(rows: Iterable[Row], params: Params) -> dict[str, np.ndarray]:
-    """The reverse of `read_rows`: our parameters as contiguous arrays under their names."""
+    """Return our parameters as contiguous arrays under their names; the reverse of `read_rows`."""
     flat = flatten_dict(params, sep="/")
     tensors: dict[str, list[np.ndarray]] = {}
     for row in sorted(rows, key=lambda row: row.part):

@@ -1,4 +1,4 @@
-"""How architectures with rotary positions call their tensors and settings in a Hugging Face folder."""
+"""Names of tensors and settings in Hugging Face folders, for architectures with rotary positions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,22 +10,23 @@ from jaxretr.models.rotary_config import RotaryArchitecture, RotaryConfig
 
 @dataclass(frozen=True)
 class RotaryNames:
-    """What an architecture's folder looks like.
+    """Names in an architecture's folder.
 
     Attributes:
-      encoder: the class in transformers, or of the code on the hub.
-      classes: other classes whose encoder is the same; what else they have is not read.
-      prefixes: of the encoder's tensors in all of these; the first is that of `encoder`'s own folder.
+      encoder: class of the encoder in transformers, or in the code on the hub.
+      classes: other classes with the same encoder; everything else in them is not read.
+      prefixes: prefixes of the encoder's tensors in all of these; the first is that of `encoder`'s own folder.
       words: name of the word embeddings.
-      tensors: our names -> theirs, of the encoder's; kernels, biases, scales and tables alike, without their endings.
-      fused: theirs -> ours, one after the other, of tensors that hold several of our kernels; by transformers' own names of
-        the modules these are separate.
+      tensors: our names of the encoder's tensors -> theirs; kernels, biases, scales and tables alike, without their
+        endings.
+      fused: their names of tensors that hold several of our kernels -> ours, in order; in transformers' modules these
+        kernels are separate.
       modules: our names of the layers' dense parts -> the modules' in the class, within a layer, as PEFT names them.
-      layer: what precedes those, with "{}" for the layer's number.
-      stored_layer: the same in the folder's tensors.
-      defaults: what transformers assumes where a config.json is silent.
+      layer: prefix of these names, with "{}" for the layer's number.
+      stored_layer: the same prefix in the folder's tensors.
+      defaults: values that transformers assumes where a config.json is silent.
       settings: our names of settings -> theirs, in the newest dialect first.
-      constants: what config.json must say, or leave out.
+      constants: values that config.json must state, or leave out.
       pooler: whether `encoder` has one, which no retriever here uses.
     """
 
@@ -45,11 +46,11 @@ class RotaryNames:
 
     @property
     def prefix(self) -> str:
-        """Of the encoder's tensors in a class that has more than the encoder."""
+        """Prefix of the encoder's tensors in a class that has more than the encoder."""
         return self.prefixes[-1]
 
     def rows(self, config: RotaryConfig) -> list[Row]:
-        """The encoder's table of names, without a prefix."""
+        """Return the encoder's table of names, without a prefix."""
         place = {ours: (theirs, (0, 1)) for ours, theirs in self.tensors.items()}
         for theirs, parts in self.fused.items():
             place |= {ours: (theirs, (number, len(parts))) for number, ours in enumerate(parts)}
@@ -112,7 +113,7 @@ _HEAD_NORMS = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
 
 
 def _decoder(name: str, norms: dict[str, str], settings: dict[str, tuple[str, ...]], **defaults: Any) -> RotaryNames:
-    """The names of a decoder; `defaults` are those that differ from most."""
+    """Return the names of a decoder; `defaults` are the values that differ from most decoders'."""
     shape: dict[str, Any] = {
         "hidden_size": 4096,
         "num_hidden_layers": 32,
@@ -293,12 +294,12 @@ ROTARY_NAMES: dict[RotaryArchitecture, RotaryNames] = {
         }
         | _ATTENTION_BIAS
         | _FFN_BIAS,
-        # Of its head of masked language modelling.
+        # The layers of its head of masked language modelling.
         constants={"classifier_bias": False, "classifier_activation": "gelu", "decoder_bias": True},
     ),
     "nomic_bert": _NOMIC,
     "gte": _GTE,
-    # The code on the hub that transformers' gte was made from: the same folders, older settings.
+    # The code on the hub from which transformers' gte was derived: the same folders, older settings.
     "new": replace(
         _GTE,
         encoder="NewModel",
@@ -311,20 +312,40 @@ ROTARY_NAMES: dict[RotaryArchitecture, RotaryNames] = {
         pooler=True,
     ),
     "qwen2": _decoder(
-        *("Qwen2", _DECODER_NORMS, {}),
-        **{"architecture": "qwen2", "vocab_size": 151936, "intermediate_size": 22016, "qkv_bias": True},
+        "Qwen2",
+        _DECODER_NORMS,
+        {},
+        architecture="qwen2",
+        vocab_size=151936,
+        intermediate_size=22016,
+        qkv_bias=True,
     ),
     "qwen3": _decoder(
-        *("Qwen3", _DECODER_NORMS | _HEAD_NORMS, _ATTENTION_BIAS),
-        **{"architecture": "qwen3", "vocab_size": 151936, "intermediate_size": 22016, "qk_norm": True},
+        "Qwen3",
+        _DECODER_NORMS | _HEAD_NORMS,
+        _ATTENTION_BIAS,
+        architecture="qwen3",
+        vocab_size=151936,
+        intermediate_size=22016,
+        qk_norm=True,
     ),
     "llama": _decoder(
-        *("Llama", _DECODER_NORMS, _ATTENTION_BIAS | _FFN_BIAS),
-        **{"architecture": "llama", "vocab_size": 32000, "intermediate_size": 11008, "max_position_embeddings": 2048},
+        "Llama",
+        _DECODER_NORMS,
+        _ATTENTION_BIAS | _FFN_BIAS,
+        architecture="llama",
+        vocab_size=32000,
+        intermediate_size=11008,
+        max_position_embeddings=2048,
     ),
     "mistral": _decoder(
-        *("Mistral", _DECODER_NORMS, {}),
-        **{"architecture": "mistral", "vocab_size": 32000, "intermediate_size": 14336, "num_key_value_heads": 8},
+        "Mistral",
+        _DECODER_NORMS,
+        {},
+        architecture="mistral",
+        vocab_size=32000,
+        intermediate_size=14336,
+        num_key_value_heads=8,
         max_position_embeddings=131072,
     ),
     "gemma3_text": _decoder(

@@ -26,7 +26,7 @@ _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 
 
 def reads(config: Mapping[str, Any], where: str) -> bool:
-    """Whether a config.json is of one of these architectures."""
+    """Whether a config.json belongs to one of these architectures."""
     return _names(config, where) is not None
 
 
@@ -42,11 +42,12 @@ def _names(config: Mapping[str, Any], where: str) -> RotaryNames | None:
 
 
 def import_rotary(config: Mapping[str, Any], tensors: TensorFiles) -> EncoderCheckpoint:
-    """Translates a Hugging Face checkpoint.
+    """Translate a Hugging Face checkpoint.
 
     Args:
       config: the parsed config.json, of an architecture that `reads`.
-      tensors: the weights; every one is used, or is a head's that no retriever here uses, or is named in an error.
+      tensors: the weights; every one is used, or belongs to a head that no retriever here uses, or is named in an
+        error.
 
     Raises:
       UserError: a setting that is not supported, or tensors that are missing, left over or of a wrong shape.
@@ -74,7 +75,7 @@ def _table(shape: RotaryConfig, prefix: str, *, mlm_head: bool) -> list[Row]:
 
 
 def _head(shape: RotaryConfig) -> list[Row]:
-    """ModernBERT's head of masked language modelling."""
+    """Return the rows of ModernBERT's head of masked language modelling."""
     norm_bias = [Row("mlm_head/norm/bias", "head.norm.bias")] if shape.norm_bias else []
     rows = [Row("mlm_head/dense/kernel", "head.dense.weight", True), Row("mlm_head/norm/scale", "head.norm.weight")]
     return [*rows, *norm_bias, Row("mlm_head/bias", "decoder.bias")]
@@ -95,7 +96,7 @@ def _prefix(tensors: TensorFiles, names: RotaryNames) -> str:
 
 
 def rotary_shape(config: Mapping[str, Any], where: str) -> RotaryConfig:
-    """The shape that a config.json states, in any of its dialects; raises UserError, which names `where`."""
+    """Return the shape that a config.json states, in any of its dialects; raises UserError, which names `where`."""
     names, file = _names(config, where), f"{where}/config.json"
     assert names is not None
     for key, supported in names.constants.items():
@@ -119,7 +120,7 @@ def rotary_shape(config: Mapping[str, Any], where: str) -> RotaryConfig:
     return _with_positions(_with_attention(shape, config, file), config, file)
 
 
-# Where a config.json without num_key_value_heads means as many as there are heads.
+# Architectures where a config.json without num_key_value_heads means as many as there are heads.
 _AS_MANY_GROUPS = ("modernbert", "nomic_bert", "gte", "new", "llama")
 
 
@@ -128,7 +129,7 @@ def _stated(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def _with_attention(shape: RotaryConfig, config: Mapping[str, Any], file: str) -> RotaryConfig:
-    """The shape with what each layer attends to."""
+    """Return the shape with the tokens that each layer attends to."""
     layers, architecture = shape.num_hidden_layers, shape.architecture
     causal = shape.causal and config.get("is_causal", True) is not False
     width: Any = None
@@ -173,7 +174,7 @@ def _with_attention(shape: RotaryConfig, config: Mapping[str, Any], file: str) -
 
 
 def _with_positions(shape: RotaryConfig, config: Mapping[str, Any], file: str) -> RotaryConfig:
-    """The shape with its rotary positions: rope_parameters is transformers 5's, rope_theta and rope_scaling are older."""
+    """Return the shape with its rotary positions: rope_parameters (transformers 5), or rope_theta and rope_scaling."""
     newest = config.get("rope_parameters")
     older = {"rope_theta": shape.rope_theta, **_object(config.get("rope_scaling"), f"{file}: 'rope_scaling'")}
     stated = older if newest is None else _object(newest, f"{file}: 'rope_parameters'")
@@ -238,7 +239,7 @@ def _object(value: Any, what: str) -> dict[str, Any]:
 
 
 def check_rotary(shape: RotaryConfig, where: str) -> None:
-    """Raises UserError, which names `where`, for sizes that no encoder has."""
+    """Raise UserError, which names `where`, for sizes that no encoder has."""
     if wrong := next((name for name, size in shape.sizes().items() if size < 1), None):
         raise UserError(f"{where}: {wrong} is {getattr(shape, wrong)}, but must be at least 1; correct it")
     if shape.num_attention_heads % shape.num_key_value_heads:
@@ -261,21 +262,21 @@ def check_rotary(shape: RotaryConfig, where: str) -> None:
 def export_rotary(
     shape: RotaryConfig, params: Params, mlm_head: Params | None = None
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Translates our parameters to a Hugging Face checkpoint; the reverse of `import_rotary`, bit for bit.
+    """Translate our parameters to a Hugging Face checkpoint; the reverse of `import_rotary`, bit for bit.
 
     config.json is in both dialects, that of transformers 5 and the older one.
 
     Args:
-      shape: the encoder's.
-      params: its parameters, a nested dict of arrays.
-      mlm_head: of masked language modelling, as in `EncoderCheckpoint`.
+      shape: shape of the encoder.
+      params: parameters of the encoder, a nested dict of arrays.
+      mlm_head: head of masked language modelling, as in `EncoderCheckpoint`.
 
     Returns:
       The content of config.json, and the tensors of model.safetensors by name.
     """
     names = ROTARY_NAMES[shape.architecture]
     content = {theirs[0]: getattr(shape, ours) for ours, theirs in names.settings.items()}
-    if shape.hidden_act == "gelu_new":  # The same, and known to those who serve decoders.
+    if shape.hidden_act == "gelu_new":  # The same function, under a name that servers of decoders know.
         content[names.settings["hidden_act"][0]] = "gelu_pytorch_tanh"
     name, prefix = (names.encoder, names.prefixes[0]) if mlm_head is None else (names.classes[0], names.prefix)
     content |= {"architectures": [name], "model_type": shape.architecture}

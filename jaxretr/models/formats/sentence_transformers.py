@@ -1,4 +1,4 @@
-"""Reading a sentence-transformers folder: which modules it is made of, and what they ask for."""
+"""Reads a sentence-transformers folder: its modules, and their settings."""
 
 import json
 import logging
@@ -36,7 +36,7 @@ ACTIVATIONS: dict[Activation, str] = {
     "identity": "torch.nn.modules.linear.Identity",
     "tanh": "torch.nn.modules.activation.Tanh",
 }
-"""What may follow a Dense module, and torch's names."""
+"""Activations that may follow a Dense module, with torch's names."""
 
 QUERY, PASSAGE = "query", "document"
 """Names of the prompts for the two sides."""
@@ -46,20 +46,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Modules:
-    """What a sentence-transformers folder consists of.
+    """Content of a sentence-transformers folder.
 
     Attributes:
       transformer: folder of the encoder and its tokenizer.
-      pooling: how token states become one vector.
-      dense: of each Dense module {"kernel": [D, P], "bias": [P]} float32, and what follows it.
+      pooling: pooling of token states to one vector.
+      dense: parameters of each Dense module, {"kernel": [D, P], "bias": [P]} float32, and the activation after it.
       normalise: whether vectors are divided by their length.
-      truncate_dim: how many dimensions of the result are kept; None: all.
-      cut_by_module: a Dense module that does nothing else makes this cut, before the division by the length.
-      max_length: tokens, special ones included; None: the tokenizer's own limit.
+      truncate_dim: number of dimensions of the result that are kept; None: all.
+      cut_by_module: whether a Dense module that does nothing else makes this cut, before the division by the length.
+      max_length: largest number of tokens, special ones included; None: the tokenizer's own limit.
       lower_case: whether texts are lower-cased before the tokenizer reads them.
-      query_prompt: what `encode_query` puts before a question, "" for none.
-      passage_prompt: what `encode_document` puts before a passage.
-      prompts: all that are stated, by name.
+      query_prompt: text that `encode_query` puts before a question, "" for none.
+      passage_prompt: text that `encode_document` puts before a passage.
+      prompts: all stated prompts, by name.
       guessed: names of the settings above that no file states, because modules.json is missing.
     """
 
@@ -78,14 +78,14 @@ class Modules:
 
 
 def wrote(folder: Path) -> bool:
-    """Whether a folder is of sentence-transformers' dual encoders, also where modules.json is lost."""
+    """Whether a folder belongs to sentence-transformers' dual encoders, also if modules.json is lost."""
     if any((folder / name).exists() for name in (MODULES, LIMITS, "1_Pooling/config.json")):
         return True
     return (folder / SETTINGS).exists() and _settings(folder).get("model_type") != "CrossEncoder"
 
 
 def read(folder: Path) -> Modules:
-    """Reads modules.json and what it names; without it the modules whose folders are there.
+    """Read modules.json and the files that it names; without it, the modules whose folders exist.
 
     Raises:
       UserError: a file is missing or broken, or a module, or a setting of one, is not supported.
@@ -155,14 +155,14 @@ def _modules(folder: Path) -> dict[str, list[Path]]:
 
 
 def _modules_there(folder: Path) -> list[dict[str, str]]:
-    """What modules.json would say, by the names of the folders: 1_Pooling, 2_Dense."""
+    """Return the entries of modules.json by the names of the folders: 1_Pooling, 2_Dense."""
     entries = [{"type": place.name[2:], "path": place.name} for place in sorted(folder.glob("[0-9]_*"))]
     first = [] if any(entry["type"] == "Transformer" for entry in entries) else [{"type": "Transformer", "path": ""}]
     return [*first, *entries]
 
 
 def _place(folder: Path, path: str) -> Path:
-    """A module's folder. Nothing outside of the model is read because a file says so."""
+    """Return a module's folder; nothing outside of the model is read because a file says so."""
     parts = PurePath(path).parts
     if "\0" in path or PurePath(path).is_absolute() or ".." in parts:
         raise UserError(f"{folder / MODULES}: the path {path!r} leads out of the folder; correct it")
@@ -173,7 +173,7 @@ def _pooling(folder: Path) -> Pooling:
     config = read_json(folder, "config.json")
     modes: Any = config.get("pooling_mode")
     if modes is None:
-        # sentence-transformers before 6.0; there, too, nothing chosen means the mean.
+        # sentence-transformers before 6.0; there, too, the mean is used if nothing is chosen.
         modes = [mode for key, mode in POOLING_MODES.items() if config.get(key)] or ["mean"]
     modes = [modes] if isinstance(modes, str) else list(modes)
     if len(modes) != 1 or modes[0] not in get_args(Pooling):
@@ -221,7 +221,7 @@ def _truncate_dim(folder: Path) -> int | None:
 
 
 def cutting_projection(inputs: int, size: int) -> Params:
-    """The linear layer that keeps the first `size` of `inputs` dimensions: a cut that every reader of Dense makes."""
+    """Return the linear layer that keeps the first `size` of `inputs` dimensions, a cut for every reader of Dense."""
     return {"kernel": np.eye(inputs, size, dtype=np.float32), "bias": np.zeros(size, np.float32)}
 
 
@@ -235,7 +235,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def read_prompts(folder: Path) -> dict[str, str]:
-    """The prompts that a sentence-transformers folder states, empty ones left out."""
+    """Return the prompts that a sentence-transformers folder states, without empty ones."""
     prompts = _settings(folder).get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str | None) for prompt in prompts.values()):
         raise UserError(f"{folder / SETTINGS}: 'prompts' is not an object of texts; correct it")
@@ -243,12 +243,15 @@ def read_prompts(folder: Path) -> dict[str, str]:
 
 
 def _passage_prompt(folder: Path, prompts: Mapping[str, str]) -> str:
-    """What `encode_document` uses, which since sentence-transformers 6 is always the prompt named document."""
+    """Return the prompt of `encode_document`, which since sentence-transformers 6 is always the one named document."""
     if PASSAGE not in prompts and (other := next((name for name in ("passage", "corpus") if name in prompts), None)):
         note(
             _log.warning,
             "%s: its prompt '%s' (%r) is not put before passages, as it is not by sentence-transformers' encode_document, "
             "which takes the one named 'document'; passage_prompt='%s' applies it",
-            *(folder, other, prompts[other], other),
+            folder,
+            other,
+            prompts[other],
+            other,
         )
     return prompts.get(PASSAGE, "")

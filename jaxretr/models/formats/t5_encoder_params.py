@@ -22,7 +22,7 @@ _CLASSES = (ENCODER, "T5Model", "T5ForConditionalGeneration", "T5WithLMHeadModel
 
 
 class T5Names(NamedTuple):
-    """What the folder of a T5 encoder looks like; see `RotaryNames`."""
+    """Names in the folder of a T5 encoder; see `RotaryNames`."""
 
     modules: dict[str, str]
     encoder: str = ENCODER
@@ -32,7 +32,7 @@ class T5Names(NamedTuple):
 
 
 def t5_names(shape: T5EncoderConfig) -> T5Names:
-    """The names that a shape's folder has."""
+    """Return the names in a shape's folder."""
     theirs = {row.ours: row.theirs for row in encoder_rows(shape.feed_forward_proj)}
     kernels = {name: theirs["/".join(("layers", *T5_DENSE[name], "kernel"))] for name in shape.dense_sizes()}
     modules = {name: kernel.removeprefix(ENCODER_LAYER).removesuffix(".weight") for name, kernel in kernels.items()}
@@ -40,17 +40,17 @@ def t5_names(shape: T5EncoderConfig) -> T5Names:
 
 
 def reads(config: Mapping[str, Any], where: str) -> bool:
-    """Whether a config.json is of a T5."""
+    """Whether a config.json belongs to a T5."""
     stated, model_type = stated_architecture(config, where), config.get("model_type")
     return stated in _CLASSES and model_type in ("t5", None) if stated else model_type == "t5"
 
 
 def import_t5_encoder(config: Mapping[str, Any], tensors: TensorFiles) -> EncoderCheckpoint:
-    """Translates the encoder of a Hugging Face checkpoint.
+    """Translate the encoder of a Hugging Face checkpoint.
 
     Args:
       config: the parsed config.json, of a model that `reads`.
-      tensors: the weights; every one is used, equals one that is, is the decoder's or is named in an error.
+      tensors: the weights; every one is used, equals one that is, belongs to the decoder or is named in an error.
 
     Raises:
       UserError: a setting that is not supported, or tensors that are missing, left over or of a wrong shape.
@@ -65,7 +65,7 @@ def import_t5_encoder(config: Mapping[str, Any], tensors: TensorFiles) -> Encode
 
 
 def t5_encoder_shape(config: Mapping[str, Any], where: str) -> T5EncoderConfig:
-    """The shape that a config.json states; raises UserError, which names `where`."""
+    """Return the shape that a config.json states; raises UserError, which names `where`."""
     settings = {name: value for name, value in asdict(T5EncoderConfig()).items() if name not in TRAINING_ONLY}
     fields = config_fields(config, {**settings, "dropout_rate": 0.1}, f"{where}/config.json")
     rate = fields.pop("dropout_rate")
@@ -75,7 +75,7 @@ def t5_encoder_shape(config: Mapping[str, Any], where: str) -> T5EncoderConfig:
 
 
 def check_t5_encoder(shape: T5EncoderConfig, where: str) -> None:
-    """Raises UserError, which names `where`, for settings that no encoder has."""
+    """Raise UserError, which names `where`, for settings that no encoder has."""
     check_t5(shape, where)
     buckets, furthest = shape.relative_attention_num_buckets, shape.relative_attention_max_distance
     if buckets < 4 or furthest <= buckets // 4:
@@ -86,11 +86,11 @@ def check_t5_encoder(shape: T5EncoderConfig, where: str) -> None:
 
 
 def export_t5_encoder(shape: T5EncoderConfig, params: Params) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Translates our parameters to a T5EncoderModel's checkpoint; the reverse of `import_t5_encoder`, bit for bit.
+    """Translate our parameters to a T5EncoderModel's checkpoint; the reverse of `import_t5_encoder`, bit for bit.
 
     Args:
-      shape: the encoder's.
-      params: its parameters, a nested dict of arrays.
+      shape: shape of the encoder.
+      params: parameters of the encoder, a nested dict of arrays.
 
     Returns:
       The content of config.json, and the tensors of model.safetensors by name.

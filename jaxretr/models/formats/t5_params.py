@@ -1,4 +1,4 @@
-"""T5 checkpoints of Hugging Face (v1.0, v1.1, LM-adapted, Flan, T0) to and from our parameters: whole models that score."""
+"""T5 checkpoints of Hugging Face (v1.0, v1.1, LM-adapted, Flan, T0) to and from our parameters: whole scorers."""
 
 import re
 from collections.abc import Mapping
@@ -67,14 +67,14 @@ _IGNORED = re.compile(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_a
 
 
 def read(folder: str | Path, dtype: Any = None, place: Place | None = None) -> tuple[T5Config, Params]:
-    """Reads a Hugging Face T5 folder.
+    """Read a Hugging Face T5 folder.
 
     Each tensor goes straight into its place of the result: a 3B model in bfloat16 needs its 6 GB and little more.
 
     Args:
-      folder: holds config.json and the weights.
+      folder: folder with config.json and the weights.
       dtype: numpy dtype of the parameters, such as jnp.bfloat16; float32 by default.
-      place: takes each parameter as soon as it is read, as in `read_rows`.
+      place: function that takes each parameter as soon as it is read, as in `read_rows`.
 
     Returns:
       The model's shape, and its parameters as a nested dict of numpy arrays.
@@ -88,7 +88,7 @@ def read(folder: str | Path, dtype: Any = None, place: Place | None = None) -> t
 def import_t5(
     config: Mapping[str, Any], tensors: TensorFiles, dtype: Any = None, place: Place | None = None
 ) -> tuple[T5Config, Params]:
-    """Translates a Hugging Face T5 checkpoint.
+    """Translate a Hugging Face T5 checkpoint.
 
     Args:
       config: the parsed config.json.
@@ -127,7 +127,7 @@ def _rows(feed_forward: str) -> list[Row]:
 
 
 def encoder_rows(feed_forward: str) -> list[Row]:
-    """The rows of a T5Encoder's parameters, by the names that all encoders' parameters share."""
+    """Return the rows of a T5Encoder's parameters, by the names that all encoders' parameters share."""
     names = {
         "embedding": "word_embedding",
         "encoder_positions": "relative_positions",
@@ -139,7 +139,7 @@ def encoder_rows(feed_forward: str) -> list[Row]:
 
 
 def without_second_names(tensors: TensorFiles) -> TensorFiles:
-    """The tensors with the embedding under the name shared.weight alone; UserError where its other names' differ."""
+    """Return the tensors with the embedding only as shared.weight; UserError if its other names' tensors differ."""
     names = set(tensors.names)
     if "shared.weight" not in names:
         first = next((name for name in _SECOND_NAMES if name in names), None)
@@ -150,7 +150,7 @@ def without_second_names(tensors: TensorFiles) -> TensorFiles:
 
 
 def _without_equal(tensors: TensorFiles, second: str) -> TensorFiles:
-    """Drops another name of the embedding, having seen that it is the same."""
+    """Drop another name of the embedding, after checking that it is the same."""
     names = set(tensors.names)
     if second not in names or "shared.weight" not in names:
         return tensors
@@ -163,7 +163,7 @@ def _without_equal(tensors: TensorFiles, second: str) -> TensorFiles:
 
 
 def t5_shape(config: Mapping[str, Any], where: str) -> T5Config:
-    """The shape that a config.json states; raises UserError, which names `where`, for another kind of model."""
+    """Return the shape that a config.json states; raises UserError, which names `where`, for another kind of model."""
     architecture = stated_architecture(config, where)
     model_type = config.get("model_type")
     supported = f"supported: {_ARCHITECTURES[0]} (v1.0, v1.1, LM-adapted, Flan, T0)"
@@ -174,13 +174,13 @@ def t5_shape(config: Mapping[str, Any], where: str) -> T5Config:
             f"{where}: config.json is of {architecture or 'no stated architecture'} (model_type '{model_type}'), not "
             f"of a T5 that scores text; {supported}"
         )
-    # transformers' defaults, which differ from ours: they are T5-small v1.0's.
+    # transformers' defaults, which differ from ours: they are those of T5-small v1.0.
     defaults = asdict(T5Config(d_ff=2048, num_layers=6, num_heads=8, feed_forward_proj="relu"))
     del defaults["tie_word_embeddings"]
     defaults["num_decoder_layers"] = config.get("num_layers") or defaults["num_layers"]
     defaults["decoder_start_token_id"] = config.get("pad_token_id") or 0
     fields = config_fields(config, defaults, f"{where}/config.json")
-    # transformers 5 writes tie_word_embeddings true whatever the model; what counts is whether the output is scaled.
+    # transformers 5 writes tie_word_embeddings true for any model; the scaling of the output decides.
     scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True) is not False)
     t5 = T5Config(**fields, tie_word_embeddings=bool(scaled))
     check_t5(t5, where)
@@ -188,7 +188,7 @@ def t5_shape(config: Mapping[str, Any], where: str) -> T5Config:
 
 
 def check_t5(shape: T5Config | T5EncoderConfig, where: str) -> None:
-    """Raises UserError, which names `where`, for settings that no T5 has."""
+    """Raise UserError, which names `where`, for settings that no T5 has."""
     if shape.feed_forward_proj not in _FEED_FORWARDS:
         raise UserError(
             f"{where}: has feed_forward_proj '{shape.feed_forward_proj}'; supported: {', '.join(_FEED_FORWARDS)}"
@@ -198,11 +198,11 @@ def check_t5(shape: T5Config | T5EncoderConfig, where: str) -> None:
 
 
 def export_t5(config: T5Config, params: Params) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Translates our parameters to a Hugging Face checkpoint; the reverse of `import_t5`, bit for bit.
+    """Translate our parameters to a Hugging Face checkpoint; the reverse of `import_t5`, bit for bit.
 
     Args:
-      config: the model's shape.
-      params: its parameters, a nested dict of arrays.
+      config: shape of the model.
+      params: parameters of the model, a nested dict of arrays.
 
     Returns:
       The content of config.json, and the tensors of model.safetensors by name.

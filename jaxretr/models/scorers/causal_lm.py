@@ -1,4 +1,5 @@
-"""How well a passage explains a question, by a causal language model (Sachan et al. 2022, https://arxiv.org/abs/2204.07496).
+"""Question likelihood given a passage, by a causal language model (Sachan et al. 2022,
+https://arxiv.org/abs/2204.07496).
 
 The score is mean_t log p(question_t | passage and instruction, question_<t), over the question's own tokens.
 """
@@ -16,7 +17,7 @@ from jaxretr.models.rotary_config import RotaryConfig
 from jaxretr.models.scorers.t5_scorer import mean_log_prob
 
 LM_HEAD = "lm_head"
-"""The branch of the parameters that an output layer of its own is in: {"kernel": [D, V]}."""
+"""Branch of the parameters that holds a separate output layer: {"kernel": [D, V]}."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,13 @@ class CausalLmConfig:
 
     backbone: RotaryConfig
     max_question_length: int
-    """T: the most tokens of a question that are scored."""
+    """T, the largest number of tokens of a question that are scored."""
     tied: bool = False
-    """The output layer is the table of word embeddings."""
+    """Whether the output layer is the table of word embeddings."""
 
 
 def abstract_params(config: CausalLmConfig) -> Params:
-    """The shapes of the parameters, as ShapeDtypeStructs; allocates nothing."""
+    """Return the shapes of the parameters, as ShapeDtypeStructs; allocates nothing."""
     params: Params = {BACKBONE: define(lambda rngs: make_backbone(config.backbone, rngs=rngs))[1]}
     if not config.tied:
         kernel = (config.backbone.hidden_size, config.backbone.vocab_size)
@@ -42,22 +43,22 @@ def abstract_params(config: CausalLmConfig) -> Params:
 def question_likelihood(
     config: CausalLmConfig, params: Params, tokens: jax.Array, lengths: jax.Array, seconds: jax.Array, *, dtype: Any
 ) -> jax.Array:
-    """Scores rows that hold a passage, an instruction and a question each; part of the compiled programs.
+    """Score rows that hold a passage, an instruction and a question each; part of the compiled programs.
 
     Args:
-      config: the language model's.
-      params: its parameters.
+      config: configuration of the language model.
+      params: parameters of the language model.
       tokens: token ids, any integer type [n, L], padded on the right; a row ends with its question.
       lengths: int32 [n].
-      seconds: where the question begins in each row, int32 [n], at least 1; it is no longer than T.
-      dtype: of the matmuls' operands.
+      seconds: start of the question in each row, int32 [n], at least 1; the question is no longer than T.
+      dtype: type of the matmuls' operands.
 
     Returns:
       float32 [n]: mean log p(question token | what precedes it), in nats; 0 for an empty question.
     """
     with matmuls_in(dtype):
         states = token_states(config.backbone, params[BACKBONE], tokens, lengths, dtype=dtype)
-        # Only where a question's token comes next: the vocabulary is most of the work.
+        # Only at the places whose next token is the question's: the vocabulary is most of the work.
         place = seconds[:, None] + jnp.arange(config.max_question_length)  # [n, T]
         before = jnp.clip(place - 1, 0, tokens.shape[1] - 1)
         states = jnp.take_along_axis(states, before[..., None], axis=1).astype(dtype)

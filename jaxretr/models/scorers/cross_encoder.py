@@ -1,7 +1,8 @@
-"""Cross-encoders: question and passage read together give one score (Nogueira and Cho 2019, https://arxiv.org/abs/1901.04085).
+"""Cross-encoders: question and passage read together give one score (Nogueira and Cho 2019,
+https://arxiv.org/abs/1901.04085).
 
-The score is the raw logit. Its sigmoid is what such a model was mostly trained for, but squeezes the differences that
-rank and that students learn from.
+The score is the raw logit. Such a model was mostly trained for its sigmoid, which compresses the differences that rank
+and that students learn from.
 """
 
 from typing import Any
@@ -25,16 +26,17 @@ from jaxretr.models.layers import (
 from jaxretr.models.scorers.cross_encoder_shape import CrossEncoderConfig, HeadShape
 
 HEAD = "head"
-"""The branch of the parameters that the head's are in, beside the encoder's."""
+"""Branch of the parameters that holds the head, beside the encoder's."""
 
-# The place of the head's dropout, as `layers.folded` takes it.
+# Number of the place of the head's dropout for `dropout.folded`.
 _HEAD = 1 << 18
 
 
 def init_head(config: CrossEncoderConfig, seed: int) -> Params:
-    """Draws a fresh head, float32: {"dense": {"kernel": [D, D], "bias": [D]}, "norm": ..., "out": {"kernel": [D, 1], ...}}.
+    """Draw a fresh head, float32: {"dense": {"kernel": [D, D], "bias": [D]}, "norm": ..., "out": {"kernel": [D, 1],
+    ...}}.
 
-    The dense layer begins near the identity, so that the encoder's state reaches the last layer as it is.
+    The dense layer begins near the identity, so that the encoder's state reaches the last layer unchanged.
     """
     size, std = config.backbone.hidden_size, config.backbone.initializer_range
     dense, out = jax.random.split(jax.random.key(seed))
@@ -53,13 +55,13 @@ def init_head(config: CrossEncoderConfig, seed: int) -> Params:
 
 
 def init_params(config: CrossEncoderConfig, seed: int) -> Params:
-    """Draws fresh parameters: {"bert": the encoder's, "head": as `init_head`}, float32."""
+    """Draw fresh parameters: {"bert": the encoder's, "head": as `init_head`}, float32."""
     backbone = initialise(lambda rngs: make_backbone(config.backbone, rngs=rngs), seed)
     return {BACKBONE: backbone, HEAD: init_head(config, seed)}
 
 
 def abstract_params(config: CrossEncoderConfig) -> Params:
-    """The shapes of `init_params`, as ShapeDtypeStructs; allocates nothing."""
+    """Return the shapes of `init_params`, as ShapeDtypeStructs; allocates nothing."""
     backbone = define(lambda rngs: make_backbone(config.backbone, rngs=rngs))[1]
     return {BACKBONE: backbone, HEAD: jax.eval_shape(lambda: init_head(config, 0))}
 
@@ -75,17 +77,17 @@ def relevance(
     keys: jax.Array | None = None,
     keep_matmuls: bool = False,
 ) -> jax.Array:
-    """Scores rows that hold a question and a passage each; part of the compiled programs.
+    """Score rows that hold a question and a passage each; part of the compiled programs.
 
     Args:
-      config: the cross-encoder's.
-      params: its parameters.
+      config: configuration of the cross-encoder.
+      params: parameters of the cross-encoder.
       tokens: token ids, any integer type [n, L], padded on the right.
       lengths: int32 [n].
-      seconds: where the second text begins in each row, int32 [n]; from there on tokens have type 1, where the
-        encoder knows two types.
-      dtype: of the encoder's matmul operands.
-      keys: one PRNG key a row [n] switches dropout on.
+      seconds: start of the second text in each row, int32 [n]; from there on tokens have type 1, if the encoder has two
+        types.
+      dtype: type of the encoder's matmul operands.
+      keys: one PRNG key per row [n], which switches dropout on.
       keep_matmuls: as in `jaxretr.models.layer_stacks.scan_layers`.
 
     Returns:
@@ -102,7 +104,7 @@ def relevance(
 
 
 def _without_padding(tokens: jax.Array, lengths: jax.Array, padding: int | None) -> jax.Array:
-    """The lengths of rows up to their last token that is not padding, as transformers' classifiers find it; at least 1."""
+    """Return the lengths of rows up to their last token that is no padding, as transformers' classifiers do, or 1."""
     if padding is None:
         return lengths
     place = jnp.arange(tokens.shape[1])
@@ -111,7 +113,7 @@ def _without_padding(tokens: jax.Array, lengths: jax.Array, padding: int | None)
 
 
 def head_logits(shape: HeadShape, params: Params, pooled: jax.Array, drop: Dropout) -> jax.Array:
-    """The scores of pooled states, float32 [n, D] -> [n]; float32 throughout, as these matmuls are small."""
+    """Return the scores of pooled states, float32 [n, D] -> [n]; float32 throughout, as these matmuls are small."""
     x = pooled
     if shape.dense:
         x = ACTIVATIONS_OF_HEADS[shape.activation](linear(params["dense"], x))

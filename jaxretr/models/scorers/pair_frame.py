@@ -1,4 +1,4 @@
-"""How a question and a passage become one row of token ids: for cross-encoders and causal language models."""
+"""Rows of token ids for pairs of a question and a passage, as cross-encoders and causal language models read them."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,39 +14,40 @@ Order = Literal["question_first", "passage_first"]
 
 @dataclass(frozen=True)
 class PairFrame:
-    """The fixed ids around a question and a passage, and what is cut where the row would be too long."""
+    """The fixed ids around a question and a passage, and the rule for cutting a row that would be too long."""
 
     before: tuple[int, ...]
-    """[CLS], or the beginning of an instruction."""
+    """Ids before the first text: [CLS], or the beginning of an instruction."""
     between: tuple[int, ...]
-    """[SEP], or the instruction's middle."""
+    """Ids between the texts: [SEP], or the instruction's middle."""
     after: tuple[int, ...]
-    """[SEP], or the instruction's end."""
+    """Ids after the second text: [SEP], or the instruction's end."""
     max_length: int
-    """Ids of a row, these included."""
+    """Largest number of ids of a row, fixed ones included."""
     order: Order = "question_first"
     cut: Literal["longest", "passage"] = "longest"
-    """longest: the longer of the two, and both to equal lengths where that is not enough (tokenizers' "longest_first");
-    passage: the passage alone, and the question only once nothing is left of it."""
+    """Text that is cut. longest: the longer of the two, and both to equal lengths where that is not enough (tokenizers'
+    "longest_first"); passage: the passage alone, and the question only once nothing is left of it."""
     tells_apart: bool = True
-    """Whether the tokenizer gives the second text another token type. Where it does not, rows have no second text."""
+    """Whether the tokenizer gives the second text another token type. If not, rows have no second text."""
 
     @property
     def fixed(self) -> int:
-        """Ids of a row that are neither the question's nor the passage's."""
+        """Number of ids of a row that are neither the question's nor the passage's."""
         return len(self.before) + len(self.between) + len(self.after)
 
     @property
     def room(self) -> int:
-        """Ids that are left to question and passage together."""
+        """Number of ids that are left to question and passage together."""
         return self.max_length - self.fixed
 
     def fit(self, questions: Any, passages: Any) -> tuple[Any, Any]:
-        """How many ids of each question and passage fit: int32 [n] and [n] from their lengths, numpy's or JAX's."""
+        """Return how many ids of questions and passages fit, int32 [n] and [n], by their lengths (numpy's or JAX's)."""
         xp: Any = np if isinstance(questions, np.ndarray) else jnp
         if self.cut == "passage":
             questions = xp.minimum(questions, self.room)
             return questions, xp.minimum(passages, self.room - questions)
+        # Cut the longer text; both to half of the room where that is not enough, with an odd id for the longer one.
         shorter, longer = xp.minimum(questions, passages), xp.maximum(questions, passages)
         half = self.room // 2
         both = (shorter > self.room) | (shorter + xp.maximum(shorter, self.room - shorter) > self.room)
@@ -56,15 +57,15 @@ class PairFrame:
         return xp.where(swapped, long, short), xp.where(swapped, short, long)
 
     def rows(self, questions: list[list[int]], passages: list[list[int]]) -> tuple[list[list[int]], list[int], int]:
-        """Puts rows together on the host.
+        """Build rows on the host.
 
         Args:
           questions: n lists of ids without special ones.
-          passages: n such lists.
+          passages: n lists of ids without special ones.
 
         Returns:
-          n rows; where the second text begins in each, the row's end where it is not told apart; and how many rows were
-          cut.
+          n rows; the start of the second text in each, which is the row's end if it is not told apart; and the number
+          of rows that were cut.
         """
         q_lengths, p_lengths = (np.array([len(ids) for ids in rows], np.int32) for rows in (questions, passages))
         q_fit, p_fit = self.fit(q_lengths, p_lengths)
@@ -88,11 +89,11 @@ class PairFrame:
         Args:
           questions: token ids without special ones, [n, Q], padded on the right.
           question_lengths: int32 [n].
-          passages: likewise, [n, P].
+          passages: token ids without special ones, [n, P], padded on the right.
           passage_lengths: int32 [n].
 
         Returns:
-          (tokens int32 [n, L], lengths int32 [n], where the second text begins int32 [n]).
+          (tokens int32 [n, L], lengths int32 [n], start of the second text int32 [n]).
         """
         q_fit, p_fit = self.fit(question_lengths, passage_lengths)
         first, second = (questions, q_fit), (passages, p_fit)
@@ -104,9 +105,10 @@ class PairFrame:
 
 
 def marked(tokens: jax.Array, lengths: jax.Array, seconds: jax.Array, vocabulary: int) -> jax.Array:
-    """Rows that tell by themselves where their second text begins: from there on ids are offset by the vocabulary's size.
+    """Return rows that mark the start of their second text: from there on ids are offset by the vocabulary's size.
 
-    For what carries rows of ids and their lengths alone: chunks of a step, batches of an encoding. `unmarked` reads them.
+    For functions that take only rows of ids and their lengths: chunks of a step, batches of an encoding. `unmarked`
+      reads them.
     """
     place = jnp.arange(tokens.shape[1])
     second = (place >= seconds[:, None]) & (place < lengths[:, None])
@@ -114,12 +116,12 @@ def marked(tokens: jax.Array, lengths: jax.Array, seconds: jax.Array, vocabulary
 
 
 def unmarked(tokens: jax.Array, lengths: jax.Array, vocabulary: int) -> tuple[jax.Array, jax.Array]:
-    """The ids of marked rows, [n, L], and where their second texts begin, int32 [n]."""
+    """Return the ids of marked rows, [n, L], and the starts of their second texts, int32 [n]."""
     return tokens % vocabulary, lengths - (tokens >= vocabulary).sum(axis=1)
 
 
 def frame_of_pairs(tokenizer: Any, max_length: int) -> PairFrame:
-    """What a tokenizer puts around two texts: [CLS] question [SEP] passage [SEP] for BERT's kin."""
+    """Return the frame that a tokenizer puts around two texts: [CLS] question [SEP] passage [SEP] for BERT's kin."""
     pair = tokenizer("a", "b")
     whole: list[int] = pair["input_ids"]
     first, second = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a", "b"))

@@ -1,4 +1,4 @@
-"""What stands around a question and a passage in the rows of cross-encoders and causal language models, as texts."""
+"""Texts around question and passage in the rows of cross-encoders and causal language models."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from jaxretr.errors import UserError
 from jaxretr.models.scorers.pair_frame import PairFrame, frame_of_pairs
 
-# Of rerankers that answer with yes or no and whose folder has no chat template for pairs: Qwen3-Reranker's, published
-# with its weights (https://arxiv.org/abs/2506.05176, section 2).
+# The template for rerankers that answer with yes or no and whose folder has no chat template for pairs:
+# Qwen3-Reranker's, published with its weights (https://arxiv.org/abs/2506.05176, section 2).
 _YES_NO = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "
     'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: {}\n<Query>: {}\n'
@@ -15,21 +15,21 @@ _YES_NO = (
 )
 _INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 
-# ART's instruction to a T5, whose target would be "Question: {q}"; here the word precedes what is scored.
+# ART's instruction to a T5, whose target would be "Question: {q}"; here the word precedes the scored text.
 _PASSAGE, _QUESTION = "Passage:", " . Please write a question based on this passage. Question:"
 
-# No text has these: they mark the places of question and passage in a rendered template.
+# Marks, which no text contains, for the places of question and passage in a rendered template.
 _MARKS = ("\ue000question\ue000", "\ue000passage\ue000")
 
 
 @dataclass(frozen=True)
 class PairTexts:
-    """How rows are made of texts.
+    """Texts and ids around question and passage, from which rows are built.
 
     Attributes:
       frame: the fixed ids around question and passage.
-      question_form: as `jaxretr.data.tokens.bare_question` takes it.
-      passage_form: likewise.
+      question_form: text around a question, in the form of `jaxretr.data.tokens.bare_question`.
+      passage_form: text around a passage, in the form of `jaxretr.data.tokens.bare_passage`.
     """
 
     frame: PairFrame
@@ -38,24 +38,24 @@ class PairTexts:
 
 
 def of_tokenizer(tokenizer: Any, max_length: int) -> PairTexts:
-    """The tokenizer's own way to put two texts together."""
+    """Return the tokenizer's own way to join two texts."""
     return PairTexts(frame_of_pairs(tokenizer, max_length))
 
 
 def of_answers(tokenizer: Any, max_length: int, instruction: str | None) -> PairTexts:
-    """The row of a reranker that answers with a token: by the folder's chat template, or Qwen3-Reranker's.
+    """Return the row of a reranker that answers with a token: by the folder's chat template, or Qwen3-Reranker's.
 
     Args:
-      tokenizer: with its chat template, if it has one.
-      max_length: ids of a row.
-      instruction: what to look for; None: the template's own, or the one that Qwen3-Reranker was trained with.
+      tokenizer: tokenizer, with its chat template if it has one.
+      max_length: largest number of ids of a row.
+      instruction: the task; None: the template's own, or the one that Qwen3-Reranker was trained with.
     """
     rendered = _rendered(tokenizer, instruction)
     if rendered is None:
         rendered = _YES_NO.format(instruction or _INSTRUCTION, *_MARKS)
     before, rest = rendered.split(_MARKS[0])
     middle, after = rest.split(_MARKS[1])
-    # Tokenizers join a space to the word behind it, and a line break to the full stop before it: so both belong to the
+    # Tokenizers join a space to the next word, and a line break to the preceding full stop, so that both belong to the
     # text that is tokenised with them.
     before, question_lead = _cut_right(before)
     middle, passage_lead = _cut_right(middle)
@@ -77,7 +77,7 @@ def has_pair_template(tokenizer: Any) -> bool:
 
 
 def _rendered(tokenizer: Any, instruction: str | None) -> str | None:
-    """The folder's chat template around the marks; None if it has none for pairs."""
+    """Return the folder's chat template around the marks; None if it has none for pairs."""
     if not has_pair_template(tokenizer):
         return None
     messages = [
@@ -95,7 +95,7 @@ def _rendered(tokenizer: Any, instruction: str | None) -> str | None:
 
 
 def of_likelihood(tokenizer: Any, max_length: int) -> PairTexts:
-    """The row in which a causal language model reads a passage, an instruction and the question."""
+    """Return the row in which a causal language model reads a passage, an instruction and the question."""
     begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     frame = PairFrame(
         before=(*begin, *_ids(tokenizer, _PASSAGE)),

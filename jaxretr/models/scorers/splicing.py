@@ -1,4 +1,4 @@
-"""Rows of token ids put together from fixed ids and texts of different lengths, inside a compiled program."""
+"""Rows of token ids that are joined from fixed ids and texts of different lengths, inside a compiled program."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeGuard
@@ -16,7 +16,7 @@ class Spliced(NamedTuple):
     Attributes:
       tokens: int32 [..., L], padded on the right with 0.
       lengths: int32 [...].
-      starts: where each segment begins, int32 [...] or a number.
+      starts: start of each segment, int32 [...] or a number.
     """
 
     tokens: jax.Array
@@ -25,12 +25,14 @@ class Spliced(NamedTuple):
 
 
 def splice(segments: Sequence[Segment], width: int | None = None) -> Spliced:
-    """Puts segments one behind the other.
+    """Join segments one after the other.
 
     Args:
-      segments: at least one of them with ids of its own for each row.
-      width: L, where all rows are known to be no longer; None: what the longest possible row has.
+      segments: segments, at least one of them with separate ids for each row.
+      width: L, if all rows are known to be no longer; None: the width of the longest possible row.
     """
+    # The L columns of all rows; each segment is written over the columns from its start on, so that later ones replace
+    # the padding of earlier ones.
     widths = [part[0].shape[-1] if _is_rows(part) else len(part) for part in segments]
     place = jnp.arange(sum(widths) if width is None else min(width, sum(widths)))
     tokens: jax.Array | None = None
@@ -40,6 +42,7 @@ def splice(segments: Sequence[Segment], width: int | None = None) -> Spliced:
         starts.append(start)
         if not size:
             continue
+        # Each column's place in the segment, [..., L] or [L]; negative before its start.
         here = place - (start if isinstance(start, int) else start[..., None])
         inside = jnp.clip(here, 0, size - 1)
         if _is_rows(part):

@@ -1,4 +1,4 @@
-"""The question scorer: how well a passage explains a question, by a frozen T5 (ART, Sachan et al. 2023, section 2.3).
+"""The question scorer: how likely a question is given a passage, by a frozen T5 (ART, Sachan et al. 2023, section 2.3).
 
 The passage's score is mean_t log p(question_t | question_<t, passage), over all tokens of "Question: {q}</s>" given
 "Passage: {title} {text} . Please write a question based on this passage.</s>".
@@ -25,11 +25,11 @@ class Prompt:
 
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
-    """Ends with </s>."""
+    """Ids after the passage, which end with </s>."""
 
     @staticmethod
     def of(tokenizer: Any) -> "Prompt":
-        """Tokenises the instruction's two segments, each by itself as ART does."""
+        """Tokenise the instruction's two segments, each separately, as ART does."""
         prefix, suffix = tokenizer([PREFIX, SUFFIX], add_special_tokens=False)["input_ids"]
         return Prompt(tuple(prefix), (*suffix, tokenizer.eos_token_id))
 
@@ -40,7 +40,7 @@ class Prompt:
 
 
 def encoder_input(prompt: Prompt, passages: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Puts the instruction around passages of different lengths.
+    """Put the instruction around passages of different lengths.
 
     Args:
       prompt: the instruction's token ids.
@@ -55,12 +55,12 @@ def encoder_input(prompt: Prompt, passages: jax.Array, lengths: jax.Array) -> tu
 
 
 def graph(config: T5Config, dtype: Any) -> Any:
-    """The scorer's NNX graph; `nnx.merge(graph, params)` is the model."""
+    """Return the scorer's NNX graph; `nnx.merge(graph, params)` is the model."""
     return define(lambda rngs: T5Model(config, dtype=dtype, rngs=rngs))[0]
 
 
 def mean_log_prob(log_probs: jax.Array, lengths: jax.Array) -> jax.Array:
-    """The mean over the real target tokens: log_probs float32 [..., T], lengths int32 [...] -> float32 [...]."""
+    """Return the mean over the real target tokens: log_probs float32 [..., T], lengths int32 [...] -> float32 [...]."""
     real = jnp.arange(log_probs.shape[-1]) < lengths[..., None]
     return jnp.where(real, log_probs, 0.0).sum(axis=-1) / jnp.maximum(lengths, 1)
 
@@ -75,16 +75,16 @@ def read_passages(
     dtype: Any = jnp.float32,
     keep: bool = True,
 ) -> PassagesRead:
-    """Reads passages, each for any number of questions.
+    """Read passages, each for any number of questions.
 
     Args:
-      config: the T5's shape.
+      config: shape of the T5.
       prompt: the instruction.
-      params: the T5's parameters.
+      params: parameters of the T5.
       passages: token ids of the passages alone, [n, M].
       lengths: int32 [n].
-      dtype: of the matmuls' operands.
-      keep: keep the decoder's keys and values, for several calls of `score_questions`; see `T5Model.read`.
+      dtype: type of the matmuls' operands.
+      keep: whether to keep the decoder's keys and values, for several calls of `score_questions`; see `T5Model.read`.
     """
     model = nnx.merge(graph(config, dtype), params)
     with matmuls_in(dtype):
@@ -101,16 +101,16 @@ def score_questions(
     *,
     dtype: Any = jnp.float32,
 ) -> jax.Array:
-    """Scores n questions, each against one of the passages that `read_passages` read.
+    """Score n questions, each against one of the passages that `read_passages` read.
 
     Args:
-      config: the T5's shape.
-      params: the T5's parameters.
+      config: shape of the T5.
+      params: parameters of the T5.
       read: the passages.
-      of: which of them, int32 [n]; None: question i against passage i.
+      of: number of each question's passage, int32 [n]; None: question i against passage i.
       targets: token ids of "Question: {q}</s>", [n, T].
       target_lengths: int32 [n].
-      dtype: of the matmuls' operands.
+      dtype: type of the matmuls' operands.
 
     Returns:
       float32 [n]: mean log p(question token | passage), in nats.
@@ -133,7 +133,7 @@ def score_pairs(
     *,
     dtype: Any = jnp.float32,
 ) -> jax.Array:
-    """Scores n questions, each against a passage of its own, or against passage `of[i]` where several share one.
+    """Score n questions, each against a passage of its own, or against passage `of[i]` where several share one.
 
     Shapes and result are those of `read_passages` and `score_questions`.
     """

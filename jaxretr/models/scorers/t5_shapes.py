@@ -3,24 +3,24 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-# The shortest padded passage. From there on there are two lengths to an octave: 64, 96, 128, 192 and so on.
+# The shortest padded passage. From there on there are two lengths per octave: 64, 96, 128, 192 and so on.
 _PASSAGE = 64
 
-# Few questions are longer, and the decoder is a small part of the work.
+# Length in tokens that few questions exceed; the decoder is a small part of the work.
 _QUESTION = 32
 
-# Pairs of a batch.
+# Numbers of pairs of a batch.
 _ROWS = (8, 32)
 
 
 @dataclass(frozen=True)
 class T5Shapes:
-    """So few shapes that all of their programs can be compiled in advance, at the price of some padding.
+    """Shapes of batches, so few that all of their programs can be compiled in advance, at the price of some padding.
 
     Attributes:
       passages: padded lengths of passages, ascending; the last holds every passage.
-      questions: padded lengths of questions, likewise.
-      rows: pairs of a batch, ascending.
+      questions: padded lengths of questions, ascending; the last holds every question.
+      rows: numbers of pairs of a batch, ascending.
     """
 
     passages: tuple[int, ...]
@@ -29,7 +29,7 @@ class T5Shapes:
 
     @classmethod
     def of(cls, passage_length: int, question_length: int) -> "T5Shapes":
-        """The shapes for passages and questions of at most so many tokens."""
+        """Return the shapes for passages and questions of at most so many tokens."""
         passages, length = [], _PASSAGE
         while length < passage_length:
             passages += [length, length * 3 // 2]
@@ -38,15 +38,15 @@ class T5Shapes:
         return cls(tuple(passages), tuple(sorted({min(_QUESTION, question_length), question_length})))
 
     def passage(self, tokens: int) -> int:
-        """The padded length of passages whose longest has so many tokens."""
+        """Return the padded length of passages whose longest has so many tokens."""
         return next(length for length in self.passages if length >= tokens)
 
     def question(self, tokens: int) -> int:
-        """The padded length of questions whose longest has so many tokens."""
+        """Return the padded length of questions whose longest has so many tokens."""
         return next(length for length in self.questions if length >= tokens)
 
     def batches(self, order: Sequence[int]) -> Iterator[tuple[Sequence[int], int]]:
-        """Cuts pairs into batches; yields the pairs of each, and the rows to which it is filled up."""
+        """Divide pairs into batches; yields the pairs of each, and the number of rows to which it is filled up."""
         few, many = self.rows
         start = 0
         while (left := len(order) - start) > 0:
@@ -56,7 +56,7 @@ class T5Shapes:
             start += rows
 
     def every(self) -> list[tuple[int, int, int]]:
-        """All (rows, passage length, question length) that batches can have."""
+        """Return all (rows, passage length, question length) that batches can have."""
         return [
             (rows, passage, question) for rows in self.rows for passage in self.passages for question in self.questions
         ]

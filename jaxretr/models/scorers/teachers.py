@@ -1,4 +1,4 @@
-"""What scores passages inside a compiled step, whatever it is: a T5, a cross-encoder or a causal language model."""
+"""Teachers that score passages inside a compiled step: a T5, a cross-encoder or a causal language model."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,36 +15,36 @@ from jaxretr.models.t5 import PassagesRead, T5Config, T5Model
 
 
 class Teacher(Protocol):
-    """All of a scorer that is fixed while a program is compiled; hashable.
+    """Constants of a scorer while a program is compiled; hashable.
 
-    Its rows are what its encoder reads: a T5's are passages, others' are pairs of question and passage.
+    Its rows are the input of its encoder: a T5's are passages, others' are pairs of question and passage.
     """
 
     def row_lengths(self, passage_lengths: Any, question_lengths: Any) -> Any:
-        """The real tokens of rows, int32 [...], from those of their passages and questions, numpy's or JAX's int32 [...]."""
+        """Return the real tokens of rows, int32 [...], by those of passages and questions, numpy's or JAX's."""
         ...
 
     def longest_row(self, passage_width: int, question_width: int) -> int:
-        """The tokens that rows have at most, made from passages and questions of at most so many."""
+        """Return the largest number of tokens of a row of a passage and a question with at most so many tokens."""
         ...
 
     def abstract_params(self) -> Params:
-        """The shapes of the parameters, as ShapeDtypeStructs of float32."""
+        """Return the shapes of the parameters, as ShapeDtypeStructs of float32."""
         ...
 
 
 class SharingTeacher(Teacher, Protocol):
-    """Reads a passage once for all of its questions."""
+    """A teacher that reads a passage once for all of its questions."""
 
     def read(self, params: Params, passages: jax.Array, lengths: jax.Array, *, width: int, dtype: Any) -> Any:
-        """Reads passages.
+        """Read passages.
 
         Args:
           params: the scorer's parameters.
-          passages: token ids as the scorer's template for passages makes them, [E, P], padded on the right.
+          passages: token ids by the scorer's template for passages, [E, P], padded on the right.
           lengths: int32 [E].
-          width: no row is longer.
-          dtype: of the matmuls' operands.
+          width: length that no row exceeds.
+          dtype: type of the matmuls' operands.
 
         Returns:
           Any tree of arrays.
@@ -54,15 +54,15 @@ class SharingTeacher(Teacher, Protocol):
     def score(
         self, params: Params, read: Any, of: jax.Array, questions: jax.Array, lengths: jax.Array, *, dtype: Any
     ) -> jax.Array:
-        """Scores n questions, each against one of the passages that were read.
+        """Score n questions, each against one of the passages that were read.
 
         Args:
           params: the scorer's parameters.
-          read: what `read` gave.
-          of: which passage, int32 [n].
+          read: result of `read`.
+          of: number of each question's passage, int32 [n].
           questions: token ids by the scorer's template for questions, [n, T], padded on the right.
           lengths: int32 [n].
-          dtype: of the matmuls' operands.
+          dtype: type of the matmuls' operands.
 
         Returns:
           float32 [n]; higher is better.
@@ -72,7 +72,7 @@ class SharingTeacher(Teacher, Protocol):
 
 @dataclass(frozen=True)
 class T5Teacher:
-    """mean log p(question token | passage) by a T5: ART's own."""
+    """A T5 that scores by mean log p(question token | passage): ART's own teacher."""
 
     config: T5Config
     prompt: Prompt
@@ -105,7 +105,7 @@ class T5Teacher:
 
 @dataclass(frozen=True)
 class PairTeacher:
-    """What reads question and passage in one row: a cross-encoder, or a causal language model."""
+    """A teacher that reads question and passage in one row: a cross-encoder, or a causal language model."""
 
     config: CrossEncoderConfig | CausalLmConfig
     frame: PairFrame
@@ -128,16 +128,16 @@ class PairTeacher:
         width: int,
         dtype: Any,
     ) -> jax.Array:
-        """Scores n questions, each against a passage of its own.
+        """Score n questions, each against a passage of its own.
 
         Args:
           params: the scorer's parameters.
-          passages: token ids as the scorer's template for passages makes them, [n, P], padded on the right.
+          passages: token ids by the scorer's template for passages, [n, P], padded on the right.
           passage_lengths: int32 [n].
-          questions: likewise by its template for questions, [n, T].
+          questions: token ids by the scorer's template for questions, [n, T], padded on the right.
           question_lengths: int32 [n].
-          width: no row is longer.
-          dtype: of the matmuls' operands.
+          width: length that no row exceeds.
+          dtype: type of the matmuls' operands.
 
         Returns:
           float32 [n]; higher is better.
@@ -148,7 +148,7 @@ class PairTeacher:
     def score_rows(
         self, params: Params, tokens: jax.Array, lengths: jax.Array, seconds: jax.Array, *, dtype: Any
     ) -> jax.Array:
-        """Scores rows that are put together already, as `PairFrame.splice` gives them: float32 [n]."""
+        """Score rows that are already joined by `PairFrame.splice`: float32 [n]."""
         if isinstance(self.config, CrossEncoderConfig):
             return cross_encoder.relevance(self.config, params, tokens, lengths, seconds, dtype=dtype)
         return causal_lm.question_likelihood(self.config, params, tokens, lengths, seconds, dtype=dtype)
