@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import mlflow
 import pytest
 import tiny
+import wandb
 from mlflow.tracking import MlflowClient
 
 from jaxretr import errors
@@ -132,6 +133,7 @@ def test_values_arrive_in_wandb_and_a_resumed_run_continues(tracked: Path, monke
     with pytest.raises(SystemExit):
         run(tracked, monkeypatch, config, interrupted_after=3)
     run(tracked, monkeypatch, config)
+    wandb.teardown()  # Its service closes the files after `finish` has returned; the end of a process waits for it.
 
     id = json.loads((tracked / "run/trackers.json").read_text())["wandb"]
     files = sorted((tracked / "run/wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
