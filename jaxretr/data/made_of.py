@@ -53,7 +53,8 @@ def note_other_corpus(path: str | Path, setting: str, fingerprint: Callable[[], 
         log.warning(
             "%s=%s was made from another corpus than this run's: its passages are found by their ids alone; see that they "
             "are the same ones, or mine again",
-            *(setting, path),
+            setting,
+            path,
         )
 
 

@@ -119,7 +119,8 @@ def _judged(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Co
         log.warning(
             "%s: negatives.mined is 0 now, since data.mined is of other data; mine your own with jaxretr mine, and set "
             "--data.mined FILE --negatives.mined %d",
-            *(config.name, negatives.mined),
+            config.name,
+            negatives.mined,
         )
         negatives = dataclasses.replace(negatives, mined=0)
     if negatives.static and kind == "beir":
@@ -148,7 +149,8 @@ def _train_split(folder: Path, stated: str | None) -> str:
         log.warning(
             "%s: split '%s' has the only judgements, and is trained on; measure the model on other questions: on these it "
             "would look better than it is",
-            *(folder / "qrels", splits[0]),
+            folder / "qrels",
+            splits[0],
         )
         return splits[0]
     there = f"only {', '.join(splits)}" if splits else "none"
@@ -246,7 +248,8 @@ def _say(path: Path, split: str | None, dev: str | None, values: Mapping[str, An
         log.warning(
             "%s: trains on %s; no judgements choose a checkpoint (never those of a test split), so the last step's "
             "model is kept; add qrels/dev.tsv, or give --data.dev-questions and --data.dev-qrels",
-            *(path, trained),
+            path,
+            trained,
         )
         return
     log.info("%s: trains on %s; the best checkpoint is chosen by %s", path, trained, chosen)

@@ -356,7 +356,9 @@ class _Builder:
         if clashes.count:
             _log.warning(
                 "%s: %d passages have the id of another text (the first: %s); both texts are kept, and the later one is renamed",
-                *(self.path, clashes.count, clashes.first),
+                self.path,
+                clashes.count,
+                clashes.first,
             )
         return ids
 
@@ -369,12 +371,16 @@ class _Builder:
         if self.changed.count:
             _log.warning(
                 "%s: %d passages have another title or text in the corpus (the first: %s); the corpus's version is used",
-                *(self.path, self.changed.count, self.changed.first),
+                self.path,
+                self.changed.count,
+                self.changed.first,
             )
         if self.repeated.count:
             _log.warning(
                 "%s: a row names a passage twice, %d times (the first %s); it counts once",
-                *(self.path, self.repeated.count, self.repeated.first),
+                self.path,
+                self.repeated.count,
+                self.repeated.first,
             )
         if contradicted:
             _log.warning("%s: left out %d negatives that are positives of their question", self.path, contradicted)
@@ -390,7 +396,10 @@ class _Builder:
         if kept < total:
             _log.warning(
                 "%s: left out %d of %d questions, which have no positive passage; the first is on line %d",
-                *(self.path, total - kept, total, self.lines[int(np.argmin(has_positive))]),
+                self.path,
+                total - kept,
+                total,
+                self.lines[int(np.argmin(has_positive))],
             )
 
 

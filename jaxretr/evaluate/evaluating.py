@@ -325,7 +325,8 @@ def _loaded_scorer(rerank: "AnyScorer | None", depth: int, metrics: Sequence[str
         log.warning(
             "only the first %d hits of a question are re-ranked, and those behind them dropped: %s is lower for that; "
             "raise depth",
-            *(depth, ", ".join(deeper)),
+            depth,
+            ", ".join(deeper),
         )
     return loaded_scorer(rerank)
 

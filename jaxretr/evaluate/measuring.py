@@ -167,7 +167,9 @@ def warn_of_own(run: Run, qrels: metrics.Qrels, name: str) -> None:
         log.warning(
             "%s: the first hit of %d of %d questions has the question's own id and is not relevant; if the corpus contains "
             "the questions, give corpus and queries as well, so that they are left out",
-            *(name, len(own), len(best)),
+            name,
+            len(own),
+            len(best),
         )
 
 
@@ -187,7 +189,9 @@ def of_others(run: Run, own: Collection[str], passages: int, names: Sequence[str
     if short and len(run[short[0]]) < passages:
         log.warning(
             "%s: without the question itself %d questions have one hit less than the metrics look at (%d); search one deeper",
-            *(name, len(short), len(run[short[0]])),
+            name,
+            len(short),
+            len(run[short[0]]),
         )
     return kept
 

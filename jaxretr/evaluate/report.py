@@ -250,8 +250,10 @@ class Report:
         found = self.against[place]
         comparison = found.comparisons[metric]
         p_values = (
-            *(comparison.p_value, found.p_values_holm[metric]),
-            *(comparison.t_test_p_value, found.t_test_p_values_holm[metric]),
+            comparison.p_value,
+            found.p_values_holm[metric],
+            comparison.t_test_p_value,
+            found.t_test_p_values_holm[metric],
         )
         texts = (metric, *comparison.columns, *map(printed_p, p_values), comparison.counts)
         return [Cell(text) for text in texts]

@@ -138,7 +138,10 @@ def _warn_of_other_questions(runs: Sequence[Run], names: Sequence[str]) -> None:
         if missing := [question_id for question_id in questions if question_id not in found]:
             log.warning(
                 "%s lacks %d of %d questions (%s, ...): the other runs alone rank their passages",
-                *(name, len(missing), len(questions), missing[0]),
+                name,
+                len(missing),
+                len(questions),
+                missing[0],
             )
 
 
@@ -151,7 +154,11 @@ def _warn_of_short_lists(runs: Sequence[Run], names: Sequence[str]) -> None:
             log.warning(
                 "%s has fewer than %d hits for %d of %d questions; what it lacks there gets its lowest score. If it is "
                 "BM25's, whose score of all others is 0, add %s",
-                *(name, longest, short, len(found), of_each),
+                name,
+                longest,
+                short,
+                len(found),
+                of_each,
             )
 
 

@@ -279,18 +279,35 @@ def _loss_json(found: Robustness) -> dict[str, object]:
 
 def _losses(title: str, kinds: Mapping[str, Kind], found: TypoMetric) -> Grid:
     columns = (
-        *("typos", "draws", "changed", "clean", "typoed", "±", "loss %"),
-        *("difference", "95% interval", "p", "p (t-test)", "better/equal/worse"),
+        "typos",
+        "draws",
+        "changed",
+        "clean",
+        "typoed",
+        "±",
+        "loss %",
+        "difference",
+        "95% interval",
+        "p",
+        "p (t-test)",
+        "better/equal/worse",
     )
     rows = []
     for system, losses in found.losses.items():
         for kind, robust in losses.items():
             compared = robust.comparison
             cells = (
-                *(kind, str(kinds[kind].draws), f"{100 * kinds[kind].changed:.1f} %"),
-                *(f"{compared.mean_b:.4f}", f"{compared.mean_a:.4f}"),
-                *(_or_dash(robust.deviation, ".4f"), _or_dash(robust.relative_loss, ".1f")),
-                *(*compared.columns, printed_p(compared.p_value), printed_p(compared.t_test_p_value), compared.counts),
+                kind,
+                str(kinds[kind].draws),
+                f"{100 * kinds[kind].changed:.1f} %",
+                f"{compared.mean_b:.4f}",
+                f"{compared.mean_a:.4f}",
+                _or_dash(robust.deviation, ".4f"),
+                _or_dash(robust.relative_loss, ".1f"),
+                *compared.columns,
+                printed_p(compared.p_value),
+                printed_p(compared.t_test_p_value),
+                compared.counts,
             )
             rows.append(Row(system, list(map(Cell, cells))))
     return Grid(title, "system", columns, rows)

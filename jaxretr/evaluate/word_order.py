@@ -138,6 +138,7 @@ def _shuffled(
     if share < 0.5:
         log.warning(
             "%s: shuffling changes only %.0f %% of the questions: the others have one word between spaces, or few",
-            *(what, 100 * share),
+            what,
+            100 * share,
         )
     return Shuffled(len(split.qrels), share, {name: measured.robustness("shuffled", name) for name in names})

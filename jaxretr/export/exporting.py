@@ -184,7 +184,10 @@ def export(
             raise UsageError(f"--to {to} stores the texts as well: give the encoded passages as --corpus FILE")
         graph = {"m": hnsw_m, "ef_construction": ef_construction}
         written, summary, certificate = engines.export(
-            *(model, to, str(out), table),
+            model,
+            to,
+            str(out),
+            table,
             store=index,
             corpus=corpus,
             queries=queries,

@@ -72,9 +72,7 @@ def export(
         if note is not None:
             note.write(partial)
         name = out.absolute().name
-        card.write(
-            *(partial, name, encoder, note), source=str(source or name), prompts=prompts, run=run, license=license
-        )
+        card.write(partial, name, encoder, note, source=str(source or name), prompts=prompts, run=run, license=license)
         golden.write(partial, encoder, prompts)
         try:
             return verify(partial)

@@ -77,7 +77,11 @@ def export(
         if asked is not None:
             settings = engine_certificate.tune(_search(table), asked, targets, k, widths(k, _MOST_WIDTH))
             certificate = engine_certificate.certify(
-                *(_search(table), asked, settings, k, ("lancedb",)),
+                _search(table),
+                asked,
+                settings,
+                k,
+                ("lancedb",),
                 rows=meta.rows,
                 dim=meta.dim,
                 seed=seed,

@@ -50,7 +50,7 @@ def export(
     import_extra("onnxruntime", "export")
     encoder = mapped(encoder, DualEncoder.as_plain)
     return encoder_folders.export(
-        *(encoder, out, KIND), side=side, source=source, write=_write, verify=verify, readme=_readme
+        encoder, out, KIND, side=side, source=source, write=_write, verify=verify, readme=_readme
     )
 
 

@@ -196,7 +196,11 @@ class _Loader:
             f"ef_construction {facts.ef_construction}"
         )
         certificate = engine_certificate.certify(
-            *(self._search, asked, settings, k, ("psycopg", "pgvector")),
+            self._search,
+            asked,
+            settings,
+            k,
+            ("psycopg", "pgvector"),
             rows=facts.rows,
             dim=facts.dim,
             seed=self.seed,

@@ -77,7 +77,8 @@ def write(folder: Path, encoder: DualEncoder, prompts: Mapping[str, str]) -> Exp
     _log.warning(
         "sentence-transformers has one maximum length and cuts questions and passages at %d tokens; jaxretr goes on cutting "
         "questions at %d and passages at %d",
-        *(longest, *lengths.values()),
+        longest,
+        *lengths.values(),
     )
     return dataclasses.replace(note, **{f"max_{side}_length": length for side, length in lengths.items()})
 

@@ -57,7 +57,7 @@ def export(
     import_extra("flatbuffers", "export")
     encoder = mapped(encoder, DualEncoder.merge_lora)
     return encoder_folders.export(
-        *(encoder, out, KIND), side=side, source=source, write=_write, verify=verify, readme=_readme
+        encoder, out, KIND, side=side, source=source, write=_write, verify=verify, readme=_readme
     )
 
 

@@ -285,6 +285,9 @@ def _log_sampled(sampled: dict[str, int]) -> None:
     if "passages_without" in sampled:
         log.info(
             "%d of %d sentences of %d passages in %d documents were drawn; %d passages have none",
-            *(sampled["sampled"], sampled["sentences"], sampled["passages"], sampled["documents"]),
+            sampled["sampled"],
+            sampled["sentences"],
+            sampled["passages"],
+            sampled["documents"],
             sampled["passages_without"],
         )

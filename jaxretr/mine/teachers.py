@@ -159,7 +159,10 @@ class RunTeacher:
         if without:
             log.warning(
                 "%s: no hits for %d of %d queries (the first: '%s'); they are dropped",
-                *(self.path, len(without), len(task.query_ids), without[0]),
+                self.path,
+                len(without),
+                len(task.query_ids),
+                without[0],
             )
         ranked = [_best(run.get(id, {}), task.depth) for id in task.query_ids]
         wanted = {id for ids in ranked for id in ids}

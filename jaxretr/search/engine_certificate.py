@@ -142,7 +142,11 @@ def tune(search: WidthSearch, asked: Asked, targets: Sequence[float], k: int, wi
             log.warning(
                 "recall@%d of %g is not reached for certain: with %d candidates %.4f is certain on %d tuning questions; "
                 "give more questions, or a lower target",
-                *(k, target, width, certain[width], len(vectors)),
+                k,
+                target,
+                width,
+                certain[width],
+                len(vectors),
             )
         chosen.append(Width(target=target, width=width, reached=bool(enough)))
     return chosen
@@ -210,7 +214,7 @@ def check_again(certificate: Certificate, search: WidthSearch, asked: Asked) -> 
     for line in certificate.lines:
         stated = line.recalls[0]
         found = certificates.measure_recalls(
-            *(_at(search, line.width), asked.questions.vectors, asked.exact, asked.own, (line.tuned_k,))
+            _at(search, line.width), asked.questions.vectors, asked.exact, asked.own, (line.tuned_k,)
         )[0]
         if found.high < stated.low:
             problems.append(

@@ -414,7 +414,7 @@ def search(lists, scratch, base, words, ends, first, last, least, k, keys):
             # Float32 sums of so many numbers, of the scores and of the rest, are off by less than this factor.
             slack = 1 + (length + 2) * 2.4e-7
             held = _score_best(
-                *(lists, scratch, distinct[:number], times[:number], rest, common, least[question], slack, k, room)
+                lists, scratch, distinct[:number], times[:number], rest, common, least[question], slack, k, room
             )
         _write_best(scratch.candidates[:held], scratch.totals[:held], keys[question])
 
@@ -495,7 +495,7 @@ def _score_best(lists, scratch, distinct, times, rest, common, least, slack, k, 
     held = _collect(scratch, seen, threshold / slack - rest[i])
     if i < number:
         threshold = _completed_kth_best(
-            *(lists, distinct[i:], times[i:], candidates[:held], totals[:held], k, threshold, room, scratch.found)
+            lists, distinct[i:], times[i:], candidates[:held], totals[:held], k, threshold, room, scratch.found
         )
     while i < number:
         rare_rest = rest[i] - rest[common] if i < common else np.float32(0)

@@ -57,7 +57,9 @@ def search_bm25(
     if without := [found.question_id for found in hits if not found.ids]:
         log.warning(
             "%d of %d questions share no word with any passage and have no hits (%s, ...): evaluate counts them as 0",
-            *(len(without), len(hits), without[0]),
+            len(without),
+            len(hits),
+            without[0],
         )
     return SearchRun(hits, questions)
 

@@ -191,7 +191,8 @@ class ExactIndex:
         if not proven.all():
             log.info(
                 "%d of %d questions are not proven exact after the first pass; first_pass_recall measures them",
-                *(np.count_nonzero(~proven), len(proven)),
+                np.count_nonzero(~proven),
+                len(proven),
             )
         return scores, rows
 
@@ -219,7 +220,7 @@ class ExactIndex:
         else:
             assert self._host is not None
             slabs = cut_to_slabs(
-                *(self._mesh, [self._host], self._dtype, self._source), slab_rows=self._slab_rows, allowed=mask
+                self._mesh, [self._host], self._dtype, self._source, slab_rows=self._slab_rows, allowed=mask
             )
         return search_slabs(self._mesh, slabs, queries, k, self._block_rows)
 

@@ -137,8 +137,15 @@ class HostSearch:
             for start, values in _as_float32(rows[piece], None if scales is None else scales[piece]):
                 at = piece.start + start
                 loop(
-                    *(values, first + at, allowed[at : at + len(values)], self._queries[asked], questions),
-                    *(self._slopes[asked], self._least[asked], self._k, *lists),
+                    values,
+                    first + at,
+                    allowed[at : at + len(values)],
+                    self._queries[asked],
+                    questions,
+                    self._slopes[asked],
+                    self._least[asked],
+                    self._k,
+                    *lists,
                 )
 
         slices = min(len(self._scores), max(1, len(rows) // _LEAST_ROWS))
@@ -169,7 +176,7 @@ class HostSearch:
         def scan(asked: slice) -> int:
             lists = self._of_slice(0, asked)
             return host_loops.scan_scores(
-                *(products[asked], eps[asked], values, first, allowed, self._queries[asked], self._k, *lists)
+                products[asked], eps[asked], values, first, allowed, self._queries[asked], self._k, *lists
             )
 
         again = sum(run(scan, _cuts(len(self._queries), cpu_threads())))

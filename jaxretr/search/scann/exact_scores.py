@@ -111,8 +111,15 @@ def rescored(
     def piece(start: int, stop: int) -> None:
         each = slice(start, stop)
         _rescore_rows(
-            *(queries[each], found[each], approximate[each], base, added, slots),
-            *(scores[each], rows[each], counts[each]),
+            queries[each],
+            found[each],
+            approximate[each],
+            base,
+            added,
+            slots,
+            scores[each],
+            rows[each],
+            counts[each],
         )
 
     if threads < 2 or batch < 2 * threads:

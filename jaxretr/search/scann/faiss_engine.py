@@ -161,9 +161,13 @@ def _learnt(
     centres = np.zeros((leaves, dim), np.float32)
     if leaves > 1:
         means = faiss.Kmeans(
-            *(dim, leaves),
-            **{"niter": _ITERATIONS, "spherical": True, "seed": seed},
-            **{"min_points_per_centroid": 1, "max_points_per_centroid": len(rows)},  # of the whole sample, silently
+            dim,
+            leaves,
+            niter=_ITERATIONS,
+            spherical=True,
+            seed=seed,
+            min_points_per_centroid=1,  # no warning about small samples
+            max_points_per_centroid=len(rows),  # learn from the whole sample
         )
         means.train(rows)
         # Spherical k-means gives directions; as long as the rows are along them, the residuals are short.

@@ -61,8 +61,13 @@ def tuned(index: Measurable, questions: Questions | None, targets: Sequence[floa
             log.warning(
                 "recall@%d of %g is not reached for certain: the best setting (%s leaves, %d candidates) has %.4f on %d "
                 "tuning questions, of which %.4f is certain; give more questions, or a lower target",
-                *(k, setting.target, setting.leaves or "no", setting.candidates, setting.tuning_recall),
-                *(len(vectors), setting.certain),
+                k,
+                setting.target,
+                setting.leaves or "no",
+                setting.candidates,
+                setting.tuning_recall,
+                len(vectors),
+                setting.certain,
             )
     return filtering.tuned(index, questions, settings)
 

@@ -102,7 +102,10 @@ def update(
         if least < line.target:
             log.warning(
                 "recall@%d with %.1f%% of the passages allowed is %.4f, below %g: rebalance the index",
-                *(line.random.k, 100 * line.share, least, line.target),
+                line.random.k,
+                100 * line.share,
+                least,
+                line.target,
             )
     return Updated(folder, added, replaced, len(ids), len(index), index.certificate)
 
