@@ -1,6 +1,6 @@
-"""The recall certificate of an approximate index: what it finds of what exact search finds, and how fast.
+"""The recall certificate of an approximate index: the share of exact search's hits that it finds, and how fast.
 
-What is said of a kind of index alone is in its own file: scann/certificate.py, engine_certificate.py.
+The parts that belong to one kind of index are in files of their own: scann/certificate.py, engine_certificate.py.
 """
 
 import importlib.metadata
@@ -53,7 +53,7 @@ class Recall:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What a target's setting does.
+    """The recall and the speed of one target's setting.
 
     Attributes:
       target: recall@`tuned_k` asked for.
@@ -62,7 +62,7 @@ class Line:
       recalls: at `tuned_k` (first), 10 and 100.
       batch_per_second: questions, one thread, all in one batch, `tuned_k` results.
       single_per_second: questions one by one, one thread.
-      p50_ms, p99_ms: of these.
+      p50_ms, p99_ms: the median and the 99th percentile of the times of single questions, in milliseconds.
     """
 
     target: float
@@ -84,11 +84,11 @@ class Certificate(ABC):
     """The contents of certificate.json.
 
     Attributes:
-      questions: how many, none of which the settings were tuned on.
+      questions: the number of certification questions, none of which the settings were tuned on.
       of: "questions", or "passages" where passages of the index stood in for them.
       rows, dim: N and D.
       seed: of the split of the questions, and of other samples.
-      model: whose embeddings these are, where it is known.
+      model: the model that made the embeddings, where it is known.
       machine, threads: where the times were taken, and how many threads it has.
       versions: of Python, jaxretr, numpy and the index's library.
       lines: one for each target.
@@ -109,7 +109,7 @@ class Certificate(ABC):
 
     @abstractmethod
     def made(self) -> str:
-        """What the index is, for people."""
+        """Describe the index in words, for people."""
 
     def more(self) -> list[str]:
         """Lines that the table for people ends with."""
@@ -126,7 +126,7 @@ def recall_bounds(recalls: NDArray[np.float64], z: float = _Z) -> tuple[float, f
     each. So that all of few questions were answered perfectly proves little.
 
     Args:
-      recalls: of each question.
+      recalls: the recall of each question.
       z: how many standard errors to either side; 1.96 for 95% between the ends.
 
     Returns:
@@ -142,7 +142,7 @@ def recall_bounds(recalls: NDArray[np.float64], z: float = _Z) -> tuple[float, f
 
 
 def recall(found: NDArray[np.int64], exact: NDArray[np.int64], own: NDArray[np.int64], k: int) -> NDArray[np.float64]:
-    """Which share of the k exact neighbours of each question was found.
+    """Compute the share of each question's k exact neighbours that was found.
 
     Args:
       found: rows [B, at least k], and one more where a question is a row itself; -1 for none.
@@ -161,10 +161,10 @@ def recall(found: NDArray[np.int64], exact: NDArray[np.int64], own: NDArray[np.i
 
 
 def certain_recall(recalls: NDArray[np.float64], k: int) -> float:
-    """The recall@k that as many other questions show as well, with 99% certainty.
+    """The recall@k that as many other questions would reach with 99% certainty.
 
     Args:
-      recalls: of each tuning question.
+      recalls: the recall of each tuning question.
       k: depth.
     """
     # As though one more question had missed a neighbour: that few questions found all of them proves little.
@@ -174,7 +174,7 @@ def certain_recall(recalls: NDArray[np.float64], k: int) -> float:
 def measure_recalls(
     search: Search, questions: np.ndarray, exact: NDArray[np.int64], own: NDArray[np.int64], depths: Sequence[int]
 ) -> tuple[Recall, ...]:
-    """The recalls of a setting at some depths, each depth searched for by itself."""
+    """Measures the recalls of a setting at some depths, with a search of its own for each depth."""
     found = []
     for k in dict.fromkeys(min(depth, exact.shape[1]) for depth in depths):
         rows = search(questions, k + int((own >= 0).any()), cpu_threads())[1]
@@ -185,7 +185,7 @@ def measure_recalls(
 
 
 def measure_speed(search: Search, questions: np.ndarray, k: int) -> dict[str, float]:
-    """The times of `Line`; the first search warms up."""
+    """Measures the times of `Line`; the first search warms up."""
     search(questions[:64], k, 1)
     began = time.perf_counter()
     search(questions, k, 1)
@@ -221,7 +221,7 @@ def read(folder: Path, kind: type[C]) -> C:
 
     Args:
       folder: where it is.
-      kind: of the certificate.
+      kind: the class of certificate to read.
 
     Raises:
       UserError: it is missing or broken.

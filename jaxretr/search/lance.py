@@ -26,7 +26,7 @@ Expr: TypeAlias = Any
 """LanceDB's expression."""
 
 KIND = "lance"
-"""What the manifest of a folder calls it."""
+"""The kind that the manifest of a folder names."""
 
 TABLE = "passages"
 VECTOR = "embedding"
@@ -85,11 +85,11 @@ def batch(
 
 @dataclass(frozen=True)
 class Found:
-    """What a question found, best first.
+    """The hits of one question, best first.
 
     Attributes:
-      rows: int64 [n], n <= k.
-      ids: theirs.
+      rows: row numbers, int64 [n], n <= k.
+      ids: the rows' ids.
       scores: inner products, float64 sums rounded to float32, [n].
     """
 
@@ -100,14 +100,14 @@ class Found:
 
 @dataclass(frozen=True)
 class Only:
-    """Which rows may be found; see the attributes of `jaxretr.search.pgvector.searching.Only`."""
+    """The filter of a search; its fields are those of `jaxretr.search.pgvector.searching.Only`."""
 
     where: Where = field(default_factory=dict)
     allow: Sequence[str] | None = None
     deny: Sequence[str] = ()
 
     def condition(self, fields: Sequence[str]) -> Expr | None:
-        """The condition; None if every row may be found.
+        """The filter as LanceDB's expression; None if every row may be found.
 
         Raises:
           UserError: an unknown field, or what is no value of a field.

@@ -30,7 +30,7 @@ def loaded_scorer(scorer: AnyScorer) -> Scorer:
 
 
 def name_of_scorer(scorer: Scorer) -> str:
-    """What messages call a scorer: where it was loaded from."""
+    """The name of a scorer in messages: the place it was loaded from."""
     return scorer.source or "a scorer that was not loaded from a folder"
 
 

@@ -74,8 +74,8 @@ def bm25_searcher(
       settings: those of `Bm25Index.build`.
 
     Returns:
-      What finds the k best passages of B questions: scores float32 [B, min(k, N)], and the ids of each question's
-      hits, which may be fewer.
+      A function that finds the k best passages of B questions: scores float32 [B, min(k, N)], and the ids of each
+      question's hits, which may be fewer.
     """
     log.info("indexing %d passages", len(corpus))
     index = Bm25Index.build(corpus, **settings)

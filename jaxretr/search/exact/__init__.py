@@ -100,7 +100,7 @@ class ExactIndex:
         # Resident on the devices are all rows or none, as they are or rounded.
         self._rows: jax.Array | None = None
         self._rounded: rounding.FirstPass | None = None
-        # The host's array: streamed by every search, or read for the exact scores after a first pass.
+        # The host's array, which every search streams, or reads for the exact scores after a first pass.
         self._host: np.ndarray | None = None if fits and kind is None else embeddings
         self._slab_rows = _slab_rows(dim, self._dtype, self._mesh, 2 * _SLAB_BYTES)
         if kind is not None:

@@ -154,7 +154,7 @@ class HostSearch:
         list(run(scan, tasks) if len(tasks) > 1 else map(scan, tasks))
 
     def _add_rounded(self, run: Callable, rows: np.ndarray, first: int, allowed: np.ndarray) -> None:
-        """Scores a block by way of its bfloat16 rows."""
+        """Scores a block by its bfloat16 rows first."""
         [(_, values)] = _as_float32(rows, None)
         if rows.dtype == np.uint16:
             rounded = rows.view(jnp.bfloat16)
@@ -209,7 +209,7 @@ def _rounds(batch: int) -> bool:
 
 
 def _slices(batch: int, k: int) -> int:
-    """Of the rows, that have lists of their own."""
+    """The number of slices that the rows are cut into, each of which has lists of candidates of its own."""
     threads, panels = cpu_threads(), -(-batch // WIDTH)
     sharing = threads if batch * list_length(k) * 12 * threads > _LISTS_BYTES else threads // _SHARING
     return -(-threads // max(1, min(panels, sharing)))
@@ -237,7 +237,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 def _cuts(count: int, parts: int) -> list[slice]:
-    """Cuts `count` places to so many slices, none of them empty."""
+    """Cuts `count` places into at most so many slices, none of them empty."""
     cuts = np.linspace(0, count, max(1, min(parts, count)) + 1).astype(int).tolist()
     return [slice(*cut) for cut in itertools.pairwise(cuts)]
 

@@ -20,7 +20,7 @@ sql = import_extra("psycopg.sql", "pgvector")
 pgvector = import_extra("pgvector.psycopg", "pgvector")
 
 Connection: TypeAlias = Any
-"""psycopg's, whose rows are tuples."""
+"""A psycopg connection whose rows are tuples."""
 
 # hnsw.iterative_scan, which filters need.
 _LEAST_PGVECTOR = (0, 8)

@@ -29,12 +29,12 @@ _SCAN_MEMORY = 4
 
 @dataclass(frozen=True)
 class Found:
-    """What a question found, best first.
+    """The hits of one question, best first.
 
     Attributes:
-      rows: their numbers.
-      ids: theirs.
-      scores: inner products.
+      rows: row numbers.
+      ids: the rows' ids.
+      scores: inner products with the question.
     """
 
     rows: list[int]
@@ -44,12 +44,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Only:
-    """Which rows may be found; see `jaxretr.search.filters`.
+    """The filter of a search; see `jaxretr.search.filters`.
 
     Attributes:
-      where: field -> the value, or several.
-      allow: ids of the only ones; None: all.
-      deny: ids of others.
+      where: field -> the value that a row must have, or several of which it must have one.
+      allow: ids of the only rows that may be found; None: all.
+      deny: ids of rows that may not be found.
     """
 
     where: Where = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Only:
         return bool(self.where) or self.allow is not None or bool(self.deny)
 
     def condition(self, fields: Sequence[str]) -> tuple[Sql, dict[str, Any]]:
-        """The condition, and its parameters.
+        """The filter as a condition of SQL, and its parameters.
 
         Raises:
           UserError: an unknown field, or what is no value of a field.

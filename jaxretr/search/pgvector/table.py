@@ -22,7 +22,7 @@ from jaxretr.search.pgvector.connections import Connection
 sql = import_extra("psycopg.sql", "pgvector")
 
 Sql: TypeAlias = Any
-"""What psycopg.sql composes of literals and quoted names."""
+"""A statement or part of one that psycopg.sql composed of literals and quoted names."""
 
 FORMAT = 1
 
@@ -34,24 +34,24 @@ Indexed = Literal["vector", "halfvec", "none"]
 
 
 def indexed_as(dim: int) -> Indexed:
-    """What an index of vectors of D dimensions can hold."""
+    """The type in which an HNSW index can hold vectors of D dimensions; "none" if there are too many."""
     return "vector" if dim <= MOST_DIM else "halfvec" if dim <= MOST_HALF_DIM else "none"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableFacts:
-    """What an export states about a table.
+    """The facts that an export states about a table.
 
     Attributes:
       format: FORMAT.
       model, model_fingerprint, texts_fingerprint, compute: as in the embedding store.
-      rows, dim: of the export, N and D.
+      rows, dim: N and D of the export.
       vectors_sha256: over the vectors as float32, little endian, in the order of rows.
-      indexed: what the HNSW index holds.
-      m, ef_construction: of that index.
+      indexed: the type in which the HNSW index holds the vectors.
+      m, ef_construction: the parameters of that index.
       settings: one for each target; empty without an index.
-      certificate: what was measured; None for too few rows.
-      seed: of the samples.
+      certificate: the measured recall and speed; None for too few rows.
+      seed: the seed of the samples.
       jaxretr, postgresql, pgvector: versions.
     """
 
@@ -113,7 +113,7 @@ def read_state(connection: Connection, address: Address, known: State | None = N
     Args:
       connection: in a transaction.
       address: of the table.
-      known: what was read before: the facts are read again only if something was written since.
+      known: the state that was read before; the facts are read again only if something was written since.
 
     Raises:
       UserError: another program or another version wrote the table.
@@ -164,5 +164,5 @@ def holds(value: str) -> bool:
 
 
 def as_json(value: Any) -> str:
-    """JSON to be sent; callers check that floats are finite."""
+    """A value as JSON to be sent; callers check that floats are finite."""
     return json.dumps(dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False)

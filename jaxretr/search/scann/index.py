@@ -43,10 +43,10 @@ class ScannIndex:
     products.
 
     Attributes:
-      facts: of the index, as it was built or loaded.
+      facts: the index's facts, as it was built or loaded.
       rows: vectors and ids.
-      questions: those of tuning and certificate, if there are any.
-      certificate: what was measured, if it was.
+      questions: the tuning and the certification questions, if there are any.
+      certificate: the measured recall and speed, if they were measured.
       searcher: the engine over the rows, to be asked with numbers in place of a target.
     """
 
@@ -118,10 +118,10 @@ class ScannIndex:
           questions: question embeddings [Q, D]; one half, drawn by `seed`, tunes and the other certifies (at most
             2000 each). Without them passages of the index replace them, whose neighbours are easier to find:
             the certificate states it.
-          num_leaves: of the tree; by default the square root of N, and none below 20,000 passages. 1 for no tree.
+          num_leaves: leaves of the tree, 1 for no tree; by default the square root of N, and 1 below 20,000 passages.
           train_size: passages that tree and codes are learnt from; by default a third of them, at least 20,000.
-          engine: whose codes propose the candidates, "scann" (trained in another process) or "faiss".
-          seed: of that sample and of the split.
+          engine: the engine that proposes the candidates, "scann" (trained in another process) or "faiss".
+          seed: seed of that sample and of the split.
           workdir: where the files are made; by default the system's folder for temporary files.
           advance: told how many more passages are done.
 
@@ -216,7 +216,7 @@ class ScannIndex:
           queries: question embeddings [B, D], cast to float32.
           k: results per question; as many are returned as there are passages that may be found, if that is less.
           target_recall: one of the targets of the build; the first one by default.
-          threads: to divide the questions among; all of the machine by default.
+          threads: threads to divide the questions among; all of the machine by default.
           allow: ids of the only passages that may be found; all by default.
           deny: ids of passages that may not be found.
 
@@ -338,8 +338,8 @@ class ScannIndex:
         """Learns tree and codes from the passages as they are now, tunes again, and certifies.
 
         Args:
-          num_leaves: of the new tree; as for `build` by default.
-          workdir: as for `build`.
+          num_leaves: leaves of the new tree; the default is that of `build`.
+          workdir: see `build`.
         """
         self._can_change()
         facts, n = self.facts, len(self)
@@ -413,5 +413,5 @@ def _train(folder: Path, plan: Plan, seed: int, advance: Advance) -> None:
 
 
 def _article(plan: Plan) -> str:
-    """How messages call an index of this plan."""
+    """The name of an index of this plan in messages, with its article."""
     return "an exact" if plan.kind == "exact" else f"a {engine_of(plan.engine).label}"

@@ -33,12 +33,12 @@ _SCORE_TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Updated:
-    """What an update did.
+    """The outcome of an update.
 
     Attributes:
       folder: the index.
-      added, replaced, deleted: numbers of passages.
-      passages: how many there are now.
+      added, replaced, deleted: the number of passages of each.
+      passages: the number of passages afterwards.
       certificate: the recall measured afterwards.
     """
 
@@ -176,7 +176,7 @@ def verify(folder: str | Path) -> str:
 
 
 def _changed_neighbours(index: ScannIndex, questions: Questions) -> list[str]:
-    """Whether exact search over the folder's vectors gives the neighbours that were noted."""
+    """Whether exact search over the folder's vectors finds other neighbours than those that were noted."""
     golden = slice(questions.tuning, questions.tuning + _GOLDEN)
     vectors = questions.vectors[golden]
     own = questions.own_rows(index.rows.row_of(), golden)
