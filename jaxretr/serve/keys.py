@@ -26,8 +26,8 @@ class Key:
     """A line of the file.
 
     Attributes:
-      name: what logs show in place of the key.
-      scopes: what it may do; "admin" includes all others, "write" reading.
+      name: the name that logs show in place of the key.
+      scopes: the permissions of the key; "admin" includes all others, and "write" includes "read".
       digest: sha256 of the key, hexadecimal.
     """
 

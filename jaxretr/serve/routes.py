@@ -32,7 +32,7 @@ from jaxretr.serve.service import Embedded, Service
 
 
 class Departed(Problem):
-    """The client left before the answer; nobody reads this."""
+    """An error: the client left before the answer; nobody reads it."""
 
     status = 499
 
@@ -69,7 +69,7 @@ class ServedRoute(APIRoute):
     """Refuses unknown parameters, reads a body as strict JSON, and cancels the work when its client leaves."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Overrides FastAPI's."""
+        """Overrides FastAPI's method."""
         handler = super().get_route_handler()
         body = None if self.body_field is None else self.body_field.field_info.annotation
         known = [field.alias for field in self.dependant.query_params]

@@ -35,10 +35,10 @@ def open(text: str, *, name: str, encoder: Encoder | None = None) -> "LanceIndex
 
 
 class LanceIndex:
-    """A `ServedIndex`; see `jaxretr.serve.served`.
+    """A LanceDB table as a `ServedIndex`; see `jaxretr.serve.served`.
 
     Attributes:
-      name: what requests call it.
+      name: its name in requests.
     """
 
     def __init__(self, folder: Path, name: str, encoder: Encoder | None):
@@ -58,7 +58,7 @@ class LanceIndex:
 
     @property
     def dim(self) -> int:
-        """D."""
+        """The vectors' dimensions, D."""
         return self._table.dim
 
     @property

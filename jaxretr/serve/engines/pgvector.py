@@ -46,7 +46,7 @@ def open(
         password in ~/.pgpass or PGPASSWORD.
       name: what requests call the index.
       encoder: the model of the service; None: the table's model is not compared with it.
-      connections: to the database, at most so many.
+      connections: the most connections to the database.
       timeout_s: seconds that a statement may take.
 
     Raises:
@@ -57,7 +57,7 @@ def open(
 
 
 class PgvectorIndex:
-    """A `WritableIndex`; see `jaxretr.serve.served`.
+    """A table in PostgreSQL as a `WritableIndex`; see `jaxretr.serve.served`.
 
     Each write is one transaction; writes are ordered, since each begins by incrementing the sequence number. If an export
     replaces the table, the next request notices.
@@ -88,7 +88,7 @@ class PgvectorIndex:
 
     @property
     def dim(self) -> int:
-        """D."""
+        """The vectors' dimensions, D."""
         return self._known.facts.dim
 
     @property
