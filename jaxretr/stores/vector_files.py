@@ -22,7 +22,7 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 def bytes_a_row(dim: int, dtype: str) -> int:
-    """What a row takes on disk, its scale included."""
+    """The bytes of a row of D dimensions on disk, its scale included."""
     return dim * numpy_dtype(dtype).itemsize + (4 if dtype == "int8" else 0)
 
 
@@ -44,7 +44,7 @@ def quantise(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def dequantise(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """int8 [n, D] and float32 [n] -> float32 [n, D]."""
+    """Multiplies rows int8 [n, D] by their scales float32 [n]; returns float32 [n, D]."""
     return values.astype(np.float32) * np.asarray(scales, np.float32)[:, None]
 
 
@@ -59,7 +59,7 @@ def write_npy(file: IO[bytes], values: np.ndarray) -> None:
 
 
 def read_npy(path: str | Path, dtype: str) -> np.ndarray:
-    """Memory-maps what `write_npy` wrote.
+    """Memory-maps an array that `write_npy` wrote.
 
     Raises:
       ValueError: it holds another dtype, or is cut short.
