@@ -68,13 +68,13 @@ _TARGETS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written and verified.
+    """The outcome of an export, which is written and verified.
 
     Attributes:
-      folder: the export; of "pgvector" the table of the database, without a password.
-      to: its target.
-      summary: what it contains and what was verified, in one line.
-      certificate: the recall that was measured; of "scann", "pgvector" and "lance" only.
+      folder: the export; for "pgvector" the table of the database, without a password.
+      to: the target.
+      summary: a line that says what it contains and what was verified.
+      certificate: the measured recall; for "scann", "pgvector" and "lance" only.
     """
 
     folder: Path | str
@@ -92,8 +92,8 @@ class Verification:
     """A folder that is intact.
 
     Attributes:
-      folder: what was verified, as it was given.
-      summary: what agrees, in one line.
+      folder: the folder that was verified, as it was given.
+      summary: a line that says what agrees.
     """
 
     folder: str
@@ -147,14 +147,14 @@ def export(
       faiss_kind: "flat" (default), "hnsw", "ivfpq", "int8", "binary" or an index_factory string.
       queries: for "scann", "faiss", "live" and databases: questions for measuring the recall; passages of the store by
         default.
-      k: for "scann", "faiss" and databases: of recall@k; 10 by default.
-      seed: for the same: of the samples; 0 by default.
-      target_recall: for "scann" and databases: one or several; 0.95 by default.
+      k: for "scann", "faiss" and databases: the depth of recall@k; 10 by default.
+      seed: for the same targets: the seed of the samples; 0 by default.
+      target_recall: for "scann" and databases: one target or several; 0.95 by default.
       train_size: for "scann": passages to train on; chosen by default.
-      engine: for "scann" and "live": whose codes propose the candidates, "scann" or "faiss"; by default ScaNN's, for "live"
-        FAISS's where ScaNN does not work.
-      table: for "pgvector": its name, after the schema and a dot if it has one; "passages" by default.
-      hnsw_m, ef_construction: for databases: of the HNSW graph; the target's defaults.
+      engine: for "scann" and "live": the engine that proposes the candidates, "scann" or "faiss"; by default ScaNN, for
+        "live" FAISS where ScaNN does not work.
+      table: for "pgvector": the table's name, after the schema and a dot if it has one; "passages" by default.
+      hnsw_m, ef_construction: for databases: parameters of the HNSW graph; by default the target's own.
 
     Raises:
       UsageError: an option that the target does not take, or one that it needs is missing.
@@ -372,9 +372,9 @@ def update(
         passage whose id exists replaces the old one.
       delete: ids, or a file with one id per line.
       rebalance: retrain tree and codes and tune again; automatic once many of the passages have changed.
-      model: of a live index: its encoder, if the name that the index has for it leads nowhere.
-      dtype: of a live index: of the encoder's matmuls; None: "auto".
-      batch_size: of a live index: passages a batch; None: what suits the device.
+      model: for a live index: its encoder, if the name that the index has for it leads nowhere.
+      dtype: for a live index: the dtype of the encoder's matmuls; None: "auto".
+      batch_size: for a live index: passages per batch; None: chosen for the device.
 
     Raises:
       UserError: the folder is neither or is in use, an id is not in the index, or another model encoded `add`.
@@ -397,7 +397,7 @@ def update(
 
 
 def _verify_export(folder: Path, library: Library | None) -> str:
-    """Checks an export of any target; returns what agrees."""
+    """Checks an export of any target; returns a summary of what agrees."""
     if manifest.is_export(folder):
         kind = manifest.read(folder).kind
         if library is not None:

@@ -11,12 +11,12 @@ from jaxretr.models.rotary_config import RotaryConfig
 
 
 class _Sight(NamedTuple):
-    """Names of what the layers of one kind, global or local, see of the texts.
+    """The names of the inputs to attention that the layers of one kind, global or local, share.
 
     Attributes:
-      cos: of each position's angles, float32 [length, 1, d].
-      sin: likewise, negative in the first half of d.
-      bias: hides keys, float32, broadcastable to [batch, heads, queries, keys].
+      cos: the cosines of each position's angles, float32 [length, 1, d].
+      sin: the sines, in the same shape, negated in the first half of d.
+      bias: the bias that hides keys, float32, broadcastable to [batch, heads, queries, keys].
     """
 
     cos: str
@@ -49,7 +49,7 @@ def _number(graph: Graph, value: int) -> str:
 
 
 def _sight(graph: Graph, config: RotaryConfig, place: str, padding: str, *, local: bool) -> _Sight:
-    """What the layers of one kind see; `place` holds the positions, int64 [length]."""
+    """Adds the angles and the bias for the layers of one kind; `place` holds the positions, int64 [length]."""
     theta, scaling = (config.local_rope_theta, None) if local else (config.rope_theta, config.rope_scaling)
     turns = rotary_frequencies(config.head_dim, theta, scaling)
     # From the frequencies, not as tables, which would be as long as the longest text.
