@@ -10,12 +10,12 @@ from jaxretr.storage.files import atomic_write
 
 
 def write_array(path: Path, shape: Sequence[int], dtype: DTypeLike, blocks: Iterable[np.ndarray]) -> None:
-    """Writes an .npy file that is there when it is whole; no more of it is in memory than a block.
+    """Writes an .npy file that appears when it is complete; no more than a block is in memory.
 
     Args:
       path: the file.
-      shape: of the array, [rows, ...].
-      dtype: of its numbers.
+      shape: the array's shape, [rows, ...].
+      dtype: the dtype of its numbers.
       blocks: arrays [n, ...] that together are all rows.
 
     Raises:

@@ -1,7 +1,8 @@
 """A corpus as columns on disk, mapped into memory: the processes of a host share its pages, and none copies the texts.
 
 It is made once from the corpus's file, next to the token stores, and reused while the file's size and modification time
-are unchanged, or a named data set's version and checksums. 21 million passages then need neither minutes of reading nor 20 GB of strings in each process.
+are unchanged, or a named data set's version and checksums. 21 million passages then need neither minutes of reading nor
+20 GB of strings in each process.
 """
 
 import contextlib

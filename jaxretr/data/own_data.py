@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _DEV_SPLITS = ("dev", "validation", "val", "valid")
 _TRAIN = "train"
 
-# Questions that are held out if there is no such split; at most a tenth of them.
+# The most questions that are held out if there is no such split; never more than a tenth of all.
 _HELD_OUT = 1000
 
 # Training formats without the passages' texts.
@@ -137,7 +137,7 @@ def _judged(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Co
 
 
 def _own_corpus(path: Path) -> Path | None:
-    """The passages of a training set with their ids alone, if its collection has them as well."""
+    """The passages' table for a training set with their ids alone, if its collection has them as well."""
     return path.sibling(CORPUS) if isinstance(path, DataName) else None
 
 
@@ -234,7 +234,7 @@ def _with_metric_of_judgements(config: Any) -> Any:
 
 
 def _say(path: Path, split: str | None, dev: str | None, values: Mapping[str, Any], stated: bool) -> None:
-    """Logs what is trained on, and what chooses the best checkpoint; `split` and `dev` are those of a BEIR folder."""
+    """Logs the training data, and the data that choose the best checkpoint; `split` and `dev` are a BEIR folder's."""
     trained = (
         f"split {split}" if split else "questions of no split" if values.get("exclude_splits") else "its questions"
     )
