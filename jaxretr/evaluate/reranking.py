@@ -52,7 +52,7 @@ def rerank(
 
 
 def hits_of(run: Run) -> Sequence[Hits]:
-    """A run as the hits of each question, best first: in a search's own order, else as trec_eval ranks them."""
+    """The hits of each question of a run, best first: in a search's own order, else as trec_eval ranks them."""
     if isinstance(run, SearchRun):
         return run.hits
     hits = []

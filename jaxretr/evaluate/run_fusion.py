@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, repr=False)
 class Fused:
-    """What was fused.
+    """The run made by fusing runs.
 
     Attributes:
       run: {question id: {passage id: score}}, best first.
@@ -35,7 +35,7 @@ class Fused:
 
     @property
     def hits(self) -> int:
-        """Passages of all questions."""
+        """The number of passages of all questions together."""
         return sum(map(len, self.run.values()))
 
     def __repr__(self) -> str:
@@ -65,12 +65,12 @@ def fuse(
     Args:
       runs: at least two files, or {question id: {passage id: score}}.
       method: "interpolation" or "rrf".
-      weights: of all runs but the first, whose weight is 1.
-      normalise: "none" or "minmax": of each run's scores of a question.
+      weights: the weights of all runs but the first, whose weight is 1.
+      normalise: "none" or "minmax": how to normalise each run's scores of a question.
       missing: for each run the score of passages that it lacks: "lowest" (default) or "zero".
       k: passages per question.
       tune: judgements, or their file: choose the weight of two runs by them instead.
-      metric: to maximise; "recall@100" by default.
+      metric: the metric to maximise; "recall@100" by default.
       grid: "log" (default), "paper", or the weights to try.
       trec_ids: refuse ids that a TREC run cannot represent.
 
@@ -132,7 +132,7 @@ def _check_arguments(
 
 
 def _warn_of_other_questions(runs: Sequence[Run], names: Sequence[str]) -> None:
-    """Says which run lacks questions that another one has."""
+    """Warns of a run that lacks questions which another one has."""
     questions = dict.fromkeys(name for found in runs for name in found)
     for found, name in zip(runs, names, strict=True):
         if missing := [question_id for question_id in questions if question_id not in found]:
@@ -146,7 +146,7 @@ def _warn_of_other_questions(runs: Sequence[Run], names: Sequence[str]) -> None:
 
 
 def _warn_of_short_lists(runs: Sequence[Run], names: Sequence[str]) -> None:
-    """Says which run has lists of different lengths, as BM25 has where few passages share a word with the question."""
+    """Warns of a run with lists of different lengths, as BM25's where few passages share a word with the question."""
     for number, (found, name) in enumerate(zip(runs, names, strict=True)):
         longest = max(map(len, found.values()), default=0)
         if short := sum(0 < len(hits) < longest for hits in found.values()):
