@@ -1,4 +1,4 @@
-"""`jaxretr fuse`: one run of several."""
+"""`jaxretr fuse`: one run made of several."""
 
 import argparse
 
