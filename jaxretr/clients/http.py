@@ -51,7 +51,7 @@ class Client:
         key = os.environ.get("JAXRETR_KEY") if key is None else key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.url, self.timeout, self.retries = url.rstrip("/"), timeout, retries
-        self._only: str | None = None  # the service's index, where nobody names one
+        self._only: str | None = None  # the service's only index, used where none is named
         self._most_bytes: int | None = None  # of a request's body, once the service was asked
         self._client = self._httpx.Client(base_url=self.url, headers=headers, timeout=timeout)
 

@@ -10,7 +10,7 @@ _OPTIONS = (
     *("table", "hnsw_m", "ef_construction"),
 )
 
-# The same as in jaxretr/export/exporting.py, which imports numpy.
+# A copy of the list in jaxretr/export/exporting.py, which imports numpy.
 _TARGETS = (
     *("huggingface", "sentence-transformers", "jaxretr"),
     *("onnx", "stablehlo"),

@@ -23,7 +23,7 @@ def write_array(path: Path, shape: Sequence[int], dtype: DTypeLike, blocks: Iter
     """
     dtype = np.dtype(dtype)
     with atomic_write(path, "wb") as file:
-        # Not np.save: on a full disk it raises an error that has lost the operating system's reason.
+        # np.save would raise an error without the operating system's reason on a full disk.
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": tuple(shape)}
         np.lib.format.write_array_header_1_0(file, header)
         rows = 0

@@ -85,7 +85,7 @@ def _write(folder: Path, stream: CorpusStream) -> None:
         meta = {"rows": stream.num_rows, "fingerprint": stream.fingerprint, "source": stream.name}
         (partial / _META).write_text(json.dumps(meta, indent=2), encoding="utf-8")
         if _open(folder) is None:
-            # Missing, or incomplete, so that nobody reads it.
+            # The folder is missing, or incomplete and not read by any process.
             shutil.rmtree(folder, ignore_errors=True)
             try:
                 os.rename(partial, folder)

@@ -187,7 +187,7 @@ def _raw_pieces(path: Path, size: int | None = None, cut_lines: bool = False) ->
             file = stack.enter_context(open(path, "rb"))
             stream: BinaryIO = file
             pieces: Iterable[bytes] = file
-            # By content, not by name: a renamed download still reads.
+            # The content decides, not the name: a renamed download still reads.
             if file.peek(2)[:2] == b"\x1f\x8b":
                 stream = cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=file)))
                 pieces = iter(lambda: stream.readline(_LONGEST_BYTES + 1), b"")

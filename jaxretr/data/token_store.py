@@ -129,7 +129,7 @@ class TokenStore:
           tokenizer: a tokenizer that `load_tokenizer` gave.
           template: the template by which rows are built.
           max_length: the most ids of a row.
-          prompt: put before every text (see `template_rows`).
+          prompt: the text to put before every text (see `template_rows`).
           workers: chunks in progress at once. The Rust library uses all cores for each chunk; a second worker (the
             default) keeps it busy while the first turns its ids into arrays.
           chunk_rows: rows per chunk, which is the most that a kill loses.
@@ -390,7 +390,7 @@ def _columns(content: Corpus | Sequence[str], template: Template) -> tuple[tuple
 
 
 def _npy(array: np.ndarray) -> bytes:
-    # Not np.save into the file: on a full disk it raises an OSError without that reason.
+    # np.save into the file would raise an OSError without the reason on a full disk.
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()

@@ -25,7 +25,7 @@ class Ragged:
     """Rows of different lengths, concatenated.
 
     Attributes:
-      offsets: where each row begins, int64 [n + 1].
+      offsets: the place where each row begins, int64 [n + 1].
       values: all rows, [offsets[n]].
     """
 

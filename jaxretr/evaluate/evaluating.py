@@ -163,7 +163,7 @@ def evaluate_run(
         trec_eval.
       queries: the questions, wherever a corpus is given with judgements, and for a run that has no ids of its questions, as
         DPR's results: they are found by their text.
-      match: how answers are matched, "string" or "regex".
+      match: the way to match answers, "string" or "regex".
       baselines: runs, as files; models, as folders or hub names, and "bm25" search the corpus for the questions.
       metrics: ndcg@10, mrr@10 and recall@100 by default, or acc@1, acc@5, acc@20 and acc@100 with answers.
       relevance_level: the lowest grade that counts as relevant, except for ndcg.

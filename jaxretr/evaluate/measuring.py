@@ -1,4 +1,4 @@
-"""From a search or a run to the values of every question."""
+"""The values of every question, computed from a search or a run."""
 
 import logging
 import re
@@ -25,7 +25,7 @@ Run = Mapping[str, Mapping[str, float]]
 Search = Callable[[Sequence[Question], int], tuple[np.ndarray, Sequence[Sequence[str]]]]
 """A function of B questions and k that returns scores float32 [B, k] and passages' ids, fewer than k for fewer hits."""
 Values = dict[str, dict[str, float]]
-"""{metric: {question id: value}}"""
+"""The values of every question: {metric: {question id: value}}."""
 Measure = Callable[[Run, Sequence[str], str], Values]
 """A function of a run, the names of metrics and the run's name for errors that returns the values of every question."""
 

@@ -119,7 +119,7 @@ class MtebModel:
 
         Args:
           inputs: batches with the column "text"; of documents also "body" and, where there are titles, "title".
-          task_metadata, hf_split, hf_subset: of the task; no encoder here has prompts of its own for tasks.
+          task_metadata, hf_split, hf_subset: the task; encoders have no prompts of their own for tasks.
           prompt_type: queries go through the question tower, and everything else (documents, and texts of tasks without
             roles) through the passage tower.
           precision: None or "float32".
@@ -170,7 +170,7 @@ class MtebModel:
 
         Args:
           corpus: a data set with the columns id, text and, where there are titles, title.
-          task_metadata, hf_split, hf_subset: of the task.
+          task_metadata, hf_split, hf_subset: the task, its split and its subset.
           encode_kwargs: arguments for `encode`.
           num_proc: processes that prepare the texts.
           **kwargs: none yet; for mteb's extensions.
@@ -196,7 +196,7 @@ class MtebModel:
 
         Args:
           queries: a data set with the columns id and text.
-          task_metadata, hf_split, hf_subset: of the task.
+          task_metadata, hf_split, hf_subset: the task, its split and its subset.
           top_k: hits per query.
           encode_kwargs: arguments for `encode`.
           top_ranked: {query id: candidates}, for re-ranking tasks.

@@ -109,7 +109,7 @@ class Report:
 
     @property
     def means(self) -> dict[str, dict[str, float]]:
-        """{system: {metric: mean over all questions}}; the first is the run, the others are the baselines."""
+        """The means over all questions, {system: {metric: mean}}; the first is the run, the others are baselines."""
         return {
             name: {metric: self.mean(place, metric) for metric in self.metrics} for place, name in enumerate(self.names)
         }

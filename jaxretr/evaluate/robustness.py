@@ -105,7 +105,7 @@ class AlteredValues:
     draws: dict[str, list[Values]]
 
     def of_draws(self, alteration: str, metric: str) -> list[dict[str, float]]:
-        """{question id: value} of each draw."""
+        """The values of each draw, {question id: value}."""
         return [values[metric] for values in self.draws[alteration]]
 
     def robustness(self, alteration: str, metric: str) -> Robustness:

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 Run = Mapping[str, Mapping[str, float]]
 Values = dict[str, NDArray[np.float64]]
-"""{measure: float64 [B]}: rbo, residual, extrapolated, and overlap@1, @10 and @100, those that the depth reaches."""
+"""The values of each measure, float64 [B]: rbo, residual, extrapolated, and overlap@1, @10, @100 within the depth."""
 
 _CUTS = (1, 10, 100)
 
@@ -32,7 +32,7 @@ class RunOverlap:
 
     Attributes:
       reference: the name of the run that the others are compared with.
-      ids: its questions, B of them.
+      ids: the ids of its B questions.
       p: the parameter of rank-biased overlap.
       depth: the ranks that were compared.
       values: {run: the values of each question}.

@@ -147,7 +147,7 @@ def bootstrap_interval(
       differences: value of a minus value of b on each question, float64 [B], B at least 1.
       confidence: coverage, in (0, 1).
       resamples: number of draws of B questions.
-      seed: of the draws.
+      seed: seed of the draws.
 
     Returns:
       The lower and the upper end.
@@ -163,9 +163,9 @@ def bootstrap_band(
 
     Args:
       values: float64 [B, K], B at least 1.
-      confidence: coverage of each interval by itself, in (0, 1).
+      confidence: coverage of each single interval, in (0, 1).
       resamples: number of draws of B questions.
-      seed: of the draws.
+      seed: seed of the draws.
 
     Returns:
       The lower and the upper ends, float64 [K] each.

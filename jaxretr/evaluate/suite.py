@@ -33,7 +33,7 @@ _RESULT = "result.json"
 _SUITE = "suite.json"
 
 Means = dict[str, float]
-"""{metric: mean}"""
+"""The mean of each metric."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class DataSet:
 
     Attributes:
       name: its path below the suite's folder, with slashes.
-      folder: its path.
+      folder: its path on disk.
       split: the split of its judgements.
     """
 
@@ -96,7 +96,7 @@ class SuiteReport:
 
     @property
     def groups(self) -> dict[str, Means]:
-        """{folder of several data sets: their means}, deepest first."""
+        """The means of each folder of several data sets, deepest first."""
         return averages(self.results)[0]
 
     @property

@@ -128,7 +128,7 @@ def _generators(
 def _typos(
     split: Split, generators: Mapping[str, TypoGenerator], draws: int, typed: Mapping[str, Sequence[Mapping[str, str]]]
 ) -> dict[str, Draws]:
-    """{kind: the questions of each draw}; the generated ones are those of the files that `jaxretr typos` writes."""
+    """The questions of each draw, by kind; generated ones equal those in the files that `jaxretr typos` writes."""
     made: dict[str, Draws] = {
         profile: [generator.texts(split.texts, draw, split.rows) for draw in range(draws)]
         for profile, generator in generators.items()

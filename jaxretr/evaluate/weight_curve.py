@@ -200,7 +200,7 @@ def _one_round(weights: Sequence[float]) -> Rounds:
 def _trace_all_and_halves(
     evaluate: Evaluate, rounds: Callable[[], Rounds]
 ) -> tuple[dict[float, Mapping[str, float]], list[dict[float, float]]]:
-    """Lets all questions, and each half by itself, move a grid; a pass evaluates what any of the three asks for.
+    """Lets all questions, and each half alone, move a grid; a pass evaluates the weights of all three.
 
     Returns:
       {weight: {question id: value}} of all weights, and {weight: mean} of the grids of all questions and of each half;

@@ -308,7 +308,7 @@ def _scann(
     return Exported(out, "scann", f"{len(built)} passages", built.certificate)
 
 
-# By the kind that manifest.json names: the module whose verify(folder) -> str recomputes what the folder promises.
+# The module for each kind that manifest.json names; its verify(folder) -> str recomputes what the folder promises.
 _MODULES = {
     "scann": "jaxretr.search.scann.upkeep",
     "vertex": "jaxretr.export.vertex",
@@ -324,8 +324,8 @@ def verify(folder: Path_, library: Library | None = None) -> Verification:
     """Recomputes what an export or an embedding store promises from the files in its folder.
 
     Args:
-      folder: what `jaxretr.export`, `ScannIndex.save` or `jaxretr.encode` wrote, also in a bucket; a live index; or
-        "pgvector:" and the address of a database.
+      folder: a folder that `jaxretr.export`, `ScannIndex.save` or `jaxretr.encode` wrote, also in a bucket; a live
+        index; or "pgvector:" and the address of a database.
       library: "sentence-transformers" or "transformers": another reader that computes an exported model's vectors too.
 
     Raises:
@@ -367,7 +367,8 @@ def update(
     """Deletes passages of a certified or a live index by id, adds others, and measures the recall again where it is due.
 
     Args:
-      folder: what `jaxretr.export(..., to="scann")` or `ScannIndex.save` wrote; or a live index that no service has open.
+      folder: a folder that `jaxretr.export(..., to="scann")` or `ScannIndex.save` wrote; or a live index that no
+        service has open.
       add: of a certified index: embeddings of the passages to add; of a live one: a file of passages, which are encoded. A
         passage whose id exists replaces the old one.
       delete: ids, or a file with one id per line.

@@ -52,7 +52,7 @@ def _sight(graph: Graph, config: RotaryConfig, place: str, padding: str, *, loca
     """Adds the angles and the bias for the layers of one kind; `place` holds the positions, int64 [length]."""
     theta, scaling = (config.local_rope_theta, None) if local else (config.rope_theta, config.rope_scaling)
     turns = rotary_frequencies(config.head_dim, theta, scaling)
-    # From the frequencies, not as tables, which would be as long as the longest text.
+    # Computed from the frequencies: tables would be as long as the longest text.
     column = graph.add("Unsqueeze", graph.add("Cast", place, to=graph.FLOAT), graph.integers(1, 2))
     angles = graph.add("Mul", column, graph.constant(np.concatenate([turns, turns])))
     signs = graph.constant(np.repeat([-1.0, 1.0], config.head_dim // 2))

@@ -1,4 +1,4 @@
-"""Verifying an exported model: hashes, settings and vectors, each compared by itself, so that the message says which differs."""
+"""Verifying an exported model: hashes, settings and vectors, compared one by one, so that messages name the cause."""
 
 import dataclasses
 from dataclasses import dataclass

@@ -149,7 +149,7 @@ def mine(
       depth: passages to rank, for the report; by default the last rank.
       margin: negatives score at most the best positive's score - margin.
       relative_margin: negatives score at most (1 - relative_margin) times the best positive's score.
-      answers: how to recognise passages that contain an answer, which are dropped; None keeps them.
+      answers: the way to recognise passages that contain an answer, which are dropped; None keeps them.
       bm25: BM25's settings.
       scorer: a cross-encoder or another scorer, what `load_scorer` takes, or a function that loads one: it scores the
         positives and the passages that pass all other filters, and its raw scores become those of the result.

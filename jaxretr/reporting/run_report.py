@@ -90,7 +90,7 @@ def report(
         it began with.
       out: the page; an older one is replaced.
       beir: BEIR folder to measure on; by default the questions that the first run was evaluated on while it trained.
-      split: of the folder's judgements.
+      split: the split of the folder's judgements.
       examples: questions whose searches are shown.
       search: whether to search; False: the page shows only what the runs logged.
 

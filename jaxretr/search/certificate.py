@@ -31,7 +31,7 @@ DEPTHS = (10, 100)
 # Two-sided 95%.
 _Z = 1.96
 
-# One-sided 99%, times the root of 2: as many other questions, whose mean recall varies as much, shall show the target as
+# One-sided 99%, times the root of 2: as many other questions, whose mean recall varies as much, must show the target as
 # well. Of many settings the fastest that seems good enough is one that was lucky, so a small share of misses remains.
 _CERTAIN_Z = 2.326 * 2**0.5
 
@@ -59,7 +59,7 @@ class Line:
       target: recall@`tuned_k` asked for.
       tuned_k: the depth of the target.
       reached: whether the tuning questions showed it with 99% certainty.
-      recalls: at `tuned_k` (first), 10 and 100.
+      recalls: the recalls at `tuned_k` (first), 10 and 100.
       batch_per_second: questions, one thread, all in one batch, `tuned_k` results.
       single_per_second: questions one by one, one thread.
       p50_ms, p99_ms: the median and the 99th percentile of the times of single questions, in milliseconds.
@@ -87,10 +87,10 @@ class Certificate(ABC):
       questions: the number of certification questions, none of which the settings were tuned on.
       of: "questions", or "passages" where passages of the index stood in for them.
       rows, dim: N and D.
-      seed: of the split of the questions, and of other samples.
+      seed: the seed of the split of the questions, and of other samples.
       model: the model that made the embeddings, where it is known.
-      machine, threads: where the times were taken, and how many threads it has.
-      versions: of Python, jaxretr, numpy and the index's library.
+      machine, threads: the machine on which the times were taken, and the number of its threads.
+      versions: the versions of Python, jaxretr, numpy and the index's library.
       lines: one for each target.
       stale: rows were added or deleted since.
     """
@@ -127,7 +127,7 @@ def recall_bounds(recalls: NDArray[np.float64], z: float = _Z) -> tuple[float, f
 
     Args:
       recalls: the recall of each question.
-      z: how many standard errors to either side; 1.96 for 95% between the ends.
+      z: the number of standard errors to either side; 1.96 for 95% between the ends.
 
     Returns:
       The lower and the upper end.
@@ -167,7 +167,7 @@ def certain_recall(recalls: NDArray[np.float64], k: int) -> float:
       recalls: the recall of each tuning question.
       k: depth.
     """
-    # As though one more question had missed a neighbour: that few questions found all of them proves little.
+    # Counts one more question that missed a neighbour, because it proves little that few questions found all of them.
     return recall_bounds(np.append(recalls, 1 - 1 / k), _CERTAIN_Z)[0]
 
 
@@ -220,7 +220,7 @@ def read(folder: Path, kind: type[C]) -> C:
     """Reads certificate.json.
 
     Args:
-      folder: where it is.
+      folder: the folder that holds it.
       kind: the class of certificate to read.
 
     Raises:

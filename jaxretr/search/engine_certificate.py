@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 # Questions of each half: a database answers them one by one, and a recall of 0.99 is certain with 1,100 and more.
 MOST_QUESTIONS = 1200
 
-# Fewer passages are searched exactly by whoever asks, and prove nothing.
+# The fewest passages to certify: fewer are searched exactly, and prove nothing.
 FEWEST_ROWS = 4
 
 # (questions [B, D], k, width) -> rows int64 [B, k], best first, -1 for none.
@@ -119,10 +119,10 @@ def tune(search: WidthSearch, asked: Asked, targets: Sequence[float], k: int, wi
 
     Args:
       search: the index.
-      asked: its tuning questions are used.
+      asked: the questions, of which the tuning ones are used.
       targets: recalls@k.
       k: their depth.
-      widths: to choose among, ascending.
+      widths: the widths to choose among, ascending.
     """
     part = asked.questions.tune
     vectors, exact, own = asked.questions.vectors[part], asked.exact[part], asked.own[part]
@@ -159,7 +159,7 @@ def certify(
 
     Args:
       search: the index.
-      asked: its certification questions are used.
+      asked: the questions, of which the certification ones are used.
       settings: the width of each target.
       k: the depth of the targets.
       packages: Python packages whose versions the certificate states.

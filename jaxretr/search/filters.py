@@ -1,4 +1,4 @@
-"""Which rows a search may find: ids to allow or to deny, and fields that must have a value."""
+"""Filters of the rows that a search may find: ids to allow or to deny, and fields that must have a value."""
 
 import json
 import math
@@ -228,7 +228,7 @@ class RowFilter:
         Args:
           ids: the index's N ids.
           metadata: the index's own fields, field -> N values.
-          index: what messages call the index.
+          index: the index's name in messages.
 
         Returns:
           bool [N]; None without filters.

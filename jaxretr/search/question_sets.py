@@ -43,9 +43,9 @@ class Questions:
 
     Attributes:
       vectors: float32 [Q, D].
-      tuning: how many of them, from the first, are for tuning; the others certify.
-      stand_ins: they are passages of the index.
-      own: for each the id of the passage that it is, or None.
+      tuning: the number of questions, from the first, that are for tuning; the others certify.
+      stand_ins: whether the questions are passages of the index.
+      own: the id of the passage that each question is, or None.
       neighbours: for each certification question the ids of its exact neighbours, the best first; empty before
         `with_neighbours`.
     """

@@ -51,7 +51,7 @@ def rerank_hits(
 
     Args:
       scorer: the model; it is loaded once all hits are known to be in the corpus.
-      hits: of each question, best first.
+      hits: the hits of each question, best first.
       questions: at least those of `hits`.
       corpus: at least the passages among the first `depth` hits.
       depth: hits of a question that are scored. Those behind them are dropped, since their scores are of another kind.

@@ -215,7 +215,7 @@ def write_dpr_json(
       questions: at least the questions of `hits`.
       corpus: at least the passages of `hits`.
       hits: the found passages of each question, written in this order.
-      match: how answers are matched, see `AnswerMatcher`.
+      match: the way to match answers, see `AnswerMatcher`.
 
     Raises:
       UserError: a question or passage is unknown, a score is not finite, or the file cannot be written.

@@ -202,7 +202,7 @@ def _scann(load: "Callable[[], ScannIndex]", name: str, row_filter: RowFilter, k
 def _load_scann(folder: str) -> "ScannIndex":
     from jaxretr.search.scann.index import ScannIndex
 
-    return ScannIndex.load(folder)  # Where ScaNN does not work, it warns and searches exactly.
+    return ScannIndex.load(folder)  # It warns and searches exactly where ScaNN does not work.
 
 
 def is_scann(folder: Path_) -> bool:

@@ -152,7 +152,7 @@ class Batcher:
 
         Args:
           lane: the lane's name.
-          texts: what the lane's `compute` takes.
+          texts: the texts, in the form that the lane's `compute` takes.
           lengths: tokens of each text.
 
         Returns:

@@ -118,7 +118,7 @@ class Indexes:
         return index
 
     async def drop(self, name: str) -> None:
-        """Closes an index that a request created, once nobody uses it, and removes its folder.
+        """Closes an index that a request created, once no request uses it, and removes its folder.
 
         Raises:
           NotFound: there is none.

@@ -25,8 +25,8 @@ class Parts:
 
     Attributes:
       encoder: a function that loads the model.
-      indexes: as `--index` names them.
-      corpora: as `--corpus` names them: NAME=FILE, or a file alone where there is one index.
+      indexes: the indexes, in the form that `--index` takes.
+      corpora: the corpora, in the form that `--corpus` takes: NAME=FILE, or a file alone where there is one index.
       data: the folder of indexes that requests create.
       reranker: a function that loads the re-ranker; None: there is none.
       settings: the limits.

@@ -80,18 +80,18 @@ class ReadOnlyIndex:
 
     @property
     def standing(self) -> Standing:
-        """See `ServedIndex`."""
+        """The index's standing; see `ServedIndex`."""
         return Standing(self._facts["model"], self._facts["model_fingerprint"])
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def is_exact(self, options: SearchOptions) -> bool:
-        """See `ServedIndex.is_exact`."""
+        """Implements `ServedIndex.is_exact`."""
         return options.exact or not self._facts.get("targets")
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
-        """See `ServedIndex.search`."""
+        """Implements `ServedIndex.search`."""
         filters: FilterOptions = {"where": options.where or None}
         if options.allow is not None:
             filters["allow"] = [id for id in options.allow if id in self._row_of]
@@ -106,7 +106,7 @@ class ReadOnlyIndex:
     find = find_unchanging
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
-        """See `ServedIndex.documents`."""
+        """Implements `ServedIndex.documents`."""
         return [None if (row := self._row_of.get(id)) is None else self._document(id, row) for id in ids]
 
     def _document(self, id: str, row: int) -> Document:
@@ -117,14 +117,14 @@ class ReadOnlyIndex:
         return Document(id, passage.title, passage.text, metadata)
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """See `ServedIndex.vectors`."""
+        """Implements `ServedIndex.vectors`."""
         for id in ids:
             if id not in self._row_of:
                 raise UserError(f"{self.name}: no passage {id[:80]!r}; give ids of this index")
         return self._rows([self._row_of[id] for id in ids])
 
     def facts(self) -> dict[str, Any]:
-        """See `ServedIndex.facts`."""
+        """Implements `ServedIndex.facts`."""
         return {
             "passages": len(self),
             "dim": self.dim,

@@ -216,7 +216,7 @@ def make_routes(service: Service) -> APIRouter:
         _told(request, texts=texts, index=index if index in service.indexes.names else None)
         return Answer(await service.search(index, body))
 
-    # Of a path, clients and proxies change what looks like one: "./a", "a//b". A parameter arrives as it was sent.
+    # Clients and proxies change an id in a path that looks like a path: "./a", "a//b". A parameter arrives unchanged.
 
     @routes.get("/v1/{index}/doc", response_model=answers.DocumentAnswer, responses=_errors(404), tags=["Documents"])
     @routes.get(

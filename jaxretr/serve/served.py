@@ -116,9 +116,9 @@ class ServedIndex(Protocol):
     """An index that can be searched. Methods may be called from several threads at once, and block, except `is_exact`.
 
     Attributes:
-      name: what requests call it.
+      name: its name in requests.
       dim: D, the vectors' dimensions.
-      standing: its model, and how far it is.
+      standing: its model and the last write that it knows of.
     """
 
     name: str
@@ -214,7 +214,7 @@ class WritableIndex(ServedIndex, Protocol):
 
         Raises:
           UserError: ids that repeat, NaN or infinity, a wrong shape.
-          StorageFull: the disk is full; nothing was written, and reading goes on.
+          StorageFull: the disk is full; nothing was written, and reading continues.
         """
         ...
 

@@ -170,8 +170,8 @@ class Service:
         """Finds documents.
 
         Args:
-          index: its name.
-          request: the questions, and how to search.
+          index: the index's name.
+          request: the questions and the options of the search.
 
         Raises:
           NotFound: there is no such index.
@@ -233,7 +233,7 @@ class Service:
         """Adds documents, or replaces those of the same ids; returns once they are on disk.
 
         Args:
-          index: its name.
+          index: the index's name.
           documents: documents of different ids.
           vectors: the documents' vectors; None: they are computed.
 

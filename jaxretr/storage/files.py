@@ -151,7 +151,7 @@ def write_whole(
             write(file)
 
     def passing(error: BaseException) -> bool:
-        # In a bucket each request is tried again by itself.
+        # In a bucket each request has its own retries.
         return not is_remote(path) and is_transient(error.__cause__ or error)
 
     retried(path, attempt, passing)

@@ -37,12 +37,12 @@ class RunFolder:
     """A run's folder, as the user named it, and the places of its files.
 
     Args:
-      workdir: as the user gave it.
+      workdir: the folder, as the user gave it.
       writes: whether this process is the one that writes.
       reads: names below the folder that are fetched besides what every run needs.
 
     Attributes:
-      local: where files are read and written: `workdir` itself, unless that is in a bucket.
+      local: the folder in which files are read and written: `workdir` itself, unless that is in a bucket.
       checkpoints: the folder of the checkpoints, in the bucket or not.
     """
 

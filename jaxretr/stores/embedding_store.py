@@ -469,7 +469,7 @@ class EmbeddingStore:
 
 
 def is_store(folder: str | Path) -> bool:
-    """Whether a folder's meta.json is an embedding store's, rather than an exact index's or nobody's."""
+    """Whether a folder's meta.json is an embedding store's, rather than an exact index's or another program's."""
     try:
         content = json.loads((as_path(folder) / META).read_bytes())
     except (OSError, ValueError, RecursionError):

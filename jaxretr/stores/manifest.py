@@ -1,5 +1,7 @@
-"""manifest.json of an exported index or encoder: what it is, and the sha256 of every file, so that a changed byte is
-found, also one of its own."""
+"""The manifest.json of an exported index or encoder: its kind, its facts and the sha256 of every file.
+
+A changed byte of any file is found, also one of manifest.json itself.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass

@@ -53,7 +53,7 @@ def write_npy(file: IO[bytes], values: np.ndarray) -> None:
     values = np.ascontiguousarray(values)
     if values.dtype == ml_dtypes.bfloat16:
         values = values.view(np.uint16)
-    # Not np.save: on a full disk it raises an error that has lost the operating system's reason.
+    # np.save would raise an error without the operating system's reason on a full disk.
     np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
     file.write(values.data)
 

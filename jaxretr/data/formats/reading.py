@@ -35,7 +35,7 @@ from jaxretr.data.text_rows import (
 from jaxretr.errors import UsageError
 
 Questions = dict[str, Question] | None
-"""{question id: question}; None: not given, and every text is empty."""
+"""The questions by id; None: not given, and every text is empty."""
 
 # DPR's own files have passage_id (Natural Questions) and psg_id (TriviaQA).
 _IDS = ("passage_id", "psg_id", "id", "docid", "_id")

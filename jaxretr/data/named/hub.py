@@ -23,7 +23,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ROWS_AT_ONCE = 4096
 
 _Splits = dict[str, dict[str, list[str]]]
-"""{config: {split: its files, in their order}}"""
+"""The files of each split, in their order: {config: {split: files}}."""
 
 
 def open_collection(body: str, split: str | None) -> Collection:

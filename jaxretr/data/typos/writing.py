@@ -25,7 +25,7 @@ class WrittenTypos:
 
     Attributes:
       paths: the file of each draw.
-      questions: how many each contains.
+      questions: the number of questions in each.
       draws: for each draw the number of unchanged questions, the number of changes and the share of each operation.
     """
 

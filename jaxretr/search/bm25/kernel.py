@@ -26,13 +26,13 @@ class Lists(NamedTuple):
     """The postings of V words, numbered from the rarest to the most common one, in a shard of N passages.
 
     Attributes:
-      starts: where each word's postings begin, int64 [V + 1].
-      rows: the passages that hold it, int32 [P], ascending within a word.
-      scores: what it adds to their scores, float32 [P], all above 0.
-      best: the largest of its scores, float32 [V].
+      starts: the place where each word's postings begin, int64 [V + 1].
+      rows: the passages that hold each word, int32 [P], ascending within a word.
+      scores: the scores that each word adds to these passages, float32 [P], all above 0.
+      best: the largest score of each word, float32 [V].
       first_common: the words from here on are common: a passage's posting is found at once, and bounds are closer.
-      blocks: of every common word and 32 passages, uint64 [V - first_common, ceil(N / 32)]: which of them hold it
-        (the lower bits), and how many passages before them do.
+      blocks: for every common word and 32 passages, uint64 [V - first_common, ceil(N / 32)]: a bit for each of them
+        that holds the word (the lower half), and the number of earlier passages that do.
       best_of_block: the largest of a common word's scores in 64 passages, float32 [V - first_common, ceil(N / 64)].
     """
 
@@ -118,8 +118,8 @@ def counts_to_scores(starts, rows, counts, idf, absent, norms, k1, method):
     Args:
       starts, rows: see `Lists`.
       counts: float32 [P].
-      idf: of every word, float32 [V].
-      absent: what a word adds where it is not, float32 [V].
+      idf: the inverse document frequency of every word, float32 [V].
+      absent: the score that a word adds to passages without it, float32 [V].
       norms: 1 - b + b length / average of every passage, float64 [N].
       k1: the parameter.
       method: 0 for Lucene and Robertson, 1 for ATIRE, 2 for BM25L, 3 for BM25+.
@@ -390,11 +390,11 @@ def search(lists, scratch, base, words, ends, first, last, least, k, keys):
     Args:
       lists: the postings.
       scratch: room.
-      base: what is added to every passage's score in the end, float32 [B].
-      words: of all questions, int32, ascending within a question.
-      ends: where each question's words begin, int64 [B + 1].
+      base: the number that is added to every passage's score in the end, float32 [B].
+      words: the words of all questions, int32, ascending within a question.
+      ends: the place where each question's words begin, int64 [B + 1].
       first, last: the range of questions to search.
-      least: of every question, a score below which no passage is wanted, float32 [B].
+      least: a score for every question below which no passage is wanted, float32 [B].
       k: hits per question.
       keys: the result, uint64 [B, k], descending: see `_key`; 0 behind the last hit.
     """
@@ -464,7 +464,7 @@ def _score_best(lists, scratch, distinct, times, rest, common, least, slack, k, 
       distinct, times: the different words, int32, ascending, and how often each occurs.
       rest, common: see `_bound_rest`.
       least: a score below which no passage is wanted.
-      slack: by which factor float32 sums may be off.
+      slack: the factor by which float32 sums may be off.
       k: hits.
       room: scratch, float32, longer than k + _MORE_LEADERS.
 

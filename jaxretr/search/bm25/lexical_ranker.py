@@ -100,7 +100,7 @@ def rank(
         questions, and 8 K bytes for every question, the latter for good.
       settings: BM25's parameters.
       depth: K, hits per question.
-      corpus_name: what messages call the corpus, usually its path.
+      corpus_name: the corpus's name in messages, usually its path.
       corpus_fingerprint: tells corpora apart: any string that changes when the passages do.
       queries_fingerprint: the same for the questions.
       shard_passages: passages whose postings are in memory at a time. Fewer, larger shards are faster.

@@ -142,10 +142,10 @@ class Postings:
 
         Args:
           words: all questions' words, int32, ascending within a question.
-          ends: where each question's words begin, int64 [B + 1].
+          ends: the place where each question's words begin, int64 [B + 1].
           k: hits per question.
           threads: questions searched at a time.
-          least: of every question, a score below which hits are not wanted and may be missing, float32 [B].
+          least: a score for every question below which hits are not wanted and may be missing, float32 [B].
 
         Returns:
           Scores, float32 [B, k], descending, and rows, int64 [B, k]; 0 and -1 behind the last hit.

@@ -36,8 +36,8 @@ def search_bm25(
       corpus: the passages, or their file or BEIR folder.
       queries: a file of questions, questions, or their texts, whose ids are then "0", "1", ...
       k: hits per question; a question has fewer if fewer passages share a word with it.
-      k1: how fast repeated words saturate, at least 0.
-      b: how much long passages are held back, in [0, 1].
+      k1: the larger it is, the more repetitions of a word count; at least 0.
+      b: the degree to which long passages are penalised, in [0, 1].
       stemmer: "english" (Snowball) or None.
 
     Returns:

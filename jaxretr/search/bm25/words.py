@@ -66,8 +66,8 @@ class Bm25Settings:
     """BM25's parameters; the defaults are Anserini's and Pyserini's for Lucene.
 
     Attributes:
-      k1: how fast repeated words saturate, finite and at least 0.
-      b: how much long passages are held back, in [0, 1].
+      k1: the larger it is, the more repetitions of a word count; finite and at least 0.
+      b: the degree to which long passages are penalised, in [0, 1].
       stemmer: "english" (Snowball) or None.
       method: the variant of the formula, as bm25s names them.
       quantise_lengths: whether the lengths of passages are rounded as Lucene does, which keeps one byte of each.

@@ -71,7 +71,7 @@ class ExactIndex:
           block_rows: rows scored at a time on each device, at most, where it goes block by block; GPUs mostly do not.
           max_device_bytes: bytes of embeddings that one device may hold. A larger corpus stays where it is (so do not
             change the array) and every search streams it through the devices; results are the same.
-          source: what errors call the embeddings.
+          source: the embeddings' name in errors.
 
         Raises:
           UserError: wrong shapes or types, NaN or infinity, ids that repeat or do not match the rows, or metadata that
@@ -145,7 +145,7 @@ class ExactIndex:
 
     @property
     def metadata(self) -> Metadata:
-        """field -> N values."""
+        """The metadata: field -> N values."""
         return self._filters.metadata
 
     @property
@@ -186,7 +186,7 @@ class ExactIndex:
     def search_rows(
         self, queries: np.ndarray | jax.Array, k: int = 10, **filters: Unpack[FilterOptions]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Like `search`, but returns row numbers, int64 [B, k'], in place of ids."""
+        """Searches as `search` does, and returns row numbers, int64 [B, k'], in place of ids."""
         scores, rows, proven = self.search_proven(queries, k, **filters)
         if not proven.all():
             log.info(
@@ -199,7 +199,10 @@ class ExactIndex:
     def search_proven(
         self, queries: np.ndarray | jax.Array, k: int = 10, **filters: Unpack[FilterOptions]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Like `search_rows`, and whether each question's result is proven exact, bool [B]; always without a first pass."""
+        """Searches as `search_rows` does, and tells of each question whether its result is proven exact, bool [B].
+
+        Without a first pass every result is.
+        """
         queries = checked_matrix(queries, self.dim)
         mask = self._filters.mask(**filters)
         there = len(self) if mask is None else int(np.count_nonzero(mask))
@@ -337,7 +340,7 @@ def search_blocks(
       k: results per question; as many are returned as there are rows that may be found, if that is less.
       allowed: bool [N], the rows that may be found, see `filters.Filters.mask`; all by default.
       dtype, mesh, block_rows: see `ExactIndex`.
-      source: what errors call the blocks.
+      source: the blocks' name in errors.
 
     Returns:
       scores float32 [B, k'], descending, and rows int64 [B, k'] counted over all blocks; k' is the smaller one of k and

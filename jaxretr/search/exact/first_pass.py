@@ -7,7 +7,7 @@ unrounded rows, which stay on the host.
 Is the result exact? With the error e of a rounded row, q.r differs from what the first pass computes by at most
 |q| max|e| + |q - q'| max|r'| (q' and r' rounded), plus the rounding of the sums. max|e| and max|r'| are measured when the
 rows are rounded. Where the k-th exact score is above the last candidate's first score by more than that, no row outside
-the candidates can belong to the top k: this question is proven exact. Elsewhere it most likely is, but nobody knows.
+the candidates can belong to the top k: this question is proven exact. Otherwise it most likely is, without a proof.
 """
 
 from collections.abc import Callable, Iterator

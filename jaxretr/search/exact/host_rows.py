@@ -30,12 +30,12 @@ def read_rows(rows: np.ndarray, start: int, stop: int, *, dtype: np.dtype, sourc
     Args:
       rows: [n, D]; a memory map does not stay in memory.
       start, stop: what is beyond n is filled with zeros.
-      dtype: of the copy.
-      source: what errors call the rows.
+      dtype: the dtype of the copy.
+      source: the rows' name in errors.
       first: the corpus row of rows[0].
 
     Returns:
-      dtype [stop - start, D], which nobody else holds.
+      A copy, dtype [stop - start, D].
 
     Raises:
       UserError: a number is NaN, infinite, or too large for dtype.

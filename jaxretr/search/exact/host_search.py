@@ -42,7 +42,7 @@ _LEAST_ROWS = 1024
 # Threads that share their rows, where there are so many; and bytes of lists above which as many as possible do.
 _SHARING, _LISTS_BYTES = 4, 64 * 2**20
 
-# What Numba takes to read the loops that it has compiled, measured.
+# Bytes that Numba takes to read the loops that it has compiled, measured.
 _LOOPS_BYTES = 60 * 2**20
 
 # If more than this share of the scores have to be computed again, rounding does not pay.
@@ -96,7 +96,7 @@ class HostSearch:
         self._rows = np.empty((slices, batch, length), np.int32)
         self._counts = np.zeros((slices, batch), np.int64)
         self._bounds = np.full((slices, batch), -np.inf)
-        # How many more rows may be scored again: to begin with as many as the lists hold.
+        # The number of rows that may still be scored again: at first as many as the lists hold.
         self._worth = float(batch * length)
 
     def add(

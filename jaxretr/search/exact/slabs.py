@@ -68,7 +68,7 @@ def search_slabs(
       queries: float32 [B, D].
       k: results per question.
       block_rows: rows scored at a time.
-      query_dtype: what the questions are rounded to on the devices; None: they are not.
+      query_dtype: the dtype that the questions are rounded to on the devices; None: they are not rounded.
 
     Returns:
       scores float32 [B, k'] and rows int64 [B, k'] counted over all slabs; k' is k or the number of rows, if that is
@@ -176,7 +176,7 @@ def cut_to_slabs(
       mesh: the devices.
       blocks: [n, D], in the order of rows.
       dtype: the dtype of the rows on the devices.
-      source: what errors call the blocks.
+      source: the blocks' name in errors.
       slab_rows: rows of every slab; None: as many as the first block has.
       dim: the D that they must have; None: any.
       allowed: bool [N] over all blocks; None: all.

@@ -167,7 +167,7 @@ def _merge(best, *, mesh: Mesh):
     scores, rows = (lax.with_sharding_constraint(array, everywhere) for array in best)
     devices, *shape, k = scores.shape
     scores, rows = (jnp.moveaxis(array, 0, 2).reshape(*shape, devices * k) for array in (scores, rows))
-    # By both, since the rows of one device lie between those of others.
+    # Sort by score and by row, since the rows of one device lie between those of others.
     negated, rows = lax.sort((-scores, rows), num_keys=2)
     return -negated[..., :k], rows[..., :k]
 

@@ -102,13 +102,13 @@ def search(
     """Finds the rows with the highest inner products.
 
     Args:
-      connection: in a transaction that has read `state`.
-      names: of the tables.
-      state: what is known of them.
+      connection: a connection in the transaction that has read `state`.
+      names: the tables' names.
+      state: the known state of the tables.
       vectors: float32 [B, D].
       k: rows per question.
       width: candidates that the HNSW search holds; None: every row is scored.
-      only: which rows may be found.
+      only: the filter.
 
     Returns:
       B results. In exact ones, equal scores are in the order of rows.

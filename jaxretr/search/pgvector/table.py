@@ -29,7 +29,7 @@ FORMAT = 1
 # pgvector's limits: dimensions of an HNSW index of `vector` and of `halfvec`, and of a column.
 MOST_DIM, MOST_HALF_DIM, MOST_COLUMN_DIM = 2000, 4000, 16000
 
-# What the index holds: the vectors, the vectors rounded to float16, or nothing, since there is no index.
+# The content of the index: the vectors, the vectors rounded to float16, or "none" where there is no index.
 Indexed = Literal["vector", "halfvec", "none"]
 
 
@@ -79,12 +79,12 @@ class State:
     """The current row of facts.
 
     Attributes:
-      generation: of the export; another one means another table.
+      generation: the generation of the export; another one means another table.
       sequence: the number of the last write; 0 after an export.
-      rows: how many passages there are.
+      rows: the number of passages.
       changed: rows that were added, replaced or deleted since the export.
-      fields: of the metadata, those that filters know.
-      facts: of the export.
+      fields: the fields of the metadata that filters know.
+      facts: the export's facts.
     """
 
     generation: str
@@ -111,8 +111,8 @@ def read_state(connection: Connection, address: Address, known: State | None = N
     """Reads the facts' row, and locks both tables against being exchanged until the transaction ends.
 
     Args:
-      connection: in a transaction.
-      address: of the table.
+      connection: a connection in a transaction.
+      address: the table's address.
       known: the state that was read before; the facts are read again only if something was written since.
 
     Raises:

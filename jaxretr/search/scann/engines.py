@@ -1,4 +1,4 @@
-"""The engines of the certified index, by name, and the choice of one where nobody chose."""
+"""The engines of the certified index, by name, and the default choice of one."""
 
 from typing import get_args
 

@@ -96,7 +96,7 @@ def rescored(
       found: candidate rows [B, R], no row twice.
       approximate: the engine's scores of them [B, R]; NaN where there is no candidate.
       base, added: vectors [M, D] and [A, D].
-      slots: where the vector of each row is, [N]: in `base`, or from M on in `added`.
+      slots: the place of each row's vector, [N]: in `base`, or from M on in `added`.
       k: at most R.
       threads: threads to divide the questions among.
 

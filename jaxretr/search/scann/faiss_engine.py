@@ -35,7 +35,7 @@ _ITERATIONS = 10
 # Rows that are read, and that codes are made of, at a time.
 _ROWS_READ, _BLOCK_ROWS = 2048, 16_384
 
-# What FAISS and its loops hold besides arrays.
+# Bytes that FAISS and its loops hold besides arrays.
 _FAISS_BYTES = 64 << 20
 
 # Questions and centres whose products FAISS holds at a time, while it looks for the nearest centre.

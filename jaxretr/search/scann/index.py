@@ -63,8 +63,8 @@ class ScannIndex:
 
         Args:
           facts, rows, questions, certificate: see above.
-          folder: where the files are.
-          keeper: removes that folder when the index is gone.
+          folder: the folder of the files.
+          keeper: an object that removes that folder when the index is gone.
         """
         self.facts, self.rows, self.questions, self.certificate = facts, rows, questions, certificate
         self.searcher = Searcher(folder, facts, rows)
@@ -122,8 +122,8 @@ class ScannIndex:
           train_size: passages that tree and codes are learnt from; by default a third of them, at least 20,000.
           engine: the engine that proposes the candidates, "scann" (trained in another process) or "faiss".
           seed: seed of that sample and of the split.
-          workdir: where the files are made; by default the system's folder for temporary files.
-          advance: told how many more passages are done.
+          workdir: the folder in which the files are made; by default the system's folder for temporary files.
+          advance: a function that is told how many more passages are done.
 
         Raises:
           UserError: the engine does not work here; wrong shapes, NaN or infinity, ids that repeat or do not match; a target
@@ -240,7 +240,7 @@ class ScannIndex:
         threads: int | None = None,
         allowed: NDArray[np.bool_] | None = None,
     ) -> tuple[np.ndarray, NDArray[np.int64]]:
-        """Like `search`, but returns row numbers, int64 [B, min(k, N)], in place of ids.
+        """Searches as `search` does, and returns row numbers, int64 [B, min(k, N)], in place of ids.
 
         Args:
           queries, k, target_recall, threads: see `search`.

@@ -19,7 +19,7 @@ class Learnt:
     """A tree and a codebook.
 
     Attributes:
-      centres: of the leaves, float32 [L, D]; one row of zeros where there is no tree.
+      centres: the centres of the leaves, float32 [L, D]; one row of zeros where there is no tree.
       codebook: float32 [S, C, W]: the centres of S groups of W dimensions; the last group has zeros for those that
         there are not, and infinities are no centres.
       threshold: T of the score-aware loss, a length; NaN: the nearest centres are the codes.

@@ -138,8 +138,8 @@ def run_worker(job: str, advance: Callable[[int], None] = lambda rows: None, **f
     """Runs a job of worker.py.
 
     Args:
-      job: its name.
-      advance: told how many more rows are done.
+      job: the job's name.
+      advance: a function that is told how many more rows are done.
       facts: the job's arguments.
 
     Returns:

@@ -17,7 +17,7 @@ _STEP = 1.35
 # Parts into which the steps below and above a target's fastest rung of leaves are then divided.
 _PARTS = 3
 
-# How far the candidates go: this many, or this many times k.
+# The most candidates that are tried: this many, or this many times k.
 _MOST_CANDIDATES = 500
 _MOST_PER_K = 10
 

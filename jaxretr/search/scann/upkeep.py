@@ -67,7 +67,7 @@ def update(
     """Deletes, then adds, then measures the recall again; the old folder stays until the new one is complete.
 
     Args:
-      folder: what `ScannIndex.save` or `jaxretr.export(..., to="scann")` wrote.
+      folder: a folder that `ScannIndex.save` or `jaxretr.export(..., to="scann")` wrote.
       add: embeddings of the passages to add; a passage whose id exists replaces the old one.
       delete: ids, or a file with one id per line.
       rebalance: retrain tree and codes and tune again; automatic once 30 percent of the passages have changed.
@@ -131,10 +131,10 @@ def verify(folder: str | Path) -> str:
     """Compares every file with its sha256, and measures the certificate's recall again.
 
     Args:
-      folder: what `ScannIndex.save` wrote.
+      folder: a folder that `ScannIndex.save` wrote.
 
     Returns:
-      What agrees, in one line.
+      A line that says what agrees.
 
     Raises:
       UserError: something differs, or its engine does not work here, so that the recall cannot be measured.

@@ -37,11 +37,11 @@ _KINDS = {
 # fastest loop for up to 256 codes a row.
 _DIMENSIONS_A_CODE, _MOST_CODES = 2, 256
 
-# How much more an error along a vector counts in the centre of its leaf: searching with it takes .8 times as long as with
-# means (195,388 x 384, recall .90 and .95), and as long at .99.
+# Weight of errors along a vector in the centre of its leaf: searching with it takes .8 times as long as with means
+# (195,388 x 384, recall .90 and .95), and as long at .99.
 _LEAF_ANISOTROPY = 2.5
 
-# At most so many rows of the sample teach the codebook.
+# The most rows of the sample that the codebook is learnt from.
 CODEBOOK_ROWS = 20_000
 
 # Rows of the sample that are read at a time.

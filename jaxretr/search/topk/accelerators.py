@@ -104,7 +104,7 @@ class Layout(NamedTuple):
           batch: questions.
           k: results a question.
           block_rows: rows scored at a time, at most.
-          kind: of the device.
+          kind: the kind of device.
           exact: whether the questions are float32.
         """
         n, dim = shape
@@ -191,7 +191,7 @@ def group_maxima(queries: jax.Array, shard: Shard, layout: Layout, kind: Kind) -
 
 
 def exact_terms(queries: jax.Array) -> jax.Array:
-    """float32 [B, D] -> bfloat16 [3 * B, D], three matrices whose sum they are exactly, the largest first.
+    """Cuts float32 [B, D] into bfloat16 [3 * B, D]: three matrices whose sum is exactly the input, the largest first.
 
     Each term has the next 8 of a float32's 24 bits. Numbers below 2^-110 lose the bits that bfloat16 cannot hold.
     """

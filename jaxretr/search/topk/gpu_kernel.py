@@ -40,7 +40,7 @@ def fused_maxima(terms: jax.Array, count: int, shard: Shard, width: int, *, inte
     Args:
       terms: bfloat16 [count * B, D], matrices whose sum are the questions, the largest first.
       count: the number of these matrices.
-      shard: its rows are bfloat16 or int8, and `can_fuse`.
+      shard: the rows, bfloat16 or int8, which `can_fuse` accepts.
       width: rows of a group, a power of two up to `TILE_ROWS`.
       interpret: run it as JAX operations on any device, for tests.
 

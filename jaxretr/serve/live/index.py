@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 # Documents -> float32 [n, D].
 Encode = Callable[[Sequence[Document]], np.ndarray]
 
-# How long `close` waits for the upkeep to finish what it is doing.
+# Seconds that `close` waits for the upkeep to finish its present work.
 _CLOSING_SECONDS = 5.0
 
 # Attempts of a search that a write has overtaken to find a moment between two commits, before it waits for one.
@@ -142,7 +142,7 @@ class LiveIndex:
 
     @property
     def standing(self) -> Standing:
-        """See `ServedIndex`."""
+        """The index's standing; see `ServedIndex`."""
         return _standing(self._view)
 
     def __len__(self) -> int:
@@ -175,7 +175,7 @@ class LiveIndex:
         with_vectors: bool = False,
         model_fingerprint: str | None = None,
     ) -> Findings:
-        """See `ServedIndex.find`, and `search` for the fingerprint and the errors.
+        """Implements `ServedIndex.find`; see `search` for the fingerprint and the errors.
 
         A view has everything but the texts. Since the content of a row never changes, a row that is still in the database
         has the text that was searched. If a write has removed one of them meanwhile, the search is repeated inside a

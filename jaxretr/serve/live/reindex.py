@@ -169,7 +169,7 @@ def rollback(index: LiveIndex, encode: Encode | None = None, switched: Callable[
 
     Args:
       index: the live index.
-      encode: that space's model, for documents that were written since without it.
+      encode: the encoder of that space, for documents that were written since without it.
       switched: called at the moment of the switch.
 
     Returns:

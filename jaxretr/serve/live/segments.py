@@ -38,11 +38,11 @@ def estimate(rows: int, dim: int, columns: int = 0, *, approximate: bool) -> int
 
 @dataclass(frozen=True)
 class Segment:
-    """n rows in their order.
+    """A segment of n rows in their order.
 
     Attributes:
-      rows: their numbers in the database, ascending, int64 [n].
-      ids: n; empty for a row that was already gone when the segment was read.
+      rows: the rows' numbers in the database, ascending, int64 [n].
+      ids: n ids; empty for a row that was already gone when the segment was read.
       vectors: float32 [n, D]; a plain array, which may be a view of a memory map.
       columns: field -> the value of each row, None where it has none; at least n.
     """

@@ -99,7 +99,7 @@ def write(
         fault_points.reached("snapshot.begun")
         with atomic_folder(path) as partial:
             ids = _write_rows(connection, space, partial, n)
-            reading.close()  # SQLite's log would grow as long as somebody reads this state.
+            reading.close()  # SQLite's log would grow as long as this state is read.
             fault_points.reached("snapshot.rows")
             indexed = n >= settings.scann_from and _index(partial, ids, space, settings, questions)
             fault_points.reached("snapshot.indexed")

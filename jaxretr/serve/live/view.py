@@ -76,7 +76,7 @@ class View:
         )
 
     def on(self, base: Base) -> "View":
-        """The same state on a newer snapshot, which holds all rows up to its last and none that is unknown here."""
+        """Puts the state on a newer snapshot, which holds all rows up to its last one and none that is unknown here."""
         there = np.concatenate([self.base.rows[self.base_there], self.tail.rows[self.tail_there]])
         room = TailRows(self.space.dim)
         kept = np.flatnonzero(self.tail_there & (self.tail.rows > (base.rows[-1] if len(base) else 0)))

@@ -50,7 +50,7 @@ class Upsert:
     Attributes:
       documents: n documents.
       metadata: the metadata of each document, as JSON.
-      vectors: by the fingerprint of their model, float32 [n, D].
+      vectors: float32 [n, D] by the fingerprint of the model that made them.
       model: the model of the caller's vectors, for messages.
     """
 
