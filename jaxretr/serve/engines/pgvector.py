@@ -185,7 +185,7 @@ class PgvectorIndex:
         return Written(sequence, deleted=gone)
 
     def facts(self) -> dict[str, Any]:
-        """Implements `ServedIndex.facts`; `bytes` is 0, for the memory is PostgreSQL's, and `disk_bytes` its size there."""
+        """Implements `ServedIndex.facts`; `bytes` is 0, for the memory is PostgreSQL's, `disk_bytes` its size there."""
         table = self._names.passages.as_string(None)
         state, size = self._run(
             lambda connection, state: (
