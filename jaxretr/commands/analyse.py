@@ -1,4 +1,4 @@
-"""`jaxretr analyse`: the similarity of runs' rankings, and the worth of word order to a model."""
+"""`jaxretr analyse`: the similarity of runs' rankings, and the effect of word order on a model."""
 
 import argparse
 from typing import TYPE_CHECKING

@@ -142,7 +142,7 @@ def content_fingerprint(*columns: Sequence[str]) -> str:
 
 
 def rows_fingerprint(rows: Iterable[Sequence[str]], count: int, columns: int = 3) -> str:
-    """Compute `content_fingerprint` of rows that are read one by one: `count` rows of `columns` strings each."""
+    """Computes `content_fingerprint` of rows that are read one by one: `count` rows of `columns` strings each."""
     digest = hashlib.sha256(struct.pack("<QQ", columns, count))
     lengths = struct.Struct(f"<{columns}Q")
     for row in rows:

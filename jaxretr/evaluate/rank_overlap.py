@@ -1,4 +1,4 @@
-"""Rank-biased overlap: the similarity of two rankings, in which the top counts most.
+"""Rank-biased overlap: the similarity of two rankings, of which the top ranks count most.
 
 W. Webber, A. Moffat and J. Zobel, "A similarity measure for indefinite rankings", ACM TOIS 28(4), 2010. A reader goes
 down both rankings at once and stops after each rank with probability 1 - p. The measure is the share of passages in

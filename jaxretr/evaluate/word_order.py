@@ -1,4 +1,4 @@
-"""`jaxretr.word_order`: the worth of the order of a question's words to a model."""
+"""`jaxretr.word_order`: the effect of the order of a question's words on a model's metrics."""
 
 import json
 import logging

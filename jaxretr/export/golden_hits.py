@@ -95,7 +95,7 @@ def read(folder: Path) -> tuple[np.ndarray, Hits]:
 
 
 def difference(found: Hits, expected: Hits) -> str:
-    """Describe how hits differ from those expected; "" if only passages of equal scores do."""
+    """Describes how hits differ from those expected; "" if only passages of equal scores do."""
     wrong = 0
     for ids, scores, true_ids, true_scores in zip(found.ids, found.scores, expected.ids, expected.scores, strict=True):
         allowed = TOLERANCE * max((abs(score) for score in true_scores), default=0.0)

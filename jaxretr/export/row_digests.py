@@ -22,7 +22,7 @@ IDS = "rows/ids.jsonl"
 
 
 def digest(vector: np.ndarray, extras: dict[str, Any]) -> int:
-    """Compute the digest of one row, an integer of 64 bits.
+    """Computes the digest of one row, an integer of 64 bits.
 
     Args:
       vector: the row's vector, float32 [D].

@@ -104,7 +104,7 @@ class Checker:
 
 
 def row_problem(row: dict[str, Any], dim: int, types: dict[str, str]) -> str:
-    """Describe the fault of one row; "" if it has none.
+    """Describes the fault of one row; "" if it has none.
 
     Args:
       row: the parsed row.

@@ -91,7 +91,7 @@ def show(
     common: set[str],
     depth: int = 3,
 ) -> Example:
-    """Collect each system's first passages for a question, and the rank of the first relevant one.
+    """Collects each system's first passages for a question, and the rank of the first relevant one.
 
     Args:
       question: the question.

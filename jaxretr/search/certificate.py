@@ -109,7 +109,7 @@ class Certificate(ABC):
 
     @abstractmethod
     def made(self) -> str:
-        """Describe the index in words, for people."""
+        """Describes the index in words, for people."""
 
     def more(self) -> list[str]:
         """Lines that the table for people ends with."""
@@ -142,7 +142,7 @@ def recall_bounds(recalls: NDArray[np.float64], z: float = _Z) -> tuple[float, f
 
 
 def recall(found: NDArray[np.int64], exact: NDArray[np.int64], own: NDArray[np.int64], k: int) -> NDArray[np.float64]:
-    """Compute the share of each question's k exact neighbours that was found.
+    """Computes the share of each question's k exact neighbours that was found.
 
     Args:
       found: rows [B, at least k], and one more where a question is a row itself; -1 for none.

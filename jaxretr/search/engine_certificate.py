@@ -203,7 +203,7 @@ def width_of(settings: Sequence[Width], target: float | None, index: str) -> int
 
 
 def check_again(certificate: Certificate, search: WidthSearch, asked: Asked) -> list[str]:
-    """Measure again, and list the recalls that lie below the certificate's by more than chance.
+    """Measures again, and lists the recalls that lie below the certificate's by more than chance.
 
     Args:
       certificate: the measurements made with the index.

@@ -139,7 +139,7 @@ class BatchEncoder:
         return embeddings[0] if len(embeddings) == 1 else np.concatenate(embeddings, axis=1)
 
     def vectors(self, side: Side, computed: np.ndarray, weights: Sequence[float] | None = None) -> np.ndarray:
-        """The model's vectors of computed ones.
+        """Makes the model's vectors of the numbers that `compute` returned.
 
         Args:
           side: only questions are weighted.

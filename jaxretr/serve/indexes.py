@@ -64,7 +64,7 @@ class Indexes:
         return list(self._indexes)
 
     def get(self, name: str) -> ServedIndex:
-        """The index with a name.
+        """The index with the given name.
 
         Raises:
           NotFound: there is none.
@@ -78,7 +78,7 @@ class Indexes:
 
     @contextlib.asynccontextmanager
     async def used(self, name: str) -> AsyncIterator[ServedIndex]:
-        """Yields the index with a name, which is not closed meanwhile.
+        """Yields the index with the given name, which is not closed within the block.
 
         Raises:
           NotFound: there is none.

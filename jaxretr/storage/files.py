@@ -136,7 +136,7 @@ def _check_compression(path: str | os.PathLike[str]) -> None:
 def write_whole(
     path: str | os.PathLike[str], write: Callable[[IO[Any]], object], mode: Literal["w", "wb"] = "w"
 ) -> None:
-    """Writes a file as `atomic_write` does, and once more from the beginning if a disk has failed for a moment.
+    """Writes a file as `atomic_write` does, and again from the beginning while a disk fails for a passing reason.
 
     Args:
       path, mode: see `atomic_write`.

@@ -105,7 +105,7 @@ def read(directory: str | os.PathLike) -> tuple[np.ndarray, list[str] | None, di
 
 
 def describe(directory: str | os.PathLike) -> dict[str, Any]:
-    """Read an index's description: rows, dim, dtype, ids (whether it has them), metadata (its fields, if it has any).
+    """Reads an index's description: rows, dim, dtype, ids (whether it has them), metadata (its fields, if it has any).
 
     Raises:
       UserError: it is not an index.

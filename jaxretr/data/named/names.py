@@ -49,7 +49,7 @@ class DataName(PosixPath):
 
     @property
     def body(self) -> str:
-        """The name in its source, without split and part."""
+        """The data set's name in its source, without split and part."""
         return self._match()["body"]
 
     @property

@@ -1,4 +1,4 @@
-"""Random numbers that are a function of their purpose: of the numbers by which they are asked for."""
+"""Random numbers that are a function of the key by which they are asked for, and of nothing else."""
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

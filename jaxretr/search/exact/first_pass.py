@@ -53,7 +53,7 @@ class FirstPass:
         return None if mesh.devices.flat[0].platform == "cpu" else "bfloat16"
 
     def slack(self, queries: np.ndarray, query_dtype: str | None) -> np.ndarray:
-        """Bound the difference of a row's first-pass and exact scores, float64 [B], for scaled questions [B, D]."""
+        """Bounds the difference of a row's first-pass and exact scores, float64 [B], for scaled questions [B, D]."""
         rounded = queries if query_dtype is None else queries.astype(jnp.dtype(query_dtype))
         return RoundedQueries.of(queries, rounded).slack(self.error, self.longest)
 
@@ -73,13 +73,13 @@ class RoundedQueries(NamedTuple):
 
     @classmethod
     def of(cls, queries: np.ndarray, rounded: np.ndarray) -> "RoundedQueries":
-        """Measure scaled questions [B, D] against the rounded ones, with which the rounded rows are multiplied."""
+        """Measures scaled questions [B, D] against the rounded ones, with which the rounded rows are multiplied."""
         exact = queries.astype(np.float64)
         lengths, shifts = (np.linalg.norm(x, axis=1) for x in (exact, exact - rounded.astype(np.float64)))
         return cls(lengths, shifts, queries.shape[1])
 
     def slack(self, error: float, longest: float) -> np.ndarray:
-        """Bound the difference of a score of rounded vectors and the float32 score, float64 [B].
+        """Bounds the difference of a score of rounded vectors and the float32 score, float64 [B].
 
         Args:
           error: the largest distance of a row to its rounded one.

@@ -13,7 +13,7 @@ _ENGINES: dict[EngineName, Engine] = {"scann": ScannEngine(), "faiss": FaissEngi
 
 
 def engine_of(name: EngineName) -> Engine:
-    """The engine with a name.
+    """The engine with the given name.
 
     Raises:
       UsageError: there is none.

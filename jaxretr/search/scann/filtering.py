@@ -101,7 +101,7 @@ def tuned(index: Filterable, questions: Questions, settings: Sequence[Setting]) 
 
 
 def certified(index: Filterable, questions: Questions) -> tuple[FilterLine, ...]:
-    """Measure the settings with filters on the certification questions, for shares that are not searched exactly."""
+    """Measures the settings with filters on the certification questions, for shares that are not searched exactly."""
     lines: list[FilterLine] = []
     k = index.facts.k
     for share in SHARES:

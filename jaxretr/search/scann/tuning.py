@@ -166,7 +166,7 @@ def _fastest(
     questions: int,
     clock: Callable[[], float],
 ) -> list[Setting]:
-    """Pick the fastest setting that reaches each target; the candidates of all targets are timed together."""
+    """Picks the fastest setting that reaches each target; the candidates of all targets are timed together."""
     fronts = [_front(measured, target) for target in targets]
     timed = min(questions, _TIMED_QUESTIONS)
     seconds = {setting: math.inf for front in fronts for setting in front}

@@ -176,7 +176,7 @@ def verify(folder: str | Path) -> str:
 
 
 def _changed_neighbours(index: ScannIndex, questions: Questions) -> list[str]:
-    """Whether exact search over the folder's vectors finds other neighbours than those that were noted."""
+    """Lists the fault if exact search over the folder's vectors finds other neighbours than the noted ones."""
     golden = slice(questions.tuning, questions.tuning + _GOLDEN)
     vectors = questions.vectors[golden]
     own = questions.own_rows(index.rows.row_of(), golden)

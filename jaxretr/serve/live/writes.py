@@ -25,7 +25,7 @@ class ModelChanged(UserError):
 
 @dataclass(frozen=True)
 class Change:
-    """The change of one write.
+    """The change that one write made to the index.
 
     Attributes:
       sequence: the number of the write.
