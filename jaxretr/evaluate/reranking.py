@@ -31,7 +31,7 @@ def rerank(
 
     Args:
       scorer: a `CrossEncoder`, `CausalScorer` or `QuestionScorer`, what `load_scorer` takes, or a function that loads one.
-      run: what `jaxretr.search` returned, a run's file, or {question id: {passage id: score}}.
+      run: a run that `jaxretr.search` returned, a run's file, or {question id: {passage id: score}}.
       queries: the questions, or their file; texts alone have the ids "0", "1", ...
       corpus: the passages, or their file.
       depth: hits of a question that are scored; those behind them are dropped. None: all.

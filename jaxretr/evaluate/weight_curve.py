@@ -34,7 +34,7 @@ class HeldOut:
 
     Attributes:
       weights: the weights that the first and the second half chose (see `halves`).
-      comparison: of all questions with the weight of the half that they are not in ("a") with the first system alone
+      comparison: all questions with the weight of the half that they are not in ("a") against the first system alone
         ("b").
     """
 

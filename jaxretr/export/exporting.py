@@ -369,7 +369,7 @@ def update(
     Args:
       folder: a folder that `jaxretr.export(..., to="scann")` or `ScannIndex.save` wrote; or a live index that no
         service has open.
-      add: of a certified index: embeddings of the passages to add; of a live one: a file of passages, which are encoded. A
+      add: for a certified index: embeddings of the passages to add; for a live one: a file of passages to encode. A
         passage whose id exists replaces the old one.
       delete: ids, or a file with one id per line.
       rebalance: retrain tree and codes and tune again; automatic once many of the passages have changed.

@@ -50,13 +50,13 @@ class Filters:
     """The conditions under which a ranked passage is a negative.
 
     Attributes:
-    negatives: the most negatives of a question; the best ranked are taken.
-    first_rank: the first rank of the window, counted from 1.
-    last_rank: the last rank of the window, inclusive.
+      negatives: the most negatives of a question; the best ranked are taken.
+      first_rank: the first rank of the window, counted from 1.
+      last_rank: the last rank of the window, inclusive.
       margin: a negative scores at most the best positive's score less this; None: no such filter.
-    relative_margin: a negative scores at most the best positive's score less this share of its magnitude; None: no
-      such filter.
-    answers: how to match answers in the passages' texts (see `jaxretr.evaluate.answers`); None: they are not matched.
+      relative_margin: a negative scores at most the best positive's score less this share of its magnitude; None: no
+        such filter.
+      answers: how to match answers in the passages' texts (see `jaxretr.evaluate.answers`); None: no such filter.
     """
 
     negatives: int = 30

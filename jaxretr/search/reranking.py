@@ -57,7 +57,7 @@ def rerank_hits(
       depth: hits of a question that are scored. Those behind them are dropped, since their scores are of another kind.
         None: all.
       chunk: pairs at a time.
-      batch_size: pairs a batch; None: what suits the device.
+      batch_size: pairs per batch; None: chosen for the device.
       out: the file that will be written; scores of finished chunks are kept next to it. None: they are not kept.
 
     Returns:

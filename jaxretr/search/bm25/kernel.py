@@ -349,7 +349,7 @@ def _bound_rest(lists, distinct, times, number, rest, rest_of_block):
     Args:
       lists: the postings.
       distinct, times: the different words, int32, ascending, and how often each occurs in the question.
-      number: how many different words there are.
+      number: the number of different words.
       rest: the bounds for any passage, float32 [number + 1]; changed.
       rest_of_block: the bounds of the common words for each block, float32 [common words + 1, blocks]. Hardly a
         passage has the best score of several words, so they are much closer.

@@ -199,10 +199,7 @@ class ExactIndex:
     def search_proven(
         self, queries: np.ndarray | jax.Array, k: int = 10, **filters: Unpack[FilterOptions]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Searches as `search_rows` does, and tells of each question whether its result is proven exact, bool [B].
-
-        Without a first pass every result is.
-        """
+        """Searches like `search_rows`, and tells which results are proven exact, bool [B]: all without a first pass."""
         queries = checked_matrix(queries, self.dim)
         mask = self._filters.mask(**filters)
         there = len(self) if mask is None else int(np.count_nonzero(mask))

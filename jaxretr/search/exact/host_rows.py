@@ -29,7 +29,7 @@ def read_rows(rows: np.ndarray, start: int, stop: int, *, dtype: np.dtype, sourc
 
     Args:
       rows: [n, D]; a memory map does not stay in memory.
-      start, stop: what is beyond n is filled with zeros.
+      start, stop: the rows to copy; rows beyond n are filled with zeros.
       dtype: the dtype of the copy.
       source: the rows' name in errors.
       first: the corpus row of rows[0].

@@ -245,7 +245,7 @@ class ScannIndex:
         Args:
           queries, k, target_recall, threads: see `search`.
           allowed: bool [N], the rows that may be found; all by default. Where they are few all of them are scored, and
-            where they are many, the engine is asked: which it is was measured for the target, see filtering.py.
+            where they are many, the engine is asked; the limit was measured for the target, see filtering.py.
         """
         queries = checked_matrix(queries, self.facts.dim)
         if k < 1:
