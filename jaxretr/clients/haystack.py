@@ -30,7 +30,7 @@ class JaxretrTextEmbedder:
 
     @_component.output_types(embedding=list[float])
     def run(self, text: str) -> dict[str, Any]:
-        """Embeds the question -> {"embedding": D floats}."""
+        """Embeds the question; returns {"embedding": D floats}."""
         return {"embedding": self.source.embed([text], "query")[0].tolist()}
 
     def to_dict(self) -> dict[str, Any]:
@@ -49,8 +49,8 @@ class JaxretrRetriever:
 
     Args:
       source: a `Client` of the service, or a `Local` in the same process.
-      index: its name; None: the source's only one.
-      k: how many documents.
+      index: the index's name; None: the source's only index.
+      k: the number of documents.
       options: further options of `Source.search`.
     """
 
@@ -63,8 +63,8 @@ class JaxretrRetriever:
 
         Args:
           query: the question.
-          filters: Haystack's, with "==", "in" and AND on fields of the metadata; they replace the options' `where`.
-          top_k: replaces k.
+          filters: Haystack's filters, with "==", "in" and AND on fields of the metadata; they replace `where`.
+          top_k: the number of documents; None: k.
 
         Returns:
           {"documents": ...}, best first.
@@ -93,7 +93,7 @@ class JaxretrRetriever:
 
 
 def where_of(filters: Mapping[str, Any]) -> dict[str, Any]:
-    """Haystack's filters as fields and values.
+    """Converts Haystack's filters to fields and values.
 
     Args:
       filters: {"field": "meta.lang", "operator": "==", "value": "en"}, "in" with a list, or

@@ -14,7 +14,7 @@ from jaxretr.clients.source import Found, Side
 from jaxretr.errors import UsageError, UserError, import_package
 from jaxretr.serve.served import Document, Written
 
-# What the service accepts at once, see jaxretr/serve/requests.py.
+# The most that the service accepts in a request, see jaxretr/serve/requests.py.
 _TEXTS, _DOCUMENTS, _IDS, _QUERIES, _HITS = 256, 512, 10_000, 64, 10_000
 
 # The longest wait that a response may ask for.
@@ -22,11 +22,11 @@ _LONGEST_WAIT = 60.0
 
 
 class ServiceError(UserError):
-    """The service refused a request, or cannot be reached.
+    """An error: the service refused a request, or cannot be reached.
 
     Attributes:
-      status: of HTTP; 0 if there was no response.
-      type: of the problem, as the service calls it.
+      status: the HTTP status; 0 if there was no response.
+      type: the service's name for the kind of problem.
       param: the field that is wrong, if it is one.
     """
 
@@ -39,11 +39,11 @@ class Client:
     """A connection to `jaxretr serve`; may be used from several threads, and closed by `with` or `close`.
 
     Args:
-      url: of the service, such as "http://127.0.0.1:8080".
+      url: the service's address, such as "http://127.0.0.1:8080".
       key: an API key; None: that of the variable JAXRETR_KEY, if there is one.
       timeout: seconds for connecting, and for each wait for data.
-      retries: how often a request that was answered with 429 is sent again, each time after the seconds that the response
-        asks for (Retry-After).
+      retries: the most times that a request answered with 429 is sent again, each time after the seconds that the
+        response asks for (Retry-After).
     """
 
     def __init__(self, url: str, *, key: str | None = None, timeout: float = 30.0, retries: int = 4):
@@ -51,12 +51,12 @@ class Client:
         key = os.environ.get("JAXRETR_KEY") if key is None else key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.url, self.timeout, self.retries = url.rstrip("/"), timeout, retries
-        self._only: str | None = None  # the service's index, where nobody names one
+        self._only: str | None = None  # the service's only index, used where none is named
         self._most_bytes: int | None = None  # of a request's body, once the service was asked
         self._client = self._httpx.Client(base_url=self.url, headers=headers, timeout=timeout)
 
     def __repr__(self) -> str:
-        return f"Client({self.url!r})"  # Without the key.
+        return f"Client({self.url!r})"  # The key is a secret.
 
     def search(
         self, query: str | Sequence[float], *, index: str | None = None, k: int = 10, **options: Any
@@ -65,8 +65,8 @@ class Client:
 
         Args:
           query: the text, or its vector [D].
-          index: its name; None: the service's only one.
-          k: hits.
+          index: the index's name; None: the service's only index.
+          k: the number of hits.
           options: further fields of a request to search: where, allow, deny, exact, target_recall, lexical_weight, rerank,
             fields, max_chars.
 
@@ -87,19 +87,19 @@ class Client:
         return [[_found(hit) for hit in result["hits"]] for answer in done for result in answer["results"]]
 
     def embed(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
-        """Embeds texts as questions or as documents -> float32 [n, D]."""
+        """Embeds texts as questions or as documents; float32 [n, D]."""
         more = {"input_type": side, "encoding_format": "base64"}
         done = self._in_parts("/v1/embeddings", "input", texts, _TEXTS, more)
         rows = [np.frombuffer(base64.b64decode(row["embedding"]), "<f4") for each in done for row in each["data"]]
         return np.stack(rows) if rows else np.zeros((0, 0), np.float32)
 
     def doc(self, id: str, *, index: str | None = None) -> Document | None:
-        """The document with an id, None if there is none."""
+        """Returns the document with an id, None if there is none."""
         name = self._index(index)
         try:
             found = self._send(
                 "GET", f"/v1/{name}/doc", params={"id": id}
-            )  # Of a path httpx would resolve "./" and "../".
+            )  # A parameter, because httpx would resolve "./" and "../" in a path.
         except ServiceError as error:
             # A missing index is the caller's error.
             if error.status == 404 and name in self.indexes():
@@ -108,7 +108,7 @@ class Client:
         return Document(found["id"], found["title"], found["text"], found["metadata"])
 
     def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[tuple[int, float]]:
-        """Scores texts with the service's re-ranker -> (place in `documents`, score), best first."""
+        """Scores texts with the service's re-ranker; returns (place in `documents`, score), best first."""
         if top_n is not None and top_n < 1:
             raise UsageError(f"top_n={top_n}: give at least 1, or leave it out")
         scored: list[tuple[int, float]] = []
@@ -142,7 +142,7 @@ class Client:
         return total
 
     def indexes(self) -> dict[str, Mapping[str, Any]]:
-        """Name -> facts of each index."""
+        """Returns the facts of each index, by name."""
         return {facts["name"]: facts for facts in self._send("GET", "/v1/indexes")["indexes"]}
 
     def close(self) -> None:
@@ -173,13 +173,13 @@ class Client:
     def _in_parts(
         self, path: str, field: str, rows: Iterable[Any], most: int, more: Mapping[str, Any] | None = None
     ) -> Iterator[Any]:
-        """The answers to a request whose field has any number of rows, in as many requests as needed.
+        """Yields the answers to a request whose field has any number of rows, in as many requests as needed.
 
         Args:
-          path: of the requests.
-          field: whose value is a list.
-          rows: its items.
-          most: of them in a request.
+          path: the path of the requests.
+          field: the field whose value is a list.
+          rows: the items of that list.
+          most: the most items of one request.
           more: further fields of each request.
 
         Raises:
@@ -212,7 +212,7 @@ class Client:
             yield self._post(path, head + b",".join(part) + tail)
 
     def _room(self) -> int:
-        """Bytes of a request's body that the service accepts."""
+        """The most bytes of a request's body that the service accepts."""
         if self._most_bytes is None:
             self._most_bytes = int(self._send("GET", "/info")["limits"]["body_bytes"])
         return self._most_bytes
@@ -261,15 +261,15 @@ def _found(hit: Mapping[str, Any]) -> Found:
 
 
 def _seconds(header: str | None) -> float:
-    """Seconds of a Retry-After header; a date, which the service never sends, counts as one second."""
+    """The seconds of a Retry-After header; a date, which the service never sends, counts as one second."""
     return min(float(header), _LONGEST_WAIT) if header and header.isascii() and header.isdigit() else 1.0
 
 
 def _json(value: Any) -> bytes:
-    """A value as JSON, arrays and numbers of NumPy among it.
+    """Serialises a value as JSON, including NumPy's arrays and numbers.
 
     Raises:
-      UserError: JSON does not have it, such as NaN or half a surrogate pair.
+      UserError: JSON cannot represent it, for instance NaN or half a surrogate pair.
     """
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain).encode()
@@ -290,5 +290,5 @@ def _plain(value: Any) -> Any:
 
 
 def _quoted(name: str) -> str:
-    """An index's name as a part of a path."""
+    """Quotes an index's name as a part of a path."""
     return quote(name, safe="")

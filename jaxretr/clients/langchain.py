@@ -24,8 +24,8 @@ class JaxretrRetriever(_retrievers.BaseRetriever):
 
     Attributes:
       source: a `Client` of the service, or a `Local` in the same process.
-      index: its name; None: the source's only one.
-      k: how many documents.
+      index: the index's name; None: the source's only index.
+      k: the number of documents.
       options: further options of `Source.search`, such as {"where": {"language": "en"}, "rerank": True}.
     """
 
@@ -54,9 +54,9 @@ class JaxretrEmbeddings(_embeddings.Embeddings):
         self.source = source
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """Embeds documents -> n lists of D floats."""
+        """Embeds documents; returns n lists of D floats."""
         return self.source.embed(texts, "document").tolist()
 
     def embed_query(self, text: str) -> list[float]:
-        """Embeds a question -> D floats."""
+        """Embeds a question; returns D floats."""
         return self.source.embed([text], "query")[0].tolist()

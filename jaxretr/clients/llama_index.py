@@ -22,10 +22,10 @@ class JaxretrRetriever(_retrievers.BaseRetriever):
 
     Args:
       source: a `Client` of the service, or a `Local` in the same process.
-      index: its name; None: the source's only one.
-      k: how many nodes.
+      index: the index's name; None: the source's only index.
+      k: the number of nodes.
       options: further options of `Source.search`.
-      settings: of LlamaIndex's BaseRetriever, such as callback_manager.
+      settings: settings of LlamaIndex's BaseRetriever, such as callback_manager.
     """
 
     def __init__(

@@ -16,8 +16,8 @@ class Local:
     """Searches and embeds without a service.
 
     Args:
-      encoder: of questions and documents.
-      index: what is searched, as `jaxretr.serve` opens it; None: this source only embeds.
+      encoder: the encoder of questions and documents.
+      index: the index to search, as `jaxretr.serve` opens it; None: this source only embeds.
     """
 
     def __init__(self, encoder: DualEncoder | CombinedEncoder, index: ServedIndex | None = None):
@@ -26,7 +26,7 @@ class Local:
     def search(
         self, query: str | Sequence[float], *, index: str | None = None, k: int = 10, **options: Any
     ) -> list[Found]:
-        """Finds the best documents, as `jaxretr.clients.source.Source.search`.
+        """Finds the best documents; see `jaxretr.clients.source.Source.search`.
 
         Raises:
           UsageError: there is no index, it has another name, or an option is unknown.
@@ -47,7 +47,7 @@ class Local:
         return [Found(each.id, score, each.title, each.text, each.metadata) for each, score in documents]
 
     def embed(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
-        """Embeds texts -> float32 [n, D]."""
+        """Embeds texts; float32 [n, D]."""
         if side == "query":
             return self.encoder.encode_queries(list(texts))
         return self.encoder.encode_passages(list(texts))

@@ -1,4 +1,4 @@
-"""What the frameworks' classes search and embed with: the service, or an encoder and an index in the same process."""
+"""The source that the frameworks' classes search and embed with: the service, or an encoder and an index in process."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +14,8 @@ class Found:
     """A document that a search found.
 
     Attributes:
-      id: the document's.
-      score: inner product with the question's vector, or the re-ranker's score.
+      id: the document's id.
+      score: the inner product with the question's vector, or the re-ranker's score.
       title, text, metadata: empty if the index has only ids.
       truncated: whether the text was cut to the requested `max_chars`.
     """
@@ -29,7 +29,7 @@ class Found:
 
 
 class Source(Protocol):
-    """A `jaxretr.clients.http.Client` or a `jaxretr.clients.local.Local`."""
+    """The interface of `jaxretr.clients.http.Client` and `jaxretr.clients.local.Local`."""
 
     def search(
         self, query: str | Sequence[float], *, index: str | None = None, k: int = 10, **options: Any
@@ -38,19 +38,19 @@ class Source(Protocol):
 
         Args:
           query: the text, or its vector [D].
-          index: its name; None: the source's only one.
-          k: hits; fewer if fewer may be found.
+          index: the index's name; None: the source's only index.
+          k: the number of hits; fewer if fewer may be found.
           options: `where`, `allow`, `deny`, `exact`, `target_recall`, as a request to search has them.
         """
         ...
 
     def embed(self, texts: Sequence[str], side: Side = "document") -> np.ndarray:
-        """Embeds texts as questions or as documents -> float32 [n, D]."""
+        """Embeds texts as questions or as documents; float32 [n, D]."""
         ...
 
 
 def content_of(hit: Found, *, score: bool = False) -> tuple[str, dict[str, Any]]:
-    """A hit as frameworks hold it: its text, or the title where there is no text, and its metadata.
+    """Returns the content and the metadata of a hit for a framework: its text, or its title where it has no text.
 
     The title is among the metadata, with `score` the score as well. The document's own fields stay as they are: where one
     has such a name and another value, ours is `jaxretr_title` or `jaxretr_score`.

@@ -1,1 +1,1 @@
-"""What each command does: one module a command, with `run(args)`; cli.py says what can be typed."""
+"""The work of each command, one module per command, with `run(args)`; cli.py parses the command line."""

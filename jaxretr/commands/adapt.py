@@ -1,4 +1,4 @@
-"""`jaxretr adapt`: a model for one's own corpus."""
+"""`jaxretr adapt`: a model for the user's own corpus."""
 
 import argparse
 

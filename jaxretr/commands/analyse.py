@@ -1,4 +1,4 @@
-"""`jaxretr analyse`: how similar the rankings of runs are, and what word order is worth to a model."""
+"""`jaxretr analyse`: the similarity of runs' rankings, and the effect of word order on a model."""
 
 import argparse
 from typing import TYPE_CHECKING

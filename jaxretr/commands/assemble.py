@@ -42,7 +42,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Assembles, and prints what the model is."""
+    """Assembles, and prints a description of the model."""
     from jaxretr.models.assembling import assemble
 
     model = assemble(args.rem, args.dam, out=args.out, pooling=args.pooling, normalise=args.normalise)

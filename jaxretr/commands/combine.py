@@ -22,7 +22,8 @@ def add_commands(commands: Commands) -> None:
         help=f"the base and further models, each {weights.MODEL}; or one combined model",
     )
     add(
-        *("--weight", "-w"),
+        "--weight",
+        "-w",
         type=weights.weight,
         action="append",
         required=True,

@@ -21,10 +21,10 @@ class Setting:
     """A setting as help and the reference show it.
 
     Attributes:
-      option: its name, such as "train.batch-size".
-      type: what to type behind it; "" for switches.
-      value: its value, as text; "required" without a default.
-      meaning: one line.
+      option: the option's name, such as "train.batch-size".
+      type: the kind of value to type behind it; "" for switches.
+      value: the value, as text; "required" without a default.
+      meaning: the meaning, in one line.
     """
 
     option: str
@@ -35,7 +35,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """A section of settings: its name ("the run" for those without one), what it is about, and its settings."""
+    """A section of settings: its name ("the run" for settings without one), its subject, and its settings."""
 
     title: str
     summary: str
@@ -43,7 +43,7 @@ class Section:
 
 
 def settings_text(config: Config) -> str:
-    """Returns one entry for each setting, by sections: its option, type and value in `config`, and what it means."""
+    """Returns one entry for each setting, by sections: its option, type and value in `config`, and its meaning."""
     parts = []
     for section in sections(config):
         lines = [f"{section.title}: {section.summary}"]
@@ -95,7 +95,7 @@ def _meaning(cls: type, name: str) -> str:
 
 @functools.cache
 def _documented(module: str) -> dict[str, dict[str, str]]:
-    """The docstrings below the fields of a module's classes."""
+    """Collects the docstrings below the fields of a module's classes."""
     found: dict[str, dict[str, str]] = {}
     for node in ast.parse(inspect.getsource(sys.modules[module])).body:
         if not isinstance(node, ast.ClassDef):
@@ -111,7 +111,7 @@ def _documented(module: str) -> dict[str, dict[str, str]]:
 
 
 def _type(annotation: Any) -> str:
-    """What is to be typed behind an option."""
+    """The kind of value to type behind an option."""
     if get_origin(annotation) is Literal:
         return "{" + ",".join(map(str, get_args(annotation))) + "}"
     if get_origin(annotation) is tuple:

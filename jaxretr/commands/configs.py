@@ -1,4 +1,4 @@
-"""`jaxretr configs`: what comes with the library."""
+"""`jaxretr configs`: the configs that come with the library."""
 
 import argparse
 
@@ -14,7 +14,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Prints the name of each config with its first sentence, and where they are."""
+    """Prints the name of each config with its first sentence, and the folder of the configs."""
     shipped = configs()
     width = max(map(len, shipped))
     for name, what in shipped.items():

@@ -89,7 +89,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Does what `args.action` names."""
+    """Runs the action that `args.action` names."""
     {"convert": _convert, "inspect": _inspect, "validate": _validate, "build": _build}[args.action](args)
 
 

@@ -1,4 +1,4 @@
-"""`jaxretr debug replay`: a training step that went wrong, once more, from the checkpoint before it."""
+"""`jaxretr debug replay`: repeats a training step that went wrong, from the checkpoint before it."""
 
 import argparse
 
@@ -20,7 +20,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Runs the steps again and prints what each reports."""
+    """Runs the steps again, and prints each step's report."""
     from jaxretr.replay import replay
 
     print(replay(args.workdir, args.step).table())

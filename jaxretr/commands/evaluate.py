@@ -149,7 +149,7 @@ def add_commands(commands: Commands) -> None:
     add("--no-bm25", action="store_true", default=None, help="leave out BM25, which is measured by default")
 
 
-# What is measured: a --run, or MODEL on a --beir folder, on a --suite of them, or with typos in the questions.
+# The things to measure: a --run, or MODEL on a --beir folder, on a --suite of them, or with typos in the questions.
 _RUN, _BEIR, _SUITE, _TYPOS = "--run", "--beir", "--suite", "--typos"
 
 # For each option that not all of these read: which do, and why the others refuse it. The parser has no defaults for
@@ -179,12 +179,12 @@ _READ_BY: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def run(args: argparse.Namespace) -> None:
-    """Measures, writes and plots what was asked for, and prints the report."""
+    """Measures, writes and plots as the arguments ask, and prints the report."""
     subject = check_arguments(args)
     from jaxretr.evaluate import measuring, plots
     from jaxretr.storage.files import check_output
 
-    # Everything that can be wrong is found before a model is loaded.
+    # Find every error of the arguments before a model is loaded.
     if args.plot is not None:
         plots.check_ending(args.plot)
         if subject in (_RUN, _BEIR):
@@ -202,7 +202,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def check_arguments(args: argparse.Namespace) -> str:
-    """Returns what is measured.
+    """Returns the thing to measure.
 
     Raises:
       UsageError: the arguments do not name exactly one thing to measure, or an option would be ignored.
@@ -285,7 +285,7 @@ def _of_typos(args: argparse.Namespace) -> "TypoReport":
     from jaxretr.evaluate.measuring import OF_QRELS
     from jaxretr.evaluate.typo_robustness import evaluate_typos
 
-    # How to read MODEL; the other models are read as they are.
+    # Options that say how to read MODEL; the other models are read as they are.
     of_first = dict.fromkeys(OF_MODEL)
     others = [argparse.Namespace(**{**vars(args), **of_first, "model": model}) for model in args.and_model or ()]
     queries: defaultdict[str, list[str]] = defaultdict(list)
@@ -308,7 +308,7 @@ def _of_typos(args: argparse.Namespace) -> "TypoReport":
 
 
 def _shared(args: argparse.Namespace) -> dict[str, Any]:
-    """What a run and a model on one data set are measured with."""
+    """The arguments that measuring a run and measuring a model on one data set share."""
     return {
         "baselines": args.baseline or (),
         "metrics": args.metrics,

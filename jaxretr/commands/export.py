@@ -10,7 +10,7 @@ _OPTIONS = (
     *("table", "hnsw_m", "ef_construction"),
 )
 
-# As in jaxretr/export/exporting.py, which imports numpy.
+# A copy of the list in jaxretr/export/exporting.py, which imports numpy.
 _TARGETS = (
     *("huggingface", "sentence-transformers", "jaxretr"),
     *("onnx", "stablehlo"),
@@ -102,7 +102,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Exports, and prints what was written and verified."""
+    """Exports, and prints a summary of what was written and verified."""
     from jaxretr.commands.model import load_model
     from jaxretr.export.exporting import export
 

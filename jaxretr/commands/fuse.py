@@ -1,4 +1,4 @@
-"""`jaxretr fuse`: one run of several."""
+"""`jaxretr fuse`: one run made of several."""
 
 import argparse
 
@@ -24,7 +24,8 @@ def add_commands(commands: Commands) -> None:
         help="s1 + w s2, or the sum of 1/(60 + rank) (default: %(default)s)",
     )
     add(
-        *("--weight", "-w"),
+        "--weight",
+        "-w",
         type=weights.weight,
         action="append",
         dest="weights",

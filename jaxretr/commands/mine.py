@@ -78,7 +78,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Mines, writes the training file, and prints what was filtered."""
+    """Mines, writes the training file, and prints the numbers of filtered passages."""
     from jaxretr.commands.outputs import say_written
     from jaxretr.mine.mining import mine
     from jaxretr.storage.files import atomic_write, check_output
@@ -152,7 +152,7 @@ def add_bm25(parser: Parser) -> argparse._ArgumentGroup:
 
 
 def bm25_settings(args: argparse.Namespace) -> "Bm25Settings | None":
-    """The settings if any option of BM25 is given."""
+    """BM25's settings, if any option of BM25 is given; otherwise None."""
     from jaxretr.search.bm25.words import Bm25Settings
 
     quantise_lengths: bool = vars(args).get("quantise_lengths", False)

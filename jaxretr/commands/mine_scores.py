@@ -1,4 +1,4 @@
-"""`jaxretr mine scores`: what an ART run's teacher said of the passages that it was asked for."""
+"""`jaxretr mine scores`: the scores that an ART run's teacher gave the passages it was asked for."""
 
 import argparse
 

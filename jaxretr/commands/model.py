@@ -16,11 +16,11 @@ def load_model(args: argparse.Namespace) -> DualEncoder | CombinedEncoder:
         args.model,
         passage_path=given.pop("passage_model"),
         **given,
-        dtype=getattr(args, "compute", "float32"),  # `export` has no --compute: it writes what is stored.
+        dtype=getattr(args, "compute", "float32"),  # `export` has no --compute: it writes the stored numbers.
     )
 
 
 def model_loader(args: argparse.Namespace) -> Callable[[], DualEncoder | CombinedEncoder]:
-    """Checks that MODEL is not an unfinished run, and returns what loads it."""
+    """Checks that MODEL is not an unfinished run, and returns the function that loads it."""
     check_finished(args.model)
     return lambda: load_model(args)

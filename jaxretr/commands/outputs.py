@@ -1,4 +1,4 @@
-"""What the commands print about the files that they write."""
+"""The lines that the commands print about the files they write."""
 
 import logging
 
@@ -8,7 +8,7 @@ log = logging.getLogger(__name__)
 
 
 def say_written(path: str, what: str) -> None:
-    """Prints what a file contains; to the log if the file is stdout itself, whose reader expects the file alone."""
+    """Prints a line about a file's content; to the log if the file is stdout, whose reader expects the file alone."""
     line = f"{path}: {what}"
     if open_descriptor(path) == 1:
         log.info("%s", line)

@@ -1,4 +1,4 @@
-"""What the commands' options are made of: parsers, types of values, and the options that several commands share.
+"""The parts of the commands' options: parsers, types of values, and the options that several commands share.
 
 Nothing here or in the options of a command imports JAX or numpy, so that help appears at once.
 """
@@ -16,7 +16,7 @@ MODEL = "a run directory, an exported folder, a Hugging Face, sentence-transform
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a mistake as one line; argparse would print the usage first and end the process."""
+    """A parser that reports a mistake as one line; argparse would print the usage first and end the process."""
 
     def __init__(self, **settings: Any):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
@@ -28,11 +28,11 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def options(self) -> list[str]:
-        """All options that it knows."""
+        """All options that the parser knows."""
         return list(self._option_string_actions)
 
     def taken_once(self, name: str) -> str | None:
-        """What an option sets, under whichever of its names; None for one that may be repeated."""
+        """The destination that an option sets, the same for all its names; None for an option that may be repeated."""
         action = self._option_string_actions[name]
         return None if isinstance(action, argparse._AppendAction | argparse._HelpAction) else action.dest
 
@@ -44,10 +44,10 @@ class Commands(dict[str, Parser]):
         """Adds a command.
 
         Args:
-          name: such as "encode", or "data convert" for an action of the command "data".
-          description: what it does; the list of commands shows its beginning, up to a semicolon, colon or full stop.
+          name: the command's name, such as "encode", or "data convert" for an action of the command "data".
+          description: a sentence; the list of commands shows its beginning, up to a semicolon, colon or full stop.
           example: one or more lines that can be typed.
-          module: of jaxretr.commands, whose `run` does it; the name's own by default.
+          module: the module of jaxretr.commands with the command's `run`; by default the one with the command's name.
         """
         parser = Parser(
             prog=f"jaxretr {name}",
@@ -96,7 +96,7 @@ def from_zero(text: str) -> int:
 
 
 def window(what: str, example: str) -> Callable[[str], tuple[int, int]]:
-    """Returns what reads FIRST:LAST, counted from 1."""
+    """Returns a reader of FIRST:LAST, counted from 1."""
 
     def read(text: str) -> tuple[int, int]:
         first, _, last = text.partition(":")
@@ -111,7 +111,7 @@ def window(what: str, example: str) -> Callable[[str], tuple[int, int]]:
 
 
 def names(what: str, example: str) -> Callable[[str], tuple[str, ...]]:
-    """Returns what reads names separated by commas, each once."""
+    """Returns a reader of names separated by commas, each once."""
 
     def read(text: str) -> tuple[str, ...]:
         found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
@@ -137,7 +137,7 @@ OF_MODEL = (
 
 
 def add_model(parser: Parser, *, optional: bool = False, encodes: bool = True) -> None:
-    """Adds MODEL and how to read it; with `encodes` also how it computes."""
+    """Adds MODEL and the options of reading it; with `encodes` also those of computing."""
     parser.add_argument("model", metavar="MODEL", nargs="?" if optional else None, help=MODEL)
     add = parser.add_argument_group("of MODEL").add_argument
     add("--passage-model", metavar="MODEL2", help="the passage encoder, if it is a folder of its own (DPR's)")
@@ -168,7 +168,7 @@ def add_compute(add: Callable[..., Any]) -> None:
 
 
 def add_precision(add: Callable[..., Any], default: EncodeDtype | None = "auto") -> None:
-    """Adds --compute; without a default, None says that it was not given, which means auto."""
+    """Adds --compute; without a default, None means that it was not given, and stands for auto."""
     add(
         "--compute",
         choices=get_args(EncodeDtype),
@@ -178,7 +178,7 @@ def add_precision(add: Callable[..., Any], default: EncodeDtype | None = "auto")
 
 
 def add_engine(add: Callable[..., Any], help: str) -> None:
-    """Adds --engine, of a certified index."""
+    """Adds --engine, for a certified index."""
     add("--engine", choices=get_args(EngineName), help=help)
 
 
@@ -200,7 +200,7 @@ def add_scorer(add: Callable[..., Any], prefix: str = "") -> None:
 
 
 def add_rerank(parser: Parser) -> None:
-    """Adds --rerank and what belongs to it; `commands.reranking.options` reads them."""
+    """Adds --rerank and the options that belong to it; `commands.reranking.options` reads them."""
     add = parser.add_argument_group(
         "re-ranking", "a scorer orders the first hits of each question; it computes as --compute says"
     ).add_argument

@@ -1,4 +1,4 @@
-"""How a command's process is set up: its place among several, what is logged, and that compiled programs are kept."""
+"""The set-up of a command's process: its place among several, its logs, and the cache of compiled programs."""
 
 import argparse
 import contextlib
@@ -21,11 +21,11 @@ def set_up() -> None:
 
 
 class _Lines(logging.Handler):
-    """Plain lines on whatever is stderr at that moment."""
+    """A log handler that writes plain lines to the current stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        with contextlib.suppress(OSError):  # Nobody reads stderr any more, which is not a reason to end a run.
+        with contextlib.suppress(OSError):  # A stderr that nobody reads any more is no reason to end a run.
             print(f"jaxretr: {level}{' '.join(record.getMessage().split())}", file=sys.stderr, flush=True)
 
 
@@ -33,7 +33,7 @@ def _set_up_logging() -> None:
     root = logging.getLogger()
     if not any(isinstance(handler, _Lines) for handler in root.handlers):
         root.addHandler(_Lines())
-        # JAX looks for a TPU everywhere; that there is none is no news. (That a GPU goes unused is, and is shown.)
+        # JAX looks for a TPU everywhere; its absence is no news. (An unused GPU is, and is shown.)
         logging.getLogger("jax._src.xla_bridge").addFilter(lambda record: "tpu" not in record.getMessage().lower())
     root.setLevel(logging.WARNING)
     logging.getLogger("jaxretr").setLevel(logging.INFO)

@@ -19,7 +19,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Runs it in the work directory."""
+    """Runs the quickstart in the work directory."""
     from jaxretr.quickstart import main
 
     main(Path(args.workdir).expanduser(), args.seed, args.steps)

@@ -25,7 +25,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Does one of the three, and prints what it did."""
+    """Moves the index, moves it back, or forgets the old model, and prints a summary."""
     if (args.to is not None) + args.rollback + args.forget != 1:
         raise UsageError("reindex needs one of --to MODEL, --rollback and --forget; give one of them")
     from jaxretr.serve.live import offline

@@ -22,7 +22,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes the page and says where it is."""
+    """Writes the page and prints its path."""
     from jaxretr.reporting.run_report import report
 
     print(report(args.runs, out=args.out, beir=args.beir, split=args.split, examples=args.examples, search=args.search))

@@ -1,4 +1,4 @@
-"""The options --rerank and --depth, of commands that re-rank what they find."""
+"""The options --rerank and --depth of commands that re-rank their hits."""
 
 import argparse
 from typing import Any
@@ -7,7 +7,7 @@ from jaxretr.errors import UsageError
 
 
 def options(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments rerank and depth for `jaxretr.search` and its kin; empty without --rerank.
+    """The arguments rerank and depth for `jaxretr.search` and similar functions; empty without --rerank.
 
     Raises:
       UsageError: an option without --rerank, where it would be ignored.

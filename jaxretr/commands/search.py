@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
             raise UsageError("--rerank reads the passages' texts: give --corpus FILE as well")
         again = reranking.options(args)
         check_output(args.out)
-        # Everything that can be wrong with the input is found before the model is loaded.
+        # Find every error of the input before the model is loaded.
         questions = read_questions(args.queries, trec_ids=trec)
         corpus = None if trec and not again else read_corpus(args.corpus)
         where: dict[str, list[str]] = {}

@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Ends the process at a signal to stop, until the server handles these itself: nothing is open before.
+    """Ends the process at a signal to stop, until the server handles such signals itself: nothing is open before.
 
     An exception, as Python raises for SIGINT, is lost where it meets a callback, and JAX has one at each garbage collection.
     """
@@ -167,7 +167,7 @@ def _serve(args: argparse.Namespace) -> None:
     )
     if args.engine is not None:
         engine_of(args.engine).require()
-    Rates(settings.rate)  # A wrong one is found before the model is loaded.
+    Rates(settings.rate)  # Refuses a wrong rate before the model is loaded.
     keys = Keys.read(Path(args.keys)) if args.keys else None
 
     def load_reranker():

@@ -1,4 +1,4 @@
-"""`jaxretr train`: from a config to a run folder; with --plan what that needs; with CONFIG --help its settings."""
+"""`jaxretr train`: trains by a config; with --plan prints the run's needs; with CONFIG --help prints its settings."""
 
 import argparse
 import json
@@ -63,7 +63,7 @@ def check(args: argparse.Namespace) -> None:
     """Refuses options that do not go together.
 
     Raises:
-      UsageError: there are some, or one is missing.
+      UsageError: there are such options, or one is missing.
     """
     if args.plan:
         if args.profile_steps is not None:
@@ -103,7 +103,7 @@ def _plan(args: argparse.Namespace) -> None:
     from jaxretr.parallel.tpu_environment import compile_for_tpus
 
     if args.topology is not None:
-        compile_for_tpus()  # Before the config: it is a program, and may import JAX.
+        compile_for_tpus()  # Must come before the config, which is a program and may import JAX.
     config = experiment.load(args.config, args.overrides, args.data)
     from jaxretr.plan.requirements import plan, remedy
 

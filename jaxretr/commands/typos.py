@@ -38,7 +38,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Writes the draws and prints what is in them."""
+    """Writes the draws, and prints a table of their changes."""
     from jaxretr.data.typos.writing import write_typos
 
     names = ("out", "profile", "draws", "seed", "keyboard", "misspellings")

@@ -42,7 +42,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Updates, and prints what changed."""
+    """Updates, and prints a summary of the changes."""
     from jaxretr.export.exporting import update
 
     delete = None if args.delete is None else Path(args.delete)

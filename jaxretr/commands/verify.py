@@ -1,4 +1,4 @@
-"""`jaxretr verify`: whether an export, an index or an embedding store is intact."""
+"""`jaxretr verify`: checks that an export, an index or an embedding store is intact."""
 
 import argparse
 
@@ -26,7 +26,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Verifies, and prints what agrees."""
+    """Verifies, and prints a summary of what agrees."""
     from jaxretr.export.exporting import verify
 
     print(verify(args.folder, args.library))

@@ -5,10 +5,10 @@ other visible character alone) and lower-cased; an answer hits where its tokens 
 TEXT (the title is not searched). Nothing is stripped: "US" is not "U.S.", "cafe" is not "café", "a b" is not "a-b".
 "regex" (CuratedTREC): each answer is a regular expression searched in the NFD text.
 
-Unlike the original, an answer without any token matches nothing (there it matches every passage). And what DPR's
-SimpleTokenizer keeps apart matches besides, in mode "string": full-width letters and digits, ligatures and other forms
-that Unicode calls compatible (NFKC) match their plain letters, and İstanbul matches istanbul. That can only add hits,
-and none where neither passage nor answer has such characters.
+Unlike the original, an answer without any token matches nothing (there it matches every passage). Besides, mode
+"string" matches some texts that DPR's SimpleTokenizer keeps apart: full-width letters and digits, ligatures and other
+forms that Unicode calls compatible (NFKC) match their plain letters, and İstanbul matches istanbul. That can only add
+hits, and adds none where neither passage nor answer has such characters.
 """
 
 import unicodedata
@@ -50,7 +50,7 @@ def has_answer(text: str, answers: Sequence[str], match: Match = "string") -> bo
 
 
 class AnswerMatcher:
-    """`has_answer` for many questions over the same passages, with the same results.
+    """Finds answers for many questions over the same passages, with the results of `has_answer`.
 
     Every answer is compiled (and, where it can match nothing, warned about) once; the tokens of passages are kept, so
     that a passage found for many questions is cut once.
@@ -61,7 +61,7 @@ class AnswerMatcher:
 
         Args:
           match: "string" or "regex".
-          cached_passages: how many passages to keep in their tokenised form, about 1 KB each for 100 words. The
+          cached_passages: the number of passages to keep in tokenised form, about 1 KB each for 100 words. The
             oldest goes first.
         """
         if match not in ("string", "regex"):
@@ -89,7 +89,7 @@ class AnswerMatcher:
         return self._holds(unicodedata.normalize("NFD", plain), [tokens.plain or tokens for tokens in compiled])
 
     def _holds(self, text: str, answers: Sequence["_AnswerTokens"]) -> bool:
-        # Cutting a passage costs far more than this look, which rules out nearly every pair.
+        # Tokenising a passage costs far more than this test, which rules out nearly every pair.
         folded = _fold(text)
         possible = [tokens for tokens in answers if tokens.longest in folded]
         return bool(possible) and any(tokens.joined in self._joined(text) for tokens in possible)
@@ -118,7 +118,7 @@ class AnswerMatcher:
 class _AnswerTokens:
     """A string answer: its tokens joined as a passage's are, and the longest of them, folded.
 
-    `plain` is the same of its plain forms; None where it is in these already.
+    `plain` is the answer in its plain (NFKC) forms; None where it is in these already.
     """
 
     joined: str
@@ -127,7 +127,7 @@ class _AnswerTokens:
 
 
 def _tokens(normalised: str) -> list[str]:
-    # Each token by itself, after the cut: the lower case of a Greek sigma depends on its neighbours.
+    # Lower-cases each token alone, after the cut: the lower case of a Greek sigma depends on its neighbours.
     return [token.lower() for token in _TOKEN.findall(normalised)]
 
 

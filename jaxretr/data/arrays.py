@@ -10,12 +10,12 @@ from jaxretr.storage.files import atomic_write
 
 
 def write_array(path: Path, shape: Sequence[int], dtype: DTypeLike, blocks: Iterable[np.ndarray]) -> None:
-    """Writes an .npy file that is there when it is whole; no more of it is in memory than a block.
+    """Writes an .npy file that appears when it is complete; no more than a block is in memory.
 
     Args:
       path: the file.
-      shape: of the array, [rows, ...].
-      dtype: of its numbers.
+      shape: the array's shape, [rows, ...].
+      dtype: the dtype of its numbers.
       blocks: arrays [n, ...] that together are all rows.
 
     Raises:
@@ -23,7 +23,7 @@ def write_array(path: Path, shape: Sequence[int], dtype: DTypeLike, blocks: Iter
     """
     dtype = np.dtype(dtype)
     with atomic_write(path, "wb") as file:
-        # Not np.save: on a full disk it raises an error that has lost the operating system's reason.
+        # np.save would raise an error without the operating system's reason on a full disk.
         header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": tuple(shape)}
         np.lib.format.write_array_header_1_0(file, header)
         rows = 0

@@ -21,7 +21,7 @@ class QuestionBatches:
     Attributes:
       num_examples: examples in an epoch.
       batch_size: examples in a batch, over all hosts and devices.
-      seed: of the permutations.
+      seed: the seed of the permutations.
       steps_per_epoch: batches that begin in an epoch, rounded up.
     """
 
@@ -58,7 +58,7 @@ class QuestionBatches:
 
 
 class MadeAhead(Generic[T]):
-    """What the host makes for each step, in a thread while the devices work on earlier steps."""
+    """Inputs that the host makes for each step, in a thread while the devices work on earlier steps."""
 
     def __init__(self, make: Callable[[int], T]):
         """Makes nothing yet.

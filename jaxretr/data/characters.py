@@ -7,8 +7,8 @@ from functools import lru_cache
 from itertools import pairwise
 
 _JOINER = "\u200d"
-# What belongs to the character before it and is not a mark by its category: joiners, the half-width voiced sound marks of
-# Japanese, the vowel am of Thai and Lao.
+# Code points that belong to the character before them and are not marks by their category: joiners, the half-width
+# voiced sound marks of Japanese, the vowel am of Thai and Lao.
 _EXTENDING = frozenset("\u200c\u200d\uff9e\uff9f\u0e33\u0eb3")
 
 # Letters that are easily taken for each other, in some type face or side by side (rn for m), also of other scripts.
@@ -36,9 +36,9 @@ def plain_forms(text: str) -> str:
 
 
 def split_characters(text: str) -> list[str]:
-    """Splits a text into characters as readers see them: what belongs to a letter or a picture stays with it.
+    """Splits a text into characters as readers see them: code points that belong to a letter or picture stay with it.
 
-    That are combining marks, variation selectors, joiners and skin tones, the vowels and final consonants of Korean
+    Such are combining marks, variation selectors, joiners and skin tones, the vowels and final consonants of Korean
     syllables that are spelt out, and pictures joined to one.
     """
     begins: list[int] = []

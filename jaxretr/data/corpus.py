@@ -60,7 +60,7 @@ class Corpus:
     def __init__(self, ids: Column, titles: Column, texts: Column, *, fingerprint: str | None = None):
         """
         Args:
-          ids, titles, texts: of N passages.
+          ids, titles, texts: the columns of N passages.
           fingerprint: the result of `fingerprint()`, if known.
         """
         if not len(ids) == len(titles) == len(texts):
@@ -90,7 +90,7 @@ class Corpus:
         """Returns a corpus of these passages and then the other's.
 
         Args:
-          other: read from another file.
+          other: a corpus that was read from another file.
           where: that file, for errors.
 
         Raises:
@@ -142,7 +142,7 @@ def content_fingerprint(*columns: Sequence[str]) -> str:
 
 
 def rows_fingerprint(rows: Iterable[Sequence[str]], count: int, columns: int = 3) -> str:
-    """What `content_fingerprint` returns, of rows that are read one by one: `count` of them, of `columns` strings each."""
+    """Computes `content_fingerprint` of rows that are read one by one: `count` rows of `columns` strings each."""
     digest = hashlib.sha256(struct.pack("<QQ", columns, count))
     lengths = struct.Struct(f"<{columns}Q")
     for row in rows:

@@ -26,7 +26,7 @@ class CorpusStream:
 
     Attributes:
       paths: the files.
-      name: what messages call the corpus.
+      name: the corpus's name in messages.
       num_rows: N.
       fingerprint: a sha256 (hexadecimal) over all ids, titles and texts, equal to `Corpus.fingerprint()`.
     """

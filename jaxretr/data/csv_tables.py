@@ -29,7 +29,7 @@ def tsv_rows(path: Path, columns: int | None = None) -> Iterator[tuple[int, list
 
     Args:
       path: the file, gzipped or not.
-      columns: how many fields a row has, or None: as many as the first; rows with another number are yielded as well.
+      columns: the number of fields of a row; None: that of the first row. Rows with another number are yielded as well.
     """
     return cast(Iterator[tuple[int, list[str]]], _table_rows(path, "\t", columns))
 
@@ -108,9 +108,9 @@ class _Lines:
         """Yields a line and, as long as csv's reader asks for more, those after it.
 
         Args:
-          line: the first.
-          taken: the others are recorded here.
-          tabs: a line with so many ends the row; None: none does.
+          line: the first line.
+          taken: the list to which the other lines are added.
+          tabs: a line with this number of tabs is not of the row, and ends it; None: no line does.
         """
         yield line
         left = _LONGEST_FIELD

@@ -18,7 +18,8 @@ def duplicate_groups(passages: Corpus) -> np.ndarray:
         note(
             _log.warning,
             "%d passages have the title and text of an earlier one (the first: '%s'); they count as the same passage",
-            *(len(repeated), passages.ids[repeated[0]]),
+            len(repeated),
+            passages.ids[repeated[0]],
         )
     return first
 

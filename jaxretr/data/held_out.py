@@ -23,11 +23,11 @@ def held_out(texts: Sequence[str], most: int, where: str) -> np.ndarray:
 
     Args:
       texts: B questions.
-      most: how many different ones; a tenth of them at most.
+      most: the most questions to hold out, counting equal texts once; never more than a tenth of them.
       where: the file, for errors.
 
     Returns:
-      bool [B]: which are held out.
+      The mask of the questions that are held out, bool [B].
 
     Raises:
       UserError: there are fewer than ten.

@@ -35,7 +35,7 @@ _BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class Selection:
-    """Which ranks are positives and which negatives.
+    """The ranks that are positives, and those that are negatives.
 
     Attributes:
       positives: P, ranks 1 to P.
@@ -57,7 +57,7 @@ class Selection:
 
     @property
     def negatives(self) -> int:
-        """M."""
+        """The number of negatives, M."""
         return self.last_negative - self.first_negative + 1
 
     def cut(self, ranked: np.ndarray, missing: float) -> np.ndarray:
@@ -70,10 +70,10 @@ class Selection:
 
 @dataclass(frozen=True)
 class Ranking:
-    """What a teacher found for all queries.
+    """A teacher's hits for all queries.
 
     Attributes:
-      name: of the teacher.
+      name: the teacher's name.
       rows: int32 [Q, K], best first, -1 after the last passage found.
       scores: float32 [Q, K].
     """
@@ -101,12 +101,12 @@ class Teacher:
 
     @property
     def positives(self) -> np.ndarray:
-        """Their rows, int32 [Q, P]."""
+        """The rows of the positives, int32 [Q, P]."""
         return self.rows[:, : self.num_positives]
 
     @property
     def negatives(self) -> np.ndarray:
-        """Their rows, int32 [Q, M]."""
+        """The rows of the negatives, int32 [Q, M]."""
         return self.rows[:, self.num_positives :]
 
 
@@ -121,7 +121,7 @@ class LexicalSet:
       teachers: at least one; each has a positive and a negative for every query.
       corpus_fingerprint: `Corpus.fingerprint()` of the passages that the rows point to.
       corpus_rows: N.
-      settings: how it was made.
+      settings: the settings that it was made with.
       counts: "queries", "dropped" (those without a positive or a negative), and "dropped_by_teacher".
     """
 
@@ -201,9 +201,9 @@ class LexicalSet:
           folder: created if missing; a set in it is replaced, other files are left alone.
           queries: Q texts.
           sources: int32 [Q].
-          rankings: of each teacher.
-          selection: which ranks to take.
-          corpus_fingerprint: of the N passages that the rows point to.
+          rankings: the ranking of each teacher.
+          selection: the ranks to take.
+          corpus_fingerprint: the fingerprint of the N passages that the rows point to.
           corpus_rows: N.
           settings: recorded in meta.json.
           wanted: bool [Q], the queries to consider; all by default.
@@ -216,6 +216,7 @@ class LexicalSet:
         """
         folder = Path(folder).expanduser()
         wanted = np.ones(len(queries), bool) if wanted is None else wanted
+        # `kept` [Q]: the queries for which every teacher has a positive and a negative.
         usable = [usable_queries(ranking, selection) for ranking in rankings]
         kept = wanted & np.logical_and.reduce(usable)
         if not kept.any():
@@ -265,7 +266,7 @@ def is_lexical_set(folder: str | Path) -> bool:
 
 
 def usable_queries(ranking: Ranking, selection: Selection) -> np.ndarray:
-    """Returns for which queries a teacher has at least one positive and one negative, bool [Q]."""
+    """Returns the mask of the queries for which a teacher has at least one positive and one negative, bool [Q]."""
     usable = np.empty(len(ranking.rows), bool)
     for block in _slices(len(usable)):
         found = selection.cut(ranking.rows[block], -1) >= 0

@@ -1,6 +1,6 @@
-"""What a file that others' formats leave no room in was made from: a record next to it, `FILE.made_of.json`.
+"""Records of what a file was made from, for formats without room for that: `FILE.made_of.json` next to the file.
 
-The record holds the file's own hash: of a file that was edited or replaced since, it says nothing.
+The record holds the file's own hash, so it does not apply to a file that was edited or replaced since.
 """
 
 import json
@@ -17,11 +17,11 @@ _OF = "sha256 of the file"
 
 
 def write_record(path: str | Path, facts: Mapping[str, str]) -> None:
-    """Writes the record of a file that is complete; none of a stream.
+    """Writes the record of a file that is complete; a stream gets none.
 
     Args:
       path: the file.
-      facts: name -> value; long ones as digests.
+      facts: name -> value; digests in place of long values.
     """
     path = Path(path).expanduser()
     if open_descriptor(path) is not None:
@@ -31,7 +31,7 @@ def write_record(path: str | Path, facts: Mapping[str, str]) -> None:
 
 
 def read_record(path: str | Path) -> dict[str, str] | None:
-    """The facts of a file's record; None where it has none, or one of other contents."""
+    """Reads the facts of a file's record; None where it has no record, or one of other contents."""
     path = Path(path).expanduser()
     try:
         facts = json.loads(_record(path).read_text())
@@ -46,8 +46,8 @@ def note_other_corpus(path: str | Path, setting: str, fingerprint: Callable[[], 
 
     Args:
       path: the file, which may have no record.
-      setting: that names it, for the message.
-      fingerprint: gives the corpus's; called only where there is a record.
+      setting: the setting that names it, for the message.
+      fingerprint: a function that gives the corpus's fingerprint; called only where there is a record.
     """
     facts = read_record(path)
     if facts is not None and "corpus" in facts and facts["corpus"] != fingerprint():
@@ -55,7 +55,8 @@ def note_other_corpus(path: str | Path, setting: str, fingerprint: Callable[[], 
             log.warning,
             "%s=%s was made from another corpus than this run's: its passages are found by their ids alone; see that they "
             "are the same ones, or mine again",
-            *(setting, path),
+            setting,
+            path,
         )
 
 

@@ -1,7 +1,8 @@
 """A corpus as columns on disk, mapped into memory: the processes of a host share its pages, and none copies the texts.
 
 It is made once from the corpus's file, next to the token stores, and reused while the file's size and modification time
-are unchanged, or a named data set's version and checksums. 21 million passages then need neither minutes of reading nor 20 GB of strings in each process.
+are unchanged, or a named data set's version and checksums. 21 million passages then need neither minutes of reading nor
+20 GB of strings in each process.
 """
 
 import contextlib
@@ -84,7 +85,7 @@ def _write(folder: Path, stream: CorpusStream) -> None:
         meta = {"rows": stream.num_rows, "fingerprint": stream.fingerprint, "source": stream.name}
         (partial / _META).write_text(json.dumps(meta, indent=2), encoding="utf-8")
         if _open(folder) is None:
-            # Missing, or incomplete, so that nobody reads it.
+            # The folder is missing, or incomplete and not read by any process.
             shutil.rmtree(folder, ignore_errors=True)
             try:
                 os.rename(partial, folder)

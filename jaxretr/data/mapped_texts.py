@@ -30,10 +30,10 @@ class MappedTexts(Sequence[str]):
     def __init__(self, offsets: np.ndarray, content: np.ndarray):
         """
         Args:
-          offsets: where each text begins in `content`, and where the last ends, int64 [N + 1].
+          offsets: the place where each text begins in `content`, and where the last ends, int64 [N + 1].
           content: the texts' UTF-8 bytes, uint8.
         """
-        # The same memory; a plain array is faster to slice than a memmap object.
+        # A plain array over the same memory, which is faster to slice than a memmap object.
         self._offsets, self._bytes = np.asarray(offsets), np.asarray(content)
 
     def __len__(self) -> int:

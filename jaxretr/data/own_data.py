@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _DEV_SPLITS = ("dev", "validation", "val", "valid")
 _TRAIN = "train"
 
-# Questions that are held out if there is no such split; at most a tenth of them.
+# The most questions that are held out if there is no such split; never more than a tenth of all.
 _HELD_OUT = 1000
 
 # Training formats without the passages' texts.
@@ -119,7 +119,8 @@ def _judged(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Co
         log.warning(
             "%s: negatives.mined is 0 now, since data.mined is of other data; mine your own with jaxretr mine, and set "
             "--data.mined FILE --negatives.mined %d",
-            *(config.name, negatives.mined),
+            config.name,
+            negatives.mined,
         )
         negatives = dataclasses.replace(negatives, mined=0)
     if negatives.static and kind == "beir":
@@ -136,7 +137,7 @@ def _judged(config: Any, path: Path, kind: str, stated: Mapping[str, Any]) -> Co
 
 
 def _own_corpus(path: Path) -> Path | None:
-    """The passages of a training set with their ids alone, if its collection has them as well."""
+    """The passages' table for a training set with their ids alone, if its collection has them as well."""
     return path.sibling(CORPUS) if isinstance(path, DataName) else None
 
 
@@ -148,7 +149,8 @@ def _train_split(folder: Path, stated: str | None) -> str:
         log.warning(
             "%s: split '%s' has the only judgements, and is trained on; measure the model on other questions: on these it "
             "would look better than it is",
-            *(folder / "qrels", splits[0]),
+            folder / "qrels",
+            splits[0],
         )
         return splits[0]
     there = f"only {', '.join(splits)}" if splits else "none"
@@ -232,7 +234,7 @@ def _with_metric_of_judgements(config: Any) -> Any:
 
 
 def _say(path: Path, split: str | None, dev: str | None, values: Mapping[str, Any], stated: bool) -> None:
-    """Logs what is trained on, and what chooses the best checkpoint; `split` and `dev` are those of a BEIR folder."""
+    """Logs the training data, and the data that choose the best checkpoint; `split` and `dev` are a BEIR folder's."""
     trained = (
         f"split {split}" if split else "questions of no split" if values.get("exclude_splits") else "its questions"
     )
@@ -246,7 +248,8 @@ def _say(path: Path, split: str | None, dev: str | None, values: Mapping[str, An
         log.warning(
             "%s: trains on %s; no judgements choose a checkpoint (never those of a test split), so the last step's "
             "model is kept; add qrels/dev.tsv, or give --data.dev-questions and --data.dev-qrels",
-            *(path, trained),
+            path,
+            trained,
         )
         return
     log.info("%s: trains on %s; the best checkpoint is chosen by %s", path, trained, chosen)

@@ -82,7 +82,7 @@ def write_pair_rows(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     """Writes rows as JSON lines, or as a table with the first row's columns where the name ends in .csv or .tsv.
 
     Returns:
-      How many rows were written.
+      The number of rows that were written.
 
     Raises:
       UserError: a row has no place in the table, or the file cannot be written.

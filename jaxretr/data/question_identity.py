@@ -17,7 +17,7 @@ Run = TypeVar("Run", bound=Mapping[str, Mapping[str, float]])
 
 
 def text_key(text: str) -> str:
-    """The text without differences of case and white space: equal for texts that count as one."""
+    """A text's key, which ignores case and white space: equal for texts that count as one."""
     return " ".join(text.lower().split())
 
 
@@ -64,7 +64,7 @@ def own_ids(
 
 
 def without_own(run: Run, own: Collection[str]) -> Run | dict[str, Mapping[str, float]]:
-    """A run without the hits that are the question itself, for questions whose ids are in `own`."""
+    """Leaves out a run's hits that are the question itself, for questions whose ids are in `own`."""
     if not own:
         return run
     return {
@@ -74,7 +74,7 @@ def without_own(run: Run, own: Collection[str]) -> Run | dict[str, Mapping[str, 
 
 
 def without_own_rows(scores: np.ndarray, rows: np.ndarray, own: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Hits without those that are the question itself, and of what is left the first k.
+    """Leaves out the hits that are the question itself, and keeps the first k of the others.
 
     Args:
       scores: [B, K], best first.
@@ -91,14 +91,14 @@ def without_own_rows(scores: np.ndarray, rows: np.ndarray, own: np.ndarray, k: i
 
 
 def first_with_text(texts: Iterable[str]) -> np.ndarray:
-    """For each text the place of the first that counts as the same, int64 [B]; an empty text is only itself."""
+    """The place of the first text that counts as the same, for each text, int64 [B]; an empty text is only itself."""
     first: dict[str, int] = {}
     keys = (text_key(text) for text in texts)
     return np.array([first.setdefault(key, place) if key else place for place, key in enumerate(keys)], np.int64)
 
 
 def joined_by_text(texts: Sequence[str], rows: Iterable[Iterable[int]]) -> list[list[int]]:
-    """The rows of each question together with those of all questions with the same text, each row once."""
+    """Joins the rows of each question with those of all questions with the same text, each row once."""
     same = first_with_text(texts).tolist()
     joined: dict[int, dict[int, None]] = {}
     for first, of_one in zip(same, rows, strict=True):

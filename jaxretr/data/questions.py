@@ -99,7 +99,7 @@ def read_questions(path: str | Path, *, skip_bad: bool = False, trec_ids: bool =
 
 
 def question_rows(path: Path) -> Iterator[tuple[int, _Fields | RowError]]:
-    """Returns (line number, (id or None, text, answers) or what is wrong with the row); see `read_questions`."""
+    """Returns (line number, (id or None, text, answers) or the row's fault); see `read_questions`."""
     head = first_line(path)
     suffix = bare_suffix(path)
     named_text = suffix in (".txt", ".tsv", ".csv")

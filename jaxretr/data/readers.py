@@ -41,7 +41,7 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-# Of judgements as JSON: BEIR's names first, which a row without them is asked for.
+# Fields of judgements as JSON: BEIR's names first, which the error for a row without them names.
 _QUERY_FIELDS = ("query-id", "query_id", "qid")
 _PASSAGE_FIELDS = ("corpus-id", "corpus_id", "doc_id", "docid", "pid")
 _GRADE_FIELDS = ("score", "relevance", "grade", "label")
@@ -93,7 +93,7 @@ def read_qrels(path: str | Path) -> dict[str, dict[str, int]]:
 
 
 def qrels_rows(path: Path) -> Iterator[tuple[int, tuple[str, str, int] | RowError]]:
-    """Returns (line number, (question id, passage id, grade) or what is wrong with the row) of a file of judgements."""
+    """Returns (line number, (question id, passage id, grade) or the row's fault) of a file of judgements."""
     if bare_suffix(path) in (".jsonl", ".ndjson"):
         return parsed(json_lines(path), _json_judgement)
     return _table_judgements(path)
@@ -199,7 +199,7 @@ def beir_folder(path: str | Path) -> Path:
     """Returns the path of a BEIR folder, or the name of a collection that stands for one.
 
     Raises:
-      UserError: there is no such folder, or the name is of something else.
+      UserError: there is no such folder, or the name stands for something else.
     """
     folder = data_path(path)
     if folder.is_dir():

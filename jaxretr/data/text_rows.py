@@ -24,21 +24,21 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 Parsed = TypeVar("Parsed")
 
-# Bytes of a JSON array in memory, besides an element; and how far before the end of a cut text JSON's reader may stop:
-# at an escape, a word, or a number's sign or exponent.
+# Bytes of a JSON array in memory, besides an element; and the distance from the end of a cut text within which JSON's
+# reader may stop: at an escape, a word, or a number's sign or exponent.
 _BLOCK_BYTES = 1 << 22
 _LONGEST_TOKEN = 16
 
-# Of a line of a gzip stream, and of an element of a JSON array: ten megabytes of gzip may expand to ten gigabytes.
+# Most bytes of a line of a gzip stream, and of an element of a JSON array: 10 MB of gzip may expand to 10 GB.
 _LONGEST_BYTES = 1 << 30
-# Read to determine a file's format.
+# Bytes that are read to determine a file's format.
 _HEAD_BYTES = 1 << 20
 _SPACE = re.compile(r"[ \t\n\r]*")
 _BEHIND = tuple(" \t\n\r,]")
 
 
 class RowError(ValueError):
-    """What is wrong with a row and what to do about it, without its place."""
+    """An error of one row: the fault and its remedy, without its place."""
 
 
 class BadRows:
@@ -93,7 +93,7 @@ class BadRows:
 def find_input(path: str | Path, stem: str = "") -> Path:
     """Returns the file to read: `path` itself, or `<stem>` or `<stem>.gz` inside it if it is a folder.
 
-    Of a named data set it is the name of the table that stands for this file.
+    For a named data set it is the name of the table that stands for this file.
 
     Raises:
       UserError: there is no such file; the message names the nearest one.
@@ -158,18 +158,18 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def lines_with_ends(path: Path) -> Iterator[tuple[int, str]]:
-    """The same lines with their ends, which are text inside a quoted field."""
+    """Yields the lines of `numbered_lines` with their ends, which are text inside a quoted field."""
     for number, raw in _raw_pieces(path):
         yield number, raw.decode("utf-8", errors="surrogateescape").removeprefix("\ufeff" if number == 1 else "")
 
 
 def filled_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The same without blank lines."""
+    """Yields the lines of `numbered_lines` that are not blank."""
     return ((number, line) for number, line in numbered_lines(path) if line.strip())
 
 
 def numbered_bytes(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The same lines as bytes; a file that can be read only once, such as a pipe, is read once."""
+    """Yields the lines of `numbered_lines` as bytes; reads a file once, so that it may be a pipe."""
     for number, raw in _raw_pieces(path):
         if number == 1:
             raw = raw.removeprefix(codecs.BOM_UTF8)
@@ -190,7 +190,7 @@ def _raw_pieces(path: Path, size: int | None = None, cut_lines: bool = False) ->
             file = stack.enter_context(open(path, "rb"))
             stream: BinaryIO = file
             pieces: Iterable[bytes] = file
-            # By content, not by name: a renamed download still reads.
+            # The content decides, not the name: a renamed download still reads.
             if file.peek(2)[:2] == b"\x1f\x8b":
                 stream = cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=file)))
                 pieces = iter(lambda: stream.readline(_LONGEST_BYTES + 1), b"")
@@ -212,7 +212,7 @@ def _raw_pieces(path: Path, size: int | None = None, cut_lines: bool = False) ->
 
 
 def first_line(path: Path) -> str:
-    """Returns the first line that is not blank, or an empty string; of a very long one its beginning."""
+    """Returns the first line that is not blank, only its beginning if it is very long, or an empty string."""
     for number, raw in _raw_pieces(path, _HEAD_BYTES, cut_lines=True):
         raw = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").removesuffix(b"\n").removesuffix(b"\r")
         if (text := raw.decode("utf-8", errors="surrogateescape")).strip():
@@ -248,7 +248,7 @@ def check_trec_id(id: str) -> None:
 
 
 def trec_problem(column: str) -> str:
-    """What keeps a column out of a TREC run; an empty string: nothing. A run may begin with any of its ids."""
+    """The fault that keeps a column out of a TREC run, or "". A run may begin with any of its ids."""
     if column.split() != [column]:
         return "contains white space" if column else "is empty"
     return "contains a NUL" if "\0" in column else "begins with a byte order mark" if column[0] == "\ufeff" else ""
@@ -267,10 +267,10 @@ def json_object(line: str) -> dict[str, Any]:
 def parsed(
     rows: Iterable[tuple[int, T | RowError]], parse: Callable[[T, int, int], Parsed]
 ) -> Iterator[tuple[int, Parsed | RowError]]:
-    """Yields what `parse` makes of a file's rows, and what is wrong with the bad ones in their place.
+    """Yields the results of `parse` for a file's rows, and in the place of bad rows their faults.
 
     Args:
-      rows: (line number, row or what is wrong with it).
+      rows: (line number, row or its fault).
       parse: a function of (row, row number from 0, line number); a RowError that it raises is yielded.
     """
     for number, (line, row) in enumerate(rows):
@@ -285,7 +285,7 @@ def parsed(
 def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
     """Returns (line number, object) for every line that is not blank; a RowError for a line that is not an object.
 
-    Of a named data set these are the numbers of its rows, and the rows.
+    For a named data set these are the numbers of its rows, and the rows.
     """
     if isinstance(path, DataName):
         return path.rows()

@@ -1,4 +1,4 @@
-"""Token ids on disk: tokenised once, then memory-mapped, keyed by all that decides their content."""
+"""Token ids on disk: tokenised once, then memory-mapped, keyed by everything that decides their content."""
 
 import hashlib
 import io
@@ -34,11 +34,11 @@ _COUNTED_ROWS = 65_536
 
 
 class DamagedStoreError(UserError):
-    """A store that is missing or incomplete: `TokenStore.build` makes it again."""
+    """An error: a store is missing or incomplete; `TokenStore.build` makes it again."""
 
 
 def ids_dtype(vocabulary: int) -> np.dtype:
-    """Returns the dtype of stored ids of a vocabulary of this size."""
+    """Returns the dtype of the stored ids for a vocabulary of this size."""
     return np.dtype(np.uint16 if vocabulary <= 65535 else np.int32)
 
 
@@ -51,10 +51,10 @@ class TokenStore:
     Attributes:
       folder: its folder.
       num_rows: N.
-      ids: of all rows, one after another, in the store's dtype.
-      offsets: where each row begins, and the end of the last, int64 [N+1].
-      max_row_length: ids of the longest row.
-      lengths: ids of every row, int32 [N].
+      ids: the ids of all rows, one row after another, in the store's dtype.
+      offsets: the beginning of each row, and the end of the last, int64 [N+1].
+      max_row_length: the number of ids of the longest row.
+      lengths: the number of ids of every row, int32 [N].
       truncated: rows that lost ids to the length limit when the store was built.
       dtype: uint16 if the vocabulary has at most 65,535 entries, otherwise int32.
     """
@@ -100,7 +100,7 @@ class TokenStore:
 
     @property
     def key(self) -> str:
-        """The sha256 that names the store: of content, tokenizer, template, length, prompt and format."""
+        """The sha256 that names the store, over content, tokenizer, template, length, prompt and format."""
         return self.folder.name
 
     @classmethod
@@ -126,10 +126,10 @@ class TokenStore:
         Args:
           folder_root: the folder of all stores; created if missing.
           content: a corpus for the passage templates, texts for the question templates.
-          tokenizer: as `load_tokenizer` gives it.
-          template: how a row is built.
-          max_length: most ids a row.
-          prompt: put before every text (see `template_rows`).
+          tokenizer: a tokenizer that `load_tokenizer` gave.
+          template: the template by which rows are built.
+          max_length: the most ids of a row.
+          prompt: the text to put before every text (see `template_rows`).
           workers: chunks in progress at once. The Rust library uses all cores for each chunk; a second worker (the
             default) keeps it busy while the first turns its ids into arrays.
           chunk_rows: rows per chunk, which is the most that a kill loses.
@@ -182,7 +182,7 @@ class TokenStore:
           start: the first row.
           stop: one after the last row; may exceed `num_rows`.
           width: columns L; at least the longest of these rows.
-          pad_id: fills the rest of each row.
+          pad_id: the id that fills the rest of each row.
 
         Returns:
           tokens [stop - start, width] in the store's dtype, lengths int32 [stop - start].
@@ -212,9 +212,9 @@ def random_windows(
 
     Args:
       store: documents that begin and end with a special token ([CLS], [SEP]), which every window keeps.
-      rows: which, int [B].
-      width: L, the longest row.
-      rng: draws where a window begins, all places equally likely.
+      rows: the rows to read, int [B].
+      width: L, the most ids of a row.
+      rng: draws the beginnings of windows, all places equally likely.
 
     Returns:
       tokens [B, L] in the store's dtype, padded with 0 on the right, and lengths int32 [B].
@@ -297,7 +297,7 @@ class _Build:
             self.template, self.tokenizer, [column[:0] for column in self.columns], self.max_length, self.prompt
         )
         missing = [chunk for chunk in self.chunks if _read_part(self._part(*chunk), self.dtype, *chunk) is None]
-        # In another order in every process, so that they meet only at the end.
+        # Each process takes them in another order, so that they meet only at the end.
         random.SystemRandom().shuffle(missing)
         rows = len(self.columns[0])
         with Progress(rows, "row", "tokenised", shown=progress) as shown:
@@ -323,7 +323,7 @@ class _Build:
         return stop - start
 
     def _assemble(self) -> None:
-        # Inside the folder of the chunks, so that what a kill leaves is removed with them.
+        # Inside the folder of the chunks, so that the remains of a kill are removed with them.
         assembled = self.parts / f"assembled-{secrets.token_hex(4)}"
         lengths = []
         truncated = 0
@@ -390,7 +390,7 @@ def _columns(content: Corpus | Sequence[str], template: Template) -> tuple[tuple
 
 
 def _npy(array: np.ndarray) -> bytes:
-    # Not np.save into the file: on a full disk it raises an OSError without that reason.
+    # np.save into the file would raise an OSError without the reason on a full disk.
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()

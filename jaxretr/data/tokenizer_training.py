@@ -1,4 +1,4 @@
-"""Small vocabularies of one's own, for the encoders and scorers that are pretrained from scratch.
+"""Small vocabularies for the encoders and scorers that are pretrained from scratch.
 
 Both are uncased: questions are often typed in lower case, and a small scorer can recognise a question's word in a
 passage only when the two are the same token.
@@ -10,8 +10,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-# Characters that a vocabulary knows: so many, or as many as make up so much of the text. For English these are the 400;
-# Chinese, of which each character is a word, needs thousands.
+# Characters that a vocabulary knows: this number, or as many as make up this share of the text. For English these are
+# the 400; Chinese, in which each character is a word, needs thousands.
 _ALPHABET, _ALPHABET_SHARE = 400, 0.9995
 
 
@@ -21,7 +21,7 @@ def train_tokenizer(kind: Literal["bert", "t5"], texts: Iterable[str], vocab_siz
     Args:
       kind: "bert" = with [PAD] [UNK] [CLS] [SEP] [MASK]; "t5" = with <pad> </s> <unk>. Both are WordPiece: on
         passages of Wikipedia a Unigram vocabulary of the same 8,192 entries needs a sixth more tokens.
-      texts: what the vocabulary is learnt from.
+      texts: the texts to learn the vocabulary from.
       vocab_size: number of entries, special ones included.
       folder: created; receives tokenizer.json and tokenizer_config.json.
     """
@@ -56,7 +56,7 @@ def train_tokenizer(kind: Literal["bert", "t5"], texts: Iterable[str], vocab_siz
 
 
 def _alphabet(texts: Sequence[str]) -> int:
-    """How many characters, the most frequent first, make up _ALPHABET_SHARE of the texts."""
+    """The number of most frequent characters that together make up _ALPHABET_SHARE of the texts."""
     counts = Counter(character for text in texts for character in text.lower() if not character.isspace())
     wanted = _ALPHABET_SHARE * counts.total()
     return sum(seen < wanted for seen in accumulate(sorted(counts.values(), reverse=True))) + 1

@@ -1,4 +1,4 @@
-"""From text to rows of token ids: loading a tokenizer, and the templates that every tower and scorer reads."""
+"""Rows of token ids made from texts: loading a tokenizer, and the templates that every tower and scorer reads."""
 
 import hashlib
 import importlib.util
@@ -61,7 +61,7 @@ class Frame(NamedTuple):
     """The special ids around one text.
 
     Attributes:
-      before: [CLS] for BERT's kin, a decoder's begin-of-text or nothing.
+      before: [CLS] for BERT and related encoders, a decoder's begin-of-text, or nothing.
       after: [SEP], a decoder's end-of-text where its tokenizer appends one, or nothing.
     """
 
@@ -73,8 +73,8 @@ class Rows(NamedTuple):
     """Token ids.
 
     Attributes:
-      ids: one list of ids a row, none longer than the limit.
-      truncated: how many rows lost ids to the limit.
+      ids: one list of ids per row, none longer than the limit.
+      truncated: the number of rows that lost ids to the limit.
     """
 
     ids: list[list[int]]
@@ -152,8 +152,8 @@ def passage_pair(
       tokenizer: one with [CLS] and [SEP].
       titles: N titles.
       texts: N texts.
-      max_length: most ids a row, special ones included.
-      prompt: put before each title.
+      max_length: the most ids of a row, special ones included.
+      prompt: the text to put before each title.
 
     Raises:
       UserError: the tokenizer has no [CLS] or no [SEP], as decoders' and T5's have none.
@@ -181,7 +181,7 @@ def passage_joined(
 
 
 def joined(title: str, text: str) -> str:
-    """A passage as one text: the title, a space and the text, or one of them alone if the other is empty.
+    """Joins a passage to one text: the title, a space and the text, or one of them alone if the other is empty.
 
     White space around them stays, as in sentence-transformers: byte-level tokenizers read it.
     """
@@ -204,7 +204,7 @@ def question_rows(
 
 
 def frame_of(tokenizer: "PreTrainedTokenizerBase") -> Frame:
-    """What a tokenizer puts around one text: [CLS] and [SEP] if it has them, else what it does itself when asked to."""
+    """The special ids around one text: [CLS] and [SEP] if the tokenizer has them, else the ids that it adds itself."""
     if reads_pairs(tokenizer):
         cls, sep = _special_ids(tokenizer, "cls", "sep")
         return Frame([cls], [sep])
@@ -218,7 +218,7 @@ def frame_of(tokenizer: "PreTrainedTokenizerBase") -> Frame:
 
 
 def reads_pairs(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Whether a tokenizer has what `passage_pair` needs."""
+    """Whether a tokenizer has the [CLS] and [SEP] that `passage_pair` needs."""
     return tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None
 
 
@@ -231,7 +231,7 @@ def scorer_passage(
       tokenizer: the scorer's.
       titles: N titles.
       texts: N texts.
-      max_length: most ids a row: what the prompt leaves of the scorer's input. Only a longer row is cut.
+      max_length: the most ids of a row: the part of the scorer's input that the prompt leaves. Longer rows are cut.
     """
     _check_length(max_length, 1)
     title_ids = _first_ids(tokenizer, titles, max_length + 1)
@@ -241,7 +241,7 @@ def scorer_passage(
 
 
 def scorer_target(tokenizer: "PreTrainedTokenizerBase", questions: Sequence[str], max_length: int) -> Rows:
-    """Builds "Question: {question}" </s>, what a T5 scorer is asked to explain; truncated, the final </s> kept."""
+    """Builds "Question: {question}" </s>, the text that a T5 scorer scores; truncated, the final </s> kept."""
     _check_length(max_length, 2)
     (eos,) = _special_ids(tokenizer, "eos")
     prompts = [f"Question: {question}" for question in questions]
@@ -256,7 +256,7 @@ def bare_question(
     Args:
       tokenizer: the scorer's.
       questions: N questions.
-      max_length: most ids a row; what stands behind the question in `form` is kept where a row is cut.
+      max_length: the most ids of a row; where a row is cut, the part of `form` behind the question is kept.
       form: a text around the question, which takes the place of its "{}"; tokenised with it as one text.
     """
     before, _, behind = form.partition("{}")
@@ -277,7 +277,7 @@ def bare_passage(
     max_length: int,
     form: str = "",
 ) -> Rows:
-    """The same for passages: title and text as `joined` puts them together."""
+    """Builds a passage without special ids, title and text put together by `joined`; see `bare_question`."""
     return bare_question(tokenizer, [*map(joined, titles, texts)], max_length, form)
 
 

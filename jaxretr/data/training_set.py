@@ -26,7 +26,7 @@ class Ragged:
     """Rows of different lengths, concatenated.
 
     Attributes:
-      offsets: where each row begins, int64 [n + 1].
+      offsets: the place where each row begins, int64 [n + 1].
       values: all rows, [offsets[n]].
     """
 
@@ -69,12 +69,12 @@ class TrainingSet:
     Attributes:
       questions: B questions, all ids different.
       passages: the given corpus's rows first, then the texts of the file that are not in it, each once.
-      corpus_rows: how many rows of `passages` are the given corpus's; 0 without one.
+      corpus_rows: the number of rows of `passages` that are the given corpus's; 0 without one.
       positives: rows of `passages`, int32; none is empty.
-      negatives: hard negatives, likewise; may be empty. No positive of the example is among them.
-      other_negatives: DPR's negative_ctxs, likewise.
+      negatives: rows of the hard negatives, int32; may be empty. No positive of the example is among them.
+      other_negatives: rows of DPR's negative_ctxs, int32; may be empty.
       positive_scores: float32 aligned with `positives`, nan if there is none; None if no candidate has a score.
-      negative_scores: float32 aligned with `negatives`, likewise.
+      negative_scores: float32 aligned with `negatives`, nan if there is none; None if no candidate has a score.
     """
 
     questions: list[Question]
@@ -96,7 +96,7 @@ class TrainingSet:
 
     @property
     def lists(self) -> tuple[Ragged, Ragged, Ragged]:
-        """Positives, hard negatives and other negatives."""
+        """The three lists of passages: positives, hard negatives and other negatives."""
         return self.positives, self.negatives, self.other_negatives
 
     @property
@@ -139,7 +139,7 @@ def load_training_set(
 
     Args:
       path: a file in one of `jaxretr.data.formats.kinds.FORMATS`, or a folder with queries, qrels and a corpus.
-      corpus: where candidates that are ids are looked up; a BEIR folder's own by default.
+      corpus: the corpus in which candidates that are ids are looked up; a BEIR folder's own by default.
       format: the format's name, by default seen from the content.
       split: the judgements of a BEIR folder.
       queries: the questions' texts, for formats with only their ids.
@@ -189,7 +189,7 @@ class _Pairs:
 
 
 class _Count:
-    """How often something happened, and where first."""
+    """The number of times that something happened, and the place of the first."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -201,7 +201,7 @@ class _Count:
 
 
 class _Builder:
-    """Takes examples one at a time and keeps of them no more than numbers and new texts."""
+    """Takes examples one at a time, and keeps only numbers and new texts of them."""
 
     def __init__(self, path: Path, corpus: Corpus | None, skip_bad: bool):
         self.path = path
@@ -297,6 +297,7 @@ class _Builder:
             _masked(pairs, ~np.isin(_keys(same[pairs[0]], groups[pairs[1]], len(passages)), known))
             for pairs in (negatives, others)
         )
+        # `has_positive` [questions]: the examples to keep; `index_now` numbers them anew.
         has_positive = np.bincount(positives[0], minlength=len(self.questions)) > 0
         self._report(has_positive, before - len(negatives[0]) - len(others[0]))
         index_now = np.cumsum(has_positive) - 1
@@ -320,7 +321,7 @@ class _Builder:
         )
 
     def _passages(self) -> tuple[Corpus, np.ndarray]:
-        """Returns all passages, and where each provisional row is among them, int32."""
+        """Returns all passages, and the final row of each provisional row, int32."""
         row_now = np.arange(self.corpus_rows + len(self.text_ids), dtype=np.int32)
         titles = [title for title, _ in self.row_of_text]
         texts = [text for _, text in self.row_of_text]
@@ -358,7 +359,9 @@ class _Builder:
             note(
                 _log.warning,
                 "%s: %d passages have the id of another text (the first: %s); both texts are kept, and the later one is renamed",
-                *(self.path, clashes.count, clashes.first),
+                self.path,
+                clashes.count,
+                clashes.first,
             )
         return ids
 
@@ -374,13 +377,17 @@ class _Builder:
             note(
                 _log.warning,
                 "%s: %d passages have another title or text in the corpus (the first: %s); the corpus's version is used",
-                *(self.path, self.changed.count, self.changed.first),
+                self.path,
+                self.changed.count,
+                self.changed.first,
             )
         if self.repeated.count:
             note(
                 _log.warning,
                 "%s: a row names a passage twice, %d times (the first %s); it counts once",
-                *(self.path, self.repeated.count, self.repeated.first),
+                self.path,
+                self.repeated.count,
+                self.repeated.first,
             )
         if contradicted:
             note(
@@ -399,7 +406,10 @@ class _Builder:
             note(
                 _log.warning,
                 "%s: left out %d of %d questions, which have no positive passage; the first is on line %d",
-                *(self.path, total - kept, total, self.lines[int(np.argmin(has_positive))]),
+                self.path,
+                total - kept,
+                total,
+                self.lines[int(np.argmin(has_positive))],
             )
 
 

@@ -1,4 +1,4 @@
-"""Questions with their words in another order: what a model that matches words alone does not notice."""
+"""Questions with their words in another order, a change that a model which matches words alone does not notice."""
 
 import hashlib
 
@@ -7,7 +7,7 @@ def shuffle_words(text: str, seed: int = 0) -> str:
     """Shuffles the words of a text, as white space separates them.
 
     The order is a function of seed and text alone: no other text, no position in a file and no version of a random
-    generator changes it. Punctuation stays at its word. An order drawn may be the one that was there.
+    generator changes it. Punctuation stays at its word. The drawn order may be the original one.
 
     Args:
       text: for instance a question.

@@ -23,7 +23,7 @@ class Converted:
     Attributes:
       path: the file or BEIR folder.
       format: its format.
-      source: the format of what was read.
+      source: the format that was read.
       questions: number of questions written.
     """
 
@@ -54,7 +54,7 @@ def convert_data(
       format: the format of `path`; None: detected from its content.
       corpus: the passages of formats with ids; None: a BEIR folder's own.
       queries: the questions of the formats "triples-ids", "qrels" and "distillation".
-      split: of a BEIR folder to read or write; None: "train".
+      split: the split of a BEIR folder to read or write; None: "train".
       negatives: for "sentence-transformers": negatives per row; questions with fewer are left out. None: the most
         that every question has.
       skip_bad: whether to skip and count bad rows.

@@ -52,7 +52,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Description:
-    """What a file or folder contains.
+    """The description of a file's or folder's content.
 
     Attributes:
       path: the file or folder.

@@ -51,7 +51,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class _Call:
-    """How pairs are scored, and the file to write."""
+    """The settings of scoring pairs, and the file to write."""
 
     load: Callable[[], Scorer]
     out: Path
@@ -72,7 +72,7 @@ class _Call:
         return score_pairs(scorer, pairs(), known.count, chunk=self.chunk, batch_size=self.batch_size, kept=kept), kept
 
     def write(self, kept: KeptScores | None, write: Callable[[Path], object]) -> None:
-        """Writes the output in process 0, and removes what was kept until then."""
+        """Writes the output in process 0, and removes the scores that were kept until then."""
         if not jax.process_index():
             write(self.out)
         if kept is not None:
@@ -94,7 +94,7 @@ def score(
     batch_size: int | None = None,
     chunk: int = CHUNK,
 ) -> Scored:
-    """Scores every pair of question and passage in a file, going on where an earlier call was interrupted.
+    """Scores every pair of question and passage in a file; resumes where an earlier call was interrupted.
 
     The scores are raw: of a cross-encoder logits without a sigmoid, of a language model the mean log-likelihood of a
     question's tokens. Until `out` is complete, those of finished chunks are kept next to it, in a folder whose name is a
@@ -112,13 +112,13 @@ def score(
       out: the file to write.
       queries: the questions of a run, or of a training set that has only their ids.
       corpus: the passages of a run, or of a training set that has only their ids.
-      format: of `out`; by default that of `pairs`, if it has a place for scores.
-      split: of a BEIR folder's judgements; None: "train".
-      kind: what the scorer is, as for `load_scorer`; this, max_length and dtype are for a path.
-      max_length: tokens of a pair.
-      dtype: of the matmuls' operands; "auto" is the faster one on this machine.
+      format: the format of `out`; by default that of `pairs`, if it has a place for scores.
+      split: the split of a BEIR folder's judgements; None: "train".
+      kind: the kind of scorer, see `load_scorer`; kind, max_length and dtype are for a scorer given as a path.
+      max_length: the most tokens of a pair.
+      dtype: the dtype of the matmuls' operands; "auto" is the faster one on this machine.
       batch_size: pairs per batch; None: chosen for the device.
-      chunk: pairs that an interruption loses at most.
+      chunk: pairs scored at a time, which is the most that an interruption loses.
 
     Raises:
       UsageError: a format without scores, or queries or corpus are missing.
@@ -234,7 +234,7 @@ def _score_run(call: _Call, path: Path_, queries: Path_, corpus: Path_, to: str)
 
 
 def _examples_of(found: Sequence[Hits], questions: Sequence[Question]) -> Iterator[Example]:
-    """An example of each question with hits, whose first passage is the positive."""
+    """Makes an example of each question with hits, whose first passage is the positive."""
     question_of_id = {question.id: question for question in questions}
     for hits in found:
         candidates = tuple(
@@ -278,5 +278,5 @@ def _scored(examples: Iterable[Example], scores: Iterator[float]) -> Iterator[Ex
 
 
 def _numbers(scores: np.ndarray) -> Iterator[float]:
-    """float32 scores as the shortest decimals that give them back."""
+    """Turns float32 scores into the shortest decimals that give them back."""
     return (float(str(score)) for score in scores)

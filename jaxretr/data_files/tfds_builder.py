@@ -51,7 +51,7 @@ class Built:
 
     Attributes:
       path: its folder, OUT/NAME, which "tfds:PATH" names.
-      version: of its configs.
+      version: the version of its configs.
       rows: {config: {split: number of rows}}.
     """
 
@@ -80,9 +80,9 @@ def build_data(
     Args:
       path: a corpus, questions, judgements, a BEIR folder or a training set, also by name.
       out: the data folder, below which NAME/CONFIG/VERSION is written.
-      name: of the data set: lower-case letters, digits and underscores; None: that of `path`.
+      name: the data set's name: lower-case letters, digits and underscores; None: that of `path`.
       version: three numbers.
-      description, homepage, citation (BibTeX), licence: what the data set says of itself.
+      description, homepage, citation (BibTeX), licence: facts that the data set states about itself.
       corpus: the passages of a training set that has their ids; its texts are written into the examples.
       queries: the questions of the formats "triples-ids" and "distillation".
       split: the name of the split that judgements in a file become; None: "test".
@@ -117,7 +117,7 @@ def build_data(
     for config in configs:
         if (there := target / name / config / version).exists():
             raise UserError(f"{there}: is there already; choose another --version or --name, or remove it")
-    # Beside its place; what a killed call left is removed.
+    # Written beside its place; the remains of a killed call are removed.
     for leftover in target.glob(f".{name}-{version}.*.part"):
         shutil.rmtree(leftover, ignore_errors=True)
     partial = target / f".{name}-{version}.{secrets.token_hex(4)}.part"

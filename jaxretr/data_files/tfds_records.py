@@ -13,7 +13,7 @@ from jaxretr.data.named.tfds_collections import CHECKSUMS
 from jaxretr.errors import UserError, import_extra
 from jaxretr.storage.files import atomic_write, sha256
 
-# Before compression; 21 million passages make 50 shards.
+# Bytes of a shard before compression; 21 million passages make 50 shards.
 _SHARD_BYTES = 1 << 28
 # Sequential reading is five times as fast as with one record a group, and files are half as large.
 _GROUPS = "group_size:64"
@@ -23,14 +23,14 @@ Value = str | int | float | list[str] | list[dict[str, str | float]]
 
 @dataclass(frozen=True)
 class Card:
-    """What a data set says of itself.
+    """The facts that a data set states about itself.
 
     Attributes:
       name: lower-case letters, digits and underscores.
       version: three numbers, for instance "1.0.0".
-      description: what it contains.
-      homepage: its address.
-      citation: BibTeX.
+      description: a description of its content.
+      homepage: its address on the web.
+      citation: its citation in BibTeX.
       licence: its name or text.
     """
 
@@ -54,9 +54,9 @@ def write_config(
 
     Args:
       folder: a new folder, NAME/CONFIG/VERSION below a data folder in the end.
-      card: of the data set.
-      config: its name.
-      description: of the config.
+      card: the data set's card.
+      config: the config's name.
+      description: the description of the config.
       features: a `tfds.features.FeaturesDict` of texts, int64 and float32 numbers, alone, in lists or in lists of objects.
       splits: name -> rows, which are read once, in their order, and never kept.
 
@@ -140,7 +140,7 @@ class _Shards:
         finally:
             if writer is not None:
                 writer.close()
-        # Their names contain how many there are.
+        # Their names contain their number.
         for number in range(len(self.lengths)):
             os.rename(self._partial(number), self.folder / f"{self.stem}-{number:05d}-of-{len(self.lengths):05d}")
 

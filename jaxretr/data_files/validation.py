@@ -49,7 +49,7 @@ class Validation:
       repeated_questions: questions whose text occurs on an earlier line as well, which is not a problem.
       repeated_passages: passages of a corpus with the title and text of an earlier one, and passages that a row of a
         training set names twice, which are none either: they count as one.
-      unchecked: what could not be checked, and what that needs.
+      unchecked: a line for each check that could not be made, with its requirement.
     """
 
     path: str
@@ -107,7 +107,7 @@ def validate_data(
       format: its format, a key of `jaxretr.data.formats.kinds.KINDS`; None: detected from the content.
       corpus: the passages, to look up ids; None: a BEIR folder's own.
       queries: the questions of the formats "triples-ids", "qrels" and "distillation", to look up ids.
-      split: of a BEIR folder; None: "train".
+      split: the split of a BEIR folder; None: "train".
       max_problems: problems to keep; all are counted.
       on_problem: called with each of these as soon as it is found.
 
@@ -117,7 +117,7 @@ def validate_data(
     """
     place = data_path(path)
     if isinstance(place, DataName):
-        place.verify()  # Also of splits that are not read.
+        place.verify()  # Includes splits that are not read.
     kind = format or file_kind(place)
     if kind not in FORMATS and (corpus is not None or queries is not None):
         raise UsageError(f"--corpus and --queries are for training sets; {place} looks like {KINDS[kind]}")
@@ -146,7 +146,7 @@ class _Problems(BadRows):
         self.most = most
         self.on_problem = on_problem
         self.found: list[Problem] = []
-        # "questions" or "passages": how many, and where first.
+        # "questions" or "passages" -> their number, and the place of the first.
         self.repeated: dict[str, tuple[int, str]] = {}
 
     def add(self, line: int, problem: str | RowError) -> None:
@@ -157,7 +157,7 @@ class _Problems(BadRows):
                 self.on_problem(self.found[-1])
 
     def repeat(self, what: str, line: int, how: str) -> None:
-        """Counts one of the "questions" or "passages" that is there already."""
+        """Counts a repeated one of the "questions" or "passages"."""
         count, first = self.repeated.get(what, (0, f"{self.path}:{line}: {how}"))
         self.repeated[what] = count + 1, first
 
@@ -221,7 +221,7 @@ def _check_text(problems: _Problems, line: int, text: str, line_of_text: dict[st
 def _check_training_set(
     problems: _Problems, kind: str, passages: Path_ | None, queries: Path_ | None, split: str, unchecked: list[str]
 ) -> int:
-    """Looks for all that training would stop at, leave out or suffer from; returns the number of rows."""
+    """Looks for everything that training would stop at, leave out or suffer from; returns the number of rows."""
     path = problems.path
     rows = 0
     corpus = None if passages is None else read_corpus(passages)
@@ -256,7 +256,7 @@ class _ExampleChecker:
 
     Args:
       problems: collects the problems.
-      corpus: where ids are looked up, if given.
+      corpus: the corpus in which ids are looked up, if given.
       spread: whether the format spreads a question over several rows.
       check_texts: whether to check the questions' texts.
 
@@ -322,7 +322,7 @@ class _ExampleChecker:
 
 
 def _name(candidate: Candidate) -> str:
-    """What messages call a passage: its id, or how it begins."""
+    """The name of a passage in messages: its id, or the beginning of its text."""
     if candidate.id is not None:
         return f"'{candidate.id}'"
     begin = " ".join(f"{candidate.title} {candidate.text}".split())

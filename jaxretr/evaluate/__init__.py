@@ -1,4 +1,4 @@
-"""How good a run is: `answers` (Acc@k), `metrics` (trec_eval's measures), `runs` (files), `significance` (tests)."""
+"""The quality of runs: `answers` (Acc@k), `metrics` (trec_eval's measures), `runs` (files), `significance` (tests)."""
 
 from jaxretr.evaluate import answers, metrics, runs, significance
 

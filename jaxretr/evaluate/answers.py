@@ -64,7 +64,7 @@ def accuracy(
 
 
 def accuracy_of_first_hits(hits: Sequence[int | None], ks: Sequence[int]) -> dict[str, float]:
-    """Computes Acc@k from what `first_hits` returned; see `accuracy`."""
+    """Computes Acc@k from the result of `first_hits`; see `accuracy`."""
     if not hits:
         raise UserError("Acc@k needs at least one question; the list of questions is empty")
     for k in ks:

@@ -67,7 +67,7 @@ def evaluate_model(
     Args:
       encoder: the model, a path or name as `load_encoder` takes it, or a function that loads it.
       beir: a folder with corpus, queries and qrels, or one already read.
-      split: of the folder's judgements.
+      split: the split of the folder's judgements.
       baselines: runs, as files, and models, as folders or hub names; "bm25" is BM25. Models and BM25 search the same corpus
         for the same questions.
       metrics: for instance "ndcg@10"; `jaxretr.evaluate.metrics` lists them.
@@ -89,7 +89,7 @@ def evaluate_model(
       UsageError: an unknown metric, a baseline named twice, or both index and keep.
       UserError: bad input, or embeddings of another model or corpus.
     """
-    # Everything that can be wrong is found before a model is loaded.
+    # Find every error of the arguments and files before a model is loaded.
     if index is not None and keep is not None:
         raise UsageError("index is there already and keep writes what is missing; give one of them")
     for name in metrics:
@@ -163,14 +163,14 @@ def evaluate_run(
         trec_eval.
       queries: the questions, wherever a corpus is given with judgements, and for a run that has no ids of its questions, as
         DPR's results: they are found by their text.
-      match: how answers are matched, "string" or "regex".
+      match: the way to match answers, "string" or "regex".
       baselines: runs, as files; models, as folders or hub names, and "bm25" search the corpus for the questions.
       metrics: ndcg@10, mrr@10 and recall@100 by default, or acc@1, acc@5, acc@20 and acc@100 with answers.
       relevance_level: the lowest grade that counts as relevant, except for ndcg.
       rerank: a scorer that orders the first hits of each question, as for `evaluate_model`.
       depth: hits that are re-ranked; those behind them are dropped.
       dtype: precision of the models among the baselines, see `load_encoder`.
-      batch_size: of these models, texts per batch; None: chosen for the device.
+      batch_size: texts per batch of these models; None: chosen for the device.
 
     Returns:
       The metrics and the comparisons; the report prints, writes and plots them.
@@ -326,7 +326,7 @@ def _searched(
     own: Collection[str],
     metrics: Sequence[str],
 ) -> list[tuple[str, Run]]:
-    """The baselines' runs, none with a question itself among its hits."""
+    """Completes the baselines' runs, in which no question is a hit of its own."""
     return [
         (name, run_of(one(corpus), questions, hits_needed(metrics), own))
         if callable(one)
@@ -336,7 +336,7 @@ def _searched(
 
 
 def _loaded_scorer(rerank: "AnyScorer | None", depth: int, metrics: Sequence[str]) -> "Scorer | None":
-    """The scorer; warns of metrics that look further than it re-ranks."""
+    """Loads the scorer; warns of metrics that look further than it re-ranks."""
     if rerank is None:
         return None
     from jaxretr.search.reranking import loaded_scorer
@@ -345,7 +345,8 @@ def _loaded_scorer(rerank: "AnyScorer | None", depth: int, metrics: Sequence[str
         log.warning(
             "only the first %d hits of a question are re-ranked, and those behind them dropped: %s is lower for that; "
             "raise depth",
-            *(depth, ", ".join(deeper)),
+            depth,
+            ", ".join(deeper),
         )
     return loaded_scorer(rerank)
 
@@ -353,7 +354,7 @@ def _loaded_scorer(rerank: "AnyScorer | None", depth: int, metrics: Sequence[str
 def _with_reranked(
     system: tuple[str, Run], scorer: "Scorer | None", questions: Sequence[Question], corpus: Corpus, depth: int
 ) -> list[tuple[str, Run]]:
-    """The system after re-ranking, and before; it alone if there is no scorer."""
+    """The system after and before re-ranking; the system alone if there is no scorer."""
     if scorer is None:
         return [system]
     from jaxretr.evaluate.reranking import rerank

@@ -1,4 +1,4 @@
-"""From a search or a run to the values of every question."""
+"""The values of every question, computed from a search or a run."""
 
 import logging
 import re
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 Run = Mapping[str, Mapping[str, float]]
 Search = Callable[[Sequence[Question], int], tuple[np.ndarray, Sequence[Sequence[str]]]]
-"""From B questions and k to scores float32 [B, k] and ids of passages, fewer than k where a question has fewer hits."""
+"""A function of B questions and k that returns scores float32 [B, k] and passages' ids, fewer than k for fewer hits."""
 Values = dict[str, dict[str, float]]
-"""{metric: {question id: value}}"""
+"""The values of every question: {metric: {question id: value}}."""
 Measure = Callable[[Run, Sequence[str], str], Values]
-"""From a run, the names of metrics and the run's name for errors to the values of every question."""
+"""A function of a run, the names of metrics and the run's name for errors that returns the values of every question."""
 
 OF_QRELS = ("ndcg@10", "mrr@10", "recall@100")
 OF_ANSWERS = ("acc@1", "acc@5", "acc@20", "acc@100")
@@ -36,12 +36,12 @@ OF_ANSWERS = ("acc@1", "acc@5", "acc@20", "acc@100")
 def check_same_corpus(
     stores: Sequence["EmbeddingStore | None"], corpus: Corpus | None, name: str = "--corpus"
 ) -> list[str]:
-    """The passages' ids; raises UserError where the stores hold other passages than each other or the corpus.
+    """Returns the passages' ids; raises UserError where a store holds other passages than another one or the corpus.
 
     Args:
-      stores: None for a model that has none.
-      corpus: None where the stores alone say which passages there are.
-      name: what the corpus is called in the error.
+      stores: the store of each model; None for a model that has none.
+      corpus: the corpus; None where the stores alone tell the passages.
+      name: the corpus's name in the error.
     """
     texts = None if corpus is None else corpus.fingerprint()
     for store in stores:
@@ -61,13 +61,13 @@ def run_of(
     """Searches, and leaves out the passages that are the questions themselves.
 
     Args:
-      search: finds passages.
-      questions: those to search for.
-      k: passages a question.
+      search: the function that finds passages.
+      questions: the questions to search for.
+      k: passages per question.
       own: the ids of the questions that are passages themselves, see `jaxretr.data.question_identity.own_ids`.
 
     Returns:
-      {question id: {passage id: score}} with k passages a question, or fewer where the search finds fewer.
+      {question id: {passage id: score}} with k passages per question, or fewer where the search finds fewer.
     """
     # One more is searched for in place of the question itself.
     scores, ids = search(questions, k + bool(own))
@@ -87,7 +87,7 @@ def depth(names: Sequence[str]) -> int:
 def of_qrels(
     qrels: metrics.Qrels, run: Run, names: Sequence[str], relevance_level: int = 1, name: str = "the run"
 ) -> Values:
-    """The metrics of each question; raises UserError where run and judgements have none in common."""
+    """Computes the metrics of each question; raises UserError where run and judgements have no question in common."""
     if not qrels.keys() & run.keys():
         raise UserError(
             f"{name} and the judgements have no question in common, for instance '{next(iter(run))}' and "
@@ -125,7 +125,7 @@ class ByAnswers:
     """Measures runs by answers in the texts of their passages: Acc@k of each question, 0 or 1; a `Measure`.
 
     Attributes:
-      questions: with their answers.
+      questions: the questions, with their answers.
       corpus: the passages.
       match: "string" or "regex".
     """
@@ -167,19 +167,21 @@ def warn_of_own(run: Run, qrels: metrics.Qrels, name: str) -> None:
         log.warning(
             "%s: the first hit of %d of %d questions has the question's own id and is not relevant; if the corpus contains "
             "the questions, give corpus and queries as well, so that they are left out",
-            *(name, len(own), len(best)),
+            name,
+            len(own),
+            len(best),
         )
 
 
 def of_others(run: Run, own: Collection[str], passages: int, names: Sequence[str], name: str) -> Run:
-    """A run that was read without the hits that are the question itself; warns where too few are left.
+    """Leaves out a run's hits that are the question itself; warns where too few hits are left.
 
     Args:
-      run: as it was read.
+      run: the run, as it was read.
       own: the ids of the questions that are passages themselves.
       passages: number of passages in the corpus.
-      names: of the metrics.
-      name: the run's, for the warning.
+      names: the names of the metrics.
+      name: the run's name, for the warning.
     """
     kept = without_own(run, own)
     cuts = {int(cut) for _, _, cut in (metric.partition("@") for metric in names) if cut}
@@ -187,7 +189,9 @@ def of_others(run: Run, own: Collection[str], passages: int, names: Sequence[str
     if short and len(run[short[0]]) < passages:
         log.warning(
             "%s: without the question itself %d questions have one hit less than the metrics look at (%d); search one deeper",
-            *(name, len(short), len(run[short[0]])),
+            name,
+            len(short),
+            len(run[short[0]]),
         )
     return kept
 

@@ -100,15 +100,15 @@ def mean(of_questions: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True)
 class _Found:
-    """All that the measures need to know of one question.
+    """The facts about one question that the measures need.
 
     Attributes:
       grades: the grade of each retrieved passage, best first; None without a judgement.
-      gains: (rank from 1, grade) of those with a grade from 1, by rank.
-      ranks: ranks of the relevant ones, ascending.
+      gains: (rank from 1, grade) of the passages with a grade from 1, by rank.
+      ranks: the ranks of the relevant passages, ascending.
       ideal: the grades from 1 of all judged passages, retrieved or not, descending.
-      relevant: how many passages are relevant, retrieved or not.
-      not_relevant: how many are judged not relevant, with a grade from 0.
+      relevant: the number of relevant passages, retrieved or not.
+      not_relevant: the number of passages that are judged not relevant, with a grade from 0.
     """
 
     grades: list[int | None]
@@ -175,7 +175,10 @@ def _success(found: _Found, cut: float) -> float:
 
 
 def _bpref(found: _Found, cut: float) -> float:
-    """C. Buckley and E. Voorhees, "Retrieval evaluation with incomplete information", SIGIR 2004, as trec_eval has it."""
+    """Computes bpref as trec_eval does.
+
+    C. Buckley and E. Voorhees, "Retrieval evaluation with incomplete information", SIGIR 2004.
+    """
     relevant = set(found.ranks)
     total, above = 0.0, 0
     for rank, grade in enumerate(found.grades, start=1):
@@ -196,7 +199,7 @@ def _retrieved(found: _Found, cut: float) -> int:
 
 
 def _share(part: float, whole: float) -> float:
-    """`part` of `whole`, 0 where there is nothing to have a part of."""
+    """`part` divided by `whole`; 0 if `whole` is 0."""
     return part / whole if whole else 0.0
 
 

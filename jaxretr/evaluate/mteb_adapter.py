@@ -1,4 +1,4 @@
-"""An encoder as the package `mteb` (version 2) wants it: its EncoderProtocol for every task, its SearchProtocol for retrieval.
+"""An encoder for the package `mteb` (version 2): its EncoderProtocol for every task, its SearchProtocol for retrieval.
 
     import mteb, jaxretr
     mteb.evaluate(jaxretr.mteb_model("runs/dpr"), mteb.get_task("SciFact"))
@@ -35,12 +35,12 @@ def mteb_model(
     """Makes a model that `mteb.evaluate` takes.
 
     Args:
-      path_or_encoder: what `jaxretr.load_encoder` reads, or an encoder.
+      path_or_encoder: an encoder, or the path or name that `jaxretr.load_encoder` reads.
       name: "organisation/model", under which mteb files the results; by default "jaxretr/" and the folder's name, or
         the hub's name.
-      batch_size: rows a batch; None: what suits the device. mteb's own batch size, 32 unless told, only says how many
-        texts it hands over at a time.
-      dtype: of the matmuls' operands, "float32", "bfloat16" or "auto"; for a path only.
+      batch_size: rows per batch; None: chosen for the device. mteb's own batch size, 32 by default, is only the number
+        of texts that it hands over at a time.
+      dtype: the dtype of the matmuls' operands, "float32", "bfloat16" or "auto"; for a path only.
       **metadata: fields of mteb's `ModelMeta`, for instance license, languages or training_datasets, which the weights
         do not tell.
 
@@ -60,8 +60,8 @@ class MtebModel:
 
     Attributes:
       encoder: the model.
-      mteb_model_meta: what mteb writes into its results; the revision is the fingerprint of the weights, so that a
-        result that mteb has kept is never taken for that of other weights.
+      mteb_model_meta: the metadata that mteb writes into its results; the revision is the fingerprint of the weights,
+        so that a result that mteb has kept is never taken for that of other weights.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class MtebModel:
 
         Args:
           model_name: see `mteb_model`; also the path or hub name, where neither `path` nor `encoder` is given.
-          revision: that of the weights, which must be these; None: whatever they are.
-          device: for mteb's sake; "cpu", "cuda" or "tpu" must be what JAX computes on.
-          path: of the model.
+          revision: the revision that the weights must have; None: any.
+          device: "cpu", "cuda" or "tpu", which must be what JAX computes on; mteb passes it.
+          path: the model's path.
           encoder: the model itself.
           batch_size, dtype, metadata: see `mteb_model`.
 
@@ -119,12 +119,12 @@ class MtebModel:
 
         Args:
           inputs: batches with the column "text"; of documents also "body" and, where there are titles, "title".
-          task_metadata, hf_split, hf_subset: of the task; no encoder here has prompts of its own for tasks.
-          prompt_type: queries go through the question tower, and all else (documents, and texts of tasks that know no
+          task_metadata, hf_split, hf_subset: the task; encoders have no prompts of their own for tasks.
+          prompt_type: queries go through the question tower, and everything else (documents, and texts of tasks without
             roles) through the passage tower.
           precision: None or "float32".
-          show_progress_bar: None: on a terminal, and only if it takes long.
-          **kwargs: mteb's batch size, which the loader has heeded.
+          show_progress_bar: whether to show progress; None: on a terminal, if it takes long.
+          **kwargs: mteb's batch size, which the loader has applied already.
 
         Returns:
           float32 [n, D].
@@ -146,11 +146,11 @@ class MtebModel:
         return self.encoder.encode_passages(passages, **settings)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Inner products of each with each, a float32 tensor [n, m]."""
+        """Computes the inner products of all pairs, a float32 tensor [n, m]."""
         return _similarities().dot_score(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Inner products row by row, a float32 tensor [n]."""
+        """Computes the inner products row by row, a float32 tensor [n]."""
         return _similarities().pairwise_dot_score(embeddings1, embeddings2)
 
     # ---- SearchProtocol ----------------------------------------------------------------------------------------------
@@ -170,8 +170,8 @@ class MtebModel:
 
         Args:
           corpus: a data set with the columns id, text and, where there are titles, title.
-          task_metadata, hf_split, hf_subset: of the task.
-          encode_kwargs: for `encode`.
+          task_metadata, hf_split, hf_subset: the task, its split and its subset.
+          encode_kwargs: arguments for `encode`.
           num_proc: processes that prepare the texts.
           **kwargs: none yet; for mteb's extensions.
         """
@@ -196,15 +196,15 @@ class MtebModel:
 
         Args:
           queries: a data set with the columns id and text.
-          task_metadata, hf_split, hf_subset: of the task.
-          top_k: hits a query.
-          encode_kwargs: for `encode`.
-          top_ranked: {query id: candidates}, of reranking tasks.
+          task_metadata, hf_split, hf_subset: the task, its split and its subset.
+          top_k: hits per query.
+          encode_kwargs: arguments for `encode`.
+          top_ranked: {query id: candidates}, for re-ranking tasks.
           num_proc: processes that prepare the texts.
           **kwargs: none yet; for mteb's extensions.
 
         Returns:
-          {query id: {passage id: score}}, at most `top_k` a query.
+          {query id: {passage id: score}}, at most `top_k` passages per query.
 
         Raises:
           UserError: no corpus was indexed, or a candidate is not in it.
@@ -288,7 +288,7 @@ def _metadata(
     loading: Mapping[str, Any],
     given: Mapping[str, Any],
 ) -> Any:
-    """mteb's ModelMeta of an encoder: what the weights tell, and what the user adds."""
+    """Makes mteb's ModelMeta of an encoder, from the weights and the fields that the user adds."""
     mteb = import_extra("mteb.models.model_meta", "mteb")
     sizes: dict[str, int] = {}
     for number, part in enumerate(parts_of(encoder)):
@@ -319,7 +319,7 @@ def _metadata(
     }
     try:
         return mteb.ModelMeta(**{**fields, **given})
-    except ValueError as error:  # pydantic's, of several lines
+    except ValueError as error:  # pydantic's error, of several lines
         problems = getattr(error, "errors", list)()
         where = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in problems) or str(error)
         raise UserError(f"mteb does not take this metadata ({where}); correct or leave out what was given") from None

@@ -1,4 +1,4 @@
-"""What the plots of reports share: files of the same bytes for the same report, and curves against a metric's cut."""
+"""The parts that the plots of reports share: files with reproducible bytes, and curves against a metric's cut."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ ENDINGS = (".png", ".pdf", ".svg")
 
 # A file's metadata without the time it was written.
 _UNDATED = {"png": {}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
-# Cuts at most, evenly spaced on a logarithmic axis.
+# The most cuts, evenly spaced on a logarithmic axis.
 _POINTS = 24
 # Draws of questions: the ends of the band vary by 6% of the standard error, less than a line's width.
 _RESAMPLES = 2000
@@ -28,7 +28,7 @@ def check_ending(path: str | Path) -> None:
 
 
 def pyplot() -> Any:
-    """matplotlib.pyplot with the backend that draws into files.
+    """Imports matplotlib.pyplot with the backend that draws into files.
 
     Raises:
       UserError: matplotlib is not installed.
@@ -55,7 +55,7 @@ def save(figure: Any, path: Path) -> None:
 
 
 def plain(name: str) -> str:
-    """A name without markup (matplotlib reads formulas between dollars), a long path broken into lines."""
+    """Returns a name without markup (matplotlib reads formulas between dollars), a long path broken into lines."""
     return name.replace("$", r"\$").replace("/", "/\n" if len(name) > 16 else "/")
 
 
@@ -81,7 +81,7 @@ def deepest_cuts(names: Sequence[str]) -> dict[str, int]:
 
 
 def cuts_to(deepest: int) -> list[int]:
-    """Cuts from 1 to `deepest`, ascending, as evenly spaced as integers can be on a logarithmic axis."""
+    """The cuts from 1 to `deepest`, ascending, as evenly spaced as integers can be on a logarithmic axis."""
     return sorted({round(math.exp(at)) for at in np.linspace(0, math.log(deepest), _POINTS)})
 
 

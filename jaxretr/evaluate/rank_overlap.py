@@ -1,4 +1,4 @@
-"""Rank-biased overlap: how alike two rankings are, the top counting most.
+"""Rank-biased overlap: the similarity of two rankings, of which the top ranks count most.
 
 W. Webber, A. Moffat and J. Zobel, "A similarity measure for indefinite rankings", ACM TOIS 28(4), 2010. A reader goes
 down both rankings at once and stops after each rank with probability 1 - p. The measure is the share of passages in
@@ -17,10 +17,10 @@ from jaxretr.search.runs import single_precision
 
 @dataclass(frozen=True)
 class Shared:
-    """Which passages the two rankings of each of B questions share, and where.
+    """The passages that the two rankings of each of B questions share, and their depths.
 
     Attributes:
-      lengths: how many passages each ranking has, int64 [B, 2].
+      lengths: the number of passages of each ranking, int64 [B, 2].
       questions: the question of each shared passage, int64 [M].
       depths: the smallest depth (from 1) at which both rankings hold that passage, int64 [M].
     """
@@ -42,7 +42,7 @@ class RankBiasedOverlap:
       base: the sum over the depths 1 to k, float64 [B], in [0, 1 - p^k].
       residual: the most that the depths after k could add, whatever they contain, float64 [B]; base + residual is the
         paper's RBO_max of the first k ranks.
-      extrapolated: RBO_ext, float64 [B], in [0, 1]: the shares last seen are taken to go on for ever (equation 32,
+      extrapolated: RBO_ext, float64 [B], in [0, 1]: the last shares are assumed to continue for ever (equation 32,
         which uses the whole of the longer ranking as well). 0 where a ranking is empty.
     """
 
@@ -56,7 +56,7 @@ def ranked_ids(scores: Mapping[str, float], depth: int) -> list[str]:
 
     Args:
       scores: {passage id: score}.
-      depth: passages to return, at most.
+      depth: the most passages to return.
 
     Raises:
       UserError: a score is not a number.
@@ -106,7 +106,7 @@ def rank_biased_overlap(shared: Shared, p: float = 0.9) -> RankBiasedOverlap:
     """Computes rank-biased overlap, its residual and its extrapolation.
 
     Args:
-      shared: of `find_shared`.
+      shared: the result of `find_shared`.
       p: the probability that the reader continues to the next rank, in (0, 1); the first ten ranks have 86 % of the
         weight with .9.
 
@@ -145,11 +145,11 @@ def overlap_at(shared: Shared, cut: int) -> NDArray[np.float64]:
     """Computes the share of passages in common among the first `cut` of both rankings.
 
     Args:
-      shared: of `find_shared` with a depth of at least `cut`.
+      shared: the result of `find_shared` with a depth of at least `cut`.
       cut: ranks to look at, at least 1.
 
     Returns:
-      float64 [B]: divided by `cut`, or by the length of the longer ranking where both are shorter than that.
+      The shares, float64 [B], of `cut`, or of the length of the longer ranking where both are shorter than that.
     """
     ends = np.minimum(cut, shared.lengths.max(axis=1))
     return np.divide(shared.count(ends), np.maximum(ends, 1), dtype=np.float64)

@@ -20,7 +20,7 @@ from jaxretr.tables import Cell, Grid, Row, render, shortened
 # Differences with a smaller p-value are marked.
 LEVEL = 0.05
 
-# Of rank-biased overlap: the ranks below 100 have .9^100, less than 3e-5, of the weight.
+# p of rank-biased overlap: the ranks below 100 have .9^100, less than 3e-5, of the weight.
 _PERSISTENCE, _DEPTH = 0.9, 100
 
 
@@ -29,7 +29,7 @@ class Measured:
     """A system that was measured.
 
     Attributes:
-      path: of its run or model, as the user gave it.
+      path: the path of its run or model, as the user gave it.
       run: the passages it found.
       values: the metrics of every question.
     """
@@ -44,9 +44,9 @@ class Against:
     """The run ("a") compared with one baseline ("b").
 
     Attributes:
-      comparisons: of each metric.
+      comparisons: the comparison of each metric.
       p_values_holm: {metric: p-value of the randomisation test}, corrected for all comparisons of the report.
-      t_test_p_values_holm: the same of the t-test; NaN with a single question.
+      t_test_p_values_holm: {metric: p-value of the t-test}, corrected likewise; NaN with a single question.
       rbo: the mean rank-biased overlap of the two rankings of a question, extrapolated; 0 where one is missing.
     """
 
@@ -62,9 +62,9 @@ class Report:
 
     Attributes:
       systems: the run, then the baselines.
-      names: of these, short.
+      names: short names of the systems.
       against: the comparison with each baseline.
-      measure: computes the metrics of a run, for plots.
+      measure: a function that computes the metrics of a run, for plots.
     """
 
     systems: Sequence[Measured]
@@ -74,7 +74,7 @@ class Report:
 
     @classmethod
     def of(cls, run: Measured, baselines: Sequence[Measured], measure: Measure) -> "Report":
-        """Compares a run with every baseline; all must have the values of the same questions and metrics.
+        """Compares a run with every baseline; all must have values for the same questions and metrics.
 
         Holm's correction is for all comparisons of the report, each metric with each baseline.
         """
@@ -109,7 +109,7 @@ class Report:
 
     @property
     def means(self) -> dict[str, dict[str, float]]:
-        """{system: {metric: mean over all questions}}; the first is the run, the others are the baselines."""
+        """The means over all questions, {system: {metric: mean}}; the first is the run, the others are baselines."""
         return {
             name: {metric: self.mean(place, metric) for metric in self.metrics} for place, name in enumerate(self.names)
         }
@@ -238,7 +238,7 @@ class Report:
         cells = []
         for name in self.metrics:
             printed = [f"{self.mean(other, name):.4f}" for other in range(len(self.systems))]
-            # As printed: if the table shows two systems as equal, both are the best.
+            # Compare the printed numbers: if the table shows two systems as equal, both are the best.
             best = min(printed) if metrics.lower_is_better(name) else max(printed)
             marked = bool(place) and self.against[place - 1].p_values_holm[name] < LEVEL
             cells.append(Cell(printed[place], bool(self.against) and printed[place] == best, marked))
@@ -250,8 +250,10 @@ class Report:
         found = self.against[place]
         comparison = found.comparisons[metric]
         p_values = (
-            *(comparison.p_value, found.p_values_holm[metric]),
-            *(comparison.t_test_p_value, found.t_test_p_values_holm[metric]),
+            comparison.p_value,
+            found.p_values_holm[metric],
+            comparison.t_test_p_value,
+            found.t_test_p_values_holm[metric],
         )
         texts = (metric, *comparison.columns, *map(printed_p, p_values), comparison.counts)
         return [Cell(text) for text in texts]

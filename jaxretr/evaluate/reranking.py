@@ -31,7 +31,7 @@ def rerank(
 
     Args:
       scorer: a `CrossEncoder`, `CausalScorer` or `QuestionScorer`, what `load_scorer` takes, or a function that loads one.
-      run: what `jaxretr.search` returned, a run's file, or {question id: {passage id: score}}.
+      run: a run that `jaxretr.search` returned, a run's file, or {question id: {passage id: score}}.
       queries: the questions, or their file; texts alone have the ids "0", "1", ...
       corpus: the passages, or their file.
       depth: hits of a question that are scored; those behind them are dropped. None: all.
@@ -52,7 +52,7 @@ def rerank(
 
 
 def hits_of(run: Run) -> Sequence[Hits]:
-    """A run as the hits of each question, best first: in a search's own order, else as trec_eval ranks them."""
+    """The hits of each question of a run, best first: in a search's own order, else as trec_eval ranks them."""
     if isinstance(run, SearchRun):
         return run.hits
     hits = []

@@ -1,4 +1,4 @@
-"""Evaluation of a model over a whole corpus, from texts to metrics."""
+"""Evaluation of a model over a whole corpus."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -14,7 +14,7 @@ from jaxretr.search.exact import ExactIndex
 
 
 class Retriever(Protocol):
-    """Anything that finds corpus rows for questions."""
+    """A function that finds corpus rows for questions."""
 
     def __call__(self, questions: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns scores float32 [B, k] and corpus rows int [B, k], best first; rows of -1 behind the last hit."""
@@ -38,12 +38,12 @@ def retrieval_metrics(
     """Computes metrics of retrieved rows.
 
     Args:
-      corpus: what was searched.
+      corpus: the corpus that was searched.
       questions: B questions, in the order of the results' rows.
       qrels: the judgements of these questions; None to match answers only.
       scores: float32 [B, k], descending.
       rows: corpus rows, int [B, k]; -1 is not a passage.
-      measures: computed from the judgements.
+      measures: the measures to compute from the judgements.
 
     Returns:
       The measures, and acc@1, acc@5, acc@20 and acc@100 over all questions where any of them has answers.

@@ -1,4 +1,4 @@
-"""What changing the questions costs: metrics of the original questions against several draws of altered ones."""
+"""The cost of changing the questions: metrics of the original questions against several draws of altered ones."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ from jaxretr.evaluate.measuring import Search, Values, depth, run_of, warn_of_mi
 from jaxretr.evaluate.significance import Comparison, compare
 
 Draws = Sequence[Sequence[str]]
-"""For each draw, the texts of all questions."""
+"""The texts of all questions, for each draw."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Robustness:
     Attributes:
       comparison: the questions' means over the draws ("a") with their original values ("b"); a negative difference is
         a loss.
-      of_draws: the mean over questions of each draw.
-      deviation: the standard deviation of these over the draws (with n - 1); NaN with a single draw.
+      of_draws: the mean of each draw over the questions.
+      deviation: the standard deviation of these means over the draws (with n - 1); NaN with a single draw.
       relative_loss: the loss in percent of the original mean; NaN if that is 0.
     """
 
@@ -58,14 +58,14 @@ def robustness(original: Mapping[str, float], draws: Sequence[Mapping[str, float
 
 def mean_over_draws(original: Mapping[str, float], draws: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean over the draws of each question's value; arguments as for `robustness`."""
-    # The mean change is added, not the mean taken: where nothing changes, no rounding may look like a change.
+    # Adds the mean change instead of taking the mean: where nothing changes, no rounding may look like a change.
     return {
         id: before + math.fsum(values[id] - before for values in draws) / len(draws) for id, before in original.items()
     }
 
 
 def relative_loss(original: float, altered: float) -> float:
-    """How far `altered` lies below `original`, in percent of it; negative for a gain, NaN if `original` is 0."""
+    """The loss from `original` to `altered`, in percent of `original`; negative for a gain, NaN if `original` is 0."""
     return 100 * (original - altered) / original if original else math.nan
 
 
@@ -77,7 +77,7 @@ class Split:
     """A split of a BEIR folder, without the corpus.
 
     Attributes:
-      questions: those with judgements, in the order of the queries file.
+      questions: the questions with judgements, in the order of the queries file.
       rows: the number of each in the queries file, from 0.
       qrels: the judgements; a judged question that is not in the queries file counts as 0, altered or not.
     """
@@ -105,7 +105,7 @@ class AlteredValues:
     draws: dict[str, list[Values]]
 
     def of_draws(self, alteration: str, metric: str) -> list[dict[str, float]]:
-        """{question id: value} of each draw."""
+        """The values of each draw, {question id: value}."""
         return [values[metric] for values in self.draws[alteration]]
 
     def robustness(self, alteration: str, metric: str) -> Robustness:
@@ -146,12 +146,12 @@ def measure_altered(
     """Searches with the original questions and with those of every draw.
 
     Args:
-      search: finds passages for questions.
-      corpus: that is searched; a passage that is an original question itself is not counted as found, altered or not.
+      search: the function that finds passages for questions.
+      corpus: the corpus to search; a passage that is an original question does not count as found, altered or not.
       split: the questions and their judgements.
       alterations: {name: the texts of each draw}.
       names: the metrics.
-      what: names the split in warnings.
+      what: the split's name in warnings.
     """
     k, own = depth(names), own_ids(split.questions, corpus, split.qrels)
 

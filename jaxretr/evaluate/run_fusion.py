@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, repr=False)
 class Fused:
-    """What was fused.
+    """The run made by fusing runs.
 
     Attributes:
       run: {question id: {passage id: score}}, best first.
@@ -39,7 +39,7 @@ class Fused:
 
     @property
     def hits(self) -> int:
-        """Passages of all questions."""
+        """The number of passages of all questions together."""
         return sum(map(len, self.run.values()))
 
     def __repr__(self) -> str:
@@ -71,12 +71,12 @@ def fuse(
     Args:
       runs: at least two files, or {question id: {passage id: score}}.
       method: "interpolation" or "rrf".
-      weights: of all runs but the first, whose weight is 1.
-      normalise: "none" or "minmax": of each run's scores of a question.
+      weights: the weights of all runs but the first, whose weight is 1.
+      normalise: "none" or "minmax": how to normalise each run's scores of a question.
       missing: for each run the score of passages that it lacks: "lowest" (default) or "zero".
       k: passages per question.
       tune: judgements, or their file: choose the weight of two runs by them instead.
-      metric: to maximise; "recall@100" by default.
+      metric: the metric to maximise; "recall@100" by default.
       grid: "log" (default), "paper", or the weights to try.
       corpus: the passages of the runs. With them and the questions, hits that are the question itself do not count for
         the metric, as in `evaluate_run`; without, they count as in trec_eval. The fused run keeps them.
@@ -158,18 +158,21 @@ def _check_arguments(
 
 
 def _warn_of_other_questions(runs: Sequence[Run], names: Sequence[str]) -> None:
-    """Says which run lacks questions that another one has."""
+    """Warns of a run that lacks questions which another one has."""
     questions = dict.fromkeys(name for found in runs for name in found)
     for found, name in zip(runs, names, strict=True):
         if missing := [question_id for question_id in questions if question_id not in found]:
             log.warning(
                 "%s lacks %d of %d questions (%s, ...): the other runs alone rank their passages",
-                *(name, len(missing), len(questions), missing[0]),
+                name,
+                len(missing),
+                len(questions),
+                missing[0],
             )
 
 
 def _warn_of_short_lists(runs: Sequence[Run], names: Sequence[str]) -> None:
-    """Says which run has lists of different lengths, as BM25 has where few passages share a word with the question."""
+    """Warns of a run with lists of different lengths, as BM25's where few passages share a word with the question."""
     for number, (found, name) in enumerate(zip(runs, names, strict=True)):
         longest = max(map(len, found.values()), default=0)
         if short := sum(0 < len(hits) < longest for hits in found.values()):
@@ -177,7 +180,11 @@ def _warn_of_short_lists(runs: Sequence[Run], names: Sequence[str]) -> None:
             log.warning(
                 "%s has fewer than %d hits for %d of %d questions; what it lacks there gets its lowest score. If it is "
                 "BM25's, whose score of all others is 0, add %s",
-                *(name, longest, short, len(found), of_each),
+                name,
+                longest,
+                short,
+                len(found),
+                of_each,
             )
 
 

@@ -1,4 +1,4 @@
-"""`jaxretr.run_overlap`: how similar the rankings of runs are, question by question."""
+"""`jaxretr.run_overlap`: the similarity of runs' rankings, question by question."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 Run = Mapping[str, Mapping[str, float]]
 Values = dict[str, NDArray[np.float64]]
-"""{measure: float64 [B]}: rbo, residual, extrapolated, and overlap@1, @10 and @100, those that the depth reaches."""
+"""The values of each measure, float64 [B]: rbo, residual, extrapolated, and overlap@1, @10, @100 within the depth."""
 
 _CUTS = (1, 10, 100)
 
@@ -32,9 +32,9 @@ class RunOverlap:
 
     Attributes:
       reference: the name of the run that the others are compared with.
-      ids: its questions, B of them.
-      p: of rank-biased overlap.
-      depth: ranks that were compared.
+      ids: the ids of its B questions.
+      p: the parameter of rank-biased overlap.
+      depth: the ranks that were compared.
       values: {run: the values of each question}.
     """
 
@@ -48,7 +48,7 @@ class RunOverlap:
         return f"RunOverlap({len(self.values)} runs with {self.reference}, {len(self.ids)} questions)"
 
     def means(self) -> list[tuple[str, dict[str, float]]]:
-        """For each run the means over questions, and `low` and `high`, the 95% bootstrap interval of the mean rbo."""
+        """Each run's name and means over questions, with `low` and `high`, the mean rbo's 95% bootstrap interval."""
         return [(name, _means(values)) for name, values in self.values]
 
     def to_json(self) -> str:
@@ -58,7 +58,7 @@ class RunOverlap:
         return json.dumps({**content, "runs": runs}, indent=1)
 
     def table(self) -> str:
-        """All means for people."""
+        """All means as a table for people."""
         runs = self.means()
         cuts = [name for name in runs[0][1] if name.startswith("overlap@")]
         width = max(len("run"), *(len(name) for name, _ in runs)) + 2

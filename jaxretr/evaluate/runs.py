@@ -1,4 +1,4 @@
-"""Run files: read in TREC's, DPR's, MS MARCO's and Tevatron's formats and ours; what writes them is in search/runs.py."""
+"""Readers of run files in TREC's, DPR's, MS MARCO's and Tevatron's formats and ours; search/runs.py has the writers."""
 
 import os
 import pathlib
@@ -62,14 +62,14 @@ def read_run(
       count: whether rows are only counted: questions without ids get their position.
 
     Returns:
-      {question id: {passage id: score}} in the file's order; a rank r as the score -r.
+      {question id: {passage id: score}} in the file's order; a rank r becomes the score -r.
 
     Raises:
       UserError: the file cannot be read or holds no hit, a row is bad (`path:line: ...`), or it can be ranks and scores.
     """
     file = pathlib.Path(path)
     if not file.is_file():
-        # What comes through a pipe can be looked at only once.
+        # The content of a pipe can be read only once.
         return read_trec(path, trec_ids=trec_ids)
     first = first_character(file)
     if first in ("[", "{"):
@@ -122,7 +122,7 @@ def _read_json(
 
 
 def has_question_ids(path: Path) -> bool:
-    """Whether a run's first question has an id, or is not there or not readable; those of DPR's results have none."""
+    """Whether a run's first question has an id (DPR's results have none); True if it is missing or unreadable."""
     file = pathlib.Path(path)
     if not file.is_file() or (first := first_character(file)) not in ("[", "{"):
         return True
@@ -148,7 +148,7 @@ def _id_by_text(row: dict[str, Any], ids_of_text: Mapping[str, deque[str]] | Non
 
 
 def _joined_by(text: str) -> str:
-    """A question's text as DPR's reader leaves it, which writes other apostrophes than its file has."""
+    """A question's text in the form of DPR's reader, which writes other apostrophes than its file has."""
     return text.replace("\u2019", "'").strip()
 
 
@@ -194,12 +194,12 @@ def _are_ranks(path: pathlib.Path, run: dict[str, dict[str, float]]) -> bool:
     rise = all(each == sorted(each) for each in lists.values())
     fall = all(each == sorted(each, reverse=True) for each in lists.values())
     tied = any(len(set(each)) < len(each) for each in lists.values())
-    # Also of hits that are alone or all equal: the ranking is the same.
+    # Includes hits that are alone or all equal: the ranking is the same.
     if (rise and fall) or (tied and not rise):
         return False
     first, longest = min(numbers), max(map(len, lists.values()))
     counted = all(sorted(each) == [*range(int(first), int(first) + len(each))] for each in lists.values())
-    # Of two, 0 and 1 are grades as well.
+    # With two hits, 0 and 1 are grades as well.
     if not tied and ((rise and (first == 1 or (first == 0 and longest > 2))) or (counted and first == 1 and not fall)):
         return True
     if fall and not (counted and first <= 1):
@@ -245,7 +245,7 @@ def read_trec(path: Path, *, trec_ids: bool = False) -> dict[str, dict[str, floa
     """
     run: dict[str, dict[str, float]] = {}
     for number, line in numbered_bytes(pathlib.Path(path)):
-        # Split as bytes: C's white space only. In a str a no-break space inside an id would split too.
+        # Splits bytes, at C's white space only. In a str a no-break space inside an id would split too.
         if fields := line.split():
             _add_line(run, fields, f"{path}:{number}", trec_ids)
     if not run:

@@ -1,4 +1,4 @@
-"""What is measured on a corpus that was read: an encoder, one whose embeddings are stored, and BM25."""
+"""The searches that are measured on a corpus in memory: an encoder, one whose embeddings are stored, and BM25."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ def encoder_search(encoder: "TextEncoder", corpus: Corpus, batch_size: int | Non
 
 
 def stored_search(encoder: "Encoder", store: "EmbeddingStore", ids: Sequence[str], batch_size: int | None) -> Search:
-    """The same with what `jaxretr.encode` made of a corpus with these ids."""
+    """Searches the store that `jaxretr.encode` made of a corpus with these ids; see `encoder_search`."""
     from jaxretr.search.searching import search_store
     from jaxretr.stores.encoding import encode_texts
 
@@ -36,7 +36,7 @@ def stored_search(encoder: "Encoder", store: "EmbeddingStore", ids: Sequence[str
 
 
 def read_lengths(encoder: "TextEncoder") -> tuple[int, int]:
-    """How many tokens of a question and of a passage an encoder reads."""
+    """The most tokens of a question, and of a passage, that an encoder reads."""
     return encoder.config.max_question_length, encoder.config.max_passage_length
 
 

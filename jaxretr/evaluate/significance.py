@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from jaxretr.errors import UserError
 
-# Resamples are drawn in blocks of about this many numbers, so that 22,000 questions need no 1.8 GB.
+# Resamples are drawn in blocks of about this many numbers, so that 22,000 questions do not need 1.8 GB.
 _BLOCK = 4_000_000
 
 
@@ -22,13 +22,13 @@ class Comparison:
       mean_a: mean of a.
       mean_b: mean of b.
       difference: mean_a - mean_b; positive when a is better.
-      p_value: of the paired randomisation test, two-sided.
+      p_value: the p-value of the paired randomisation test, two-sided.
       low: lower end of the 95% bootstrap interval of the difference.
-      high: upper end of it.
+      high: upper end of the same interval.
       wins: questions on which a is better.
       ties: questions on which they are equal.
       losses: questions on which a is worse.
-      t_test_p_value: of the paired t-test, two-sided; NaN with a single question.
+      t_test_p_value: the p-value of the paired t-test, two-sided; NaN with a single question.
     """
 
     mean_a: float
@@ -53,12 +53,12 @@ class Comparison:
 
     @property
     def counts(self) -> str:
-        """Questions that are better, equal and worse, as tables print them."""
+        """The numbers of questions that are better, equal and worse, as tables print them."""
         return f"{self.wins}/{self.ties}/{self.losses}"
 
 
 def or_none(value: float) -> float | None:
-    """The value for JSON, which has no NaN."""
+    """A value for JSON, which has no NaN: None in its place."""
     return None if math.isnan(value) else value
 
 
@@ -75,7 +75,7 @@ def compare(a: Mapping[str, float], b: Mapping[str, float], seed: int = 0) -> Co
     Args:
       a: {question id: value} of the run, for instance from `metrics.evaluate(..., per_query=True)`.
       b: the same questions' values of the baseline.
-      seed: of the resampling; the same seed and values give the same numbers, whatever the order of the questions.
+      seed: seed of the resampling; the same seed and values give the same numbers, whatever the order of the questions.
 
     Raises:
       UserError: no question, or not the same questions in both.
@@ -120,7 +120,7 @@ def randomisation_test(differences: NDArray[np.float64], *, resamples: int = 10_
     Args:
       differences: value of a minus value of b on each question, float64 [B].
       resamples: number of tosses.
-      seed: of the tosses.
+      seed: seed of the tosses.
 
     Returns:
       The p-value, in (0, 1].
@@ -147,7 +147,7 @@ def bootstrap_interval(
       differences: value of a minus value of b on each question, float64 [B], B at least 1.
       confidence: coverage, in (0, 1).
       resamples: number of draws of B questions.
-      seed: of the draws.
+      seed: seed of the draws.
 
     Returns:
       The lower and the upper end.
@@ -163,9 +163,9 @@ def bootstrap_band(
 
     Args:
       values: float64 [B, K], B at least 1.
-      confidence: coverage of each interval by itself, in (0, 1).
+      confidence: coverage of each single interval, in (0, 1).
       resamples: number of draws of B questions.
-      seed: of the draws.
+      seed: seed of the draws.
 
     Returns:
       The lower and the upper ends, float64 [K] each.
@@ -176,7 +176,7 @@ def bootstrap_band(
     for size in _blocks(resamples, questions):
         drawn = rng.integers(0, questions, (size, questions), dtype=np.int64)
         drawn += questions * np.arange(size)[:, None]
-        # How often each draw has each question: all columns then share one product.
+        # The number of times that each draw has each question: all columns then share one product.
         counts = np.bincount(drawn.ravel(), minlength=size * questions).reshape(size, questions)
         means.append(counts.astype(np.float64) @ values / questions)
     low, high = np.quantile(np.concatenate(means), [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)

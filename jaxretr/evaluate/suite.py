@@ -33,7 +33,7 @@ _RESULT = "result.json"
 _SUITE = "suite.json"
 
 Means = dict[str, float]
-"""{metric: mean}"""
+"""The mean of each metric."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class DataSet:
 
     Attributes:
       name: its path below the suite's folder, with slashes.
-      folder: its path.
-      split: of its judgements.
+      folder: its path on disk.
+      split: the split of its judgements.
     """
 
     name: str
@@ -64,8 +64,8 @@ class Result:
     """The metrics of one data set.
 
     Attributes:
-      split: of its judgements.
-      questions, passages: their numbers.
+      split: the split of its judgements.
+      questions, passages: the numbers of questions and passages.
       values: {metric: {question id: value}}.
     """
 
@@ -76,7 +76,7 @@ class Result:
 
     @property
     def means(self) -> Means:
-        """Over all questions."""
+        """The mean of each metric over all questions."""
         return {name: measures.mean(of_questions) for name, of_questions in self.values.items()}
 
 
@@ -85,9 +85,9 @@ class SuiteReport:
     """The metrics of a model on the data sets of a suite.
 
     Attributes:
-      model: where it was loaded from.
+      model: the place that the model was loaded from.
       results: {data set: its metrics}.
-      skipped: {folder: why it was left out}.
+      skipped: {folder: the reason why it was left out}.
     """
 
     model: str
@@ -96,7 +96,7 @@ class SuiteReport:
 
     @property
     def groups(self) -> dict[str, Means]:
-        """{folder of several data sets: their means}, deepest first."""
+        """The means of each folder of several data sets, deepest first."""
         return averages(self.results)[0]
 
     @property
@@ -174,7 +174,7 @@ def evaluate_suite(
     Args:
       encoder: the model, a path or name as `load_encoder` takes it, or a function that loads it.
       suite: the folder; data sets may lie at any depth. Or a name, for instance "ir_datasets:nano-beir".
-      splits: of the judgements, in order of preference: the first that a data set has.
+      splits: splits of the judgements, in order of preference: the first that a data set has.
       out: folder for the results of each data set; a call with the same arguments measures only what is missing there.
       metrics: for instance "ndcg@10"; `jaxretr.evaluate.metrics` lists them.
       relevance_level: the lowest grade that counts as relevant, except for ndcg.
@@ -202,7 +202,7 @@ def evaluate_suite(
         "metrics": list(metrics),
         "relevance_level": relevance_level,
     }
-    # All of them first: results that do not belong here are found before anything is measured.
+    # Read all of them first: results that do not belong here are found before anything is measured.
     known = {} if out is None else {one.name: read_result(out, one, settings) for one in data_sets}
     results: dict[str, Result] = {}
     for number, one in enumerate(data_sets, start=1):
@@ -241,11 +241,11 @@ def find_data_sets(root: Path, splits: Sequence[str]) -> tuple[list[DataSet], di
     """Looks for BEIR folders at any depth, but not inside each other.
 
     Args:
-      root: where to look; or a name, of one collection or of all ids of ir_datasets that begin with it.
-      splits: of the judgements, in order of preference.
+      root: the folder to look in; or a name, of one collection or of all ids of ir_datasets that begin with it.
+      splits: splits of the judgements, in order of preference.
 
     Returns:
-      The data sets by name, and {folder: why it is left out} of those that lack a file.
+      The data sets by name, and {folder: the reason why it is left out} of those that lack a file.
 
     Raises:
       UserError: there is no such folder.
@@ -271,7 +271,7 @@ def find_data_sets(root: Path, splits: Sequence[str]) -> tuple[list[DataSet], di
 
 
 def _named_sets(root: DataName, splits: Sequence[str]) -> tuple[list[DataSet], dict[str, str]]:
-    """The collections of a name: itself, or those of ir_datasets whose ids begin with it."""
+    """The collections that a name stands for: its own, or those of ir_datasets whose ids begin with it."""
     if root.scheme == "ir_datasets" and (below := members(root.body)):
         names = {id.removeprefix(f"{root.body}/"): DataName(f"{root.scheme}:{id}") for id in below}
     else:
@@ -316,7 +316,7 @@ def _judgements(folder: Path, split: str) -> Path:
 
 
 def read_result(out: Path, one: DataSet, settings: Mapping[str, Any]) -> Result | None:
-    """Reads what an earlier call measured; None if it did not get to this data set.
+    """Reads an earlier call's result; None if it did not get to this data set.
 
     Raises:
       UserError: the result is of another model, of other settings or of other files, or cannot be read.

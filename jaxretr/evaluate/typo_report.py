@@ -12,7 +12,7 @@ from jaxretr.evaluate.significance import Comparison, compare, holm, or_none, pr
 from jaxretr.storage.files import atomic_write
 from jaxretr.tables import Cell, Grid, Row, render, shortened
 
-# The original questions, among the kinds of typos.
+# The name of the original questions among the kinds of typos.
 CLEAN = "clean"
 
 _NOTES = (
@@ -41,10 +41,10 @@ class Difference:
     Attributes:
       system: the model.
       first: the model it is compared with.
-      kind: of typos, or `CLEAN`.
-      comparison: of the questions' means over the draws.
+      kind: the kind of typos, or `CLEAN`.
+      comparison: the comparison of the questions' means over the draws.
       p_value_holm: its p-value of the randomisation test, corrected for all differences of the same split and metric.
-      t_test_p_value_holm: the same of the t-test; NaN with a single question.
+      t_test_p_value_holm: its p-value of the t-test, corrected likewise; NaN with a single question.
     """
 
     system: str
@@ -76,7 +76,7 @@ class TypoMetric:
     Attributes:
       clean: {system: mean over the original questions}.
       losses: {system: {kind of typos: its cost}}.
-      differences: between the models; empty if there is one.
+      differences: the differences between the models; empty if there is one model.
     """
 
     clean: dict[str, float]
@@ -89,9 +89,9 @@ class TypoMetric:
 
         Args:
           measured: {system: its values}, models first.
-          kinds: of typos.
-          metric: its name.
-          models: how many of the systems are models.
+          kinds: the kinds of typos.
+          metric: the metric's name.
+          models: the number of systems that are models.
         """
         losses = {name: {kind: found.robustness(kind, metric) for kind in kinds} for name, found in measured.items()}
         clean = {system: of_system[kinds[0]].comparison.mean_b for system, of_system in losses.items()}
@@ -144,7 +144,7 @@ class TypoSplit:
 
 @dataclass(frozen=True, repr=False)
 class TypoReport:
-    """What typos in the questions cost systems, and how the models among them compare.
+    """The cost of typos in the questions for systems, and the differences between the models among them.
 
     Attributes:
       made: the settings of the generated typos; None if all were read from files.
@@ -218,9 +218,10 @@ class TypoReport:
                                 file.write(csv_line([split, id, system, kind, str(draw), *of_question]))
 
     def plot(self, path: str | Path) -> None:
-        """Draws a panel for each split and metric: for each system a bar of clean questions and one of each kind of typos.
+        """Draws a panel for each split and metric, with bars for each system.
 
-        Error bars show the standard deviation over the draws.
+        A system has a bar for clean questions and one for each kind of typos. Error bars show the standard deviation
+        over the draws.
 
         Args:
           path: a .png, .pdf or .svg.
@@ -279,18 +280,35 @@ def _loss_json(found: Robustness) -> dict[str, object]:
 
 def _losses(title: str, kinds: Mapping[str, Kind], found: TypoMetric) -> Grid:
     columns = (
-        *("typos", "draws", "changed", "clean", "typoed", "±", "loss %"),
-        *("difference", "95% interval", "p", "p (t-test)", "better/equal/worse"),
+        "typos",
+        "draws",
+        "changed",
+        "clean",
+        "typoed",
+        "±",
+        "loss %",
+        "difference",
+        "95% interval",
+        "p",
+        "p (t-test)",
+        "better/equal/worse",
     )
     rows = []
     for system, losses in found.losses.items():
         for kind, robust in losses.items():
             compared = robust.comparison
             cells = (
-                *(kind, str(kinds[kind].draws), f"{100 * kinds[kind].changed:.1f} %"),
-                *(f"{compared.mean_b:.4f}", f"{compared.mean_a:.4f}"),
-                *(_or_dash(robust.deviation, ".4f"), _or_dash(robust.relative_loss, ".1f")),
-                *(*compared.columns, printed_p(compared.p_value), printed_p(compared.t_test_p_value), compared.counts),
+                kind,
+                str(kinds[kind].draws),
+                f"{100 * kinds[kind].changed:.1f} %",
+                f"{compared.mean_b:.4f}",
+                f"{compared.mean_a:.4f}",
+                _or_dash(robust.deviation, ".4f"),
+                _or_dash(robust.relative_loss, ".1f"),
+                *compared.columns,
+                printed_p(compared.p_value),
+                printed_p(compared.t_test_p_value),
+                compared.counts,
             )
             rows.append(Row(system, list(map(Cell, cells))))
     return Grid(title, "system", columns, rows)

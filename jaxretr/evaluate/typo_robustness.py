@@ -1,4 +1,4 @@
-"""`jaxretr.evaluate_typos`: what typos in the questions cost models and BM25 on a BEIR folder."""
+"""`jaxretr.evaluate_typos`: the cost of typos in the questions for models and BM25 on a BEIR folder."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -42,11 +42,11 @@ def evaluate_typos(
       encoders: one or more models, each a path or name as `load_encoder` takes it, or a function that loads it; one
         model is in memory at a time if they are not loaded yet. The others are compared with the first.
       beir: a folder with corpus, queries and qrels.
-      splits: of the folder's judgements.
-      profiles: of `jaxretr.TypoGenerator`: the kinds of typos to generate; () for none.
+      splits: splits of the folder's judgements.
+      profiles: profiles of `jaxretr.TypoGenerator`: the kinds of typos to generate; () for none.
       draws: query variants per question and profile.
-      seed: of the typos.
-      keyboard: layout, for dictionary and single_word; "qwerty" by default.
+      seed: seed of the typos.
+      keyboard: the keyboard layout, for dictionary and single_word; "qwerty" by default.
       misspellings: a file for the profile dictionary; English by default.
       queries: {kind: files} of other questions with typos and the same ids, each file a draw.
       metrics: for instance "ndcg@10"; `jaxretr.evaluate.metrics` lists them.
@@ -57,7 +57,7 @@ def evaluate_typos(
       UsageError: an unknown metric, profile or keyboard, a setting that no profile reads, or a name used twice.
       UserError: bad input, or a file lacks a question.
     """
-    # Everything that can be wrong is found before a model is loaded.
+    # Find every error of the arguments and files before a model is loaded.
     measures.evaluate({"": {}}, {}, metrics)
     if not profiles and not queries:
         raise UsageError("there are no typos to measure; name profiles, or give queries with typos")
@@ -128,7 +128,7 @@ def _generators(
 def _typos(
     split: Split, generators: Mapping[str, TypoGenerator], draws: int, typed: Mapping[str, Sequence[Mapping[str, str]]]
 ) -> dict[str, Draws]:
-    """{kind: the questions of each draw}; the generated ones are those of the files that `jaxretr typos` writes."""
+    """The questions of each draw, by kind; generated ones equal those in the files that `jaxretr typos` writes."""
     made: dict[str, Draws] = {
         profile: [generator.texts(split.texts, draw, split.rows) for draw in range(draws)]
         for profile, generator in generators.items()
@@ -143,8 +143,8 @@ def _read_typed(
 
     Args:
       files: {kind: a file for each draw}.
-      questions: all of the folder.
-      splits: those that are measured.
+      questions: all questions of the folder.
+      splits: the splits that are measured.
 
     Returns:
       {kind: {question id: text} of each file}.

@@ -1,4 +1,4 @@
-"""The metric of a combination over its weight: traced over a grid, chosen from, tested, printed, written and drawn.
+"""The metric of a combination over its weight: traced over a grid, tested, printed, written and drawn.
 
 The difference that the best weight makes on the questions that chose it is too favourable, and a test there rejects too
 often. So the test is cross-fitted: each half of the questions is measured with the weight that the other half chose,
@@ -23,9 +23,9 @@ from jaxretr.storage.files import atomic_write
 log = logging.getLogger(__name__)
 
 Evaluate = Callable[[Sequence[float]], Mapping[float, Mapping[str, float]]]
-"""Weights -> {weight: {question id: value}}; 0 is the first system alone, infinity the second one."""
+"""A function from weights to {weight: {question id: value}}; 0 is the first system alone, infinity the second."""
 Rounds = Generator[list[float], Mapping[float, float], dict[float, float]]
-"""Yields weights, takes {weight: mean} of them, and returns all of these."""
+"""A generator that yields weights, takes {weight: mean} of them, and returns all of these."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class HeldOut:
     """Each half of the questions with the weight that the other half chose.
 
     Attributes:
-      weights: what the first and the second half chose (see `halves`).
-      comparison: of all questions with the weight of the half that they are not in ("a") with the first system alone
+      weights: the weights that the first and the second half chose (see `halves`).
+      comparison: all questions with the weight of the half that they are not in ("a") against the first system alone
         ("b").
     """
 
@@ -44,12 +44,12 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Curve:
-    """What `trace` found.
+    """The result of `trace`.
 
     Attributes:
-      metric: its name.
-      systems: the names of the two that are combined.
-      questions: how many.
+      metric: the metric's name.
+      systems: the names of the two systems that are combined.
+      questions: the number of questions.
       values: {weight: mean over the questions}, ascending, without 0 and infinity.
       alone: the means of each system alone.
       choice: the best weight.
@@ -66,7 +66,7 @@ class Curve:
     held_out: HeldOut | None
 
     def as_json(self) -> str:
-        """All of it as one JSON object."""
+        """The curve and the choice as one JSON object."""
         content = {
             "metric": self.metric,
             "systems": self.systems,
@@ -83,7 +83,7 @@ class Curve:
         return json.dumps(content, indent=1)
 
     def as_table(self) -> str:
-        """A table for people."""
+        """The curve as a table for people."""
         first, second = (f"({name} alone)" for name in self.systems)
         rows: list[tuple[str, float, str]] = [("0", self.alone[0], first)]
         for weight, value in self.values.items():
@@ -122,7 +122,7 @@ class Curve:
             file.write(self.as_json() + "\n")
 
     def draw(self, path: Path) -> None:
-        """Draws the metric over the weight, a PNG."""
+        """Draws the metric over the weight into a PNG file."""
         import matplotlib
 
         matplotlib.use("Agg")
@@ -158,10 +158,10 @@ def trace(
     """Evaluates a grid of weights, and each system alone.
 
     Args:
-      evaluate: called once for a given grid, and for each round of the adaptive one with what all questions and each
-        half ask for.
+      evaluate: called once for a given grid, and for each round of the adaptive one with the weights that all questions
+        and each half ask for.
       grid: "paper", "log" (adaptive), or the weights.
-      around: gives the middle of the adaptive grid; called for that alone.
+      around: a function that gives the middle of the adaptive grid; called for that alone.
       metric, systems: names, for the output.
     """
     middle = around() if grid == "log" else math.nan
@@ -176,7 +176,9 @@ def trace(
     elif choice.at_edge:
         log.warning(
             "the best weight lies at the edge of the grid (%.4g to %.4g)%s",
-            *(min(values), max(values), "" if grid == "log" else ": a better one may lie beyond; try --grid log"),
+            min(values),
+            max(values),
+            "" if grid == "log" else ": a better one may lie beyond; try --grid log",
         )
     first, second = (of_questions[weight] for weight in (0.0, math.inf))
     held_out = _held_out(of_questions, *of_halves) if of_halves else None
@@ -198,15 +200,15 @@ def _one_round(weights: Sequence[float]) -> Rounds:
 def _trace_all_and_halves(
     evaluate: Evaluate, rounds: Callable[[], Rounds]
 ) -> tuple[dict[float, Mapping[str, float]], list[dict[float, float]]]:
-    """Lets all questions, and each half by itself, move a grid; a pass evaluates what any of the three asks for.
+    """Lets all questions, and each half alone, move a grid; a pass evaluates the weights of all three.
 
     Returns:
-      {weight: {question id: value}} of all weights, and {weight: mean} of the grid of all questions and of each half's;
-      of a single question there are no halves.
+      {weight: {question id: value}} of all weights, and {weight: mean} of the grids of all questions and of each half;
+      a single question has no halves.
     """
     searches = [rounds() for _ in range(3)]
-    wanted = {number: next(search) for number, search in enumerate(searches)}  # The same of all three.
-    # Both systems alone with the first grid, so that they cost no pass of their own.
+    wanted = {number: next(search) for number, search in enumerate(searches)}  # All three begin with the same weights.
+    # Evaluate both systems alone together with the first grid, so that they cost no pass of their own.
     of_questions = dict(evaluate([*wanted[0], 0.0, math.inf]))
     groups = [list(of_questions[0.0]), *halves(of_questions[0.0])]
     if not groups[1]:

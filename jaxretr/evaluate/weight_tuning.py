@@ -31,7 +31,7 @@ from jaxretr.stores.embedding_store import EmbeddingStore
 from jaxretr.stores.encoding import encode_texts
 from jaxretr.stores.opening import open_store
 
-# Of the estimate of both models' scales: its error of a few percent is far below the grid's steps.
+# Questions and passages of the estimate of both models' scales; its error, a few percent, is far below the grid's step.
 _SAMPLED_QUESTIONS = 64
 _SAMPLED_PASSAGES = 2048
 
@@ -46,7 +46,7 @@ class Tuned:
     """A combination with the weight that is best on the dev questions.
 
     Attributes:
-      encoder: with that weight.
+      encoder: the combined encoder with that weight.
       curve: the metric for each weight, with a cross-fitted test; it has `as_table`, `as_json`, `draw` and `write`.
     """
 
@@ -55,7 +55,7 @@ class Tuned:
 
     @property
     def weight(self) -> float:
-        """Of the second model's questions."""
+        """The weight of the second model's questions."""
         return self.curve.choice.weight
 
     def table(self) -> str:
@@ -87,13 +87,13 @@ def tune(
     Args:
       models: the base and the other model, as `load_encoder` takes them, or one combined model of two parts.
       beir: a folder with corpus, queries and qrels, instead of the next three.
-      split: of its qrels.
-      corpus: passages; not needed if both indexes and qrels are given.
+      split: the split of its qrels.
+      corpus: the passages; not needed if both indexes and qrels are given.
       queries: the dev questions.
       qrels: their judgements.
       answers: use the answers in `queries` instead, with DPR's matching.
-      match: of answers.
-      metric: such as "recall@100" (default), or "acc@100" (default with answers).
+      match: the way to match answers, "string" or "regex".
+      metric: the metric to maximise, such as "recall@100" (default), or "acc@100" (default with answers).
       grid: "log" (adaptive), "paper", or the weights to try.
       how: "concatenate" or "sum"; by default that of a combined model, otherwise "concatenate".
       index_a, index_b: embedding stores of the two models.
@@ -151,14 +151,14 @@ def tune(
 
 @dataclass
 class Dev:
-    """Questions, and how what is found for them is measured.
+    """Questions, and the way to measure the passages found for them.
 
     Attributes:
-      questions: those that are searched for.
-      corpus: None where neither texts to encode nor texts to look for answers in are needed.
-      metric: of the judgements or of the answers.
-      qrels: the judgements; None: by answers.
-      match: of answers.
+      questions: the questions to search for.
+      corpus: the passages; None where no texts are needed, neither to encode nor to look for answers in.
+      metric: the metric, by judgements or by answers.
+      qrels: the judgements; None: the answers are used.
+      match: the way to match answers.
     """
 
     questions: list[Question]
@@ -174,7 +174,7 @@ class Dev:
     def __post_init__(self) -> None:
         self._matcher = AnswerMatcher(self.match)  # pyright: ignore[reportArgumentType]
         self._has_answer = [{} for _ in self.questions]
-        # Without texts nothing tells whether a passage with a question's id is the question itself.
+        # Without texts it is unknown whether a passage with a question's id is the question itself.
         self._own = own_rows(self.questions, self.corpus or Corpus([], [], []), self.qrels)
 
     def depth(self) -> int:
@@ -182,11 +182,11 @@ class Dev:
         return self.cut() + bool((self._own >= 0).any())
 
     def cut(self) -> int:
-        """K: the number of passages a question that the metric looks at."""
+        """The number of passages per question that the metric looks at, K."""
         return depth((self.metric,)) if self.qrels is not None else int(self.metric.partition("@")[2])
 
     def figures(self, scores: np.ndarray, rows: np.ndarray, ids: Sequence[str]) -> dict[str, float]:
-        """The metric of each question from scores float32 [B, k] and rows int [B, k], best first."""
+        """Computes the metric of each question from scores float32 [B, k] and rows int [B, k], best first."""
         scores, rows = without_own_rows(scores, rows, self._own, self.cut())
         if self.qrels is None:
             hits = [self._hit(number, found) for number, found in enumerate(rows.tolist())]
@@ -227,7 +227,7 @@ def _read_dev(
     if beir is not None:
         found = read_beir(beir, split)
         dev = Dev(found.questions, found.corpus, metric, found.qrels)
-        metrics.evaluate(dev.qrels or {}, {}, [metric])  # An unknown metric is an error now, not after an hour.
+        metrics.evaluate(dev.qrels or {}, {}, [metric])  # Refuse an unknown metric now, not after an hour.
         return dev
     assert queries is not None
     questions = read_questions(queries)
@@ -258,7 +258,7 @@ def _read_dev(
 def _blocks_of(
     part: DualEncoder, store: EmbeddingStore | None, corpus: Corpus | None, batch_size: int | None
 ) -> Blocks:
-    """What gives a model's passages as blocks, again for every pass."""
+    """The function that gives a model's passages as blocks, anew for every pass."""
     if store is not None:
         return store.blocks
     assert corpus is not None
@@ -267,7 +267,7 @@ def _blocks_of(
 
 
 def _sums(passages: Sequence[Blocks], size: int) -> Iterator[np.ndarray]:
-    """The sums of both models' passages, as blocks; the same number of rows is checked elsewhere."""
+    """Yields the sums of both models' passages, as blocks; the same number of rows is checked elsewhere."""
     streams = [pieces(blocks(), size, "passages") for blocks in passages]
     yield from (one + other for one, other in zip(*streams, strict=True))
 
@@ -283,7 +283,7 @@ def _search_grid(
     ids: Sequence[str],
     dev: Dev,
 ) -> dict[float, dict[str, float]]:
-    """{weight: {question id: value}} in one pass; for sums each model alone is another pass."""
+    """Computes {weight: {question id: value}} in one pass; for sums each model alone is another pass."""
     if how == "sum":
         alone = [weight for weight in weights if weight in (0, math.inf)]
         between = [weight for weight in weights if weight not in alone]
@@ -320,7 +320,7 @@ def _sampled_scores(
 
 
 def _taken(blocks: Iterable[np.ndarray], rows: np.ndarray) -> np.ndarray:
-    """Some rows of a corpus that comes as blocks, float32 [n, D]; `rows` are ascending."""
+    """Takes some rows, in ascending order, of a corpus that comes as blocks; float32 [n, D]."""
     found, start = [], 0
     for block in blocks:
         inside = rows[(rows >= start) & (rows < start + len(block))]

@@ -1,4 +1,4 @@
-"""`jaxretr.word_order`: what the order of a question's words is worth to a model."""
+"""`jaxretr.word_order`: the effect of the order of a question's words on a model's metrics."""
 
 import json
 import logging
@@ -22,11 +22,11 @@ METRICS = ("recall@20", "recall@100", "ndcg@10")
 
 @dataclass(frozen=True)
 class Shuffled:
-    """What shuffling does to the questions of one split.
+    """The effect of shuffling on the questions of one split.
 
     Attributes:
-      questions: how many the split judges.
-      reordered: the share of them whose words are in another order after shuffling, over all shuffles.
+      questions: the number of questions that the split judges.
+      reordered: the share of questions whose words are in another order after shuffling, over all shuffles.
       metrics: {metric: the shuffled questions compared with the original ones}.
     """
 
@@ -40,8 +40,8 @@ class WordOrder:
     """Metrics with the original and with shuffled questions.
 
     Attributes:
-      splits: of the BEIR folder.
-      seeds: of the shuffles, whose mean is compared.
+      splits: the results of each split of the BEIR folder.
+      seeds: the seeds of the shuffles, whose mean is compared.
     """
 
     splits: Mapping[str, Shuffled]
@@ -67,7 +67,7 @@ class WordOrder:
         return json.dumps({"seeds": list(self.seeds), "splits": splits}, indent=1)
 
     def table(self) -> str:
-        """All metrics for people."""
+        """All metrics as a table for people."""
         seeds, many = self.seeds, len(self.seeds) > 1
         lines = []
         for split, result in self.splits.items():
@@ -107,8 +107,8 @@ def word_order(
     Args:
       encoder: the model, a path or name as `load_encoder` takes it, or a function that loads it; None: BM25.
       beir: a folder with corpus, queries and qrels.
-      splits: of the folder's judgements.
-      seeds: of the shuffles.
+      splits: splits of the folder's judgements.
+      seeds: seeds of the shuffles.
       metrics: for instance "ndcg@10"; `jaxretr.evaluate.metrics` lists them.
       batch_size: texts per batch; None: chosen for the device.
 
@@ -116,7 +116,7 @@ def word_order(
       UsageError: an unknown metric.
       UserError: bad input.
     """
-    # Everything that can be wrong is found before a model is loaded.
+    # Find every error of the arguments and files before a model is loaded.
     of_names = read_splits(beir, splits)[1]
     measures.evaluate({"": {}}, {}, metrics)
     folder = data_path(beir)
@@ -138,6 +138,7 @@ def _shuffled(
     if share < 0.5:
         log.warning(
             "%s: shuffling changes only %.0f %% of the questions: the others have one word between spaces, or few",
-            *(what, 100 * share),
+            what,
+            100 * share,
         )
     return Shuffled(len(split.qrels), share, {name: measured.robustness("shuffled", name) for name in names})

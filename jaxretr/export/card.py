@@ -31,13 +31,13 @@ _OBJECTIVES = {
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A training run, as its files have it.
+    """A training run, read from its files.
 
     Attributes:
       config: the content of config.json.
       best_step: the step whose model was kept; None without a dev set, where it is the last one.
-      figures: of the dev set at that step.
-      note: that training did not improve them, where the best step is the start; otherwise empty.
+      figures: the dev set's metrics at that step.
+      note: a note that training did not improve them, where the best step is the start; otherwise empty.
       last: the last line of metrics.jsonl that reports a training loss, `step` included; empty if there is none.
     """
 
@@ -62,14 +62,14 @@ def write(
     """Writes README.md.
 
     Args:
-      folder: of the export.
-      name: the model's name, that of the folder it will be.
-      encoder: what was exported.
-      note: of the layout; None: our own.
+      folder: the export's folder.
+      name: the model's name, which is that of the final folder.
+      encoder: the exported model.
+      note: the note of the layout; None: our own layout.
       source: the model as the user named it.
-      prompts: name -> prompt, of the model it comes from.
-      run: of the training, if that is known.
-      license: as the hub writes it; None: unknown.
+      prompts: name -> prompt, of the model that was exported.
+      run: the run that trained the model, if it is known.
+      license: the license, in the hub's spelling; None: unknown.
     """
     library = "jaxretr" if note is None else _LIBRARIES[note.layout]
     parts = [

@@ -1,8 +1,8 @@
-"""What exported encoders (ONNX, StableHLO) share: a folder a tower, a tokenizer with each, golden vectors.
+"""The parts that exported encoders (ONNX, StableHLO) share: a folder per tower, each with a tokenizer, golden vectors.
 
 A tower's folder is DIR/question or DIR/passage; of a combined model each part has one, DIR/part-0/question and so on,
-whose vectors are weighted and then concatenated or added outside. The tokenizer.json cuts and pads as the tower wants it,
-so that whoever reads it has nothing to set.
+whose vectors are weighted and then concatenated or added outside. The tokenizer.json cuts and pads as the tower needs,
+so that its readers have nothing to set.
 """
 
 import json
@@ -38,10 +38,10 @@ class Tower:
     """One encoder of an export.
 
     Attributes:
-      folder: in the export, for instance "question" or "part-0/passage".
-      side: what it reads.
-      weight: of its vectors.
-      encoder: the dual encoder that it is of.
+      folder: its folder in the export, for instance "question" or "part-0/passage".
+      side: the side that it encodes.
+      weight: the weight of its vectors.
+      encoder: the dual encoder that it belongs to.
     """
 
     folder: str
@@ -51,12 +51,12 @@ class Tower:
 
     @property
     def params(self) -> Params:
-        """Its parameters."""
+        """The tower's parameters."""
         return tower(self.encoder.params, self.side)
 
     @property
     def max_length(self) -> int:
-        """Tokens of its longest text."""
+        """The most tokens that the tower reads."""
         return getattr(self.encoder.config, f"max_{self.side}_length")
 
 
@@ -74,17 +74,17 @@ def export(
     """Writes the folder of an encoder, which appears when it is complete and verified.
 
     Args:
-      encoder: what is exported.
+      encoder: the model to export.
       out: a new or empty folder.
-      kind: of the export.
-      side: which towers.
+      kind: the kind of export.
+      side: the towers to export.
       source: the model as the user named it.
-      write: writes the program of a tower into its folder.
-      verify: of the kind.
-      readme: (name of the folder, facts) -> README.md.
+      write: a function that writes the program of a tower into its folder.
+      verify: the kind's check of a folder.
+      readme: a function (name of the folder, facts) -> README.md.
 
     Returns:
-      What was verified, for people.
+      A summary of what was verified, for people.
 
     Raises:
       UserError: the parts of a combined model read passages in different ways, a tokenizer that other libraries read
@@ -130,15 +130,15 @@ def check(folder: Path, library: str, load: Callable[[Path], Callable[[np.ndarra
     """Checks hashes, and lets the exported towers embed the golden texts.
 
     Args:
-      folder: of the export.
-      library: that runs them, for the message.
+      folder: the export's folder.
+      library: the library that runs the towers, for the message.
       load: reads a tower's folder and gives (input_ids [B, L], attention_mask [B, L]) -> float32 [B, D].
 
     Returns:
-      What agrees, for people.
+      A summary of what agrees, for people.
 
     Raises:
-      UserError: what does not, file by file.
+      UserError: something differs; the message names it file by file.
     """
     from tokenizers import Tokenizer
 
@@ -149,6 +149,7 @@ def check(folder: Path, library: str, load: Callable[[Path], Callable[[np.ndarra
     strange = [place for one in facts["towers"] if f"{(place := one['folder'])}/{TOKENIZER}" not in stated.files]
     manifest.refuse(folder, [f"{place!r} is not a tower's folder" for place in strange])
     expected = np.load(folder / VECTORS, allow_pickle=False)
+    # `found`: the vectors of each side's texts, float32 [n, D], by the exported towers.
     found = {}
     for side, texts in facts["texts"].items():
         vectors = []
@@ -187,21 +188,21 @@ def example(facts: dict[str, Any], name: str) -> str:
 
 
 def joined(facts: dict[str, Any]) -> str:
-    """README's expression for the vectors of all towers as one."""
+    """The expression in README.md that makes one vector of all towers' vectors."""
     return {"single": "found[0]", "concatenate": "np.concatenate(found, axis=1)", "sum": "np.sum(found, axis=0)"}[
         facts["how"]
     ]
 
 
 def readme(name: str, facts: dict[str, Any], what: str, code: str, notes: Sequence[str]) -> str:
-    """README.md of an exported encoder.
+    """Writes the text of README.md for an exported encoder.
 
     Args:
-      name: of the folder.
-      facts: of the manifest.
+      name: the name of the folder.
+      facts: the manifest's facts.
       what: the heading behind the name.
-      code: that embeds an example; a test runs it.
-      notes: paragraphs below it.
+      code: code that embeds an example; a test runs it.
+      notes: paragraphs below the code.
     """
     settings = facts["settings"]
     lengths = " and ".join(f"{side}s of {settings[f'max_{side}_length']} tokens" for side in facts["texts"])

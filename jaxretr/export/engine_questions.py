@@ -16,7 +16,7 @@ from jaxretr.search.scann.tuning import ladder
 _NARROWEST = 40
 
 VERIFIED_QUESTIONS = 200
-"""Questions that `verify` asks again."""
+"""The number of questions that `verify` asks again."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ def asked_of(source: IndexSource, questions: np.ndarray | None, seed: int) -> As
 
     Args:
       source: the passages.
-      questions: float32 [B, D]; passages stand in by default.
-      seed: of the draw.
+      questions: the questions' vectors, float32 [B, D]; passages stand in by default.
+      seed: the seed of the draw.
     """
     rows = len(source.ids)
     if rows < FEWEST_ROWS:
@@ -56,7 +56,7 @@ def asked_of(source: IndexSource, questions: np.ndarray | None, seed: int) -> As
 
 
 def stored(questions: Questions) -> tuple[list[str | None], bytes]:
-    """The certification questions as they are kept: which passages they are, and their vectors, float32 little endian."""
+    """The certification questions in the form that is kept: ids of the passages that they are, and vectors as bytes."""
     part = questions.certify
     return list(questions.own[part]), np.ascontiguousarray(questions.vectors[part], "<f4").tobytes()
 

@@ -1,4 +1,4 @@
-"""Exports to databases, which hold vectors, texts and metadata: what both kinds share."""
+"""The parts that exports to databases share; a database holds vectors, texts and metadata."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,12 +38,12 @@ def export(
       model: the encoder, see `jaxretr.export`.
       to: "pgvector" or "lance".
       out: the database's address, or a new folder.
-      table: of PostgreSQL; None: the address names it, or the default.
+      table: the table in PostgreSQL; None: the one that the address names, or the default.
       store, corpus, queries, k, seed, target_recall: see `jaxretr.export`.
       graph: "m" and "ef_construction", if given.
 
     Returns:
-      Where it is, without a password; what was written and verified; and the certificate.
+      The place, without a password; a summary of what was written and verified; and the certificate.
 
     Raises:
       UserError: see `jaxretr.export`.
@@ -77,7 +77,7 @@ def export(
 
 
 def verify_pgvector(text: str) -> tuple[str, str]:
-    """Verifies a table; returns what is shown of its address, and what agrees."""
+    """Verifies a table; returns its address without a password, and a summary of what agrees."""
     from jaxretr.export import pgvector
     from jaxretr.search.pgvector.address import Address
 

@@ -68,13 +68,13 @@ _TARGETS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written and verified.
+    """The outcome of an export, which is written and verified.
 
     Attributes:
-      folder: the export; of "pgvector" the table of the database, without a password.
-      to: its target.
-      summary: what it contains and what was verified, in one line.
-      certificate: the recall that was measured; of "scann", "pgvector" and "lance" only.
+      folder: the export; for "pgvector" the table of the database, without a password.
+      to: the target.
+      summary: a line that says what it contains and what was verified.
+      certificate: the measured recall; for "scann", "pgvector" and "lance" only.
     """
 
     folder: Path | str
@@ -92,8 +92,8 @@ class Verification:
     """A folder that is intact.
 
     Attributes:
-      folder: what was verified, as it was given.
-      summary: what agrees, in one line.
+      folder: the folder that was verified, as it was given.
+      summary: a line that says what agrees.
     """
 
     folder: str
@@ -147,14 +147,14 @@ def export(
       faiss_kind: "flat" (default), "hnsw", "ivfpq", "int8", "binary" or an index_factory string.
       queries: for "scann", "faiss", "live" and databases: questions for measuring the recall; passages of the store by
         default.
-      k: for "scann", "faiss" and databases: of recall@k; 10 by default.
-      seed: for the same: of the samples; 0 by default.
-      target_recall: for "scann" and databases: one or several; 0.95 by default.
+      k: for "scann", "faiss" and databases: the depth of recall@k; 10 by default.
+      seed: for the same targets: the seed of the samples; 0 by default.
+      target_recall: for "scann" and databases: one target or several; 0.95 by default.
       train_size: for "scann": passages to train on; chosen by default.
-      engine: for "scann" and "live": whose codes propose the candidates, "scann" or "faiss"; by default ScaNN's, for "live"
-        FAISS's where ScaNN does not work.
-      table: for "pgvector": its name, after the schema and a dot if it has one; "passages" by default.
-      hnsw_m, ef_construction: for databases: of the HNSW graph; the target's defaults.
+      engine: for "scann" and "live": the engine that proposes the candidates, "scann" or "faiss"; by default ScaNN, for
+        "live" FAISS where ScaNN does not work.
+      table: for "pgvector": the table's name, after the schema and a dot if it has one; "passages" by default.
+      hnsw_m, ef_construction: for databases: parameters of the HNSW graph; by default the target's own.
 
     Raises:
       UsageError: an option that the target does not take, or one that it needs is missing.
@@ -184,7 +184,10 @@ def export(
             raise UsageError(f"--to {to} stores the texts as well: give the encoded passages as --corpus FILE")
         graph = {"m": hnsw_m, "ef_construction": ef_construction}
         written, summary, certificate = engines.export(
-            *(model, to, str(out), table),
+            model,
+            to,
+            str(out),
+            table,
             store=index,
             corpus=corpus,
             queries=queries,
@@ -305,7 +308,7 @@ def _scann(
     return Exported(out, "scann", f"{len(built)} passages", built.certificate)
 
 
-# By the kind that manifest.json names: the module whose verify(folder) -> str recomputes what the folder promises.
+# The module for each kind that manifest.json names; its verify(folder) -> str recomputes what the folder promises.
 _MODULES = {
     "scann": "jaxretr.search.scann.upkeep",
     "vertex": "jaxretr.export.vertex",
@@ -321,8 +324,8 @@ def verify(folder: Path_, library: Library | None = None) -> Verification:
     """Recomputes what an export or an embedding store promises from the files in its folder.
 
     Args:
-      folder: what `jaxretr.export`, `ScannIndex.save` or `jaxretr.encode` wrote, also in a bucket; a live index; or
-        "pgvector:" and the address of a database.
+      folder: a folder that `jaxretr.export`, `ScannIndex.save` or `jaxretr.encode` wrote, also in a bucket; a live
+        index; or "pgvector:" and the address of a database.
       library: "sentence-transformers" or "transformers": another reader that computes an exported model's vectors too.
 
     Raises:
@@ -364,14 +367,15 @@ def update(
     """Deletes passages of a certified or a live index by id, adds others, and measures the recall again where it is due.
 
     Args:
-      folder: what `jaxretr.export(..., to="scann")` or `ScannIndex.save` wrote; or a live index that no service has open.
-      add: of a certified index: embeddings of the passages to add; of a live one: a file of passages, which are encoded. A
+      folder: a folder that `jaxretr.export(..., to="scann")` or `ScannIndex.save` wrote; or a live index that no
+        service has open.
+      add: for a certified index: embeddings of the passages to add; for a live one: a file of passages to encode. A
         passage whose id exists replaces the old one.
       delete: ids, or a file with one id per line.
       rebalance: retrain tree and codes and tune again; automatic once many of the passages have changed.
-      model: of a live index: its encoder, if the name that the index has for it leads nowhere.
-      dtype: of a live index: of the encoder's matmuls; None: "auto".
-      batch_size: of a live index: passages a batch; None: what suits the device.
+      model: for a live index: its encoder, if the name that the index has for it leads nowhere.
+      dtype: for a live index: the dtype of the encoder's matmuls; None: "auto".
+      batch_size: for a live index: passages per batch; None: chosen for the device.
 
     Raises:
       UserError: the folder is neither or is in use, an id is not in the index, or another model encoded `add`.
@@ -394,7 +398,7 @@ def update(
 
 
 def _verify_export(folder: Path, library: Library | None) -> str:
-    """Checks an export of any target; returns what agrees."""
+    """Checks an export of any target; returns a summary of what agrees."""
     if manifest.is_export(folder):
         kind = manifest.read(folder).kind
         if library is not None:

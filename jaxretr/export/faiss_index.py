@@ -31,7 +31,7 @@ _EF_SEARCH = 128
 _EF_CONSTRUCTION = 200
 _PROBED_SHARE = 1 / 16
 
-# FAISS wants 39 to 256 vectors for each centre of a cluster.
+# FAISS needs 39 to 256 vectors for each centre of a cluster.
 _TRAINING_ROWS_A_CENTRE = 64
 _LEAST_TRAINING_ROWS = 39 * 256
 
@@ -73,12 +73,12 @@ def export(
       kind: "flat" (exact), "hnsw", "ivfpq", "int8", "binary" (signs alone, by Hamming distance), or a string of
         faiss.index_factory such as "IVF4096,PQ96".
       questions: vectors float32 [B, D] to measure the recall with; 200 of the passages by default, which are easier.
-      k: of recall@k.
-      seed: of the choice of passages to train on and to ask.
+      k: the depth of recall@k.
+      seed: the seed of the choice of passages to train on and to ask.
       advance: called with the number of rows that were added since the last call.
 
     Returns:
-      What was written and verified, for people.
+      A summary of what was written and verified, for people.
 
     Raises:
       UserError: FAISS is not installed or cannot make such an index, an id that a file of lines cannot hold, vectors
@@ -141,10 +141,10 @@ def verify(folder: Path) -> str:
     """Checks hashes, and lets the golden questions search the index.
 
     Returns:
-      What agrees, for people.
+      A summary of what agrees, for people.
 
     Raises:
-      UserError: what does not, file by file; or FAISS is not installed.
+      UserError: something differs (the message names it file by file), or FAISS is not installed.
     """
     stated = manifest.read(folder)
     facts = stated.facts
@@ -170,7 +170,7 @@ def verify(folder: Path) -> str:
 
 
 def _new_index(faiss: Any, kind: str, rows: int, dim: int) -> tuple[Any, dict[str, Any]]:
-    """An empty index, and what it was made by: factory, search settings, training_rows, bytes_a_row."""
+    """Makes an empty index; returns it with its settings: factory, search settings, training_rows, bytes_a_row."""
     if kind == BINARY:
         if dim % 8:
             raise UserError(f"FAISS packs 8 signs into a byte, but the vectors have {dim} dimensions; use int8")
@@ -227,7 +227,7 @@ def _train(index: Any, kind: str, sample: np.ndarray) -> None:
 
 
 def _sample(source: IndexSource, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Some rows, float32 [count, D], without holding the others."""
+    """Draws some rows, float32 [count, D], without holding the others."""
     chosen = np.sort(rng.choice(len(source.ids), count, replace=False))
     parts, first = [], 0
     for piece in source.pieces():
@@ -242,7 +242,7 @@ def _signs(vectors: np.ndarray) -> np.ndarray:
 
 
 def _search(faiss: Any, index: Any, ids: list[str], questions: np.ndarray, k: int) -> Hits:
-    """Hits of an index; of a binary one with the distances' negatives as scores."""
+    """Searches an index; the scores of a binary one are the negatives of the distances."""
     binary = isinstance(index, faiss.IndexBinary)
     scores, rows = index.search(_signs(questions) if binary else np.ascontiguousarray(questions), min(k, index.ntotal))
     found = [[row for row in one if row >= 0] for one in rows.tolist()]  # -1 where an index gave up

@@ -31,14 +31,14 @@ def export(
     Args:
       encoder: the model; parameters are written as float32.
       out: a new or empty folder.
-      to: whose layout.
-      layout: of "huggingface": "bert" or "dpr"; by default what can hold the model.
-      source: where the model was loaded from: a run directory fills the card, prompts of a sentence-transformers
-        folder are kept.
-      license: for the card, as the hub writes it.
+      to: the library whose layout is written.
+      layout: for "huggingface": "bert" or "dpr"; by default the one that can hold the model.
+      source: the folder that the model was loaded from: a run directory fills the card, prompts of a
+        sentence-transformers folder are kept.
+      license: the license for the card, in the hub's spelling.
 
     Returns:
-      What was verified.
+      The report of the verification.
 
     Raises:
       UserError: the folder holds something, cannot be written, or the layout cannot hold the model.
@@ -72,9 +72,7 @@ def export(
         if note is not None:
             note.write(partial)
         name = out.absolute().name
-        card.write(
-            *(partial, name, encoder, note), source=str(source or name), prompts=prompts, run=run, license=license
-        )
+        card.write(partial, name, encoder, note, source=str(source or name), prompts=prompts, run=run, license=license)
         golden.write(partial, encoder, prompts)
         try:
             return verify(partial)
@@ -99,7 +97,7 @@ def check_free(out: str | Path) -> None:
 
 
 def source_prompts(folder: Path) -> dict[str, str]:
-    """The prompts that a model's folder states, in an earlier export's golden.json or as sentence-transformers does."""
+    """The prompts that a model's folder states, in an earlier export's golden.json or sentence-transformers' files."""
     if (folder / golden.GOLDEN).exists():
         return golden.read_prompts(folder)
     return read_prompts(folder)

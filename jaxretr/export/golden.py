@@ -1,4 +1,4 @@
-"""Golden vectors: what an export must give, computed by the model it was made from.
+"""Golden vectors: vectors that an export must give, computed by the model it was made from.
 
 golden.json holds a few texts, the settings that decide their vectors, and the sha256 of every other file and of its own
 content; golden.npy holds the vectors. Not a .safetensors file: vLLM would load it as weights.
@@ -53,16 +53,16 @@ _PASSAGES = (
 
 @dataclass(frozen=True)
 class Golden:
-    """What golden.json says.
+    """The content of golden.json.
 
     Attributes:
-      settings: of the model, as `settings_of` gives them.
-      questions: texts.
-      passages: (title, text).
-      passages_as_text: how each passage is given to a library that knows only texts.
-      files: sha256 (hexadecimal) of each file, by its path in the folder.
-      prompts: name -> prompt, further ones of the model that was exported, which the vectors are without; its own are
-        in `settings`.
+      settings: the model's settings, as `settings_of` gives them.
+      questions: the texts of the questions.
+      passages: (title, text) of each passage.
+      passages_as_text: each passage as one text, for a library that knows only texts.
+      files: the sha256 (hexadecimal) of each file, by its path in the folder.
+      prompts: name -> prompt, further prompts of the exported model, which the vectors do not use; its own are in
+        `settings`.
       jaxretr: the version that wrote it.
     """
 
@@ -84,7 +84,7 @@ class Vectors:
 
 
 def settings_of(config: DualEncoderConfig | CombinedConfig) -> dict[str, Any]:
-    """What determines the vectors apart from parameters and tokenizer, the same however the layout puts it."""
+    """The settings that decide the vectors apart from parameters and tokenizer; they are the same in every layout."""
     if isinstance(config, CombinedConfig):
         lengths = {name: getattr(config, name) for name in ("max_question_length", "max_passage_length")}
         parts = [settings_of(part) for part in config.parts]
@@ -100,7 +100,7 @@ def settings_of(config: DualEncoderConfig | CombinedConfig) -> dict[str, Any]:
 
 
 def passage_as_text(encoder: DualEncoder, title: str, text: str) -> str:
-    """One text that gives the row of a title and a text, where special tokens in texts are read as such."""
+    """One text that is tokenised to the row of a title and a text, where special tokens in texts are read as such."""
     prompt = encoder.config.passage_prompt
     if encoder.config.passage_template == "pair":
         return f"{prompt}{title} {encoder.tokenizer.sep_token} {text}"
@@ -108,14 +108,14 @@ def passage_as_text(encoder: DualEncoder, title: str, text: str) -> str:
 
 
 def question_as_text(encoder: DualEncoder, question: str) -> str:
-    """What other libraries are given for a question."""
+    """The text that other libraries get for a question: the model's prompt, and the question."""
     return encoder.config.query_prompt + question
 
 
 def compute(
     encoder: DualEncoder | CombinedEncoder, questions: Sequence[str], passages: Sequence[Sequence[str]]
 ) -> Vectors:
-    """Embeds with the model's parameters in float32, whatever it was loaded for, on any device."""
+    """Embeds texts with the model's parameters in float32, whatever dtype it was loaded in, on any device."""
     exact = mapped(encoder, lambda part: DualEncoder(part.config, part.params, part.tokenizer))
     pairs = [{"title": title, "text": text} for title, text in passages]
     # Accelerators would otherwise round the operands of float32 matmuls.
@@ -129,9 +129,9 @@ def write(folder: Path, encoder: DualEncoder | CombinedEncoder, prompts: dict[st
     """Writes golden.json and golden.npy next to the files of an export.
 
     Args:
-      folder: holds all other files of the export, which are not to be changed any more.
+      folder: the folder with all other files of the export, which must not change any more.
       encoder: the model that was exported.
-      prompts: its prompts, noted only.
+      prompts: the model's further prompts, which are only noted.
 
     Raises:
       UserError: the model's tokenizer gives other libraries other rows of ids than this one.
@@ -157,7 +157,7 @@ def texts(encoder: DualEncoder | CombinedEncoder) -> tuple[list[str], list[list[
     """The golden texts for a model.
 
     Args:
-      encoder: the last question and the last passage are longer than any of its parts takes.
+      encoder: the model; the last question and the last passage are longer than any of its parts takes.
 
     Returns:
       Questions; passages, [title, text]; and for each part of the model the passages as single texts.
@@ -166,7 +166,7 @@ def texts(encoder: DualEncoder | CombinedEncoder) -> tuple[list[str], list[list[
       UserError: a part's tokenizer gives other libraries other rows of ids than this one.
     """
     parts = parts_of(encoder)
-    # The last of each is too long: what is cut must be cut alike.
+    # The last of each is too long: other libraries must cut it in the same way.
     questions = [*QUESTIONS, _repeated(QUESTIONS[0], max(part.config.max_question_length for part in parts))]
     long = ["A long passage", _repeated(_PASSAGES[0][1], max(part.config.max_passage_length for part in parts))]
     passages = [*map(list, _PASSAGES), long]
@@ -214,7 +214,7 @@ def read_prompts(folder: Path) -> dict[str, str]:
 
 
 def is_as_written(folder: Path) -> bool:
-    """Whether not a byte of golden.json was changed."""
+    """Whether golden.json is unchanged to the byte."""
     return sealed_json.read(folder / GOLDEN, "export the model again")[1]
 
 
@@ -256,7 +256,7 @@ def _repeated(text: str, words: int) -> str:
 def _check_tokenizer(
     encoder: DualEncoder, questions: Sequence[str], passages: Sequence[Sequence[str]], as_text: Sequence[str]
 ) -> None:
-    """Refuses a tokenizer that other libraries get other ids from: these build no rows, but call it."""
+    """Refuses a tokenizer that gives other ids when it is called, as other libraries do, than our own rows have."""
     config, tokenizer = encoder.config, encoder.tokenizer
     template = passage_pair if config.passage_template == "pair" else passage_joined
     titles, texts = zip(*passages, strict=True)

@@ -1,7 +1,7 @@
-"""Golden hits: what exact search over an exported index must find for a few questions.
+"""Golden hits: hits that exact search over an exported index must find for a few questions.
 
 golden_hits.json holds the questions with the ids and scores of their best passages, golden_questions.npy the questions'
-vectors, so that whoever verifies the index needs no model.
+vectors, so that verifying the index needs no model.
 """
 
 import json
@@ -24,7 +24,7 @@ HITS = "golden_hits.json"
 VECTORS = "golden_questions.npy"
 TOP = 10
 
-# Of a question's largest score: some hundred roundings of float32, which another order of summation gives.
+# Tolerance as a share of a question's largest score: some hundred roundings of float32, as by another order of sums.
 TOLERANCE = 1e-5
 
 
@@ -47,9 +47,9 @@ def exact(pieces: Iterable[np.ndarray], ids: list[str], vectors: np.ndarray, k: 
 
     Args:
       pieces: the passages' vectors, float32 [n, D]; there may be none.
-      ids: theirs. They are looked at when the pieces have been.
-      vectors: the questions', float32 [B, D].
-      k: hits a question.
+      ids: the passages' ids; they are read after the pieces.
+      vectors: the questions' vectors, float32 [B, D].
+      k: hits per question.
     """
     blocks = rebatched(pieces)
     first = next(blocks, None)
@@ -78,7 +78,7 @@ def read(folder: Path) -> tuple[np.ndarray, Hits]:
     """Reads both files.
 
     Returns:
-      The questions' vectors, float32 [n, D], and what they find.
+      The questions' vectors, float32 [n, D], and their hits.
 
     Raises:
       UserError: a file is missing or broken.
@@ -95,7 +95,7 @@ def read(folder: Path) -> tuple[np.ndarray, Hits]:
 
 
 def difference(found: Hits, expected: Hits) -> str:
-    """What is wrong with hits; "" where they are those expected, except for passages of equal scores."""
+    """Describes how hits differ from those expected; "" if only passages of equal scores do."""
     wrong = 0
     for ids, scores, true_ids, true_scores in zip(found.ids, found.scores, expected.ids, expected.scores, strict=True):
         allowed = TOLERANCE * max((abs(score) for score in true_scores), default=0.0)

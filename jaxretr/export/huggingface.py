@@ -24,8 +24,8 @@ def choose_layout(config: DualEncoderConfig, asked: Literal["bert", "dpr"] | Non
     """The layout that can hold a model.
 
     Args:
-      config: of the model.
-      asked: what the user wants; None: dpr for a model with a projection, else bert.
+      config: the model's configuration.
+      asked: the layout that the user named; None: dpr for a model with a projection, else bert.
 
     Raises:
       UserError: the layout has no place for the projection, or is of another architecture or pooling.
@@ -54,17 +54,17 @@ def write(folder: Path, encoder: DualEncoder, layout: Literal["bert", "dpr"]) ->
     """Writes one folder, or question/ and passage/ for two towers and for DPR.
 
     Args:
-      folder: to write into.
-      encoder: what is exported.
-      layout: as `choose_layout` gives it.
+      folder: the folder to write into.
+      encoder: the model to export.
+      layout: the layout that `choose_layout` gave.
 
     Returns:
-      What is to be noted in jaxretr.json: all that config.json has no place for.
+      The note for jaxretr.json: everything that config.json has no place for.
     """
     config = encoder.config
     note = use_note(config, layout, separate=layout == "dpr" or not config.shared)
     lengths: dict[Side, int] = {"question": config.max_question_length, "passage": config.max_passage_length}
-    # Of one folder for both only the first is written.
+    # One folder for both: only the first is written.
     for side, place in zip(lengths, dict.fromkeys(note.folders(folder)), strict=False):
         length = lengths[side] if note.separate else max(lengths.values())
         prefix = _DPR_PREFIXES[side] if layout == "dpr" else ""
@@ -84,7 +84,7 @@ def tokenizer_for(encoder: DualEncoder, length: int) -> Any:
     """The model's tokenizer, which cuts at `length` tokens when other libraries ask it to truncate."""
     tokenizer = copy.deepcopy(encoder.tokenizer)
     tokenizer.model_max_length = length
-    # What the last call of the tokenizer left behind would be written too, and heeded by text-embeddings-inference.
+    # Settings that the tokenizer's last call left would be written too, and text-embeddings-inference would obey them.
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer

@@ -1,4 +1,4 @@
-"""What an exported index is made of: the rows of an embedding store, checked, in pieces, and their passages."""
+"""The source of an exported index: the rows of an embedding store, checked, in pieces, and their passages."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ PIECE_ROWS = 4096
 
 
 def silent(rows: int) -> None:
-    """Advances nothing: for callers that show no progress."""
+    """Does nothing, for callers that show no progress."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class IndexSource:
     """The passages of a store.
 
     Attributes:
-      store: complete, of passages.
-      ids: N of them, all different.
+      store: a complete store of passages.
+      ids: N ids, all different.
     """
 
     store: EmbeddingStore
@@ -51,7 +51,7 @@ class IndexSource:
         return cls(store, ids)
 
     def facts(self) -> dict[str, Any]:
-        """What a manifest says of the store."""
+        """The facts about the store for a manifest."""
         names = ("model", "model_fingerprint", "texts_fingerprint", "rows", "dim", "compute")
         return {name: getattr(self.store.meta, name) for name in names}
 
@@ -108,8 +108,8 @@ class IndexSource:
         """Yields the other fields of each row of the store, from the corpus that was encoded.
 
         Args:
-          rows: ("path:line", id, value).
-          corpus: their file, for errors.
+          rows: ("path:line", id, value) of each row of the corpus.
+          corpus: the corpus's file, for errors.
 
         Raises:
           UserError: the corpus has other passages, or in another order, than the store.
@@ -142,16 +142,16 @@ def rebatched(pieces: Iterable[np.ndarray], rows: int = PIECE_ROWS) -> Iterator[
         yield np.concatenate(held)
 
 
-# On average, with sign, point, exponent and comma, of vectors of length 1.
+# Bytes of a number on average, with sign, point, exponent and comma, in vectors of length 1.
 _BYTES_A_NUMBER = 13
 _BYTES_A_ROW = 100
 
 
 def as_json(vector: np.ndarray) -> str:
-    """A list of numbers of nine digits, which is what a float32 needs to come back as it was."""
+    """A vector as a JSON list of numbers of nine digits, which is enough to read every float32 back unchanged."""
     return "[" + ",".join(["%.9g"] * len(vector)) % tuple(vector.tolist()) + "]"
 
 
 def expected_bytes(rows: int, dim: int) -> int:
-    """About what a file of so many vectors takes."""
+    """The approximate size of a file of so many vectors, in bytes."""
     return rows * (dim * _BYTES_A_NUMBER + _BYTES_A_ROW)

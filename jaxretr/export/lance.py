@@ -48,16 +48,16 @@ def export(
       source: the passages.
       encoder: the model that encoded them, for the golden questions.
       out: a new or empty folder.
-      corpus: their texts and metadata.
+      corpus: the passages' texts and metadata.
       questions: vectors float32 [B, D] to tune and to certify with; passages of the store by default.
-      k: of recall@k.
-      seed: of the samples.
+      k: the depth of recall@k.
+      seed: the seed of the samples.
       targets: recalls to tune the search for.
-      m, ef_construction: of the HNSW graphs.
+      m, ef_construction: parameters of the HNSW graphs.
       advance: called with the number of rows that were written since the last call.
 
     Returns:
-      What was written, for people, and the certificate.
+      A summary of what was written, for people, and the certificate.
 
     Raises:
       UserError: LanceDB cannot write it, or the corpus is not the store's.
@@ -77,7 +77,11 @@ def export(
         if asked is not None:
             settings = engine_certificate.tune(_search(table), asked, targets, k, widths(k, _MOST_WIDTH))
             certificate = engine_certificate.certify(
-                *(_search(table), asked, settings, k, ("lancedb",)),
+                _search(table),
+                asked,
+                settings,
+                k,
+                ("lancedb",),
                 rows=meta.rows,
                 dim=meta.dim,
                 seed=seed,
@@ -97,7 +101,7 @@ def verify(folder: Path) -> str:
     """Checks hashes, lets the golden questions search the table, and measures the recall again.
 
     Returns:
-      What agrees, for people.
+      A summary of what agrees, for people.
 
     Raises:
       UserError: something does not agree, or LanceDB is not installed.
@@ -146,7 +150,7 @@ def _search(table: LanceTable) -> engine_certificate.WidthSearch:
 
 
 def _again(folder: Path, facts: dict[str, Any], table: LanceTable) -> Asked:
-    """Some certification questions, and the neighbours that were recorded for them."""
+    """Reads some certification questions, and the neighbours that were recorded for them."""
     questions = question_sets.read(folder, facts["dim"])
     part = slice(questions.tuning, questions.tuning + VERIFIED_QUESTIONS)
     neighbours = questions.neighbours[:VERIFIED_QUESTIONS]

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 # Documents per transaction.
 _PIECE_ROWS = 10_000
 
-# The same of an update, which encodes them.
+# Documents per transaction of an update, which encodes them.
 _UPDATE_ROWS = 1_000
 
 # Bytes that a document takes in the database besides text and vector.
@@ -55,13 +55,13 @@ def export(
     Args:
       source: the passages.
       out: a new or empty folder.
-      corpus: the one that was encoded. The "metadata" of JSON lines becomes the fields for filters.
-      questions: float32 [Q, D] to tune and certify the ScaNN index with, if there are enough passages for one.
-      settings: of the snapshot.
+      corpus: the corpus that was encoded. The "metadata" of JSON lines becomes the fields for filters.
+      questions: vectors float32 [Q, D] to tune and certify the approximate index with, if there is to be one.
+      settings: the settings of the snapshot.
       advance: called with the number of rows that were written since the last call.
 
     Returns:
-      What was written and verified, for people.
+      A summary of what was written and verified, for people.
 
     Raises:
       UserError: another corpus than the store's, or a folder that cannot be written.
@@ -105,21 +105,21 @@ def update(
     """Deletes passages from a folder that no service has open, and adds others, as the service does.
 
     Args:
-      folder: of a live index.
-      add: a corpus, whose passages are encoded; one whose id exists replaces the old one. Written in pieces: an update that
-        was interrupted can be repeated.
-      delete: ids.
+      folder: the live index's folder.
+      add: a corpus, whose passages are encoded; one whose id exists replaces the old one. They are written in pieces:
+        an update that was interrupted can be repeated.
+      delete: ids of the passages to remove.
       rebalance: whether to write a new snapshot, with a new approximate index, and to measure its recall; automatic where
         it is due.
-      model: what `load_encoder` takes, if the index's own name for its model leads nowhere.
-      dtype: of the matmuls.
-      batch_size: passages a batch; None: what suits the device.
+      model: the encoder, as `load_encoder` takes it, if the index's own name for its model leads nowhere.
+      dtype: the dtype of the matmuls.
+      batch_size: passages per batch; None: chosen for the device.
 
     Raises:
       UserError: another process has the folder, an id is not in the index, a passage is wrong, or another model.
     """
     first: dict[str, str] = {}
-    for where, id, _ in () if add is None else _documents(add):  # What is wrong with them is found before all else.
+    for where, id, _ in () if add is None else _documents(add):  # Find every fault in them before anything is changed.
         if first.setdefault(id, where) != where:
             raise UserError(f"{where}: passage {id!r} is at {first[id]} as well; remove one")
     index = LiveIndex.open(folder, name=Path(folder).name, background=False)
@@ -144,7 +144,7 @@ def update(
                 written = index.upsert(piece, encoder.encode(piece), model_fingerprint=encoder.fingerprint)
                 added, replaced = added + written.added, replaced + written.replaced
                 progress.advance(len(piece))
-        # Last, or an update that is interrupted and repeated would lack them. What is added as well is there again.
+        # Delete last: an update that is interrupted and repeated would miss them. Ids that are added too exist again.
         again = len(first.keys() & set(delete))
         index.delete([each for each in delete if each not in first])
         if rebalance:

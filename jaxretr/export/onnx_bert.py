@@ -1,4 +1,4 @@
-"""BERT and its kin as nodes of an ONNX graph."""
+"""BERT and related encoders as nodes of an ONNX graph."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,9 +14,9 @@ def states(graph: Graph, bert: BertConfig, weights: Params, mask: str) -> str:
     """The last layer's states, as `BertEncoder` computes them.
 
     Args:
-      graph: takes the nodes.
+      graph: the graph that takes the nodes.
       bert: the encoder's shape.
-      weights: its parameters, float32 numpy arrays, layers stacked.
+      weights: the encoder's parameters, float32 numpy arrays, layers stacked.
       mask: name of the mask, float32 [batch, length].
 
     Returns:

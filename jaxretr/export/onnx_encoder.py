@@ -1,4 +1,4 @@
-"""Encoders as ONNX, for onnxruntime and whatever else reads it."""
+"""Encoders as ONNX, for onnxruntime and other readers."""
 
 import json
 from collections.abc import Callable
@@ -37,20 +37,20 @@ def export(
     Args:
       encoder: the model; LoRA's products become part of the kernels.
       out: a new or empty folder.
-      side: which towers.
+      side: the towers to export.
       source: the model as the user named it.
 
     Returns:
-      What was verified, for people.
+      A summary of what was verified, for people.
 
     Raises:
-      UserError: onnx or onnxruntime is not installed, a parallel adapter, or as of `encoder_folders.export`.
+      UserError: onnx or onnxruntime is not installed, a parallel adapter, or an error of `encoder_folders.export`.
     """
     import_extra("onnx", "export")
     import_extra("onnxruntime", "export")
     encoder = mapped(encoder, DualEncoder.as_plain)
     return encoder_folders.export(
-        *(encoder, out, KIND), side=side, source=source, write=_write, verify=verify, readme=_readme
+        encoder, out, KIND, side=side, source=source, write=_write, verify=verify, readme=_readme
     )
 
 
@@ -71,7 +71,7 @@ def _write(folder: Path, one: Tower) -> None:
 
 
 def _write_settings(folder: Path, one: Tower) -> None:
-    """What fastembed reads beside the tokenizer, which itself says how to cut and to pad."""
+    """Writes the files that fastembed reads beside tokenizer.json, which states how to cut and to pad."""
     from tokenizers import Tokenizer
 
     padding = Tokenizer.from_file(str(folder / encoder_folders.TOKENIZER)).padding
@@ -91,7 +91,7 @@ def _load(folder: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     runtime = import_extra("onnxruntime", "export")
     try:
         session = runtime.InferenceSession(str(folder / MODEL), providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime has a dozen kinds of its own.
+    except Exception as error:  # onnxruntime has a dozen classes of its own.
         raise UserError(f"{folder / MODEL}: onnxruntime cannot load it ({str(error).splitlines()[0]})") from error
     return lambda ids, mask: session.run(None, {IDS: ids, MASK: mask})[0]
 

@@ -19,11 +19,11 @@ _IR_VERSION = 8
 
 
 def build(config: DualEncoderConfig, params: Params) -> Any:
-    """The graph of one tower.
+    """Builds the graph of one tower.
 
     Args:
-      config: of the dual encoder, without adapters.
-      params: of the tower, float32 numpy arrays, layers stacked.
+      config: the configuration of the dual encoder, without adapters.
+      params: the tower's parameters, float32 numpy arrays, layers stacked.
 
     Returns:
       onnx.ModelProto: input_ids int64 [batch, length] and attention_mask int64 [batch, length] (1 for tokens, 0 for
@@ -84,7 +84,7 @@ def _embedding(graph: Graph, config: DualEncoderConfig, params: Params, x: str, 
 def _pooling_weights(
     graph: Graph, pooling: Literal["mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"], mask: str
 ) -> tuple[str, str]:
-    """What the tokens' states are multiplied by, [batch, length], and what their sum is divided by, [batch, 1]."""
+    """The names of the weights of the tokens' states, [batch, length], and of the divisor of their sum, [batch, 1]."""
 
     def total(x: str) -> str:
         return graph.add("ReduceSum", x, graph.integers(1), keepdims=1)

@@ -24,13 +24,13 @@ class Graph:
         self.constants: dict[str, Any] = {}
 
     def add(self, operator: str, *inputs: str, name: str = "", **attributes: Any) -> str:
-        """A node of one output; returns its name."""
+        """Adds a node with one output; returns its name."""
         name = name or f"{operator}_{len(self.nodes)}"
         self.nodes.append(self.helper.make_node(operator, list(inputs), [name], name=name, **attributes))
         return name
 
     def split(self, x: str, sizes: Sequence[int]) -> list[str]:
-        """Parts of these sizes along the last axis."""
+        """Splits a value into parts of these sizes along the last axis."""
         name = f"Split_{len(self.nodes)}"
         parts = [f"{name}.{number}" for number in range(len(sizes))]
         self.nodes.append(self.helper.make_node("Split", [x, self.integers(*sizes)], parts, name=name, axis=-1))
@@ -45,7 +45,7 @@ class Graph:
         return self.constant(values, dtype=np.int64)
 
     def length(self) -> str:
-        """The tokens of the padded rows, int64 [1]."""
+        """The number of tokens of the padded rows, int64 [1]."""
         return self.add("Shape", IDS, start=1, end=2)
 
     def dense(self, x: str, params: Params, name: str) -> str:
@@ -57,18 +57,18 @@ class Graph:
         return self.add("LayerNormalization", x, *parts, axis=-1, epsilon=eps)
 
     def rms_norm(self, x: str, scale: Any, eps: float, name: str) -> str:
-        """RMSNormalization, which this opset lacks."""
+        """Normalises by the root mean square; this opset has no RMSNormalization."""
         variance = self.add("ReduceMean", self.add("Mul", x, x), axes=[-1], keepdims=1)
         divisor = self.add("Sqrt", self.add("Add", variance, self.constant(eps)))
         return self.add("Mul", self.add("Div", x, divisor), self.constant(scale, f"{name}.scale"))
 
     def padding_bias(self, mask: str) -> str:
-        """What hides the keys that are padding, float32 [batch, 1, 1, length]; mask float32 [batch, length]."""
+        """The bias that hides padding keys, float32 [batch, 1, 1, length], from a mask float32 [batch, length]."""
         hidden = self.add("Mul", self.add("Sub", self.constant(1.0), mask), self.constant(-1e9))
         return self.add("Unsqueeze", hidden, self.integers(1, 2))
 
     def attend(self, q: str, k: str, v: str, scale: float, bias: str) -> str:
-        """Attention of queries, keys and values [batch, length, heads, size]; [batch, length, heads * size]."""
+        """Adds attention of queries, keys and values [batch, length, heads, size] -> [batch, length, heads * size]."""
         q, v = (self.add("Transpose", part, perm=[0, 2, 1, 3]) for part in (q, v))
         scores = self.add("MatMul", q, self.add("Transpose", k, perm=[0, 2, 3, 1]))
         scores = self.add("Add", self.add("Mul", scores, self.constant(scale)), bias)
@@ -93,5 +93,5 @@ class Graph:
 
 
 def layer_params(stacked: Params, number: int) -> Params:
-    """One layer's parameters of those of stacked layers."""
+    """Takes one layer's parameters out of those of stacked layers."""
     return jax.tree.map(lambda values: np.asarray(values)[number], stacked)

@@ -11,12 +11,12 @@ from jaxretr.models.rotary_config import RotaryConfig
 
 
 class _Sight(NamedTuple):
-    """Names of what the layers of one kind, global or local, see of the texts.
+    """The names of the inputs to attention that the layers of one kind, global or local, share.
 
     Attributes:
-      cos: of each position's angles, float32 [length, 1, d].
-      sin: likewise, negative in the first half of d.
-      bias: hides keys, float32, broadcastable to [batch, heads, queries, keys].
+      cos: the cosines of each position's angles, float32 [length, 1, d].
+      sin: the sines, in the same shape, negated in the first half of d.
+      bias: the bias that hides keys, float32, broadcastable to [batch, heads, queries, keys].
     """
 
     cos: str
@@ -49,10 +49,10 @@ def _number(graph: Graph, value: int) -> str:
 
 
 def _sight(graph: Graph, config: RotaryConfig, place: str, padding: str, *, local: bool) -> _Sight:
-    """What the layers of one kind see; `place` holds the positions, int64 [length]."""
+    """Adds the angles and the bias for the layers of one kind; `place` holds the positions, int64 [length]."""
     theta, scaling = (config.local_rope_theta, None) if local else (config.rope_theta, config.rope_scaling)
     turns = rotary_frequencies(config.head_dim, theta, scaling)
-    # From the frequencies, not as tables, which would be as long as the longest text.
+    # Computed from the frequencies: tables would be as long as the longest text.
     column = graph.add("Unsqueeze", graph.add("Cast", place, to=graph.FLOAT), graph.integers(1, 2))
     angles = graph.add("Mul", column, graph.constant(np.concatenate([turns, turns])))
     signs = graph.constant(np.repeat([-1.0, 1.0], config.head_dim // 2))

@@ -1,4 +1,4 @@
-"""Fields of a corpus's JSON lines other than title and text: as metadata, and as Vertex AI Vector Search filters by them."""
+"""Fields of a corpus's JSON lines other than title and text, as metadata and for Vertex AI Vector Search's filters."""
 
 import logging
 import math
@@ -67,13 +67,13 @@ def documents(stream: CorpusStream) -> Iterator[tuple[str, str, tuple[Passage, d
 
 
 class VertexFields:
-    """Turns fields of a row, or of its "metadata" object, into what Vertex filters and crowds by.
+    """Turns fields of a row, or of its "metadata" object, into Vertex's restricts and crowding tags.
 
     A text or a list of texts becomes a restrict that allows them, true and false the texts "true" and "false", a whole
     number value_int, another one value_double; a row without the field, or where it is null or an empty text, gets nothing.
 
     Args:
-      restricts: names of fields.
+      restricts: the names of fields to filter by.
       crowding: the name of a field of texts or whole numbers.
     """
 
@@ -88,7 +88,7 @@ class VertexFields:
 
         Args:
           where: "path:line", for errors.
-          row: of the corpus.
+          row: a row of the corpus.
 
         Raises:
           UserError: a field that Vertex cannot filter by.

@@ -22,7 +22,7 @@ def vectors(folder: Path, library: Literal["sentence-transformers", "transformer
 
     Args:
       folder: the export.
-      library: whose layout it must be.
+      library: the library whose layout the folder must have.
       golden: the texts, passages as single texts.
 
     Raises:
@@ -52,8 +52,8 @@ def _by_modules(folder: Path, note: ExportNote, questions: Sequence[str], passag
 
     def embed(place: Path, method: str, texts: Sequence[str], length: int | None) -> np.ndarray:
         model = library.SentenceTransformer(str(place), device="cpu", local_files_only=True)
-        model.prompts = {}  # The texts have them already.
-        if length is not None and length < model.max_seq_length:  # What the folder cannot state.
+        model.prompts = {}  # The texts contain them already.
+        if length is not None and length < model.max_seq_length:  # The folder cannot state this length.
             model.max_seq_length = length
         return getattr(model, method)(list(texts), convert_to_numpy=True, show_progress_bar=False)
 
@@ -64,7 +64,7 @@ def _by_modules(folder: Path, note: ExportNote, questions: Sequence[str], passag
 
 
 def _hush() -> None:
-    """No bars for loading, and no report that BERT's pooler (which no retriever here has) is missing."""
+    """Silences transformers' progress bars, and its report that BERT's pooler, which no retriever has, is missing."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -72,7 +72,7 @@ def _hush() -> None:
 
 
 def _by_transformers(folder: Path, dpr: str, note: ExportNote, texts: Sequence[str], length: int | None) -> np.ndarray:
-    """As the model card tells its readers to do it."""
+    """Embeds texts with transformers alone, as the model card tells its readers; float32 [n, D]."""
     torch = import_extra("torch", "torch")
     import transformers
 
@@ -99,7 +99,7 @@ def _by_transformers(folder: Path, dpr: str, note: ExportNote, texts: Sequence[s
 
 
 def _pool(states: Any, mask: Any, pooling: Pooling) -> Any:
-    """`jaxretr.models.embed.pool` in torch, of states [B, L, D] that are padded on the right."""
+    """Pools as `jaxretr.models.embed.pool` does, in torch: states [B, L, D] that are padded on the right."""
     if pooling == "cls":
         return states[:, 0]
     number, of_tokens = mask.cumsum(dim=1), mask.unsqueeze(-1)

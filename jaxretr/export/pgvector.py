@@ -35,7 +35,7 @@ sql = import_extra("psycopg.sql", "pgvector")
 # pgvector's own defaults are 16 and 64; with 128 a build takes twice as long, and the same recall needs fewer candidates.
 M, EF_CONSTRUCTION = 16, 128
 
-# How long the exchange waits for readers of the old table, while other readers wait behind it.
+# Seconds that the exchange waits for readers of the old table, while other readers wait behind it.
 _LOCK_SECONDS = 30
 
 
@@ -58,17 +58,17 @@ def export(
     Args:
       source: the passages.
       encoder: the model that encoded them, for the golden questions.
-      address: of the table.
-      corpus: their texts and metadata.
+      address: the table's address.
+      corpus: the passages' texts and metadata.
       questions: vectors float32 [B, D] to tune and to certify with; passages of the store by default.
-      k: of recall@k.
-      seed: of the samples.
+      k: the depth of recall@k.
+      seed: the seed of the samples.
       targets: recalls to tune the search for.
-      m, ef_construction: of the HNSW index.
+      m, ef_construction: parameters of the HNSW index.
       advance: called with the number of rows that were copied since the last call.
 
     Returns:
-      What was written, for people, and the certificate.
+      A summary of what was written, for people, and the certificate.
 
     Raises:
       UserError: the database refuses, its table is not one of ours, or the corpus is not the store's.
@@ -97,10 +97,10 @@ def export(
 
 
 def verify(address: Address) -> str:
-    """Compares the table with what its export stated.
+    """Compares the table with the facts that its export stated.
 
     Returns:
-      What agrees, for people.
+      A summary of what agrees, for people.
 
     Raises:
       UserError: something does not agree.
@@ -117,8 +117,8 @@ class _Loader:
 
     Attributes:
       table: the name of the new table.
-      names: of the new tables.
-      state: what is known of them.
+      names: the names of the new tables.
+      state: the known state of the new tables.
     """
 
     def __init__(
@@ -196,7 +196,11 @@ class _Loader:
             f"ef_construction {facts.ef_construction}"
         )
         certificate = engine_certificate.certify(
-            *(self._search, asked, settings, k, ("psycopg", "pgvector")),
+            self._search,
+            asked,
+            settings,
+            k,
+            ("psycopg", "pgvector"),
             rows=facts.rows,
             dim=facts.dim,
             seed=self.seed,
@@ -215,7 +219,7 @@ class _Loader:
         return certificate
 
     def write_golden(self, vectors: np.ndarray) -> None:
-        """Records what the golden questions must find, according to our own exact search."""
+        """Records the hits that the golden questions must find, according to our own exact search."""
         hits = golden_hits.exact(self.source.pieces(), self.source.ids, vectors)
         content = {"questions": golden.QUESTIONS, "ids": hits.ids, "scores": hits.scores}
         self.connection.execute(

@@ -41,11 +41,11 @@ def export(
       source: the passages.
       encoder: the model that encoded them, for the golden questions.
       out: a new or empty folder.
-      corpus: what was encoded, for `contents` ("title" and text, a line each); without it they are empty.
+      corpus: the corpus that was encoded, for `contents` ("title" and text, a line each); without it they are empty.
       advance: called with the number of rows that were written since the last call.
 
     Returns:
-      What was written and verified, for people.
+      A summary of what was written and verified, for people.
 
     Raises:
       UserError: an id that a file of lines cannot hold, vectors that are not finite, another corpus than the store's,
@@ -73,10 +73,10 @@ def verify(folder: Path) -> str:
     """Checks hashes and lines, and lets the golden questions search the vectors in the file.
 
     Returns:
-      What agrees, for people.
+      A summary of what agrees, for people.
 
     Raises:
-      UserError: what does not, file by file.
+      UserError: something differs; the message names it file by file.
     """
     stated = manifest.read(folder)
     problems = manifest.changed_files(folder, stated)

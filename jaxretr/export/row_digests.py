@@ -1,4 +1,4 @@
-"""What is kept of an export's rows so that the next one can write only what changed: 8 bytes a row, and the ids.
+"""Digests of an export's rows, from which the next export finds the rows that changed: 8 bytes per row, and the ids.
 
 rows/digests.npy holds them as uint64 [N], rows/ids.jsonl one JSON string a row. A row that changes keeps its digest
 with a chance of 1 in 2^64.
@@ -22,10 +22,10 @@ IDS = "rows/ids.jsonl"
 
 
 def digest(vector: np.ndarray, extras: dict[str, Any]) -> int:
-    """Of one row.
+    """Computes the digest of one row, an integer of 64 bits.
 
     Args:
-      vector: float32 [D].
+      vector: the row's vector, float32 [D].
       extras: all fields next to the vector, as in the JSON.
     """
     state = hashlib.blake2b(np.ascontiguousarray(vector, "<f4").data, digest_size=8)
@@ -38,9 +38,9 @@ def write(folder: Path, ids: Sequence[str], digests: np.ndarray) -> None:
     """Writes both files.
 
     Args:
-      folder: of the export.
-      ids: N of them.
-      digests: uint64 [N].
+      folder: the export's folder.
+      ids: N ids.
+      digests: the rows' digests, uint64 [N].
     """
     with atomic_write(folder / IDS) as file:
         file.writelines(json.dumps(name) + "\n" for name in ids)
@@ -69,8 +69,8 @@ def read_previous(folder: Path, kind: str, dim: int) -> dict[str, int]:
 
     Args:
       folder: the earlier export, whole or itself a delta.
-      kind: that it must be of.
-      dim: D, that it must have.
+      kind: the kind that the export must be of.
+      dim: the D that it must have.
 
     Raises:
       UserError: it is not such an export, or its digests were changed.

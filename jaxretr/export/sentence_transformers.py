@@ -1,7 +1,7 @@
 """Writing sentence-transformers folders, in the schema that its older releases and other servers read too.
 
-text-embeddings-inference wants every pooling_mode_* boolean and max_seq_length; neither it nor vLLM heeds truncate_dim.
-So a cut to the first dimensions is written as what all of them obey: a Dense module with that many outputs.
+text-embeddings-inference needs every pooling_mode_* boolean and max_seq_length; neither it nor vLLM heeds truncate_dim.
+So a cut to the first dimensions is written as a Dense module with that many outputs, which all of them obey.
 """
 
 import dataclasses
@@ -47,13 +47,13 @@ def write(folder: Path, encoder: DualEncoder, prompts: Mapping[str, str]) -> Exp
     `encode_document` know. One tower has one maximum length: the longer one where questions and passages differ.
 
     Args:
-      folder: to write into.
-      encoder: what is exported.
-      prompts: name -> prompt, further ones than the encoder's own, noted for the users of the folder. No default is
-        set: `encode` applies none unasked, `encode_query` and `encode_document` the encoder's.
+      folder: the folder to write into.
+      encoder: the model to export.
+      prompts: name -> prompt, prompts beyond the encoder's own, noted for the users of the folder. No default is set:
+        `encode` applies none unasked, `encode_query` and `encode_document` the encoder's.
 
     Returns:
-      What is to be noted in jaxretr.json.
+      The note for jaxretr.json.
     """
     config = encoder.config
     lengths: dict[Side, int] = {"question": config.max_question_length, "passage": config.max_passage_length}
@@ -77,13 +77,14 @@ def write(folder: Path, encoder: DualEncoder, prompts: Mapping[str, str]) -> Exp
     _log.warning(
         "sentence-transformers has one maximum length and cuts questions and passages at %d tokens; jaxretr goes on cutting "
         "questions at %d and passages at %d",
-        *(longest, *lengths.values()),
+        longest,
+        *lengths.values(),
     )
     return dataclasses.replace(note, **{f"max_{side}_length": length for side, length in lengths.items()})
 
 
 def _write_router(folder: Path, routes: Mapping[str, list[dict[str, Any]]]) -> None:
-    """Writes what leads sentence-transformers to the towers: of each route, modules.json of its folder."""
+    """Writes the Router that leads sentence-transformers to the towers; `routes` has each folder's modules.json."""
     places = {QUERY: "question", PASSAGE: "passage"}
     paths = {
         route: {f"{places[route]}/{module['path']}".rstrip("/"): module["type"] for module in modules}

@@ -44,20 +44,20 @@ def export(
     Args:
       encoder: the model, adapters included; LoRA's products become part of the kernels.
       out: a new or empty folder.
-      side: which towers.
+      side: the towers to export.
       source: the model as the user named it.
 
     Returns:
-      What was verified, for people.
+      A summary of what was verified, for people.
 
     Raises:
-      UserError: flatbuffers is not installed, or as of `encoder_folders.export`.
+      UserError: flatbuffers is not installed, or an error of `encoder_folders.export`.
     """
     # jax.export writes and reads its files with it.
     import_extra("flatbuffers", "export")
     encoder = mapped(encoder, DualEncoder.merge_lora)
     return encoder_folders.export(
-        *(encoder, out, KIND), side=side, source=source, write=_write, verify=verify, readme=_readme
+        encoder, out, KIND, side=side, source=source, write=_write, verify=verify, readme=_readme
     )
 
 
@@ -89,7 +89,7 @@ def _write(folder: Path, one: Tower) -> None:
 
 
 def _flat(params: Params) -> dict[str, np.ndarray]:
-    """Names and arrays, the layers apart: on CPUs a stacked kernel would be cut and copied at every call."""
+    """The parameters by name, layers apart: on CPUs a stacked kernel would be cut and copied at every call."""
     if "layers" in params[BACKBONE]:
         params = {**params, BACKBONE: {**params[BACKBONE], "layers": unstack(params[BACKBONE]["layers"])}}
     if "adapter" in params:
@@ -112,7 +112,7 @@ def _load(folder: Path) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     try:
         program = jax.export.deserialize(bytearray((folder / PROGRAM).read_bytes()))
         params = load_file(folder / PARAMETERS)
-    except Exception as error:  # Of flatbuffers, MLIR and safetensors, each with kinds of its own.
+    except Exception as error:  # flatbuffers, MLIR and safetensors have classes of their own.
         raise UserError(f"{folder}: cannot be loaded ({(str(error).splitlines() or [''])[0]})") from error
     return lambda ids, mask: np.asarray(program.call(params, ids.astype(np.int32), mask.astype(np.int32)))
 

@@ -1,4 +1,4 @@
-"""Verifying an exported model: hashes, settings and vectors, each compared by itself, so that the message says which differs."""
+"""Verifying an exported model: hashes, settings and vectors, compared one by one, so that messages name the cause."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from jaxretr.models.combined_encoder import CombinedEncoder, load_encoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.storage.files import sha256
 
-# Of the vectors' length: some hundred roundings of float32, which another order of summation gives.
+# Tolerance as a share of the vectors' length: some hundred roundings of float32, as by another order of sums.
 TOLERANCE = 1e-5
 
 Library = Literal["sentence-transformers", "transformers"]
@@ -22,13 +22,13 @@ Library = Literal["sentence-transformers", "transformers"]
 
 @dataclass(frozen=True)
 class Report:
-    """What was found to agree.
+    """The result of a verification in which everything agrees.
 
     Attributes:
-      files: how many files have the hash that golden.json notes.
-      texts: how many texts have their golden vector.
+      files: the number of files that have the hash in golden.json.
+      texts: the number of texts that have their golden vector.
       difference: the largest difference of a coordinate, as a share of its vector's length.
-      readers: who computed vectors from the folder.
+      readers: the libraries that computed vectors from the folder.
     """
 
     files: int
@@ -44,14 +44,14 @@ class Report:
 
 
 def verify(folder: str | Path, library: Library | None = None) -> Report:
-    """Recomputes an export's golden vectors from what is in the folder.
+    """Recomputes an export's golden vectors from the files in its folder.
 
     Args:
-      folder: what `jaxretr export` wrote.
+      folder: a folder that `jaxretr export` wrote.
       library: a library that is to compute them too.
 
     Returns:
-      What agrees.
+      The report of what agrees.
 
     Raises:
       UserError: something differs (one line that names all of it), the folder is not an export, or the library is not
@@ -121,7 +121,8 @@ def compare(found: Vectors, expected: Vectors) -> tuple[str, float]:
     """Compares vectors with the golden ones; a side may have none.
 
     Returns:
-      What is wrong ("" if nothing is), and the largest difference of a coordinate as a share of its vector's length.
+      A description of the fault, "" if there is none, and the largest difference of a coordinate as a share of its
+      vector's length.
     """
     problems, largest = [], 0.0
     for side in ("questions", "passages"):
@@ -140,7 +141,7 @@ def compare(found: Vectors, expected: Vectors) -> tuple[str, float]:
 
 
 def _are_exchanged(encoder: DualEncoder | CombinedEncoder, expected: Golden, vectors: Vectors) -> bool:
-    """Whether the other towers give the golden vectors, by the lengths that they had."""
+    """Whether the question and the passage tower are exchanged: then each gives the other's golden vectors."""
     if isinstance(encoder, CombinedEncoder) or encoder.config.shared:
         return False
     lengths = {name: expected.settings[name] for name in ("max_question_length", "max_passage_length")}

@@ -1,4 +1,4 @@
-"""Vertex AI Vector Search: a folder to upload, whole, or with only what changed since an earlier one.
+"""Vertex AI Vector Search: a folder to upload, whole, or with only the rows that changed since an earlier one.
 
 The folder to upload is DIR/data, since Vertex refuses a folder that holds anything else. Next to it are rows/ (for the
 next export that writes only what changed), golden hits, manifest.json and README.md.
@@ -30,7 +30,7 @@ KIND = "vertex"
 DATA = "data"
 DELETED = f"{DATA}/{DELETE}/ids.txt"
 
-# Of one file of rows: 5,000 of them hold 100 million vectors of 1,024 dimensions.
+# The most bytes of a file of rows: 5,000 such files hold 100 million vectors of 1,024 dimensions.
 FILE_BYTES = 256 << 20
 
 
@@ -51,12 +51,12 @@ def export(
       encoder: the model that encoded them, for the golden questions.
       out: a new or empty folder.
       corpus: the JSON lines that were encoded, where `fields` are wanted.
-      fields: what to filter and crowd by.
+      fields: the fields to filter and crowd by.
       since: an earlier export: only rows that are new or changed are written, with a list of the ids that are gone.
       advance: called with the number of rows that were looked at since the last call.
 
     Returns:
-      What was written and verified, for people.
+      A summary of what was written and verified, for people.
 
     Raises:
       UserError: an id or a field that Vertex does not take, vectors that are not finite, another corpus than the
@@ -111,10 +111,10 @@ def verify(folder: Path) -> str:
     """Checks hashes and Vertex's schema, and lets the golden questions search the rows in the files.
 
     Returns:
-      What agrees, for people.
+      A summary of what agrees, for people.
 
     Raises:
-      UserError: what does not, file by file.
+      UserError: something differs; the message names it file by file.
     """
     stated = manifest.read(folder)
     problems = manifest.changed_files(folder, stated)
@@ -181,7 +181,7 @@ def _line(name: str, vector: np.ndarray, extras: Mapping[str, Any]) -> str:
 
 
 class _Files:
-    """part-00000.json and so on, each of at most FILE_BYTES."""
+    """The files part-00000.json and so on, each of at most FILE_BYTES."""
 
     def __init__(self, folder: Path):
         folder.mkdir()
@@ -194,7 +194,7 @@ class _Files:
             self.close()
             if self.count == MOST_FILES:
                 raise UserError(f"the rows need more than {MOST_FILES} files; export parts of the corpus one by one")
-            # The folder around it is not there yet for anybody else: no need to rename each file.
+            # Nobody else sees the folder yet, so the file needs no renaming of its own.
             self.file = open(self.folder / f"part-{self.count:05d}.json", "wb")  # noqa: SIM115
             self.count, self.bytes = self.count + 1, 0
         self.file.write(encoded)

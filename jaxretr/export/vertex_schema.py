@@ -1,4 +1,4 @@
-"""What Vertex AI Vector Search takes: a strict check of a folder that is to be uploaded.
+"""A strict check that Vertex AI Vector Search takes a folder that is to be uploaded.
 
 https://cloud.google.com/vertex-ai/docs/vector-search/setup/format-structure: data files of one JSON object a line lie in
 the folder itself, at most 5,000 of them, not compressed; delete/ may hold text files of one id a line; nothing else may be
@@ -22,11 +22,11 @@ _MOST_PROBLEMS = 10
 
 
 class Checker:
-    """Reads a folder row by row and notes what Vertex would refuse.
+    """Reads a folder row by row, and notes the problems for which Vertex would refuse it.
 
     Args:
-      folder: to be uploaded.
-      dim: of every vector.
+      folder: the folder to be uploaded.
+      dim: the dimensions of every vector.
 
     Attributes:
       problems: one line each, at most ten.
@@ -39,7 +39,7 @@ class Checker:
         self.deleted: set[str] = set()
 
     def rows(self) -> Iterator[tuple[str, np.ndarray, dict[str, Any]]]:
-        """Yields (id, vector float32 [D], all else that the row says) of the rows that are as they must be."""
+        """Yields (id, vector float32 [D], the row's other fields) of the rows that are correct."""
         seen: set[str] = set()
         types: dict[str, str] = {}
         for path in self._files():
@@ -104,12 +104,12 @@ class Checker:
 
 
 def row_problem(row: dict[str, Any], dim: int, types: dict[str, str]) -> str:
-    """What is wrong with one row, or "".
+    """Describes the fault of one row; "" if it has none.
 
     Args:
-      row: parsed.
-      dim: of its vector.
-      types: of each numeric namespace so far; changed.
+      row: the parsed row.
+      dim: the dimensions that its vector must have.
+      types: the type of each numeric namespace so far; changed.
     """
     if unknown := row.keys() - _KEYS:
         return f"an unknown key {min(unknown)!r}"

@@ -59,18 +59,18 @@ def mine_lexical(
       corpus: one or more files of passages.
       out: a new or empty folder, or that of an interrupted call.
       queries: a file of questions, instead of sentences of the corpus.
-      teachers: what ranks the passages: "bm25", "run:FILE" (a run of `queries`) or "model:MODEL" (by exact search).
+      teachers: the rankers of passages: "bm25", "run:FILE" (a run of `queries`) or "model:MODEL" (by exact search).
         If there are several, training draws one for each query.
       positives: ranks 1 to this.
       negative_ranks: first and last rank of the negatives.
       sampling: sentences per passage; see `jaxretr.mine.sentence_queries.Sampling`. "position" by default.
-      base: of the sampling "position"; 1.2 by default.
-      per_passage: of the sampling "uniform"; 1 by default.
-      documents: which passages form a document, for the sampling "position": "title" (default), "field:NAME" or
-        "id:REGEX".
+      base: the base of the sampling "position"; 1.2 by default.
+      per_passage: sentences per passage of the sampling "uniform"; 1 by default.
+      documents: the rule by which passages form a document, for the sampling "position": "title" (default),
+        "field:NAME" or "id:REGEX".
       limit: draw at most this many queries, evenly.
       dev: hold out this many queries, drawn evenly, as a set in out/dev.
-      seed: of all draws.
+      seed: the seed of all draws.
       bm25: BM25's settings.
       skip_bad: skip and count bad rows.
       threads: queries ranked in parallel; the number of processors by default.
@@ -235,7 +235,7 @@ def _begin(folder: Path, settings: dict[str, Any]) -> None:
 def _check_same(folder: Path, noted: dict[str, Any], wanted: dict[str, Any]) -> None:
     for name, value in json.loads(json.dumps(wanted)).items():
         there = noted.get(name)
-        # Where a file is does not matter.
+        # The place of a file does not matter.
         if _without_files(there) != _without_files(value):
             option = "--teacher" if name == "teachers" else f"--{name.replace('_', '-')}"
             raise UserError(
@@ -285,6 +285,9 @@ def _log_sampled(sampled: dict[str, int]) -> None:
     if "passages_without" in sampled:
         log.info(
             "%d of %d sentences of %d passages in %d documents were drawn; %d passages have none",
-            *(sampled["sampled"], sampled["sentences"], sampled["passages"], sampled["documents"]),
+            sampled["sampled"],
+            sampled["sentences"],
+            sampled["passages"],
+            sampled["documents"],
             sampled["passages_without"],
         )

@@ -48,11 +48,11 @@ class MinedSet:
       questions: B questions.
       corpus: the N passages to which the rows point.
       positives: corpus rows, int32; none is empty.
-      positive_scores: float32, aligned with `positives`, the scorer's raw ones or the ranking's; nan if that does not tell.
+      positive_scores: float32, aligned with `positives`, the scorer's raw scores or the ranking's; nan if unknown.
       negatives: corpus rows, int32, the best ranked first; may be empty.
-      negative_scores: float32, aligned with `negatives`, likewise.
-      filters: what made a passage a negative.
-      report: what was kept and what was filtered.
+      negative_scores: float32, aligned with `negatives`, the scorer's raw scores or the ranking's.
+      filters: the filters that passages had to pass.
+      report: the numbers of passages that were kept and filtered.
       made_of: the corpus, the questions, the ranking and the scorer, as settings or hashes.
     """
 
@@ -144,12 +144,12 @@ def mine(
       split: the judgements of a BEIR folder.
       run: mine from this run instead of BM25: a file in any format that `read_run` reads, or
         {question id: {passage id: score}}.
-      negatives: negatives per question, at most.
+      negatives: the most negatives per question.
       ranks: first and last rank to draw from, counted from 1.
       depth: passages to rank, for the report; by default the last rank.
       margin: negatives score at most the best positive's score - margin.
-      relative_margin: and at most (1 - relative_margin) times that score.
-      answers: how to recognise passages that contain an answer, which are dropped; None keeps them.
+      relative_margin: negatives score at most (1 - relative_margin) times the best positive's score.
+      answers: the way to recognise passages that contain an answer, which are dropped; None keeps them.
       bm25: BM25's settings.
       scorer: a cross-encoder or another scorer, what `load_scorer` takes, or a function that loads one: it scores the
         positives and the passages that pass all other filters, and its raw scores become those of the result.
@@ -213,7 +213,7 @@ def mine(
             report.positive_scores_unknown,
         )
     ranking = None if run is None else "a run"
-    if isinstance(run, str | Path) and Path(run).is_file():  # What came through a pipe is gone.
+    if isinstance(run, str | Path) and Path(run).is_file():  # A pipe cannot be read again.
         ranking = f"{run}, sha256 {sha256(Path(run))}"
     made_of = {
         "corpus": corpus.fingerprint(),
@@ -236,7 +236,7 @@ def _judge(
 
 
 class _Lists:
-    """Rows and scores of one question after the other, as numbers alone."""
+    """Rows and scores of one question after the other, kept as numbers alone."""
 
     def __init__(self) -> None:
         self.offsets, self.rows, self.scores = array("q", [0]), array("i"), array("f")
@@ -322,7 +322,7 @@ def _rankings_of_run(
 
 
 def _line_of_hit(path: Path, question_id: str, passage_id: str) -> str:
-    """Where a run names a passage: the file, and the line of a TREC run."""
+    """The place at which a run names a passage: the file, and for a TREC run the line."""
     wanted = question_id.encode(), passage_id.encode()
     for number, line in numbered_bytes(path) if path.is_file() else ():
         if line.split()[:3:2] == [*wanted]:

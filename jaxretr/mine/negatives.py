@@ -1,4 +1,4 @@
-"""Hard negatives: which of the passages ranked for a question are used as wrong answers to it.
+"""Hard negatives: the choice of ranked passages that are used as wrong answers to a question.
 
 DPR takes them from BM25's hits without an answer (Karpukhin et al. 2020, section 3.2). A passage that a good ranking
 places near a positive is often an unjudged positive, hence the other filters: a window of ranks, and margins below the
@@ -19,7 +19,7 @@ from jaxretr.data.questions import Question
 from jaxretr.errors import UsageError
 from jaxretr.evaluate.answers import AnswerMatcher, Match
 
-# Why a ranked passage is not a negative, in the order of the checks: each counts under the first reason that applies.
+# Reasons why a ranked passage is not a negative, in the order of the checks: it counts under the first that applies.
 REASONS = {
     "outside_ranks": "outside the window of ranks",
     "surplus": "after enough negatives",
@@ -47,15 +47,16 @@ class Passages(Protocol):
 
 @dataclass(frozen=True)
 class Filters:
-    """What makes a ranked passage a negative.
+    """The conditions under which a ranked passage is a negative.
 
     Attributes:
-      negatives: the most for a question; the best ranked are taken.
-      first_rank: of the window, counted from 1.
-      last_rank: of the window, inclusive.
+      negatives: the most negatives of a question; the best ranked are taken.
+      first_rank: the first rank of the window, counted from 1.
+      last_rank: the last rank of the window, inclusive.
       margin: a negative scores at most the best positive's score less this; None: no such filter.
-      relative_margin: and at most the best positive's score less this share of its magnitude; None: no such filter.
-      answers: how answers are matched in the passages' texts (see `jaxretr.evaluate.answers`); None: not at all.
+      relative_margin: a negative scores at most the best positive's score less this share of its magnitude; None: no
+        such filter.
+      answers: how to match answers in the passages' texts (see `jaxretr.evaluate.answers`); None: no such filter.
     """
 
     negatives: int = 30
@@ -111,7 +112,7 @@ class Mined:
     Attributes:
       rows: corpus rows, integers [n], best ranked first.
       scores: their scores, float32 [n].
-      dropped: reason (of `REASONS`) -> number of ranked passages; with the n kept these are all the hits.
+      dropped: reason (of `REASONS`) -> number of ranked passages; together with the n kept these are all the hits.
       positive_scores: the score of each positive, as in the ranking.
       positive_rank: the rank of the first positive, from 1, or None if none was found.
       positive_unknown: whether the ranking has a score for none of the positives.
@@ -139,7 +140,7 @@ def hard_negatives(
       positives: the rows of each question's positives, [B][P].
       rankings: B rankings, taken one by one, so that they need not fit in memory.
       passages: the corpus of N rows, to which the positives' and the rankings' rows point.
-      filters: which passages to keep.
+      filters: the conditions for passages to be kept.
 
     Raises:
       ValueError: the numbers of questions, positives and rankings differ.
@@ -178,7 +179,7 @@ def _mine_one(
             return "zero_score"
         if score > ceiling:
             return "margin"
-        # Last: it costs more than all the others.
+        # Checked last, because it costs more than all the others.
         if matcher is not None and question.answers and matcher.has_answer(texts[row], question.answers):
             return "answer"
         return None
@@ -199,7 +200,7 @@ def _mine_one(
     ranks = (rank for rank, row in enumerate(rows, start=1) if row in positive_rows)
     positive_rank = next(ranks, None)
     if positive_rank is not None and abs(scores[positive_rank - 1]) < _NEXT_TO_ZERO:
-        positive_rank = None  # It only pads the list; it was not found.
+        positive_rank = None  # The positive only pads the list; it was not found.
     its_scores = ranking.positive_scores
     unknown = bool(np.isnan(its_scores).all())
     return Mined(ranking.rows[kept], ranking.scores[kept], dropped, its_scores, positive_rank, unknown)
@@ -235,12 +236,12 @@ def rankings_of_run(
 
 @dataclass
 class MiningReport:
-    """What was kept and what was filtered, over all questions.
+    """The numbers of passages that were kept and filtered, over all questions.
 
     Attributes:
       depth: passages ranked for a question.
       questions: number of questions.
-      negatives: number of negatives -> number of questions that have so many.
+      negatives: number of negatives -> number of questions that have this many.
       dropped: reason (of `REASONS`) -> ranked passages.
       positives_found: questions with a positive among the `depth` best passages.
       positive_scores_unknown: questions without a known positive score; a margin drops all their passages.

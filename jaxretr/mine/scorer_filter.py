@@ -1,4 +1,4 @@
-"""A scorer as the judge of mined negatives: which of them it finds too good, and its scores to distil from.
+"""A scorer as the judge of mined negatives: it drops those it finds too good, and gives scores to distil from.
 
 NV-Retriever (https://arxiv.org/abs/2407.15831) drops candidates that a teacher scores near the positive or above it, since
 they are often unjudged positives.
@@ -25,7 +25,7 @@ _QUESTIONS = 256
 
 @dataclass(frozen=True)
 class ScorerFilter:
-    """What a scorer must say of a candidate for it to be a negative.
+    """The conditions on a scorer's scores under which a candidate is a negative.
 
     Attributes:
       scorer: the model.
@@ -55,7 +55,7 @@ class ScorerFilter:
         return passes
 
     def probabilities(self, scores: np.ndarray) -> np.ndarray:
-        """Raw scores between 0 and 1, float64 [K]."""
+        """Maps raw scores to probabilities between 0 and 1, float64 [K]."""
         scores = scores.astype(np.float64)
         if isinstance(self.scorer, CrossEncoder):
             return np.exp(-np.logaddexp(0.0, -scores))
@@ -73,12 +73,12 @@ def judged_by_scorer(
     """Yields the negatives that pass a scorer, with its raw scores of them and of the positives.
 
     Args:
-      mined: of each of B questions all candidates, none of them left out for being surplus.
+      mined: all candidates of each of B questions, none of them left out for being surplus.
       questions: B questions.
       positives: the rows of all positives of each question, [B][P].
       passages: the corpus.
-      rule: what passes.
-      negatives: the most for a question; the best ranked are taken.
+      rule: the conditions for candidates to pass.
+      negatives: the most negatives of a question; the best ranked are taken.
     """
     rest = iter(mined)
     for start in range(0, len(questions), _QUESTIONS):
@@ -100,7 +100,7 @@ def judged_by_scorer(
 def _judged(mined: Mined, scores: np.ndarray, positive_scores: np.ndarray, rule: ScorerFilter, negatives: int) -> Mined:
     passing = np.flatnonzero(rule.passes(scores, positive_scores))
     kept = passing[:negatives]
-    # As in `hard_negatives`: what stands behind the last one that is kept was not looked at.
+    # As in `hard_negatives`, candidates behind the last one that is kept were not looked at.
     looked_at = int(kept[-1]) + 1 if len(kept) == negatives else len(scores)
     dropped = {
         **mined.dropped,

@@ -38,20 +38,20 @@ _PASSAGES_A_REPORT = 10_000
 # surrogate pair. Each is replaced by one plain space, so that positions stay the same.
 _NOT_FOR_THE_LIBRARY = re.compile(r"[^\S\x00-\x7f]|[\ud800-\udfff]")
 
-# It takes a full stop before a digit for a decimal point, including the stops of Chinese and Japanese.
+# sentencex takes a full stop before a digit for a decimal point, including the stops of Chinese and Japanese.
 _STOP_BEFORE_DIGIT = re.compile(r"(?<=[。！？｡])(?=\d)")  # noqa: RUF001
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which sentences of a passage become queries.
+    """The rule by which sentences of a passage become queries.
 
     Attributes:
       kind: "position": max(1, round(s / (base (i + 1)))) of s sentences of the passage at position i of its document;
         "uniform": the same number from each passage; "all": every sentence.
-      base: of "position".
-      per_passage: of "uniform".
-      seed: of the draw; all sentences of a passage are equally likely.
+      base: the base of "position".
+      per_passage: the number of sentences of "uniform".
+      seed: the seed of the draw; all sentences of a passage are equally likely.
     """
 
     kind: Literal["position", "uniform", "all"] = "position"
@@ -66,13 +66,13 @@ class Sampling:
             raise UsageError(f"at least 1 sentence per passage is required, not {self.per_passage}")
 
     def count(self, sentences: int, position: int) -> int:
-        """Returns how many sentences of a passage become queries.
+        """Returns the number of a passage's sentences that become queries.
 
         Halves are rounded to the even number, as Python's `round` does: 2.5 gives 2, 3.5 gives 4.
 
         Args:
-          sentences: of the passage.
-          position: of the passage in its document, from 0.
+          sentences: the number of sentences of the passage.
+          position: the position of the passage in its document, from 0.
         """
         if self.kind == "all":
             return sentences
@@ -81,12 +81,12 @@ class Sampling:
         return min(max(1, round(sentences / (self.base * (position + 1)))), sentences)
 
     def choose(self, sentences: int, position: int, row: int) -> list[int]:
-        """Returns which sentences become queries, in their order: a function of the arguments and the seed.
+        """Returns the sentences that become queries, in their order: a function of the arguments and the seed.
 
         Args:
-          sentences: of the passage.
-          position: of the passage in its document, from 0.
-          row: of the passage in the corpus.
+          sentences: the sentences of the passage.
+          position: the position of the passage in its document, from 0.
+          row: the row of the passage in the corpus.
         """
         count = self.count(sentences, position)
         if count == sentences:
@@ -209,13 +209,13 @@ def _positions_by_title(corpus: CorpusStream) -> Iterator[tuple[Passage, int]]:
 
 @dataclass
 class SentenceCounts:
-    """Counts of what was read and drawn.
+    """The counts of passages that were read and of sentences that were drawn.
 
     Attributes:
-      passages: of the corpus.
+      passages: passages of the corpus.
       passages_without: passages without a sentence, which give no query.
       documents: number of documents.
-      sentences: of all passages.
+      sentences: sentences of all passages.
       sampled: sentences drawn.
       queries: sentences that remain under the limit.
     """
@@ -255,10 +255,11 @@ def write_sentence_queries(
     """Writes the queries, in the order of the passages and of the sentences in them.
 
     Args:
-      folder: for a query store, sources.npy (int32 [Q], the row that each query is from) and counts.json, written last.
-      corpus: passages.
+      folder: the folder for a query store, sources.npy (int32 [Q], the row that each query is from) and counts.json,
+        which is written last.
+      corpus: the passages.
       documents: the position of each passage in its document.
-      sampling: which sentences.
+      sampling: the rule that chooses sentences.
       limit: keep at most this many, drawn evenly from all that were sampled.
       advance: called with the number of passages read since the last call.
 
@@ -298,10 +299,10 @@ def drawn(total: int, count: int, seed: int, purpose: str) -> np.ndarray:
     """Returns `count` different numbers below `total`, ascending, int64; each as likely as the others.
 
     Args:
-      total: how many there are.
-      count: at most `total`.
-      seed: of the draw.
-      purpose: draws for different purposes do not depend on each other.
+      total: the number of numbers to draw from.
+      count: the number of draws, at most `total`.
+      seed: the seed of the draw.
+      purpose: a name; draws for different purposes do not depend on each other.
     """
     of_purpose = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=4).digest(), "little")
     return np.sort(np.random.default_rng([seed, of_purpose]).choice(total, count, replace=False, shuffle=False))

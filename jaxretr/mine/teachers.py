@@ -36,13 +36,13 @@ _ROWS, _SCORES = "rows.npy", "scores.npy"
 _PASSAGES = 50_000
 _QUERIES = 16_384
 
-# Of embeddings on a device that does not report its memory.
+# Bytes of embeddings on a device that does not report its memory.
 _RESIDENT_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
 class Task:
-    """What every teacher ranks.
+    """The task that every teacher gets: passages to rank for queries.
 
     Attributes:
       corpus: N passages.
@@ -66,11 +66,11 @@ class Ranker(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name on the command line and in the set."""
+        """The teacher's name on the command line and in the set."""
         ...
 
     def identity(self) -> dict[str, Any]:
-        """Returns what determines its ranking; a set that is continued must agree in it."""
+        """Returns the facts that decide its ranking; a set that is continued must agree in them."""
         ...
 
     def rank(self, task: Task, folder: Path) -> Ranking:
@@ -110,7 +110,7 @@ def file_digest(path: str | Path, stem: str = "") -> str:
 
 @dataclass(frozen=True)
 class Bm25Teacher:
-    """BM25; equal scores by passage id."""
+    """A teacher that ranks by BM25; equal scores by passage id."""
 
     settings: Bm25Settings
     name: str = "bm25"
@@ -137,7 +137,7 @@ class Bm25Teacher:
 
 @dataclass(frozen=True)
 class RunTeacher:
-    """A run over the given queries; equal scores by passage id, as for BM25."""
+    """A teacher that ranks by a run over the given queries; equal scores by passage id, as for BM25."""
 
     name: str
     path: str
@@ -159,7 +159,10 @@ class RunTeacher:
         if without:
             log.warning(
                 "%s: no hits for %d of %d queries (the first: '%s'); they are dropped",
-                *(self.path, len(without), len(task.query_ids), without[0]),
+                self.path,
+                len(without),
+                len(task.query_ids),
+                without[0],
             )
         ranked = [_best(run.get(id, {}), task.depth) for id in task.query_ids]
         wanted = {id for ids in ranked for id in ids}
@@ -186,7 +189,7 @@ def _best(hits: Mapping[str, float], depth: int) -> list[str]:
 
 @dataclass(frozen=True)
 class ModelTeacher:
-    """A dense model, by exact search; equal scores by row."""
+    """A teacher that ranks by a dense model's exact search; equal scores by row."""
 
     name: str
     model: str
@@ -194,7 +197,7 @@ class ModelTeacher:
     def identity(self) -> dict[str, Any]:
         from jaxretr.stores.fingerprints import model_fingerprint
 
-        # Of the question side, which includes a combined model's weights.
+        # The fingerprint of the question side, which includes a combined model's weights.
         return {"fingerprint": model_fingerprint(self._encoder, "question")}
 
     def rank(self, task: Task, folder: Path) -> Ranking:
@@ -256,7 +259,7 @@ class ModelTeacher:
 
 
 class _Done:
-    """How many passages and queries are finished; stored in a file."""
+    """The numbers of finished passages and queries, stored in a file."""
 
     def __init__(self, path: Path):
         self._path = path

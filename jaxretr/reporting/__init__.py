@@ -1,1 +1,1 @@
-"""`jaxretr report`: one page about training runs, made of files that the runs left and of searches with their models."""
+"""`jaxretr report`: a page about training runs, made of the runs' files and of searches with their models."""

@@ -1,4 +1,4 @@
-"""The curves of runs as SVG: loss, metrics of the evaluations, staleness, negatives, and whatever else a run logs."""
+"""The curves of runs as SVG: loss, metrics of the evaluations, staleness, negatives, and any others that a run logs."""
 
 import io
 import math
@@ -8,9 +8,9 @@ from typing import NamedTuple
 from jaxretr.evaluate import plots
 from jaxretr.reporting.run_files import RunFiles
 
-# Only lines about training steps have it.
+# A field that only lines about training steps have.
 _RATE = "examples_per_s"
-# In this order; what is not named comes after them.
+# The order of the panels; panels that are not named come after these.
 _FIRST = (
     "loss",
     "loss (evaluation)",
@@ -25,7 +25,7 @@ _FIRST = (
     "staleness_retrieved",
     "negatives",
 )
-# More measures of one evaluation say the same.
+# The most measures of one evaluation that are drawn: further ones say the same.
 _MOST = 12
 _SIZE = (3.6, 2.5)
 
@@ -35,7 +35,7 @@ Point = tuple[int, float]
 
 
 class Curve(NamedTuple):
-    """One panel."""
+    """A panel with the curves of one metric."""
 
     metric: str
     svg: str
@@ -44,7 +44,7 @@ class Curve(NamedTuple):
 def draw(runs: Sequence[RunFiles]) -> list[Curve]:
     """Draws a panel for each metric that was reported at several steps, with a line for each run that reports it.
 
-    What training and evaluation report under one name, such as the loss, gets a panel each.
+    A name under which both training and evaluation report, such as the loss, gets a panel for each.
     """
     found: dict[str, list[list[Point]]] = {}
     for number, run in enumerate(runs):

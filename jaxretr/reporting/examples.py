@@ -1,4 +1,4 @@
-"""Searches side by side: what several systems find for the same questions, with the words that match."""
+"""Searches side by side: the passages that several systems find for the same questions, with the words that match."""
 
 import re
 from collections import Counter
@@ -12,10 +12,10 @@ from jaxretr.data.questions import Question
 from jaxretr.evaluate.measuring import Run
 from jaxretr.search.bm25.words import stems_of
 
-# Characters of a passage that are shown, and how far before the first matching word they begin.
+# Characters of a passage that are shown, and the distance before the first matching word at which they begin.
 _SHOWN, _BEFORE = 240, 60
 _RUN = re.compile(r"\w+")
-# A word in more than this share of the passages, of which so many are looked at, is common.
+# A word in more than this share of the passages is common; and the number of passages that are looked at.
 _COMMON, _SAMPLED = 0.1, 2000
 
 
@@ -26,36 +26,36 @@ class Hit(NamedTuple):
     text: Markup
     score: float
     relevant: bool | None
-    """Whether it is judged to answer the question; None without judgements."""
+    """Whether the passage is judged to answer the question; None without judgements."""
 
 
 class Column(NamedTuple):
-    """What one system found."""
+    """The first hits of one system."""
 
     name: str
     hits: list[Hit]
     rank: int | None
-    """Of the first relevant passage, from 1; None where it was not found, or nobody knows."""
+    """The rank of the first relevant passage, from 1; None where none was found, or without judgements."""
 
 
 class Example(NamedTuple):
-    """A question and what the systems found for it."""
+    """A question, and each system's first hits for it."""
 
     question: str
     columns: list[Column]
 
 
 def choose(questions: Sequence[Question], runs: Sequence[Run], relevant: dict[str, set[str]], count: int) -> list[int]:
-    """Chooses questions that say something, the same ones for the same runs.
+    """Chooses informative questions, the same ones for the same runs.
 
-    In turn: one that the last system answers and the first does not, one of the opposite, one that both answer, each
-    the first of its kind in the questions' order; what is left over is spread evenly over all questions.
+    Takes in turn one that the last system answers and the first does not, one of the opposite, and one that both
+    answer, each the first of its kind in the questions' order; the rest is spread evenly over all questions.
 
     Args:
-      questions: in their order.
-      runs: of the systems, from the baseline to the model.
+      questions: the questions in their order.
+      runs: the runs of the systems, from the baseline to the model.
       relevant: question id -> ids of the passages judged to answer it; empty without judgements.
-      count: how many to choose.
+      count: the number of questions to choose.
     """
 
     def first(run: Run, question: Question) -> bool:
@@ -77,7 +77,7 @@ def choose(questions: Sequence[Question], runs: Sequence[Run], relevant: dict[st
 
 
 def common_stems(corpus: Corpus) -> set[str]:
-    """The words that stand in so many passages that a match says nothing, such as "the"."""
+    """The stems of words in so many passages that a match says nothing, such as "the"."""
     rows = range(0, len(corpus), max(1, len(corpus) // _SAMPLED))
     counts = Counter(stem for row in rows for stem in set(stems_of(corpus.texts[row])))
     return {stem for stem, count in counts.items() if count > _COMMON * len(rows)}
@@ -91,7 +91,7 @@ def show(
     common: set[str],
     depth: int = 3,
 ) -> Example:
-    """What the systems found for a question: their first passages, and where the first relevant one is.
+    """Collects each system's first passages for a question, and the rank of the first relevant one.
 
     Args:
       question: the question.
@@ -126,7 +126,7 @@ def marked(text: str, stems: set[str]) -> Markup:
 
 
 def _matches(text: str, stems: set[str]) -> Iterator[tuple[int, int]]:
-    """Where the matching words are, from left to right."""
+    """Yields the places of the matching words, from left to right."""
     for run in _RUN.finditer(text):
         words = stems_of(run.group())
         if len(words) == 1:

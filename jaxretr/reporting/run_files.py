@@ -1,4 +1,4 @@
-"""What a training run left in its folder, as a report reads it."""
+"""The files that a training run left in its folder, as a report reads them."""
 
 import json
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ class RunFiles:
 
     Attributes:
       name: the folder's own name.
-      folder: the run's.
-      config: its settings.
-      lines: those of metrics.jsonl, in order.
+      folder: the run's folder.
+      config: the run's settings.
+      lines: the lines of metrics.jsonl, in order.
       best: {"step", "figures"} of the best evaluation; None without one.
-      starts: on what it was started and resumed, as `jaxretr.train` notes in environment.json; runs of older versions
-        have none.
+      starts: the machines and versions on which it was started and resumed, as `jaxretr.train` notes in
+        environment.json; runs of older versions have none.
     """
 
     name: str
@@ -37,7 +37,7 @@ class RunFiles:
         """Reads a run's folder.
 
         Raises:
-          UserError: it is none, or a file of it is damaged.
+          UserError: it is not a run's folder, or a file of it is damaged.
         """
         path = as_path(folder)
         if not (path / "config.json").exists() or not (path / "metrics.jsonl").exists():
@@ -52,18 +52,18 @@ class RunFiles:
 
     @property
     def model(self) -> Path | None:
-        """The folder of the best model, or of the last; None where a run has saved none yet."""
+        """The folder of the best model, or of the last one; None where the run has saved none yet."""
         path = self.folder / "model"
         return path if path.is_dir() else None
 
     @property
     def steps(self) -> int:
-        """The last step that metrics are known of."""
+        """The last step that has metrics."""
         return max((line["step"] for line in self.lines), default=0)
 
     @property
     def seconds(self) -> dict[str, float]:
-        """What each part of the run took, summed over all its lines."""
+        """The seconds of each part of the run, summed over all its lines."""
         total: dict[str, float] = {}
         for line in self.lines:
             for name, value in line.items():

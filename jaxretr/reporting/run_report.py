@@ -27,7 +27,7 @@ _TEMPLATE = Path(__file__).with_name("page.html")
 
 
 class Cell(NamedTuple):
-    """A mean with its interval, as printed."""
+    """A mean with its interval, in the form that is printed."""
 
     mean: str
     interval: str
@@ -36,7 +36,7 @@ class Cell(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The first run against one system on one metric, as printed."""
+    """The first run against one system on one metric, in the form that is printed."""
 
     system: str
     metric: str
@@ -53,10 +53,10 @@ class RunReport:
     """A page about runs.
 
     Attributes:
-      runs: what they left.
-      comparison: the first run against BM25, what it began with and the other runs; None without questions to measure.
-      examples: searches side by side.
-      out: where the page was written.
+      runs: the runs, as read from their files.
+      comparison: the first run against BM25, the encoder that it began with and the other runs; None without questions.
+      examples: the searches side by side.
+      out: the file of the page.
     """
 
     runs: Sequence[RunFiles]
@@ -83,16 +83,16 @@ def report(
     """Writes one self-contained HTML page about training runs.
 
     It shows each run's settings, curves of everything that was logged, a table of the metrics with 95% bootstrap
-    intervals and paired tests, searches side by side with the matching words marked, and what the runs ran on.
+    intervals and paired tests, searches side by side with the matching words marked, and the machines of the runs.
 
     Args:
       runs: folders of runs; tests and searches compare the first with the others, with BM25, and with the encoder that
         it began with.
       out: the page; an older one is replaced.
       beir: BEIR folder to measure on; by default the questions that the first run was evaluated on while it trained.
-      split: of the folder's judgements.
+      split: the split of the folder's judgements.
       examples: questions whose searches are shown.
-      search: False: only what the runs logged, without searching.
+      search: whether to search; False: the page shows only what the runs logged.
 
     Raises:
       UserError: a folder is no run, or the data of the first run is gone.
@@ -129,13 +129,13 @@ def write_page(
     """Writes the page about runs whose searches were measured already.
 
     Args:
-      runs: what they left.
+      runs: the runs, as read from their files.
       comparison: the systems that were measured; the first is the one that the others are compared with.
-      on: what they were measured on; None where `comparison` is.
+      on: the corpus and questions that they were measured on; None where `comparison` is None.
       out: the page.
       examples: questions whose searches are shown.
-      shown: names of the systems whose searches are shown, from the baseline to the model; by default BM25, what the
-        first run began with, and the runs.
+      shown: names of the systems whose searches are shown, from the baseline to the model; by default BM25, the encoder
+        that the first run began with, and the runs.
     """
     found = [] if comparison is None or on is None else _examples(comparison, on, examples, shown)
     with atomic_write(out) as file:
@@ -144,7 +144,7 @@ def write_page(
 
 
 def _with_different_names(runs: Sequence[RunFiles]) -> list[RunFiles]:
-    """Names with as much of their paths as tells them apart."""
+    """Returns the runs with different names: where any are equal, each gets the name of its parent folder before it."""
     names = [run.name for run in runs]
     if len(set(names)) == len(names):
         return list(runs)
@@ -154,7 +154,7 @@ def _with_different_names(runs: Sequence[RunFiles]) -> list[RunFiles]:
 def _examples(comparison: Report, on: searches.TestSet, count: int, shown: Sequence[str]) -> list[Example]:
     systems = dict(zip(comparison.names, comparison.systems, strict=True))
     first, *others = systems
-    # From left to right as a reader's eye goes: the baseline, what the run began with, then the runs.
+    # In the order of reading: the baseline, the encoder that the run began with, then the runs.
     order = list(shown) or [name for name in others if name in (searches.BM25, searches.BEFORE)]
     order += [] if shown else [first, *(name for name in others if name not in order)]
     relevant = on.relevant()
@@ -195,7 +195,7 @@ def _page(
 
 
 def _rows(comparison: Report) -> list[tuple[str, list[Cell]]]:
-    """Each system's means in percent with the bootstrap interval of each mean."""
+    """The rows of the table: each system's means in percent with their bootstrap intervals."""
     rows = []
     for place, name in enumerate(comparison.names):
         cells = []
@@ -230,14 +230,14 @@ def _differences(comparison: Report) -> list[Difference]:
 
 
 def _changed(run: RunFiles) -> list[tuple[str, Any]]:
-    """The settings that are not the defaults of this kind of run."""
+    """The settings that differ from the defaults of this kind of run."""
     usual = _flat(_defaults(type(run.config), run.config))
     found = _flat(to_json(run.config))
     return [(name, value) for name, value in found.items() if name not in usual or usual[name] != value]
 
 
 def _defaults(kind: Any, values: Any) -> dict[str, Any]:
-    """The defaults of a section as JSON values; of a section without one, those of its settings."""
+    """The defaults of a section as JSON values; for a section without a default, those of its settings."""
     found: dict[str, Any] = {}
     for each in dataclasses.fields(kind):
         value = getattr(values, each.name)

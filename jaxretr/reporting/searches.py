@@ -1,4 +1,4 @@
-"""The systems that a report compares: BM25, the encoder that a run began with, and what it became."""
+"""The systems that a report compares: BM25, the encoder that a run began with, and the encoder that it became."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -29,12 +29,12 @@ BM25, BEFORE = "BM25", "before training"
 
 
 class TestSet(NamedTuple):
-    """What is searched, and the questions that it is searched for."""
+    """A corpus to search, and the questions to search it for."""
 
     corpus: Corpus
     questions: list[Question]
     qrels: dict[str, dict[str, int]] | None
-    """None: the questions' answers are matched."""
+    """The judgements; None: the questions' answers are matched."""
     source: str
 
     def relevant(self) -> dict[str, set[str]]:
@@ -44,7 +44,7 @@ class TestSet(NamedTuple):
 
 
 def test_set(run: RunFiles, beir: str | Path | None, split: str) -> TestSet | None:
-    """The questions of a BEIR folder, or without one those that the run was evaluated on; None where it was on none.
+    """The questions of a BEIR folder, or without one those of the run's own evaluation; None if it had none.
 
     Raises:
       UserError: the run's files are no longer where its config says.
@@ -89,7 +89,7 @@ def before(run: RunFiles) -> Encoder | None:
 
 
 def compare(runs: Sequence[RunFiles], on: TestSet) -> Report:
-    """Searches with every run's model, with what the first began with, and with BM25.
+    """Searches with every run's model, with the encoder that the first began with, and with BM25.
 
     Returns:
       The first run against the others: BM25 and BEFORE come first among the baselines, then the further runs.

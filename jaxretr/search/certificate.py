@@ -1,6 +1,6 @@
-"""The recall certificate of an approximate index: what it finds of what exact search finds, and how fast.
+"""The recall certificate of an approximate index: the share of exact search's hits that it finds, and how fast.
 
-What is said of a kind of index alone is in its own file: scann/certificate.py, engine_certificate.py.
+The parts that belong to one kind of index are in files of their own: scann/certificate.py, engine_certificate.py.
 """
 
 import importlib.metadata
@@ -31,7 +31,7 @@ DEPTHS = (10, 100)
 # Two-sided 95%.
 _Z = 1.96
 
-# One-sided 99%, times the root of 2: as many other questions, whose mean recall varies as much, shall show the target as
+# One-sided 99%, times the root of 2: as many other questions, whose mean recall varies as much, must show the target as
 # well. Of many settings the fastest that seems good enough is one that was lucky, so a small share of misses remains.
 _CERTAIN_Z = 2.326 * 2**0.5
 
@@ -53,16 +53,16 @@ class Recall:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What a target's setting does.
+    """The recall and the speed of one target's setting.
 
     Attributes:
       target: recall@`tuned_k` asked for.
       tuned_k: the depth of the target.
       reached: whether the tuning questions showed it with 99% certainty.
-      recalls: at `tuned_k` (first), 10 and 100.
+      recalls: the recalls at `tuned_k` (first), 10 and 100.
       batch_per_second: questions, one thread, all in one batch, `tuned_k` results.
       single_per_second: questions one by one, one thread.
-      p50_ms, p99_ms: of these.
+      p50_ms, p99_ms: the median and the 99th percentile of the times of single questions, in milliseconds.
     """
 
     target: float
@@ -84,13 +84,13 @@ class Certificate(ABC):
     """The contents of certificate.json.
 
     Attributes:
-      questions: how many, none of which the settings were tuned on.
+      questions: the number of certification questions, none of which the settings were tuned on.
       of: "questions", or "passages" where passages of the index stood in for them.
       rows, dim: N and D.
-      seed: of the split of the questions, and of other samples.
-      model: whose embeddings these are, where it is known.
-      machine, threads: where the times were taken, and how many threads it has.
-      versions: of Python, jaxretr, numpy and the index's library.
+      seed: the seed of the split of the questions, and of other samples.
+      model: the model that made the embeddings, where it is known.
+      machine, threads: the machine on which the times were taken, and the number of its threads.
+      versions: the versions of Python, jaxretr, numpy and the index's library.
       lines: one for each target.
       stale: rows were added or deleted since.
     """
@@ -109,7 +109,7 @@ class Certificate(ABC):
 
     @abstractmethod
     def made(self) -> str:
-        """What the index is, for people."""
+        """Describes the index in words, for people."""
 
     def more(self) -> list[str]:
         """Lines that the table for people ends with."""
@@ -126,8 +126,8 @@ def recall_bounds(recalls: NDArray[np.float64], z: float = _Z) -> tuple[float, f
     each. So that all of few questions were answered perfectly proves little.
 
     Args:
-      recalls: of each question.
-      z: how many standard errors to either side; 1.96 for 95% between the ends.
+      recalls: the recall of each question.
+      z: the number of standard errors to either side; 1.96 for 95% between the ends.
 
     Returns:
       The lower and the upper end.
@@ -142,7 +142,7 @@ def recall_bounds(recalls: NDArray[np.float64], z: float = _Z) -> tuple[float, f
 
 
 def recall(found: NDArray[np.int64], exact: NDArray[np.int64], own: NDArray[np.int64], k: int) -> NDArray[np.float64]:
-    """Which share of the k exact neighbours of each question was found.
+    """Computes the share of each question's k exact neighbours that was found.
 
     Args:
       found: rows [B, at least k], and one more where a question is a row itself; -1 for none.
@@ -161,20 +161,20 @@ def recall(found: NDArray[np.int64], exact: NDArray[np.int64], own: NDArray[np.i
 
 
 def certain_recall(recalls: NDArray[np.float64], k: int) -> float:
-    """The recall@k that as many other questions show as well, with 99% certainty.
+    """The recall@k that as many other questions would reach with 99% certainty.
 
     Args:
-      recalls: of each tuning question.
+      recalls: the recall of each tuning question.
       k: depth.
     """
-    # As though one more question had missed a neighbour: that few questions found all of them proves little.
+    # Counts one more question that missed a neighbour, because it proves little that few questions found all of them.
     return recall_bounds(np.append(recalls, 1 - 1 / k), _CERTAIN_Z)[0]
 
 
 def measure_recalls(
     search: Search, questions: np.ndarray, exact: NDArray[np.int64], own: NDArray[np.int64], depths: Sequence[int]
 ) -> tuple[Recall, ...]:
-    """The recalls of a setting at some depths, each depth searched for by itself."""
+    """Measures the recalls of a setting at some depths, with a search of its own for each depth."""
     found = []
     for k in dict.fromkeys(min(depth, exact.shape[1]) for depth in depths):
         rows = search(questions, k + int((own >= 0).any()), cpu_threads())[1]
@@ -185,7 +185,7 @@ def measure_recalls(
 
 
 def measure_speed(search: Search, questions: np.ndarray, k: int) -> dict[str, float]:
-    """The times of `Line`; the first search warms up."""
+    """Measures the times of `Line`; the first search warms up."""
     search(questions[:64], k, 1)
     began = time.perf_counter()
     search(questions, k, 1)
@@ -220,8 +220,8 @@ def read(folder: Path, kind: type[C]) -> C:
     """Reads certificate.json.
 
     Args:
-      folder: where it is.
-      kind: of the certificate.
+      folder: the folder that holds it.
+      kind: the class of certificate to read.
 
     Raises:
       UserError: it is missing or broken.

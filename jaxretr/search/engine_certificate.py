@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 # Questions of each half: a database answers them one by one, and a recall of 0.99 is certain with 1,100 and more.
 MOST_QUESTIONS = 1200
 
-# Fewer passages are searched exactly by whoever asks, and prove nothing.
+# The fewest passages to certify: fewer are searched exactly, and prove nothing.
 FEWEST_ROWS = 4
 
 # (questions [B, D], k, width) -> rows int64 [B, k], best first, -1 for none.
@@ -31,7 +31,7 @@ WidthSearch = Callable[[np.ndarray, int, int], NDArray[np.int64]]
 
 @dataclass(frozen=True, kw_only=True)
 class Width:
-    """What reaches a target.
+    """The width of the graph's search that reaches a target.
 
     Attributes:
       target: recall@k asked for.
@@ -51,7 +51,7 @@ def settings_of(facts: Mapping[str, Any]) -> list[Width]:
 
 @dataclass(frozen=True, kw_only=True)
 class Line(certificates.Line):
-    """What a target's setting does.
+    """The recall and the speed of one target's width.
 
     Attributes:
       width: candidates that the graph's search holds.
@@ -65,10 +65,10 @@ class Line(certificates.Line):
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate(certificates.Certificate):
-    """What was measured of a database's index.
+    """The certificate of a database's index.
 
     Attributes:
-      index: what it is, for people.
+      index: the kind of index and its parameters, for people.
       lines: one for each target.
     """
 
@@ -81,12 +81,12 @@ class Certificate(certificates.Certificate):
 
 @dataclass(frozen=True)
 class Asked:
-    """What the recall is measured with.
+    """Questions, and the exact neighbours that recall is measured against.
 
     Attributes:
-      questions: those of tuning and of the certificate.
-      exact: the exact neighbours of all of them, int64 [Q, DEPTH or fewer], the best first.
-      own: for each the row that it is itself, or -1, [Q].
+      questions: the tuning and the certification questions.
+      exact: the exact neighbours of all questions, int64 [Q, DEPTH or fewer], the best first.
+      own: the row that each question is itself, or -1, [Q].
     """
 
     questions: Questions
@@ -119,10 +119,10 @@ def tune(search: WidthSearch, asked: Asked, targets: Sequence[float], k: int, wi
 
     Args:
       search: the index.
-      asked: its tuning questions are used.
+      asked: the questions, of which the tuning ones are used.
       targets: recalls@k.
       k: their depth.
-      widths: to choose among, ascending.
+      widths: the widths to choose among, ascending.
     """
     part = asked.questions.tune
     vectors, exact, own = asked.questions.vectors[part], asked.exact[part], asked.own[part]
@@ -142,7 +142,11 @@ def tune(search: WidthSearch, asked: Asked, targets: Sequence[float], k: int, wi
             log.warning(
                 "recall@%d of %g is not reached for certain: with %d candidates %.4f is certain on %d tuning questions; "
                 "give more questions, or a lower target",
-                *(k, target, width, certain[width], len(vectors)),
+                k,
+                target,
+                width,
+                certain[width],
+                len(vectors),
             )
         chosen.append(Width(target=target, width=width, reached=bool(enough)))
     return chosen
@@ -155,11 +159,11 @@ def certify(
 
     Args:
       search: the index.
-      asked: its certification questions are used.
-      settings: of the targets.
-      k: their depth.
-      packages: whose versions are stated.
-      facts: rows, dim, seed, model and index of `Certificate`.
+      asked: the questions, of which the certification ones are used.
+      settings: the width of each target.
+      k: the depth of the targets.
+      packages: Python packages whose versions the certificate states.
+      facts: the fields rows, dim, seed, model and index of `Certificate`.
     """
     part = asked.questions.certify
     vectors, exact, own = asked.questions.vectors[part], asked.exact[part], asked.own[part]
@@ -199,10 +203,10 @@ def width_of(settings: Sequence[Width], target: float | None, index: str) -> int
 
 
 def check_again(certificate: Certificate, search: WidthSearch, asked: Asked) -> list[str]:
-    """What is wrong with a certificate now: recalls below what it states, by more than chance.
+    """Measures again, and lists the recalls that lie below the certificate's by more than chance.
 
     Args:
-      certificate: what was measured when the index was made.
+      certificate: the measurements made with the index.
       search: the index as it is now.
       asked: certification questions alone, with their neighbours as they are now.
     """
@@ -210,7 +214,7 @@ def check_again(certificate: Certificate, search: WidthSearch, asked: Asked) -> 
     for line in certificate.lines:
         stated = line.recalls[0]
         found = certificates.measure_recalls(
-            *(_at(search, line.width), asked.questions.vectors, asked.exact, asked.own, (line.tuned_k,))
+            _at(search, line.width), asked.questions.vectors, asked.exact, asked.own, (line.tuned_k,)
         )[0]
         if found.high < stated.low:
             problems.append(

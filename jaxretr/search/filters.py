@@ -1,4 +1,4 @@
-"""Which rows a search may find: ids to allow or to deny, and fields that must have a value."""
+"""Filters of the rows that a search may find: ids to allow or to deny, and fields that must have a value."""
 
 import json
 import math
@@ -13,7 +13,7 @@ import numpy as np
 from jaxretr.data.text_rows import RowError, check_utf8, find_input, json_lines, numbered_lines, string_field
 from jaxretr.errors import UserError, did_you_mean
 
-# What a field may hold, as JSON does.
+# The values that a field may hold, which are JSON's.
 Value = str | int | float | bool | None
 Metadata = Mapping[str, Sequence[Value]]
 Where = Mapping[str, Any]
@@ -111,7 +111,7 @@ class Filters:
 
 
 def unknown_field(field: str, known: Iterable[str]) -> UserError:
-    """What is raised for a field that an index does not have."""
+    """The error for a field that an index does not have."""
     names = list(known)
     there = f"it has {', '.join(names)}" if names else "it has none"
     return UserError(f"where: no field {field!r} in the index{did_you_mean(str(field), names) or f'; {there}'}")
@@ -139,7 +139,7 @@ def wanted_values(where: Where, known: Iterable[str]) -> dict[str, list[Value]]:
 
 
 def is_value(value: Any) -> bool:
-    """Whether a field can hold it: a string, a finite number, a truth value or None."""
+    """Whether a field can hold the value: a string, a finite number, a truth value or None."""
     return value is None or (type(value) in (str, int, float, bool) and (type(value) is str or math.isfinite(value)))
 
 
@@ -203,7 +203,7 @@ _IDS = ("_id", "id", "docid")
 
 @dataclass(frozen=True)
 class RowFilter:
-    """What a passage must fulfil to be found, whichever index it is in.
+    """The conditions that a passage must meet to be found, for every kind of index.
 
     Values of fields are compared as text, as JSON writes them: 2019 and "2019" are the same.
 
@@ -226,9 +226,9 @@ class RowFilter:
         """Returns which rows pass.
 
         Args:
-          ids: those of the index, N.
+          ids: the index's N ids.
           metadata: the index's own fields, field -> N values.
-          index: what messages call the index.
+          index: the index's name in messages.
 
         Returns:
           bool [N]; None without filters.

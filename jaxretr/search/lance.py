@@ -26,7 +26,7 @@ Expr: TypeAlias = Any
 """LanceDB's expression."""
 
 KIND = "lance"
-"""What the manifest of a folder calls it."""
+"""The kind that the manifest of a folder names."""
 
 TABLE = "passages"
 VECTOR = "embedding"
@@ -65,13 +65,13 @@ def as_cell(value: Value) -> str:
 def batch(
     first: int, rows: Sequence[tuple[str, str, str, Mapping[str, Value]]], vectors: np.ndarray, fields: Sequence[str]
 ) -> Any:
-    """Some rows in LanceDB's form.
+    """Turns rows into a record batch for LanceDB.
 
     Args:
-      first: the number of the first.
-      rows: n of (id, title, text, metadata).
-      vectors: float32 [n, D].
-      fields: of the whole table.
+      first: the number of the first row.
+      rows: (id, title, text, metadata) of n rows.
+      vectors: the rows' vectors, float32 [n, D].
+      fields: the fields of the whole table.
     """
     ids, titles, texts, metadata = zip(*rows, strict=True)
     columns: list[Any] = [pa.array(range(first, first + len(rows)), pa.int64())]
@@ -85,11 +85,11 @@ def batch(
 
 @dataclass(frozen=True)
 class Found:
-    """What a question found, best first.
+    """The hits of one question, best first.
 
     Attributes:
-      rows: int64 [n], n <= k.
-      ids: theirs.
+      rows: row numbers, int64 [n], n <= k.
+      ids: the rows' ids.
       scores: inner products, float64 sums rounded to float32, [n].
     """
 
@@ -100,14 +100,14 @@ class Found:
 
 @dataclass(frozen=True)
 class Only:
-    """Which rows may be found; see the attributes of `jaxretr.search.pgvector.searching.Only`."""
+    """The filter of a search; its fields are those of `jaxretr.search.pgvector.searching.Only`."""
 
     where: Where = field(default_factory=dict)
     allow: Sequence[str] | None = None
     deny: Sequence[str] = ()
 
     def condition(self, fields: Sequence[str]) -> Expr | None:
-        """The condition; None if every row may be found.
+        """The filter as LanceDB's expression; None if every row may be found.
 
         Raises:
           UserError: an unknown field, or what is no value of a field.
@@ -131,7 +131,7 @@ class LanceTable:
     """A table to search.
 
     Attributes:
-      fields: of the metadata, in the order of their columns.
+      fields: the fields of the metadata, in the order of their columns.
       dim: D.
     """
 
@@ -158,7 +158,7 @@ class LanceTable:
           vectors: float32 [B, D].
           k: rows per question.
           width: candidates that the graph's search holds; None: every row is scored.
-          only: which rows may be found.
+          only: the filter.
 
         Returns:
           B results; in those of an exact search, equal scores are in the order of rows.
@@ -178,7 +178,7 @@ class LanceTable:
         ]
 
     def rows(self, ids: Sequence[str], columns: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Some columns of the rows with these ids, by id; unknown ids are left out."""
+        """Reads some columns of the rows with these ids, by id; unknown ids are left out."""
         wanted = list({name for name in ids if _is_text(name)})
         if not wanted:
             return {}

@@ -25,7 +25,7 @@ MOST = 2000
 
 
 class Passages(Protocol):
-    """What `stand_ins` needs of an index or of what it is made of."""
+    """The interface that `stand_ins` needs: an index, or the passages it is made of."""
 
     @property
     def ids(self) -> Sequence[str]: ...
@@ -33,7 +33,7 @@ class Passages(Protocol):
     def __len__(self) -> int: ...
 
     def vector(self, row: int) -> NDArray[np.float32]:
-        """float32 [D]."""
+        """The vector of a row, float32 [D]."""
         ...
 
 
@@ -43,9 +43,9 @@ class Questions:
 
     Attributes:
       vectors: float32 [Q, D].
-      tuning: how many of them, from the first, are for tuning; the others certify.
-      stand_ins: they are passages of the index.
-      own: for each the id of the passage that it is, or None.
+      tuning: the number of questions, from the first, that are for tuning; the others certify.
+      stand_ins: whether the questions are passages of the index.
+      own: the id of the passage that each question is, or None.
       neighbours: for each certification question the ids of its exact neighbours, the best first; empty before
         `with_neighbours`.
     """
@@ -72,7 +72,7 @@ class Questions:
 
 
 def split(questions: np.ndarray, seed: int, most: int = MOST) -> Questions:
-    """Draws who tunes and who certifies: half each, at most `most`."""
+    """Draws the questions that tune and those that certify: half each, at most `most`."""
     if len(questions) < 2:
         raise UserError(f"questions: {len(questions)} is too few; one half is tuned on and the other certifies")
     order = np.random.default_rng(seed).permutation(len(questions))
@@ -123,7 +123,7 @@ def write(folder: Path, questions: Questions) -> None:
 
 
 def read(folder: Path, dim: int) -> Questions:
-    """Reads them.
+    """Reads the questions that `write` wrote.
 
     Raises:
       UserError: a file is missing or broken.

@@ -30,7 +30,7 @@ def loaded_scorer(scorer: AnyScorer) -> Scorer:
 
 
 def name_of_scorer(scorer: Scorer) -> str:
-    """What messages call a scorer: where it was loaded from."""
+    """The name of a scorer in messages: the place it was loaded from."""
     return scorer.source or "a scorer that was not loaded from a folder"
 
 
@@ -51,13 +51,13 @@ def rerank_hits(
 
     Args:
       scorer: the model; it is loaded once all hits are known to be in the corpus.
-      hits: of each question, best first.
+      hits: the hits of each question, best first.
       questions: at least those of `hits`.
       corpus: at least the passages among the first `depth` hits.
       depth: hits of a question that are scored. Those behind them are dropped, since their scores are of another kind.
         None: all.
       chunk: pairs at a time.
-      batch_size: pairs a batch; None: what suits the device.
+      batch_size: pairs per batch; None: chosen for the device.
       out: the file that will be written; scores of finished chunks are kept next to it. None: they are not kept.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a search finds, and writing it as a run file in TREC's format, DPR's, or lines of JSON."""
+"""The hits of a search, and writing them as a run file in TREC's format, DPR's, or lines of JSON."""
 
 import functools
 import json
@@ -69,10 +69,10 @@ def questions_of(queries: Queries, trec_ids: bool = False) -> list[Question]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SearchRun(Mapping[str, dict[str, float]]):
-    """What a search found: {question id: {passage id: score}}, best first, as `metrics.evaluate` takes it.
+    """The hits of a search, {question id: {passage id: score}}, best first, as `metrics.evaluate` takes them.
 
     Attributes:
-      hits: those of each question, in the order of the questions.
+      hits: the hits of each question, in the order of the questions.
       questions: the questions.
     """
 
@@ -215,7 +215,7 @@ def write_dpr_json(
       questions: at least the questions of `hits`.
       corpus: at least the passages of `hits`.
       hits: the found passages of each question, written in this order.
-      match: how answers are matched, see `AnswerMatcher`.
+      match: the way to match answers, see `AnswerMatcher`.
 
     Raises:
       UserError: a question or passage is unknown, a score is not finite, or the file cannot be written.

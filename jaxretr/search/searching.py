@@ -121,11 +121,11 @@ class _Opened:
     """An index that is ready to be searched.
 
     Attributes:
-      name: what messages call it.
-      contents: tells it from other indexes; the same in all processes.
-      ids: those that this process may find; none for ScaNN, whose ids come with the hits.
-      check: refuses a model that did not make the index.
-      search: finds the hits of questions [B, D].
+      name: the name of the index in messages.
+      contents: a mark that tells the index from others; the same in all processes.
+      ids: the ids that this process may find; none for ScaNN, whose ids come with the hits.
+      check: a function that refuses a model that did not make the index.
+      search: a function that finds the hits of questions [B, D].
     """
 
     name: str
@@ -202,7 +202,7 @@ def _scann(load: "Callable[[], ScannIndex]", name: str, row_filter: RowFilter, k
 def _load_scann(folder: str) -> "ScannIndex":
     from jaxretr.search.scann.index import ScannIndex
 
-    return ScannIndex.load(folder)  # Where ScaNN does not work, it warns and searches exactly.
+    return ScannIndex.load(folder)  # It warns and searches exactly where ScaNN does not work.
 
 
 def is_scann(folder: Path_) -> bool:
@@ -267,7 +267,7 @@ def check_dim(folder: Any, dim: int, made_by: str | None, encoder: Encoder, mode
 
 
 def another_model(folder: Any, made_by: str | None, model: Any) -> UserError:
-    """What is raised for an index that another model made."""
+    """The error for an index that another model made."""
     whose = f" ({made_by})" if made_by else ""
     return UserError(
         f"{folder}: was encoded with another model{whose} than {model}, or with another --passage-prompt; "
@@ -278,13 +278,13 @@ def another_model(folder: Any, made_by: str | None, model: Any) -> UserError:
 def search_store(
     store: EmbeddingStore, ids: Sequence[str], queries: np.ndarray, k: int, allowed: np.ndarray | None = None
 ) -> tuple[np.ndarray, list[list[str]]]:
-    """Streams the shards through the devices once.
+    """Searches a store by streaming its shards through the devices once.
 
     With several processes, all of which must call this, each streams its share of the shards through its own devices.
 
     Args:
       store: N passages.
-      ids: those of this process's share, which is all N where it is alone.
+      ids: the ids of this process's share, which is all N where it is alone.
       queries: float32 [B, D].
       k: hits per question.
       allowed: bool, as long as `ids`: the passages that may be found; None: all.
@@ -306,7 +306,7 @@ def search_store(
             scores, rows = search_blocks(blocks(), queries, k, allowed=allowed, source=str(store.folder))
 
     def place(row: int) -> int:
-        """Of a row of the store among those of the share, whose shards are all full but the store's last."""
+        """The place of a store's row among the rows of the share, whose shards are full except for the store's last."""
         shard, offset = divmod(row, meta.shard_rows)
         return share.index(shard) * meta.shard_rows + offset
 

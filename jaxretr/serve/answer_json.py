@@ -25,7 +25,7 @@ class Answer(JSONResponse):
 
 
 def _whole(content: Any) -> Any:
-    """The same content with question marks in place of what UTF-8 cannot hold."""
+    """The content with a question mark in place of each character that UTF-8 cannot hold."""
     if isinstance(content, str):
         return content.encode("utf-8", "replace").decode()
     if isinstance(content, dict):

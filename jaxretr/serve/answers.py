@@ -8,7 +8,7 @@ from jaxretr.serve.problems import Type
 
 
 class ErrorFacts(TypedDict):
-    """What went wrong."""
+    """The problem that made a request fail."""
 
     message: str
     type: Type

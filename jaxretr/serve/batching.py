@@ -1,4 +1,4 @@
-"""Batches of whatever is waiting: text-embeddings-inference's scheme, without a timer.
+"""Batches of the texts that are waiting: text-embeddings-inference's scheme, without a timer.
 
 A worker thread takes the text that has waited longest and those of about the same length, as many as fit the budget of
 tokens, computes them, and looks again. Under light load a request is computed at once and alone; under heavy load batches
@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxretr.serve.problems import Overloaded, Unavailable
 
-# How much of the measured speed is that of the last batch.
+# Weight of the last batch in the moving average of the measured speed.
 _NEWEST = 0.1
 
 # The oldest requests, among whose texts those of about one length are looked for.
@@ -33,14 +33,14 @@ Results = Sequence[Any] | np.ndarray
 
 
 class Observer(Protocol):
-    """Who is told what the worker does; called in its thread."""
+    """The interface that is told what the worker does; called in the worker's thread."""
 
     def waited(self, lane: str, seconds: float) -> None:
-        """A request's first text was taken from the queue."""
+        """Notes that a request's first text was taken from the queue."""
         ...
 
     def computed(self, lane: str, texts: int, tokens: int, seconds: float) -> None:
-        """A batch is done."""
+        """Notes that a batch is done."""
         ...
 
 
@@ -49,11 +49,11 @@ class Lane:
     """Texts of one kind, which share batches.
 
     Attributes:
-      name: in metrics.
+      name: the lane's name in metrics.
       compute: results of the texts of a batch, in their order.
       budget: tokens of a batch.
       pads: whether a batch costs its longest text times the number of texts; otherwise the sum of all lengths.
-      padded: the length at which a batch is computed whose longest text has so many tokens.
+      padded: maps the tokens of a batch's longest text to the length at which the batch is computed.
     """
 
     name: str
@@ -99,10 +99,10 @@ class Batcher:
     """Computes texts of several lanes in one thread, a batch of each lane in turn.
 
     Args:
-      lanes: what is computed.
-      max_requests: accepted at a time.
-      max_tokens: that wait, in all lanes together; a request that is larger is accepted when nothing waits.
-      observer: told what happens.
+      lanes: the kinds of texts to compute.
+      max_requests: the most requests accepted at a time.
+      max_tokens: the most tokens that wait, in all lanes together; a larger request is accepted when nothing waits.
+      observer: is told what happens.
     """
 
     def __init__(self, lanes: Sequence[Lane], *, max_requests: int, max_tokens: int, observer: Observer | None = None):
@@ -113,9 +113,9 @@ class Batcher:
         self._changed = threading.Condition()
         self._closing = False
         self.requests = 0
-        """Accepted and not answered."""
+        """Requests that are accepted and not answered yet."""
         self.tokens = 0
-        """That wait."""
+        """Tokens that wait to be computed, in all lanes together."""
         self.tokens_a_second = 0.0
         """The measured speed while computing; 0 before the first batch."""
         self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
@@ -148,12 +148,12 @@ class Batcher:
             self.requests -= 1
 
     async def run(self, lane: str, texts: Sequence[Any], lengths: Sequence[int]) -> list[Any]:
-        """Computes texts; what was not begun is dropped when the task that awaits it is cancelled.
+        """Computes texts; those that are not begun are dropped when the task that awaits them is cancelled.
 
         Args:
-          lane: its name.
-          texts: what the lane's `compute` takes.
-          lengths: tokens of each.
+          lane: the lane's name.
+          texts: the texts, in the form that the lane's `compute` takes.
+          lengths: tokens of each text.
 
         Returns:
           The results, in the order of the texts.
@@ -187,7 +187,7 @@ class Batcher:
         return ticket.results
 
     def close(self) -> None:
-        """Ends the thread after the batch that it computes; what waits is refused."""
+        """Ends the thread after the batch that it computes; waiting texts are refused."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -218,7 +218,7 @@ class Batcher:
         return Overloaded("the queue is full", max(1, seconds))
 
     def _take(self) -> tuple[Lane, list[tuple[_Ticket, int]], int] | None:
-        """The texts of the next batch as (ticket, place), and how many tokens they have; None at the end."""
+        """The texts of the next batch as (ticket, place), and the sum of their tokens; None at the end."""
         with self._changed:
             while not self._closing and not any(self._queues.values()):
                 self._changed.wait()
@@ -249,7 +249,7 @@ class Batcher:
             results: Results = ()
             try:
                 results = lane.compute([ticket.texts[place] for ticket, place in taken])
-            except Exception as problem:  # Of this batch alone: the thread goes on.
+            except Exception as problem:  # It concerns this batch alone: the thread continues.
                 error = problem
             seconds = time.monotonic() - began
             for number, (ticket, place) in enumerate(taken):

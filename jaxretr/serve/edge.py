@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, its headers, its body's limits, its key, its line in the log."""
+"""The layers around every request: its id, headers, key, the limits of its body, its line in the log."""
 
 import asyncio
 import logging
@@ -45,7 +45,7 @@ class Edge:
       metrics: counts the requests.
       lines: the request log.
       stopping: whether the service is stopping; responses then close their connections.
-      routes: of the app, whose paths the log and the metrics name.
+      routes: the app's routes, whose paths the log and the metrics name.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Gate:
     Args:
       app: the inner app.
       keys: the API keys; None: everything is open.
-      rates: how many requests a key may send.
+      rates: the limits of the requests that a key may send.
       settings: the limits.
       stopping: whether the service is stopping; it then admits nothing.
     """

@@ -19,7 +19,7 @@ from jaxretr.serve.settings import Settings
 from jaxretr.stores.encoding import Encoder, name_of
 from jaxretr.stores.fingerprints import model_fingerprint
 
-# Until a backfill looks again whether the queue has room.
+# Seconds until a backfill looks again whether the queue has room.
 _PATIENCE = 0.05
 
 
@@ -29,8 +29,8 @@ class Embedded:
 
     Attributes:
       vectors: float32 [n, D], the model's.
-      tokens: of all texts.
-      cut: how many texts were longer than the model reads.
+      tokens: tokens of all texts together.
+      cut: texts that were longer than the model reads.
     """
 
     vectors: np.ndarray
@@ -43,9 +43,9 @@ class Model:
     """An encoder in the service.
 
     Attributes:
-      name: what answers call it.
-      fingerprint: of its passages' vectors.
-      encoder: it.
+      name: its name in answers.
+      fingerprint: the fingerprint of its passages' vectors.
+      encoder: the encoder itself.
       lanes: the names of its sides' queues.
     """
 
@@ -59,15 +59,15 @@ class Embedding:
     """Embeds texts with the service's model, and with those that its indexes are moved to.
 
     Args:
-      encoder: the service's.
-      name: what answers call it; None: where it was loaded from.
+      encoder: the service's encoder.
+      name: the model's name in answers; None: the place it was loaded from.
       settings: the queue's limits.
-      metrics: told what happens.
-      threads: that tokenise.
+      metrics: are told what happens.
+      threads: threads that tokenise.
 
     Attributes:
-      model: the service's.
-      models: all, by their fingerprints.
+      model: the service's model.
+      models: all models, by their fingerprints.
       batcher: the queue.
     """
 
@@ -108,15 +108,15 @@ class Embedding:
         """Embeds texts.
 
         Args:
-          side: of the model.
+          side: the side of the model.
           texts: questions, or passages as `encode_passages` takes them.
           prompt: the name of a prompt of the model; None: its own of that side.
-          weights: of a combined model's parts; None: its own.
-          model: None: the service's.
+          weights: weights of a combined model's parts; None: its own.
+          model: the model to embed with; None: the service's.
 
         Raises:
           Overloaded: the queue is full.
-          Invalid: a text is none, or there is no such prompt.
+          Invalid: a text is not text, or there is no such prompt.
         """
         model = model or self.model
         try:

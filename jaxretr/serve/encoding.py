@@ -11,7 +11,7 @@ from jaxretr.models.combined_encoder import CombinedEncoder, parts_of
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
 
-# Of one program, compiled; measured on a CPU with a model of 6 layers of 384.
+# Bytes of one compiled program per layer; measured on a CPU with a model of 6 layers of 384.
 _BYTES_A_LAYER = 5 * 2**19
 
 Row = tuple[list[int], ...]
@@ -27,8 +27,8 @@ class Tokenised:
 
     Attributes:
       rows: n.
-      lengths: of each in tokens, the longest of its parts.
-      cut: how many texts were longer than the model reads, in the part that cut most.
+      lengths: the length of each text in tokens, by the part whose row is the longest.
+      cut: texts that were longer than the model reads, in the part that cut most.
     """
 
     rows: list[Row]
@@ -40,8 +40,8 @@ class BatchEncoder:
     """Embeds texts as `encode_queries` and `encode_passages` do, up to the rounding of another batch.
 
     Args:
-      encoder: what is run; of a combined one each part.
-      batch_tokens: of a batch on each device; None: what suits the device.
+      encoder: the encoder to run; of a combined one, each part runs.
+      batch_tokens: tokens of a batch on each device; None: chosen for the device.
     """
 
     def __init__(self, encoder: DualEncoder | CombinedEncoder, batch_tokens: int | None = None):
@@ -58,16 +58,16 @@ class BatchEncoder:
 
     @property
     def dim(self) -> int:
-        """D."""
+        """The vectors' dimensions, D."""
         return self.encoder.config.embedding_size
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """Of the parts' questions; (1.0,) of a dual encoder."""
+        """The weights of the parts' question vectors; (1.0,) for a dual encoder."""
         return self.encoder.config.weights if isinstance(self.encoder, CombinedEncoder) else (1.0,)
 
     def program_bytes(self) -> int:
-        """The memory that compiled programs take, about."""
+        """The approximate memory of the compiled programs, in bytes."""
         return sum(
             _BYTES_A_LAYER * part.config.backbone.num_hidden_layers * len(shape.every())
             for part, shape in {
@@ -110,19 +110,19 @@ class BatchEncoder:
         """Makes rows of ids; may be called in any thread.
 
         Args:
-          side: which tower.
+          side: the tower to tokenise for.
           texts: n questions or passages, as `encode_queries` and `encode_passages` take them.
-          prompt: before each text; None: the model's own.
+          prompt: the text to put before each; None: the model's own.
 
         Raises:
-          UserError: something is no text.
+          UserError: one of the texts is not text.
         """
         found = [part.tokenise(side, texts, prompt=prompt) for part in self.parts]
         rows = list(zip(*(ids for ids, _ in found), strict=True))
         return Tokenised(rows, [max(1, *map(len, row)) for row in rows], max(cut for _, cut in found))
 
     def padded(self, side: Side, length: int) -> int:
-        """The length at which a batch is computed whose longest text has so many tokens, in the part that pads most."""
+        """The length at which a batch is computed, given its longest text's tokens, in the part that pads most."""
         return max(shapes.length(length) for shapes in self._shapes[side])
 
     def compute(self, side: Side, rows: Sequence[Row]) -> np.ndarray:
@@ -139,12 +139,12 @@ class BatchEncoder:
         return embeddings[0] if len(embeddings) == 1 else np.concatenate(embeddings, axis=1)
 
     def vectors(self, side: Side, computed: np.ndarray, weights: Sequence[float] | None = None) -> np.ndarray:
-        """The model's vectors of what was computed.
+        """Makes the model's vectors of the numbers that `compute` returned.
 
         Args:
           side: only questions are weighted.
           computed: float32 [n, sum of the parts' D].
-          weights: one a part; None: the model's own.
+          weights: one weight for each part; None: the model's own.
 
         Returns:
           float32 [n, D].
@@ -157,7 +157,7 @@ class BatchEncoder:
         return np.concatenate(parts, axis=1) if self.encoder.config.how == "concatenate" else np.sum(parts, axis=0)
 
     def slices(self) -> list[slice]:
-        """Where each part's vector is among the computed numbers; of a concatenation in D as well."""
+        """The slice of each part's vector in the computed numbers, which in a concatenation is also its slice of D."""
         ends = np.cumsum([part.config.embedding_size for part in self.parts]).tolist()
         return [slice(end - part.config.embedding_size, end) for end, part in zip(ends, self.parts, strict=True)]
 

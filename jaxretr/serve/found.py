@@ -1,4 +1,4 @@
-"""From a search's request to question vectors, and from an index's hits to what the answer says of them."""
+"""The questions and options in a search's request, and the answer made of an index's hits."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -79,7 +79,7 @@ class AnswerHits:
 
     Args:
       encoder: the model, whose parts may have scores of their own.
-      request: what is asked for.
+      request: the search's request.
     """
 
     def __init__(self, encoder: BatchEncoder, request: SearchRequest):
@@ -93,11 +93,11 @@ class AnswerHits:
         return not given and isinstance(model, CombinedEncoder) and model.config.how == "concatenate"
 
     def answered(self, found: Findings, vectors: np.ndarray) -> list[answers.Hits]:
-        """What the answer says of each question.
+        """Makes each question's entry in the answer, its hits best first.
 
         Args:
-          found: what the index found, with the hits' documents and vectors where they are needed.
-          vectors: the questions', float32 [B, D].
+          found: the index's hits, with their documents and vectors where they are needed.
+          vectors: the questions' vectors, float32 [B, D].
         """
         results: list[answers.Hits] = []
         for vector, hits in zip(vectors, found.hits, strict=True):

@@ -34,13 +34,13 @@ def check_name(name: str) -> str:
 
 
 class Indexes:
-    """What can be searched.
+    """The indexes that requests can search.
 
     Args:
       opened: the indexes that the service starts with.
       data: the folder of indexes that requests create; None: they cannot create any.
       make: creates an empty index, given its folder and name.
-      threads: where indexes are created and removed.
+      threads: the pools in which indexes are created and removed.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Indexes:
         return list(self._indexes)
 
     def get(self, name: str) -> ServedIndex:
-        """The index of a name.
+        """The index with the given name.
 
         Raises:
           NotFound: there is none.
@@ -78,7 +78,7 @@ class Indexes:
 
     @contextlib.asynccontextmanager
     async def used(self, name: str) -> AsyncIterator[ServedIndex]:
-        """Yields the index of a name, which is not closed meanwhile.
+        """Yields the index with the given name, which is not closed within the block.
 
         Raises:
           NotFound: there is none.
@@ -118,7 +118,7 @@ class Indexes:
         return index
 
     async def drop(self, name: str) -> None:
-        """Closes an index that a request created, once nobody uses it, and removes its folder.
+        """Closes an index that a request created, once no request uses it, and removes its folder.
 
         Raises:
           NotFound: there is none.

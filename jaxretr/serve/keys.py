@@ -26,8 +26,8 @@ class Key:
     """A line of the file.
 
     Attributes:
-      name: what logs show in place of the key.
-      scopes: what it may do; "admin" includes all others, "write" reading.
+      name: the name that logs show in place of the key.
+      scopes: the permissions of the key; "admin" includes all others, and "write" includes "read".
       digest: sha256 of the key, hexadecimal.
     """
 
@@ -106,7 +106,7 @@ def _parsed(path: Path, content: bytes) -> list[Key]:
         if not words or words[0].startswith("#"):
             continue
         if len(words) != 3 or not _NAME.fullmatch(words[0]) or not _DIGEST.fullmatch(words[2]):
-            # The line is not quoted: a key that somebody put there by mistake must not get into a log.
+            # The line is not quoted: a key that was put there by mistake must not get into a log.
             raise UserError(f"{path}:{number}: not NAME SCOPES SHA256HEX; make it with: jaxretr serve keys --add NAME")
         key = Key(words[0], frozenset(check_scopes(words[1].split(","), f"{path}:{number}")), words[2])
         if any(key.name == other.name or key.digest == other.digest for other in keys):

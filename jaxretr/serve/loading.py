@@ -1,4 +1,4 @@
-"""Loads what `jaxretr serve` is given: the model, the indexes, the re-ranker."""
+"""Loads the model, the indexes and the re-ranker that `jaxretr serve` is given."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -21,16 +21,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """What a service is made of.
+    """The parts of a service.
 
     Attributes:
-      encoder: loads the model.
-      indexes: as `--index` names them.
-      corpora: as `--corpus` names them: NAME=FILE, or a file alone where there is one index.
+      encoder: a function that loads the model.
+      indexes: the indexes, in the form that `--index` takes.
+      corpora: the corpora, in the form that `--corpus` takes: NAME=FILE, or a file alone where there is one index.
       data: the folder of indexes that requests create.
-      reranker: loads the re-ranker; None: there is none.
+      reranker: a function that loads the re-ranker; None: there is none.
       settings: the limits.
-      engine: of the live indexes' snapshots; None: as `LiveSettings` says.
+      engine: the engine of the live indexes' snapshots; None: see `LiveSettings`.
     """
 
     encoder: Callable[[], Encoder]
@@ -46,7 +46,7 @@ class Parts:
         self._named()
 
     def _named(self) -> dict[str, tuple[str, str | None]]:
-        """Name -> place and corpus of each index that is given."""
+        """The place and the corpus of each index that is given, by its name."""
         found: dict[str, tuple[str, str | None]] = {}
         for text in self.indexes:
             name, place = named(text)
@@ -66,7 +66,7 @@ class Parts:
         return found
 
     def load(self) -> Service:
-        """Loads everything; a service that is not started."""
+        """Loads all parts; returns a service that is not started."""
         encoder = self.encoder()
         indexes: dict[str, ServedIndex] = {}
         try:

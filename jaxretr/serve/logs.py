@@ -16,7 +16,7 @@ class RequestLog:
 
     Args:
       texts: whether queries are quoted.
-      stream: where to; None: the current stderr.
+      stream: the stream to write to; None: the current stderr.
     """
 
     def __init__(self, texts: bool = False, stream: IO[str] | None = None):
@@ -26,10 +26,10 @@ class RequestLog:
         """Writes a request's line.
 
         Args:
-          id: of the request; the response has it as X-Request-Id.
+          id: the request's id; the response has it as X-Request-Id.
           method, route, status: the route is the template, without a name or id that the client chose.
-          seconds: until the answer was sent.
-          facts: what else is known: the key's name, tokens, texts under "texts".
+          seconds: the time until the answer was sent.
+          facts: further facts: the key's name, tokens, texts under "texts".
         """
         known = {name: value for name, value in facts.items() if name != "texts" or self.texts}
         self._put(
@@ -63,7 +63,7 @@ class JsonLines(logging.Handler):
 
 @contextlib.contextmanager
 def log_as_json(lines: RequestLog) -> Iterator[None]:
-    """Within the block, all logging goes to these lines alone."""
+    """Sends all logging within the block to these lines alone."""
     root = logging.getLogger()
     before = list(root.handlers)
     root.handlers[:] = [JsonLines(lines)]

@@ -60,7 +60,7 @@ class FoundDocument(TypedDict):
 
 
 class FoundDocuments(TypedDict):
-    """What a search found, best first."""
+    """The documents that a search found, best first."""
 
     index: str
     results: list[FoundDocument]
@@ -88,8 +88,8 @@ def mount(app: FastAPI, service: Service) -> Callable[[], AbstractAsyncContextMa
     """Adds the tools to an app at /mcp.
 
     Args:
-      app: of the service, whose keys and limits hold for this path as well.
-      service: what the tools call.
+      app: the service's app, whose keys and limits hold for this path as well.
+      service: the service that the tools call.
 
     Returns:
       A context manager for the app's lifespan to enter: outside it no tool can be called.
@@ -112,7 +112,7 @@ def make_server(service: Service) -> Any:
         """Reads arguments as the service reads its other requests."""
 
         async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
-            """Overrides the SDK's: null is as if left out, an unknown name is refused, and an error is one line."""
+            """Overrides the SDK's method: null is as if left out, an unknown name is refused, an error is one line."""
             schemas = {tool.name: tool.input_schema for tool in await self.list_tools()}
             if name in schemas:
                 known, required = schemas[name]["properties"], schemas[name].get("required", ())
@@ -232,7 +232,7 @@ async def _told(answer: Awaitable[T]) -> T:
 
 
 def _refusal(message: str) -> Exception:
-    """What the SDK turns into a tool's error."""
+    """The exception that the SDK turns into a tool's error."""
     return import_extra("mcp.server.mcpserver.exceptions", "serve").ToolError(message)
 
 
@@ -241,7 +241,7 @@ class _SameOrigin:
 
     Args:
       app: the inner app.
-      service: whose settings name the pages that may call it (`allow_origins`).
+      service: the service, whose settings name the pages that may call it (`allow_origins`).
     """
 
     def __init__(self, app: ASGIApp, service: Service):

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 Load = Callable[[str], Any]
 
-# How long `stop` waits.
+# Seconds that `stop` waits.
 _STOPPING_SECONDS = 5.0
 
 
@@ -31,8 +31,8 @@ class Moves:
     """Moves indexes, each at most once at a time.
 
     Args:
-      embedding: encodes the documents, between requests.
-      load: loads a model by its folder or name.
+      embedding: the service's encoders, which encode the documents between requests.
+      load: a function that loads a model by its folder or name.
     """
 
     def __init__(self, embedding: Embedding, load: Load = load_encoder):

@@ -1,4 +1,4 @@
-"""Opens what `--index` names: the one place that tells the kinds of indexes apart."""
+"""Opens the index that `--index` names, of any kind that the service can search."""
 
 import importlib
 import re
@@ -58,8 +58,8 @@ def open_index(
         `pgvector:DSN` or `lance:DIR`.
       encoder: the model that made it.
       corpus: the file of its passages, for the kinds that hold no texts.
-      name: what requests call it; None: see `named`.
-      engine: of a live index's snapshots; None: see `LiveSettings`.
+      name: its name in requests; None: see `named`.
+      engine: the engine of a live index's snapshots; None: see `LiveSettings`.
 
     Raises:
       UserError: it is none of these, or is damaged, or another model made it.
@@ -100,7 +100,7 @@ def open_live(folder: Path, name: str, encoder: Encoder, engine: EngineName | No
 
 
 def _texts(corpus: str | Path | None) -> tuple[Corpus | None, str]:
-    """The corpus, mapped into memory, and what errors call it."""
+    """The corpus, mapped into memory, and its name in errors."""
     if corpus is None:
         return None, "corpus"
     return mapped_corpus(corpus, cache_root() / "corpora"), str(corpus)

@@ -1,4 +1,4 @@
-"""What can go wrong with a request: exceptions that know their HTTP status and JSON body."""
+"""The problems of requests: exceptions that know their HTTP status and JSON body."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ class Problem(Exception):
     """A request that fails; the message is one line: what, where, and what to do.
 
     Attributes:
-      status: of HTTP.
-      type: what kind of problem it is, for programs.
+      status: the HTTP status.
+      type: the kind of problem, for programs.
       param: the field or parameter that is wrong, if it is one.
-      headers: of the response.
+      headers: headers of the response.
     """
 
     status: int = 400
@@ -61,7 +61,7 @@ class Invalid(Problem):
     status = 422
 
 
-# What pydantic's types of errors say to a client, who knows the fields of a request and not our classes.
+# The messages of pydantic's types of errors, for a client, who knows the fields of a request and not our classes.
 _SAID = {
     "missing": "missing; give it",
     "extra_forbidden": "there is no such field; leave it out, or see /docs",
@@ -101,10 +101,10 @@ class _Fault:
 
     Attributes:
       path: names and indices that lead to the value.
-      branches: of the unions on the way, whose names pydantic puts among those of the path.
-      union: how much of the path leads to the first union.
-      value: that is wrong.
-      error: pydantic's.
+      branches: branches of the unions on the way, whose names pydantic puts among those of the path.
+      union: the length of the part of the path that leads to the first union.
+      value: the wrong value.
+      error: pydantic's error.
     """
 
     path: tuple[str | int, ...]
@@ -141,14 +141,14 @@ class _Fault:
 
 
 def invalid(errors: Sequence[Mapping[str, Any]], value: Any) -> Invalid:
-    """The problem that pydantic's errors amount to: what is wrong first, at its field's own name.
+    """The problem that pydantic's errors amount to: the first error, at its field's own name.
 
     Of a union's branches, that one is believed which got furthest into the value; where none accepts a value of this kind,
     the message names the kinds of all.
 
     Args:
       errors: at least one, with locations within `value`.
-      value: of the request.
+      value: the request's value.
     """
     faults = [_Fault.of(error, value) for error in errors]
     fault, alike = faults[0], faults[:1]
@@ -178,7 +178,7 @@ def no_such(what: str, name: str, known: Collection[str]) -> Invalid:
 
 
 def _said(fault: _Fault, alike: Sequence[_Fault]) -> str:
-    """What is wrong with a value, of all the faults that were found at its place."""
+    """The message about a value, made of all the faults that were found at its place."""
     type, context = fault.error["type"], fault.error.get("ctx", {})
     if not fault.is_kind:
         return _SAID[type].format_map(context) if type in _SAID else str(fault.error["msg"])
@@ -234,7 +234,7 @@ class Timeout(Problem):
 
 
 class Conflict(Problem):
-    """What is to be created exists already, or another operation is in the way."""
+    """The thing to create exists already, or another operation is in the way."""
 
     status = 409
 
@@ -255,8 +255,8 @@ class Overloaded(Problem):
     """The queue is full, or a key has sent too many requests.
 
     Args:
-      message: which of the two.
-      seconds: after which to try again, at least 1.
+      message: a message that says which of the two.
+      seconds: seconds after which to try again, at least 1.
     """
 
     status, type = 429, "overloaded"

@@ -1,4 +1,4 @@
-"""How many requests a key may send: `--rate 100/minute`."""
+"""The limits of the requests that a key may send: `--rate 100/minute`."""
 
 import math
 import time
@@ -15,7 +15,7 @@ class Rates:
     """Counts the requests of each key, or without keys of each address, in a moving window.
 
     Args:
-      rate: such as "100/minute" or "5 per second"; None: any number.
+      rate: the limit, such as "100/minute" or "5 per second"; None: any number.
 
     Raises:
       UsageError: it is not a rate.

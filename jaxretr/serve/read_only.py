@@ -30,7 +30,7 @@ Found = tuple[np.ndarray, np.ndarray]
 
 Search = Callable[[np.ndarray, int, SearchOptions, FilterOptions], Found]
 
-# Questions of a search, for the estimate of its memory.
+# Questions of one search, and hits of each, for the estimate of its memory.
 _QUESTIONS, _K = 64, 100
 
 
@@ -38,14 +38,14 @@ class ReadOnlyIndex:
     """N passages that do not change.
 
     Args:
-      name: what requests call it.
-      ids: N.
+      name: its name in requests.
+      ids: N ids.
       dim: D.
-      search: (questions float32 [B, D], k, options, filters whose ids are there) -> found.
-      rows: vectors of rows, float32 [n, D].
-      facts: of `ServedIndex.facts`, without those that all kinds have.
+      search: a function (questions float32 [B, D], k, options, filters whose ids are there) -> found.
+      rows: a function that gives the vectors of rows, float32 [n, D].
+      facts: the facts of `ServedIndex.facts`, without those that all kinds have.
       metadata: field -> N values.
-      corpus: the passages' texts; None: there are none to be had.
+      corpus: the passages' texts; None: there are none.
       where: the corpus's file, for errors.
 
     Raises:
@@ -75,23 +75,23 @@ class ReadOnlyIndex:
 
     @property
     def dim(self) -> int:
-        """D."""
+        """The vectors' dimensions, D."""
         return self._dim
 
     @property
     def standing(self) -> Standing:
-        """See `ServedIndex`."""
+        """The index's standing; see `ServedIndex`."""
         return Standing(self._facts["model"], self._facts["model_fingerprint"])
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def is_exact(self, options: SearchOptions) -> bool:
-        """See `ServedIndex.is_exact`."""
+        """Implements `ServedIndex.is_exact`."""
         return options.exact or not self._facts.get("targets")
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
-        """See `ServedIndex.search`."""
+        """Implements `ServedIndex.search`."""
         filters: FilterOptions = {"where": options.where or None}
         if options.allow is not None:
             filters["allow"] = [id for id in options.allow if id in self._row_of]
@@ -106,7 +106,7 @@ class ReadOnlyIndex:
     find = find_unchanging
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
-        """See `ServedIndex.documents`."""
+        """Implements `ServedIndex.documents`."""
         return [None if (row := self._row_of.get(id)) is None else self._document(id, row) for id in ids]
 
     def _document(self, id: str, row: int) -> Document:
@@ -117,14 +117,14 @@ class ReadOnlyIndex:
         return Document(id, passage.title, passage.text, metadata)
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """See `ServedIndex.vectors`."""
+        """Implements `ServedIndex.vectors`."""
         for id in ids:
             if id not in self._row_of:
                 raise UserError(f"{self.name}: no passage {id[:80]!r}; give ids of this index")
         return self._rows([self._row_of[id] for id in ids])
 
     def facts(self) -> dict[str, Any]:
-        """See `ServedIndex.facts`."""
+        """Implements `ServedIndex.facts`."""
         return {
             "passages": len(self),
             "dim": self.dim,
@@ -135,7 +135,7 @@ class ReadOnlyIndex:
         }
 
     def close(self) -> None:
-        """Nothing is open that needs closing."""
+        """Does nothing: nothing is open that needs closing."""
 
 
 def open_exact(name: str, folder: Path, encoder: Encoder, corpus: Corpus | None, where: str) -> ReadOnlyIndex:
@@ -197,7 +197,7 @@ def _exact(index: ExactIndex) -> Search:
 
 
 def _announce(folder: str, rows: int, dim: int, dtype: str) -> int:
-    """Says what memory an exact index takes; returns the bytes of its rows."""
+    """Logs the memory that an exact index takes; returns the bytes of its rows."""
     needed = estimate(rows, dim, questions=_QUESTIONS, k=min(_K, rows), dtype=dtype)
     memory.announce(f"{folder}: {rows} passages of {dim} dimensions", needed.memory)
     return needed.rows

@@ -1,22 +1,22 @@
-"""What a request may contain: types and limits, checked before anything is computed."""
+"""The types and limits of requests, checked before anything is computed."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 MAX_TEXTS = 256
-"""Texts of a request for embeddings."""
+"""The most texts of a request for embeddings."""
 MAX_QUERIES = 64
-"""Questions of a search."""
+"""The most questions of a search."""
 MAX_K = 1000
 MAX_HITS = 10_000
-"""k times the questions of a search."""
+"""The most hits of a search: k times its questions."""
 MAX_DOCUMENTS = 512
-"""Of a write, and of a request for re-ranking."""
+"""The most documents of a write, and of a request for re-ranking."""
 MAX_CHARACTERS = 200_000
-"""Of a text."""
+"""The most characters of a text."""
 MAX_IDS = 10_000
-"""Of a filter or a deletion."""
+"""The most ids of a filter or a deletion."""
 MAX_FIELDS = 32
 MAX_DIM = 16_384
 
@@ -91,12 +91,12 @@ class EmbeddingsRequest(Lenient):
 
     @property
     def side(self) -> Literal["question", "passage"]:
-        """Which tower."""
+        """The tower that `input_type` asks for."""
         return "question" if self.input_type in ("query", "search_query") else "passage"
 
 
 class Rerank(Strict):
-    """How hits are re-ranked."""
+    """The settings of re-ranking the hits."""
 
     depth: int = Field(default=100, ge=1, le=MAX_K, description="hits that are scored; later ones are dropped")
 

@@ -14,7 +14,7 @@ from jaxretr.serve.batching import Batcher, Lane, Observer
 from jaxretr.serve.served import Document
 from jaxretr.serve.settings import Settings
 
-# Of a pair, where the scorer tokenises it itself.
+# Characters that count as a token of a pair, where the scorer tokenises it itself.
 _CHARACTERS_A_TOKEN = 4
 
 
@@ -22,10 +22,10 @@ class Reranker:
     """Scores pairs of question and document.
 
     Args:
-      scorer: any; `compile` compiles its programs in advance.
+      scorer: any scorer; `compile` compiles its programs in advance.
       settings: the queue's limits.
-      threads: that tokenise.
-      observer: told what the worker does.
+      threads: threads that tokenise.
+      observer: is told what the worker does.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Reranker:
     def _prepared(
         self, questions: Sequence[str], passages: Sequence[dict[str, str]]
     ) -> tuple[list[Any], list[int], int]:
-        """What the lane computes, tokens of each, and how many are cut."""
+        """Makes the lane's inputs of pairs; returns them, the tokens of each, and the number of pairs that are cut."""
         if isinstance(self.scorer, PairScorer):
             rows, cut = self.scorer.marked_rows(questions, passages)
             return list(rows), [max(1, len(row)) for row in rows], cut

@@ -32,7 +32,7 @@ from jaxretr.serve.service import Embedded, Service
 
 
 class Departed(Problem):
-    """The client left before the answer; nobody reads this."""
+    """An error: the client left before the answer; nobody reads it."""
 
     status = 499
 
@@ -69,7 +69,7 @@ class ServedRoute(APIRoute):
     """Refuses unknown parameters, reads a body as strict JSON, and cancels the work when its client leaves."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Overrides FastAPI's."""
+        """Overrides FastAPI's method."""
         handler = super().get_route_handler()
         body = None if self.body_field is None else self.body_field.field_info.annotation
         known = [field.alias for field in self.dependant.query_params]
@@ -216,7 +216,7 @@ def make_routes(service: Service) -> APIRouter:
         _told(request, texts=texts, index=index if index in service.indexes.names else None)
         return Answer(await service.search(index, body))
 
-    # Of a path, clients and proxies change what looks like one: "./a", "a//b". A parameter arrives as it was sent.
+    # Clients and proxies change an id in a path that looks like a path: "./a", "a//b". A parameter arrives unchanged.
 
     @routes.get("/v1/{index}/doc", response_model=answers.DocumentAnswer, responses=_errors(404), tags=["Documents"])
     @routes.get(

@@ -24,11 +24,11 @@ class Searching:
     """Answers searches.
 
     Args:
-      embedding: makes vectors of questions.
-      indexes: what is searched.
-      reranker: None: there is none.
-      threads: where indexes are called.
-      metrics: told of times.
+      embedding: the encoders, which make vectors of questions.
+      indexes: the indexes to search.
+      reranker: the re-ranker; None: there is none.
+      threads: the pools in which indexes are called.
+      metrics: are told of times.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Searching:
         return answer
 
     async def _found(self, kind: Kind, vectors: np.ndarray, options: SearchOptions) -> Findings:
-        """What each question finds, in a pass over the index that other searches may share."""
+        """Searches for each question, in a pass over the index that other searches may share."""
         told = {} if kind.model_fingerprint is None else {"model_fingerprint": kind.model_fingerprint}
         read = {"with_documents": kind.with_documents, "with_vectors": kind.with_vectors}
 
@@ -103,7 +103,7 @@ class Searching:
     async def _questions(
         self, request: SearchRequest, index: ServedIndex, model: Model
     ) -> tuple[list[str] | None, np.ndarray, int]:
-        """The texts of a search, None where vectors are given; the vectors to search with; and how many texts are cut."""
+        """The texts of a search, None where vectors are given; the vectors to search with; the number of texts cut."""
         texts, weights = asked_texts(request), asked_weights(model.encoder, request)
         if texts is None:
             return None, asked_vectors(request, index.dim), 0
@@ -127,7 +127,7 @@ class Searching:
         return request.rerank.depth if isinstance(request.rerank, Rerank) else Rerank().depth
 
     async def _scores(self, questions: list[str], found: Findings) -> tuple[np.ndarray, int]:
-        """The re-ranker's scores of all hits, float32 [n], and how many of the pairs it cut."""
+        """The re-ranker's scores of all hits, float32 [n], and the number of pairs that it cut."""
         assert self._reranker is not None
         pairs = [(q, found.documents[hit.id]) for q, hits in zip(questions, found.hits, strict=True) for hit in hits]
         if pairs and not any(document.title or document.text for _, document in pairs):

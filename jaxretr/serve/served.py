@@ -1,4 +1,4 @@
-"""What the service needs of an index: documents, hits, and the protocols for reading and writing."""
+"""The interface of an index that the service can search: documents, hits, the protocols for reading and writing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,7 +31,7 @@ class Hit:
     """A passage that a search found.
 
     Attributes:
-      id: the passage's.
+      id: the passage's id.
       score: inner product of the question's vector with the passage's, float32 as a Python float.
     """
 
@@ -41,11 +41,11 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """How an index is searched, and which passages may be found.
+    """The options of a search: how to search the index, and the passages that may be found.
 
     Attributes:
       exact: score every passage instead of using an approximate index.
-      target_recall: one of those that the approximate index was built for; None: its first.
+      target_recall: a target that the approximate index was built for; None: its first.
       where: field -> the value that a passage must have there, or several values, one of which it must have.
       allow: ids of the only passages that may be found; None: all. Unknown ids match nothing.
       deny: ids of passages that may not be found.
@@ -60,11 +60,11 @@ class SearchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What an index knows of itself without asking a disk or a database.
+    """The facts that an index knows of itself without asking a disk or a database.
 
     Attributes:
-      model, model_fingerprint: of its vectors; None where not known.
-      sequence: of the last write that it knows of; None where it is not written to.
+      model, model_fingerprint: the model of its vectors and their fingerprint; None where not known.
+      sequence: the number of the last write that it knows of; None for an index that is only read.
     """
 
     model: str | None
@@ -74,12 +74,12 @@ class Standing:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a search found, all of it from one state of the index, whatever was written meanwhile.
+    """The hits of a search, all of one state of the index, whatever was written meanwhile.
 
     Attributes:
-      standing: the index's at that state.
+      standing: the index's standing at that state.
       exact: whether every passage that may be found was scored.
-      hits: of each question, best first.
+      hits: the hits of each question, best first.
       documents: id -> the document of every hit; empty unless asked for.
       vectors: id -> the vector of every hit, float32 [D]; empty unless asked for.
     """
@@ -91,17 +91,17 @@ class Findings:
     vectors: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def of(self, first: int, until: int) -> "Findings":
-        """Those of some of the questions."""
+        """The findings of the questions from `first` to `until`."""
         return replace(self, hits=self.hits[first:until])
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a write changed.
+    """The outcome of a write.
 
     Attributes:
       sequence: the number of the write. Once it is returned, the write survives a crash and a power failure.
-      added, replaced, deleted: numbers of passages.
+      added, replaced, deleted: the number of passages of each.
       truncated: passages whose text is longer than the model reads, where the service embedded them.
     """
 
@@ -116,9 +116,9 @@ class ServedIndex(Protocol):
     """An index that can be searched. Methods may be called from several threads at once, and block, except `is_exact`.
 
     Attributes:
-      name: what requests call it.
+      name: its name in requests.
       dim: D, the vectors' dimensions.
-      standing: its model, and how far it is.
+      standing: its model and the last write that it knows of.
     """
 
     name: str
@@ -161,7 +161,7 @@ class ServedIndex(Protocol):
         with_documents: bool = False,
         with_vectors: bool = False,
     ) -> Findings:
-        """Searches as `search` does, and reads what an answer says of the hits from the state that was searched.
+        """Searches as `search` does, and reads the hits' documents and vectors from the state that was searched.
 
         Args:
           vectors, k, options: see `search`.
@@ -177,7 +177,7 @@ class ServedIndex(Protocol):
         ...
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """float32 [n, D] of passages that are there now.
+        """The vectors of passages that are there now, float32 [n, D].
 
         Raises:
           UserError: an id is not there.
@@ -185,13 +185,16 @@ class ServedIndex(Protocol):
         ...
 
     def facts(self) -> dict[str, Any]:
-        """What /info says, as JSON: `engine`, `passages`, `dim`, `model`, `model_fingerprint` (both None where not known),
-        `writable`, `bytes` (the memory that it takes), `fields` (those that filters can use) and, if there is an
-        approximate index, `targets` and `certificate`; engines may add facts of their own."""
+        """The facts for /info, as JSON; engines may add facts of their own.
+
+        They are `engine`, `passages`, `dim`, `model`, `model_fingerprint` (both None where not known), `writable`,
+        `bytes` (the memory that it takes), `fields` (those that filters can use) and, if there is an approximate index,
+        `targets` and `certificate`.
+        """
         ...
 
     def close(self) -> None:
-        """Releases files and threads; what was acknowledged is on disk already."""
+        """Releases files and threads; acknowledged writes are on disk already."""
         ...
 
 
@@ -211,7 +214,7 @@ class WritableIndex(ServedIndex, Protocol):
 
         Raises:
           UserError: ids that repeat, NaN or infinity, a wrong shape.
-          StorageFull: the disk is full; nothing was written, and reading goes on.
+          StorageFull: the disk is full; nothing was written, and reading continues.
         """
         ...
 
@@ -221,7 +224,7 @@ class WritableIndex(ServedIndex, Protocol):
 
 
 class StorageFull(Exception):
-    """A write was refused because the disk is full; answered with 507."""
+    """An error: a write was refused because the disk is full; answered with 507."""
 
 
 def find_unchanging(
@@ -233,7 +236,7 @@ def find_unchanging(
     with_documents: bool = False,
     with_vectors: bool = False,
 ) -> Findings:
-    """`ServedIndex.find` of an index that has one state only."""
+    """Implements `ServedIndex.find` for an index that has one state only."""
     hits = index.search(vectors, k, options)
     ids = ids_of(hits)
     documents = index.documents(ids) if with_documents else []

@@ -26,16 +26,16 @@ from jaxretr.serve.problems import body_of
 from jaxretr.serve.service import Service
 from jaxretr.serve.settings import Settings
 
-# Within which a request's headers must arrive.
+# Seconds within which a request's headers must arrive.
 _HEADER_SECONDS = 10.0
 
-# A connection without a request is closed after this.
+# Seconds after which a connection without a request is closed.
 _IDLE_SECONDS = 30
 
-# After a signal the service answers for so long that it is stopping, so that a client that asks just then is not cut off.
+# Seconds for which the service answers, after a signal, that it is stopping, so that no client is cut off.
 _LAST_WORDS = 0.5
 
-# Once everything is computed, slow clients have so long to read the rest of their answers.
+# Seconds that slow clients have to read the rest of their answers, once everything is computed.
 _FLUSH_SECONDS = 5
 
 
@@ -82,9 +82,9 @@ def run(
     """Serves until SIGTERM or SIGINT; then finishes accepted requests, and closes the indexes.
 
     Args:
-      load: makes the service; called in a thread, while /health answers that it is starting.
+      load: a function that makes the service; called in a thread, while /health answers that it is starting.
       settings: the limits.
-      listener: where to listen.
+      listener: the socket to listen on.
       keys: API keys with their scopes; None: everything is open.
       lines: the log; by default on stderr.
 
@@ -182,7 +182,7 @@ class _Door:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _run(self) -> None:
-        """The service's life, in one task: what MCP enters it can leave in no other."""
+        """The service's life, in one task, because a task that enters MCP's context must leave it."""
         began = time.monotonic()
         try:
             service = await self._loaded()

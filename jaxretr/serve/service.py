@@ -1,4 +1,4 @@
-"""The service without HTTP: what REST, MCP and tests call."""
+"""The service without HTTP, which REST, MCP and tests call."""
 
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -33,10 +33,10 @@ from jaxretr.version import __version__
 
 State = Literal["starting", "ok", "stopping"]
 
-# What libraries, threads and the requests under way hold, measured under load with 16 connections.
+# Bytes that libraries, threads and the requests under way hold, measured under load with 16 connections.
 _REQUESTS_BYTES = 128 << 20
 
-# Changes of an index's model that a request lives through.
+# Changes of an index's model that a request survives.
 _MOVES = 3
 
 T = TypeVar("T")
@@ -47,16 +47,16 @@ class Service:
 
     Args:
       encoder: the model.
-      indexes: by name.
-      reranker: scores the first hits.
-      settings: limits.
+      indexes: the indexes to search, by name.
+      reranker: the model that scores the first hits; None: there is none.
+      settings: the limits.
       data: the folder of indexes that requests make; None: they make none.
-      make: opens a new, empty one, of its folder and name.
-      name: what answers call the model; by default where it was loaded from.
+      make: a function that opens a new, empty index, given its folder and name.
+      name: the model's name in answers; by default the place it was loaded from.
 
     Attributes:
       state: "starting" until `start` is done.
-      metrics: what /metrics shows.
+      metrics: the counts and times that /metrics shows.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Service:
 
     @property
     def name(self) -> str:
-        """What answers call the model."""
+        """The model's name in answers."""
         return self.embedding.model.name
 
     @property
@@ -121,7 +121,7 @@ class Service:
         return memory.resident()
 
     def stop(self) -> None:
-        """Says from now on that the service stops; what was accepted is finished."""
+        """Makes the service answer that it is stopping; accepted requests are finished."""
         self.state = "stopping"
 
     def close(self) -> None:
@@ -152,14 +152,14 @@ class Service:
         """Embeds texts.
 
         Args:
-          side: of the model.
+          side: the side of the model.
           texts: questions, or passages as `encode_passages` takes them.
           prompt: the name of a prompt of the model; None: its own of that side.
-          weights: of a combined model's parts; None: its own.
+          weights: weights of a combined model's parts; None: its own.
 
         Raises:
           Overloaded: the queue is full.
-          Invalid: a text is none, or there is no such prompt.
+          Invalid: a text is not text, or there is no such prompt.
         """
         self.check_started()
         return await self.embedding.embed(side, texts, prompt=prompt, weights=weights)
@@ -170,8 +170,8 @@ class Service:
         """Finds documents.
 
         Args:
-          index: its name.
-          request: the questions, and how to search.
+          index: the index's name.
+          request: the questions and the options of the search.
 
         Raises:
           NotFound: there is no such index.
@@ -233,9 +233,9 @@ class Service:
         """Adds documents, or replaces those of the same ids; returns once they are on disk.
 
         Args:
-          index: its name.
-          documents: of different ids.
-          vectors: theirs; None: they are computed.
+          index: the index's name.
+          documents: documents of different ids.
+          vectors: the documents' vectors; None: they are computed.
 
         Raises:
           NotFound, ReadOnly: there is no such index, or it cannot be written.
@@ -275,7 +275,7 @@ class Service:
             return await self.moves.begin(opened, to)
 
     async def reindexing(self, index: str) -> dict[str, Any]:
-        """How far an index's move to another model is; see `Moves.state`."""
+        """The progress of an index's move to another model; see `Moves.state`."""
         async with self.indexes.used(index) as opened:
             return await self._threads.ask(lambda: self.moves.state(opened))
 
@@ -321,7 +321,7 @@ class Service:
 
 
 async def _of_one_model(call: Callable[[], Awaitable[T]]) -> T:
-    """Calls again what an index refuses since it was moved to another model after its vectors were computed."""
+    """Repeats a call that an index refuses because it was moved to another model after the vectors were computed."""
     for _ in range(_MOVES):
         try:
             return await call()

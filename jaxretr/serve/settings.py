@@ -9,10 +9,10 @@ class Settings:
 
     Attributes:
       max_body: bytes of a request's body.
-      body_seconds: within which a request's body must arrive.
+      body_seconds: seconds within which a request's body must arrive.
       max_queue: requests accepted at a time: embeddings, searches and writes together, and as many for re-ranking.
       max_queue_tokens: tokens that may wait in a queue.
-      max_batch_tokens: tokens of a batch; None: what suits the device.
+      max_batch_tokens: tokens of a batch; None: chosen for the device.
       rate: requests per key, or per address without keys, such as "100/minute"; None: any number.
       allow_origins: origins whose pages may call the service (CORS); none by default, "*" for all.
       log_texts: whether logs quote queries.

@@ -12,19 +12,19 @@ from jaxretr.serve.served import Findings, SearchOptions, ServedIndex
 _MOST = 64
 
 Search = Callable[[np.ndarray], Awaitable[Findings]]
-"""Vectors float32 [B, D] -> what B questions found."""
+"""A function from vectors float32 [B, D] to the findings of B questions."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What searches must have in common to share a pass.
+    """The settings that searches must have in common to share a pass.
 
     Attributes:
-      index: that is searched.
+      index: the index to search.
       k: hits per question.
-      exact, target_recall: of `SearchOptions`.
-      model_fingerprint: of the questions; None: not told to the index.
-      with_documents, with_vectors: what is read of the hits; see `ServedIndex.find`.
+      exact, target_recall: see `SearchOptions`.
+      model_fingerprint: the fingerprint of the questions' model; None: the index is not told.
+      with_documents, with_vectors: whether the hits' documents and vectors are read; see `ServedIndex.find`.
     """
 
     index: ServedIndex
@@ -51,13 +51,13 @@ class SharedSearches:
         """Searches, together with others of the kind.
 
         Args:
-          kind: of the search.
+          kind: the search's kind.
           vectors: float32 [B, D].
           options: filters; a search with any shares nothing.
           search: searches for any number of questions of this kind.
 
         Returns:
-          What the B questions found.
+          The findings of the B questions.
 
         Raises:
           Whatever `search` raises.

@@ -1,4 +1,4 @@
-"""The service's threads for blocking calls; those that compute are elsewhere."""
+"""The service's threads for blocking calls; the threads that compute are elsewhere."""
 
 import asyncio
 from collections.abc import Callable

@@ -19,9 +19,9 @@ class Writing:
     """Answers writes.
 
     Args:
-      embedding: makes vectors of documents.
+      embedding: the encoders, which make vectors of documents.
       indexes: the indexes to write.
-      threads: where indexes are called.
+      threads: the pools in which indexes are called.
     """
 
     def __init__(self, embedding: Embedding, indexes: Indexes, threads: Threads):
@@ -83,7 +83,7 @@ def _check_documents(documents: Sequence[DocumentIn]) -> None:
 
 
 def _matrix(vectors: Sequence[Sequence[float]], count: int, dim: int) -> np.ndarray:
-    """Vectors of a request, float32 [count, dim]."""
+    """The vectors of a request, float32 [count, dim]."""
     if len(vectors) != count:
         raise Invalid(f"{len(vectors)} vectors for {count} documents; give one each", "vectors")
     for number, vector in enumerate(vectors):

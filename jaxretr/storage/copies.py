@@ -53,7 +53,7 @@ def fetch(remote: str | os.PathLike[str], local: Path) -> None:
 
 
 def pieces(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """The bytes of an object, in pieces that are fetched one after the other."""
+    """Yields the bytes of an object, in pieces that are fetched one after the other."""
     store, name = filesystem(path), os.fspath(path)
     size = store.size(name)
     for start in range(0, size, _PIECE):
@@ -61,14 +61,14 @@ def pieces(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 
 def local_copy(path: str) -> str:
-    """The path (or hub name) itself, or of a folder in a bucket that of a local copy: see `local_folder`."""
+    """The path (or hub name) itself, or for a folder in a bucket the path of its local copy; see `local_folder`."""
     return str(local_folder(as_path(path))) if is_remote(path) else path
 
 
 def local_folder(remote: Path) -> Path:
-    """A local copy of a folder in a bucket; what has not changed since the last time is not read again.
+    """Makes a local copy of a folder in a bucket; files that have not changed since the last copy are not read again.
 
-    Of a training run's folder only the model is copied, and what says how it was trained.
+    Of a training run's folder only the model is copied, with the files that record its training.
 
     Returns:
       The copy, in the cache. Nothing else may be written there.
@@ -92,7 +92,7 @@ def local_folder(remote: Path) -> Path:
         listing, known = dict(zip(paths, versions, strict=True)), _known(target)
         stale = [name for name in paths if known.get(name) != listing[name] or not (target / name).is_file()]
         if stale or known.keys() != listing.keys():
-            # Until the new note is there, nothing is known of what lies here.
+            # Until the new note is written, nothing is known about the files here.
             (target / _LISTING).unlink(missing_ok=True)
             for name in known.keys() - listing.keys():
                 (target / name).unlink(missing_ok=True)
@@ -107,8 +107,8 @@ def put_folder(local: Path, remote: Path, names: Sequence[str], marker: str | No
 
     Args:
       local, remote: the folders.
-      names: of the files below `local` that are to be written.
-      marker: one of them, or None.
+      names: the names of the files below `local` to write.
+      marker: the name that is written last, or None.
     """
     with ThreadPoolExecutor(_THREADS) as threads:
         list(threads.map(lambda name: put(local / name, remote / name), (name for name in names if name != marker)))
@@ -117,7 +117,7 @@ def put_folder(local: Path, remote: Path, names: Sequence[str], marker: str | No
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Removes objects, those included that are not there."""
+    """Removes objects; a missing object is no error."""
     for path in paths:
         try:
             filesystem(path).rm_file(str(path))
@@ -145,7 +145,7 @@ def clear(folder: Path, keep: Iterable[str] = ()) -> None:
 
 
 def _version(info: dict) -> list:
-    """What is different once an object was written again."""
+    """The size and the tag of an object, which differ once the object was written again."""
     return [info["size"], str(info.get("ETag") or info.get("etag") or info.get("generation") or info.get("md5Hash"))]
 
 

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: every writer of this package goes through `atomic_write`."""
+"""Files and folders that are whole or absent, on a disk or in a bucket: `atomic_write` and `atomic_folder`."""
 
 import contextlib
 import ctypes
@@ -51,10 +51,10 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
     an open descriptor (`/dev/stdout`, `/dev/fd/3`) is written to directly, wherever it leads. In a bucket an object
     appears whole by itself: the bytes go to a temporary file, which is uploaded when the block ends well.
 
-    What is written under a name that ends in .gz is compressed, the same content to the same bytes.
+    A file whose name ends in .gz is compressed, the same content to the same bytes.
 
     Args:
-      path: where the file shall be; a symbolic link is followed. Or gs://... or s3://...
+      path: the file to write; a symbolic link is followed. Or gs://... or s3://...
       mode: "w" for text (UTF-8, "\\n" line ends) or "wb" for bytes.
 
     Yields:
@@ -112,9 +112,9 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
 
 @contextlib.contextmanager
 def _encoded(raw: IO[bytes], mode: Literal["w", "wb"], packed: bool) -> Iterator[IO[Any]]:
-    """What a block writes to: the file itself, or what encodes text or compresses on the way there; `raw` stays open."""
+    """Yields the stream for a block: `raw`, or a stream that encodes or compresses into it; `raw` stays open."""
     with contextlib.ExitStack() as stack:
-        # Without a name and a time, so that equal contents are equal files.
+        # No name and no time in the header, so that equal contents are equal files.
         stream = stack.enter_context(gzip.GzipFile("", "wb", fileobj=raw, mtime=0)) if packed else raw
         if mode == "wb":
             yield cast(IO[Any], stream)
@@ -136,14 +136,14 @@ def _check_compression(path: str | os.PathLike[str]) -> None:
 def write_whole(
     path: str | os.PathLike[str], write: Callable[[IO[Any]], object], mode: Literal["w", "wb"] = "w"
 ) -> None:
-    """`atomic_write` for what can be written again from the beginning, when a disk has failed for a moment.
+    """Writes a file as `atomic_write` does, and again from the beginning while a disk fails for a passing reason.
 
     Args:
-      path, mode: as there.
-      write: writes all of it to the open file; may be called more than once.
+      path, mode: see `atomic_write`.
+      write: a function that writes everything to the open file; may be called more than once.
 
     Raises:
-      UserError: as there.
+      UserError: see `atomic_write`.
     """
 
     def attempt() -> None:
@@ -151,7 +151,7 @@ def write_whole(
             write(file)
 
     def passing(error: BaseException) -> bool:
-        # In a bucket each request is tried again by itself.
+        # In a bucket each request has its own retries.
         return not is_remote(path) and is_transient(error.__cause__ or error)
 
     retried(path, attempt, passing)
@@ -162,7 +162,7 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Makes a folder that appears under its name only when it is complete, in place of an older one of that name.
 
     Args:
-      path: where the folder shall be; a symbolic link is followed. Whatever is there will be replaced.
+      path: the folder to make; a symbolic link is followed. Whatever is there will be replaced.
 
     Yields:
       A hidden folder next to it, to be filled.
@@ -194,7 +194,7 @@ def restore(folder: str | os.PathLike[str]) -> None:
     A process that is killed in that moment leaves nothing under the folder's name.
 
     Args:
-      folder: where it should be; nothing is done if something is there, or if it is in a bucket.
+      folder: its name; nothing is done if something has that name, or if it is in a bucket.
     """
     if is_remote(folder):
         return
@@ -232,7 +232,7 @@ def reserve(path: str | os.PathLike[str]) -> None:
 
 
 def sha256(path: str | os.PathLike[str]) -> str:
-    """Of a file or an object in a bucket, read in pieces; hexadecimal."""
+    """The sha256 of a file or of an object in a bucket, read in pieces; hexadecimal."""
     if is_remote(path):
         return copies.digest(path)
 
@@ -244,7 +244,7 @@ def sha256(path: str | os.PathLike[str]) -> str:
 
 
 def _local_target(path: str | os.PathLike[str]) -> Path:
-    """Where a local path leads. Others, of which `Path` keeps only one slash, must not become folders named "s3:"."""
+    """The place that a local path leads to; refuses buckets' addresses, which `Path` would make folders named "s3:"."""
     if bucket := re.search(r"(?:^|/)(gs|s3):/+(.+)", os.fspath(path)):
         raise UserError(
             f"{bucket[1]}://{bucket[2]}: this cannot be written to a bucket; give a local path, and copy it"
@@ -275,11 +275,11 @@ def _put_in_place(partial: Path, folder: Path) -> None:
                 raise
         if _exchange(partial, folder):
             break
-        # Again from the top: in the meantime a reader may have restored it.
+        # Begin again: in the meantime a reader may have restored the older folder.
         os.rename(folder, partial.with_suffix(".old"))
     _sync_folder(folder.parent)
     for old in _set_aside(folder):
-        # Under another name first: half of it must never be restored.
+        # Give it another name first: half of it must never be restored.
         doomed = old.with_suffix(".part")
         with contextlib.suppress(OSError):
             os.rename(old, doomed)

@@ -1,4 +1,4 @@
-"""gcsfs and s3fs, whose requests are tried again by one rule, and whose errors say in one line what to do.
+"""The file systems gcsfs and s3fs, with one rule for retries, and errors that say in one line what to do.
 
 Both libraries retry by themselves, each by rules of its own and silently; here they are told not to, so that nothing is
 tried five times five times. (The arrays of checkpoints do not come this way, but through tensorstore: orbax_buckets.)
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @functools.cache
 def register(scheme: str) -> None:
-    """Makes fsspec, and so epath and Orbax, use these for gs:// or s3://."""
+    """Makes fsspec, and with it epath and Orbax, use these file systems for gs:// and s3://."""
     import fsspec
 
     for name in ("gs", "gcs") if scheme == "gs" else ("s3", "s3a"):
@@ -52,7 +52,7 @@ def _s3() -> type:
         return error
 
     class S3(s3fs.S3FileSystem):
-        # Of s3fs' own attempts.
+        # The number of s3fs' own attempts.
         retries = 1
 
         def __init__(self, *args: Any, **options: Any):
@@ -96,7 +96,7 @@ def _gcs() -> type:
     from fsspec import asyn
 
     gcsfs, gcsfs_retry = import_extra("gcsfs.core", "gcs"), import_extra("gcsfs.retry", "gcs")
-    # Without gcsfs' own attempts.
+    # gcsfs' request without its own attempts.
     plain = gcsfs.GCSFileSystem._request.__wrapped__
 
     def explained(error: Exception, where: str, path: str) -> Exception:

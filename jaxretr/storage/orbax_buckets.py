@@ -1,4 +1,4 @@
-"""Orbax's checkpoints in buckets: how long tensorstore tries, and s3:// at all.
+"""Orbax's checkpoints in buckets: support for s3://, and the time that tensorstore retries.
 
 Orbax 0.12 writes the arrays of a checkpoint with tensorstore, straight from every host. It does so for gs:// alone,
 though tensorstore has the same driver for s3://, and it has no option for it: therefore four of its private functions
@@ -36,19 +36,19 @@ def _key_value_store(path: str) -> dict[str, Any]:
         driver = os.environ.get("TENSORSTORE_GCS_BACKEND", "gcs")
         return {"driver": driver, **place, "gcs_request_retries": _attempts()}
     spec: dict[str, Any] = {"driver": "s3", **place, "s3_request_retries": _attempts()}
-    # As botocore reads them, which s3fs asks.
+    # The variables that botocore reads, which s3fs uses.
     if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
         spec["endpoint"] = endpoint
-        # Of a server that is not Amazon's nobody can ask where it is.
+        # A server that is not Amazon's does not tell its region.
         spec["aws_region"] = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     if os.environ.get("AWS_ACCESS_KEY_ID"):
-        # Otherwise it looks for files first, and complains of those that are missing.
+        # Otherwise it looks for files first, and warns about missing ones.
         spec["aws_credentials"] = {"type": "environment"}
     return spec
 
 
 def _attempts() -> dict[str, Any]:
-    """Pauses of 1, 2, 4, ... seconds (tensorstore adds some chance), about as long in all as elsewhere."""
+    """The attempts of tensorstore, with pauses of 1, 2, 4, ... seconds and some jitter: about the time of `retries`."""
     seconds, count, total = storage_seconds(), 0, 0.0
     while total + min(2.0**count, 32.0) <= seconds:
         total += min(2.0**count, 32.0)

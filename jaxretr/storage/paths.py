@@ -1,4 +1,4 @@
-"""From what the user typed to a path: a local one, or one in a bucket that can be used like it."""
+"""Paths that the user types: local ones, and paths in a bucket, which are used in the same way."""
 
 import hashlib
 import os
@@ -13,20 +13,20 @@ SCHEMES = ("gs", "s3")
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Whether it is gs://... or s3://..., and not a local path."""
+    """Whether a path is gs://... or s3://..., and not a local one."""
     return os.fspath(path).startswith(tuple(f"{scheme}://" for scheme in SCHEMES))
 
 
 def as_path(text: str | os.PathLike[str]) -> Path:
-    """Makes a path of what the user typed.
+    """Makes a path of the text that the user typed.
 
     Args:
       text: a local path, `~` included, or gs://bucket/... or s3://bucket/...
 
     Returns:
       A `pathlib.Path`, or for a bucket an `epath.Path`, which has `/`, `name`, `parent`, `exists`, `is_file`, `is_dir`,
-      `iterdir`, `glob` without `**`, `read_text`, `read_bytes`, `unlink` and `open("rb")` in common with it. Of these
-      alone use is made where a path may lie in a bucket; `str` gives back what the user typed.
+      `iterdir`, `glob` without `**`, `read_text`, `read_bytes`, `unlink` and `open("rb")` in common with it. Code whose
+      path may lie in a bucket uses these alone; `str` gives back the text that the user typed.
 
     Raises:
       UserError: the packages for that bucket are not installed.
@@ -48,27 +48,27 @@ def as_path(text: str | os.PathLike[str]) -> Path:
 
 
 def filesystem(path: str | os.PathLike[str]) -> Any:
-    """The fsspec file system of a path in a bucket; what it does is tried again like everything else here."""
+    """The fsspec file system of a path in a bucket, with this package's retries."""
     import fsspec
 
     scheme = os.fspath(path).split("://")[0]
     _prepare(scheme)
-    # With the very arguments of epath's: so it is the very same, with one pool of connections.
+    # The arguments are epath's, so this is the same object, with one pool of connections.
     return fsspec.filesystem("gcs", finalize_on_close=True) if scheme == "gs" else fsspec.filesystem(scheme)
 
 
 def cache_root() -> Path:
-    """The folder of all that can be made again: $JAXRETR_CACHE, or ~/.cache/jaxretr."""
+    """The folder of files that can be made again: $JAXRETR_CACHE, or ~/.cache/jaxretr."""
     stated = os.environ.get("JAXRETR_CACHE")
     return Path(stated).expanduser() if stated else Path.home() / ".cache/jaxretr"
 
 
 def cache_folder(kind: str, path: str | os.PathLike[str]) -> Path:
-    """Where local copies of something in a bucket lie.
+    """The folder of the local copies of something in a bucket.
 
     Args:
       kind: "runs", "folders" or "stores".
-      path: in the bucket.
+      path: the path in the bucket.
     """
     text = os.fspath(path).rstrip("/")
     name = re.sub(r"[^A-Za-z0-9._-]", "_", text.rsplit("/", 1)[1])[:60]
@@ -81,7 +81,7 @@ def move(source: Path, target: Path) -> None:
         store, paths = filesystem(source), [str(path) for path in files_below(source)]
         for path in paths:
             store.cp_file(path, f"{target}{path[len(str(source)) :]}")
-        # Those that vouch for the rest lie at the top: what is removed only in part shall not look whole.
+        # Files that vouch for the rest lie at the top and go first: a folder that is half removed must not look whole.
         for path in sorted(paths, key=lambda path: path.count("/")):
             store.rm_file(path)
         return

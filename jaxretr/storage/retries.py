@@ -1,4 +1,4 @@
-"""What is tried again when storage fails, and for how long: with growing pauses, for a minute in all."""
+"""Retries of operations on storage that fail for a passing reason: with growing pauses, for a minute in all."""
 
 import errno
 import logging
@@ -16,11 +16,11 @@ log = logging.getLogger(__name__)
 # Seconds after which an operation is given up, unless JAXRETR_STORAGE_SECONDS is set.
 _SECONDS = 60
 
-# The first pause; each is twice the one before up to the longest, and a part of it is left to chance: a thousand hosts
-# that a store sent away together shall not come back together.
+# The first and the longest pause, in seconds; each is twice the one before. A part of it is random, so that a thousand
+# hosts that a store refused together do not come back together.
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
 
-# Of a disk behind a network, mostly. Not among them: no space, no permission, nothing there.
+# Errors that pass, mostly of a disk behind a network. Not among them: no space, no permission, no such file.
 _TRANSIENT = {
     *(errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR, errno.ECONNRESET, errno.ECONNABORTED),
     *(errno.ECONNREFUSED, errno.EPIPE, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENETRESET),
@@ -43,15 +43,15 @@ def retried(what: object, function: Callable[[], T], transient: Callable[[BaseEx
     """Calls a function until it does not fail for a passing reason.
 
     Args:
-      what: is read or written, for the log.
-      function: without side effects that a second call would double.
-      transient: tells passing reasons from lasting ones.
+      what: the thing that is read or written, for the log.
+      function: the operation, without side effects that a second call would double.
+      transient: a function that tells passing reasons from lasting ones.
 
     Returns:
-      What it returned.
+      The function's result.
 
     Raises:
-      Exception: of its last call: lasting, or there was no time left for another one.
+      Exception: the error of the last call: a lasting one, or no time was left for another call.
     """
     import tenacity
 
@@ -61,14 +61,14 @@ def retried(what: object, function: Callable[[], T], transient: Callable[[BaseEx
 async def retried_async(
     what: object, function: Callable[[], Awaitable[T]], transient: Callable[[BaseException], bool]
 ) -> T:
-    """`retried` for a coroutine; `function` makes a new one for each call."""
+    """Awaits a coroutine as `retried` calls a function; `function` makes a new one for each attempt."""
     import tenacity
 
     return await tenacity.AsyncRetrying(**_policy(what, transient))(function)
 
 
 def storage_seconds() -> float:
-    """How long an operation is tried; JAXRETR_STORAGE_SECONDS.
+    """The seconds after which an operation is given up: JAXRETR_STORAGE_SECONDS, or the default.
 
     Raises:
       UserError: the variable is not a number from 0.

@@ -20,7 +20,7 @@ from jaxretr.storage.copies import clear, fetch, put_folder, remove
 from jaxretr.storage.files import sha256
 from jaxretr.storage.paths import as_path, cache_folder, files_below, is_remote
 
-# What all processes of a run read when it resumes.
+# Files that all processes of a run read when it resumes.
 _READ = ("config.json", "best.json", "environment.json", "metrics.jsonl", "trackers.json", "inputs.json")
 
 # Token stores, and those of the text objectives: read through memory maps, and made from the data at any time. And what
@@ -34,16 +34,16 @@ _MARKERS = ("model/jaxretr.json", "model/config.json")
 
 
 class RunFolder:
-    """A run's folder: what it was called, and where its files are.
+    """A run's folder, as the user named it, and the places of its files.
 
     Args:
-      workdir: as the user gave it.
+      workdir: the folder, as the user gave it.
       writes: whether this process is the one that writes.
       reads: names below the folder that are fetched besides what every run needs.
 
     Attributes:
-      local: where files are read and written: `workdir` itself, unless that is in a bucket.
-      checkpoints: where they lie, in the bucket or not.
+      local: the folder in which files are read and written: `workdir` itself, unless that is in a bucket.
+      checkpoints: the folder of the checkpoints, in the bucket or not.
     """
 
     def __init__(self, workdir: str | Path, *, writes: bool, reads: tuple[str, ...] = ()):
@@ -52,7 +52,7 @@ class RunFolder:
         self._mirrored = is_remote(self.workdir)
         self._pushes = self._mirrored and writes
         self.local = cache_folder("runs", self.workdir) if self._mirrored else self.workdir
-        # Name -> (what the file system says of the local file, the sha256 of what is in the bucket)
+        # Name -> (the file system's facts about the local file, the sha256 of the object in the bucket)
         self._pushed: dict[str, tuple[tuple[int, ...], str]] = {}
         if self._mirrored:
             self._pull(reads)
@@ -61,12 +61,12 @@ class RunFolder:
         return str(self.workdir)
 
     def push(self) -> None:
-        """Copies what has changed into the bucket; does nothing for a local run, and on the processes that only read."""
+        """Copies changed files into the bucket; does nothing for a local run, and in processes that only read."""
         if not self._pushes:
             return
         names = self._names()
         found = self._changed(names)
-        # The note of the best evaluation comes after the model that it speaks of.
+        # The note of the best evaluation comes after the model that it describes.
         self._push_model([name for name in found if name.startswith(_MODEL)], names)
         for best in (False, True):
             chosen = [name for name in found if not name.startswith(_MODEL) and (name == "best.json") == best]
@@ -74,7 +74,7 @@ class RunFolder:
         self._pushed.update(found)
 
     def _push_model(self, changed: list[str], names: set[str]) -> None:
-        """Mostly only the weights are others than before: one object, which is replaced as a whole."""
+        """Copies a changed model; mostly only the weights differ, one object that is replaced as a whole."""
         if not changed:
             return
         gone = [name for name in self._pushed if name.startswith(_MODEL) and name not in names]
@@ -88,7 +88,7 @@ class RunFolder:
             del self._pushed[name]
 
     def _pull(self, reads: tuple[str, ...]) -> None:
-        """Makes the local folder what the bucket's is; what an earlier run left there goes."""
+        """Makes the local folder equal to the bucket's, and removes an earlier run's files."""
         try:
             self.local.mkdir(parents=True, exist_ok=True)
             if self._pushes:
@@ -107,7 +107,7 @@ class RunFolder:
                 fetch(path, self.local / name)
                 self._pushed[name] = (self._state(name), sha256(self.local / name))
             elif self._pushes and name.startswith(_MODEL):
-                # So that of the next model only what is another is written. Its weights always are.
+                # Note the hashes, so that only files of the next model that differ are written. Its weights always do.
                 self._pushed[name] = ((), "" if name.endswith(".safetensors") else sha256(path))
 
     def _changed(self, names: set[str]) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -124,7 +124,7 @@ class RunFolder:
         return found
 
     def _names(self) -> set[str]:
-        """The files that belong into the bucket; hidden ones are still being written."""
+        """The files that belong in the bucket; hidden ones are still being written."""
         entries = [entry for entry in self.local.iterdir() if entry.name not in _LOCAL]
         paths = [path for entry in entries for path in (files_below(entry) if entry.is_dir() else [entry])]
         names = [path.relative_to(self.local) for path in paths]
@@ -148,7 +148,7 @@ class RunFolder:
         if error is None:
             self.push()
             return
-        # What went wrong first is what the user has to hear of.
+        # The first error is the one to report.
         with contextlib.suppress(UserError, OSError):
             self.push()
         if isinstance(error, UserError) and str(self.local) in str(error) and not _is_full(error.__cause__):

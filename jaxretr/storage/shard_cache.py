@@ -22,8 +22,8 @@ class ShardCache:
     mapped into memory stays readable until it is not any more.
 
     Args:
-      folder: in the bucket.
-      size: bytes of all its files.
+      folder: the folder in the bucket.
+      size: bytes of all its files together.
     """
 
     def __init__(self, folder: Path, size: int):
@@ -34,11 +34,11 @@ class ShardCache:
         self._lock = threading.Lock()
 
     def get(self, digests: dict[str, str], remedy: str) -> list[Path]:
-        """Local copies of some files that are used together, fetched where they are not there (or not whole).
+        """Gets local copies of files that are used together; fetches those that are missing or damaged.
 
         Args:
-          digests: name -> the sha256 that it was written with.
-          remedy: for errors.
+          digests: name -> the sha256 that the file was written with.
+          remedy: the remedy that errors state.
 
         Raises:
           UserError: a file is missing in the bucket, was changed there, or cannot be copied.
@@ -76,7 +76,7 @@ class ShardCache:
             self._whole.pop(name, None)
 
     def _allowed(self) -> float:
-        """How many bytes of copies may stay."""
+        """The most bytes of copies that may stay."""
         stated = os.environ.get("JAXRETR_STORE_CACHE_GIB", "")
         if stated:
             try:

@@ -31,7 +31,7 @@ class CheckpointSeals:
         self._begun: dict[int, Future] = {}
 
     def seal(self, steps: list[int]) -> None:
-        """Begins to hash those of these complete checkpoints that have no seal, and removes the seals of others."""
+        """Begins to hash the given complete checkpoints that have no seal, and removes the seals of others."""
         for step in steps:
             self.begin(step)
         for path in self._seals.glob("*.json"):

@@ -50,10 +50,10 @@ _FORMAT = "jaxretr-embeddings"
 _VERSION = 2
 _AGAIN = "run the same `jaxretr encode` command again to replace it"
 
-# Of int8 shards, which are made float32 a piece at a time.
+# Rows of a piece of an int8 shard, which is made float32 a piece at a time.
 PIECE_ROWS = 65_536
 
-# What readers get at a time, where shards are smaller: a search costs something for every block.
+# Bytes that readers get at a time, where shards are smaller: a search costs something for every block.
 _BLOCK_BYTES = 32 * 2**20
 
 # An interrupted run loses a shard: a thousandth of the corpus, or the fewest rows that an encoder is fast with: on a CPU
@@ -61,7 +61,7 @@ _BLOCK_BYTES = 32 * 2**20
 _SHARDS = 1024
 _FEWEST_ROWS = {"cpu": 256}
 _FEWEST_ROWS_ELSEWHERE = 16_384
-# And not more than suits the memory, which holds some of them.
+# The most rows and bytes of a shard: memory holds a few shards.
 _MOST_ROWS = 50_000
 _MOST_BYTES = 128 * 2**20
 
@@ -70,16 +70,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class StoreMeta:
-    """What meta.json says.
+    """The content of meta.json.
 
     Attributes:
       side: the tower, "passage" or "question".
       model: the model's name as the user gave it, for messages.
-      model_fingerprint: of weights, configuration and tokenizer.
-      texts_fingerprint: of ids and texts in their order.
+      model_fingerprint: the fingerprint of weights, configuration and tokenizer.
+      texts_fingerprint: the fingerprint of ids and texts in their order.
       rows, dim: N and D.
-      dtype: of the stored numbers.
-      compute: of the encoder's matmuls, "float32" or "bfloat16".
+      dtype: the dtype of the stored numbers.
+      compute: the dtype of the encoder's matmuls, "float32" or "bfloat16".
       shard_rows: rows of every shard but the last.
     """
 
@@ -95,7 +95,7 @@ class StoreMeta:
 
     @property
     def shards(self) -> int:
-        """How many shards the whole store has."""
+        """The number of shards of the whole store."""
         return -(-self.rows // self.shard_rows)
 
     @property
@@ -105,12 +105,12 @@ class StoreMeta:
 
     @property
     def address(self) -> str:
-        """A sha256 (hexadecimal) over all that decides the numbers; the model's name does not."""
+        """A sha256 (hexadecimal) over everything that decides the numbers; the model's name does not."""
         return hashlib.sha256(json.dumps({**dataclasses.asdict(self), "model": None}).encode()).hexdigest()
 
     @property
     def bytes(self) -> int:
-        """What the shards take on disk; the ids come on top."""
+        """The size of the shards on disk, in bytes, without the ids."""
         return self.rows * bytes_a_row(self.dim, self.dtype)
 
     def span(self, shard: int) -> tuple[int, int]:
@@ -120,7 +120,7 @@ class StoreMeta:
 
 
 def default_shard_rows(rows: int, dim: int) -> int:
-    """The rows of a shard where nobody says it: of the same size whatever is encoded already, and however fast.
+    """The default number of rows of a shard, which does not depend on the rows encoded already nor on the speed.
 
     Args:
       rows, dim: N and D of the store.
@@ -136,8 +136,8 @@ class EmbeddingStore:
     """A store that is being written (`begin`) or that is complete (`open`).
 
     Attributes:
-      folder: where it is.
-      meta: what it holds.
+      folder: the store's folder.
+      meta: the description of its content.
     """
 
     def __init__(self, folder: Path, meta: StoreMeta, cut: Sequence[int | None]):
@@ -168,16 +168,16 @@ class EmbeddingStore:
     def begin(
         cls, folder: str | Path, meta: StoreMeta, ids: Iterable[str], *, option: str = "--out"
     ) -> "EmbeddingStore":
-        """Makes the folder, or resumes one that was started with the same model and texts.
+        """Makes the folder, or resumes one that was begun with the same model and texts.
 
         Shards that are there are read and compared with their sha256; what was removed or damaged counts as missing.
         In a run of several processes all must call this, and each looks at its own share.
 
         Args:
           folder: new, empty, or a store; on a disk or in a bucket (gs://... or s3://...).
-          meta: of the whole store.
+          meta: the description of the whole store.
           ids: N ids; read only where they are not written yet.
-          option: by which the user named the folder, for errors.
+          option: the option by which the user named the folder, for errors.
 
         Raises:
           UserError: the folder holds something else or another model's or other texts' embeddings, or cannot be
@@ -218,7 +218,7 @@ class EmbeddingStore:
 
     @property
     def local(self) -> bool:
-        """Whether it lies on a disk, and not in a bucket."""
+        """Whether the store lies on a disk, and not in a bucket."""
         return self._cache is None
 
     def verify(self, advance: Callable[[int], None] = lambda rows: None, shards: Iterable[int] | None = None) -> None:
@@ -226,7 +226,7 @@ class EmbeddingStore:
 
         Args:
           advance: called with the number of rows that were compared since the last call.
-          shards: those that are looked at; None: all.
+          shards: the shards to verify; None: all.
 
         Raises:
           UserError: a byte was changed, in one line that names all such files.
@@ -246,16 +246,16 @@ class EmbeddingStore:
 
     @property
     def cut(self) -> int:
-        """How many texts of the finished shards were cut at the model's maximum length."""
+        """The number of texts of the finished shards that were cut at the model's maximum length."""
         return sum(cut or 0 for cut in self._cut)
 
     def write(self, shard: int, embeddings: np.ndarray, cut: int) -> None:
         """Writes a shard, and then its record.
 
         Args:
-          shard: its number.
+          shard: the shard's number.
           embeddings: float32 [rows of the shard, D].
-          cut: how many of its texts were cut.
+          cut: the number of its texts that were cut.
 
         Raises:
           UserError: a number is not finite or too large for the store's dtype, or the folder cannot be written.
@@ -313,7 +313,7 @@ class EmbeddingStore:
     def blocks(self, shards: Iterable[int] | None = None) -> Iterator[np.ndarray]:
         """Yields the rows of all shards, or of some, as arrays [n, D].
 
-        They are memory maps, or pieces of int8 as float32; of shards that are small, copies of several.
+        They are memory maps, or pieces of int8 as float32; small shards are copied together to one array.
         """
         count, gathered = self._shards_a_block, []
         for piece in self._pieces(range(self.meta.shards) if shards is None else shards):
@@ -325,7 +325,7 @@ class EmbeddingStore:
             yield gathered[0] if len(gathered) == 1 else np.concatenate(gathered)
 
     def _pieces(self, shards: Iterable[int]) -> Iterator[np.ndarray]:
-        """Whole shards, or pieces of large ones of int8."""
+        """Yields whole shards, or pieces of large int8 shards."""
         for arrays in self._shards(shards):
             if len(arrays) == 1:
                 yield arrays[0]
@@ -334,7 +334,7 @@ class EmbeddingStore:
                 yield dequantise(*(array[start : start + PIECE_ROWS] for array in arrays))
 
     def _shards(self, shards: Iterable[int]) -> Iterator[list[np.ndarray]]:
-        """The memory maps of shards; in a bucket the next one is fetched while one is used."""
+        """Yields the memory maps of shards; from a bucket the next one is fetched while one is used."""
         if self._cache is None:
             yield from map(self._arrays, shards)
             return
@@ -365,7 +365,7 @@ class EmbeddingStore:
         try:
             if self.local:
                 folder.mkdir(parents=True, exist_ok=True)
-                # What a killed process left behind; complete files have no such name.
+                # Remains of a killed process; complete files have no such name.
                 for leftover in folder.glob(".*.part"):
                     leftover.unlink(missing_ok=True)
             names = sorted(_names(folder))
@@ -453,7 +453,7 @@ class EmbeddingStore:
         return found
 
     def _cut_if_whole(self, shard: int) -> int | None:
-        """How many texts of a shard were cut; None where it has to be written (again)."""
+        """The number of texts of a shard that were cut; None where the shard has to be written (again)."""
         try:
             record = self._record(shard)
             if self.local:
@@ -469,7 +469,7 @@ class EmbeddingStore:
 
 
 def is_store(folder: str | Path) -> bool:
-    """Whether a folder's meta.json is an embedding store's, rather than an exact index's or nobody's."""
+    """Whether a folder's meta.json is an embedding store's, rather than an exact index's or another program's."""
     try:
         content = json.loads((as_path(folder) / META).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -478,7 +478,7 @@ def is_store(folder: str | Path) -> bool:
 
 
 def _names(folder: Path) -> set[str]:
-    """What is in a folder; of one in a bucket in a single request, whatever the number of shards."""
+    """The names in a folder; in a bucket by a single request, whatever the number of shards."""
     paths = files_below(folder) if is_remote(folder) else folder.iterdir()
     return {str(path)[len(str(folder).rstrip("/")) + 1 :] for path in paths}
 

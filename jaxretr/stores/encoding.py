@@ -38,10 +38,10 @@ Content = Corpus | CorpusStream | Sequence[Question]
 # A text of 100 words as Python holds it, and its tokens.
 _BYTES_A_TEXT = 3_000
 
-# What the encoder's own arrays take while it runs: programs and activations of a batch that suits a CPU.
+# Bytes of the encoder's own arrays while it runs: programs and activations of a batch that suits a CPU.
 _BYTES_OF_THE_ENGINE = 200 * 2**20
 
-# Being read, tokenised, encoded and written.
+# Shards in memory at a time: one is read, one tokenised, one encoded and one written.
 _SHARDS_AT_A_TIME = 4
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ def encode(
     model: str | None = None,
     option: str = "out",
 ) -> EmbeddingStore:
-    """Encodes a corpus or questions into an embedding store, going on where an earlier call was interrupted.
+    """Encodes a corpus or questions into an embedding store; resumes where an earlier call was interrupted.
 
     A call with the same model, texts and settings encodes the shards that are missing, and none where the store is
     complete. With several processes, each encodes its share of the shards on its own devices; all must call this,
@@ -71,12 +71,12 @@ def encode(
         read. Files are read along the way: the texts of a few shards are in memory at a time.
       queries: for its question side, in place of a corpus: a file or questions.
       out: the store's folder: new, empty, or one that was begun; on a disk or in a bucket.
-      dtype: of the stored numbers; int8 has a scale for each row.
-      shard_rows: rows a file, which an interruption loses at most; None: those of the store that was begun, else
-        `default_shard_rows`.
-      batch_size: texts a batch; None: what suits the device.
-      model: what messages call the model; by default where it was loaded from.
-      option: what messages call `out`.
+      dtype: the dtype of the stored numbers; int8 has a scale for each row.
+      shard_rows: rows per file, which is the most that an interruption loses; None: those of the store that was begun,
+        else `default_shard_rows`.
+      batch_size: texts per batch; None: chosen for the device.
+      model: the model's name in messages; by default the place it was loaded from.
+      option: the name of `out` in messages.
 
     Returns:
       The complete store.
@@ -137,7 +137,7 @@ def _write(
     ):
         progress.skip(of_share - left)
         pieces = _one_ahead(reading, _pieces(content, spans))
-        # The shapes of the batches follow the store's size, and not that of what is missing: so do the numbers.
+        # The shapes of the batches, and so the numbers, follow the size of the store, not that of its missing part.
         found = encoder.encode_pieces(side, pieces, batch_size=batch_size, total=meta.rows, advance=progress.advance)
         written: Future[None] | None = None
         for shard, (embeddings, cut) in zip(missing, found, strict=True):
@@ -166,16 +166,16 @@ def encode_rows(
     batch_size: int | None = None,
     advance: Callable[[int], object] = lambda rows: None,
 ) -> tuple[np.ndarray, int]:
-    """Encodes passages or questions, with signs of life.
+    """Encodes passages or questions, and reports progress.
 
     Args:
-      encoder: whose passage side encodes a corpus and whose question side encodes questions.
+      encoder: the model; its passage side encodes a corpus, its question side questions.
       content: n passages or questions.
-      batch_size: rows a batch; None: what suits the device.
+      batch_size: rows per batch; None: chosen for the device.
       advance: called with the number of rows that were encoded since the last call.
 
     Returns:
-      float32 [n, D], and how many texts were cut at the model's maximum length.
+      The embeddings, float32 [n, D], and the number of texts that were cut at the model's maximum length.
     """
     side: Side = "passage" if isinstance(content, Corpus) else "question"
     [found] = encoder.encode_pieces(side, [_as_texts(content)], batch_size=batch_size, advance=advance)
@@ -211,7 +211,7 @@ def loaded(encoder: Encoder | Path_ | Callable[[], Encoder]) -> Encoder:
 
 
 def name_of(encoder: Encoder) -> str:
-    """What messages call a model: where it was loaded from."""
+    """The name of a model in messages: the place it was loaded from."""
     return encoder.source or "a model that was not loaded from a folder"
 
 

@@ -1,4 +1,4 @@
-"""What decides the numbers of a store of embeddings, as hashes: the model and the texts."""
+"""Hashes of what decides the numbers of a store of embeddings: the model and the texts."""
 
 import dataclasses
 import hashlib
@@ -19,15 +19,15 @@ from jaxretr.models.combined_encoder import CombinedEncoder
 from jaxretr.models.dual_encoder import DualEncoder
 from jaxretr.models.embed import Side
 
-# Settings of BertConfig that came later than the first stores.
+# Settings of BertConfig that are newer than the first stores.
 _LATER = ("architecture", "pad_token_id", "relative_attention_num_buckets")
 
 
 def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "passage") -> str:
-    """A sha256 (hexadecimal) over all that decides an encoder's embeddings of one side.
+    """A sha256 (hexadecimal) over everything that decides an encoder's embeddings of one side.
 
-    A dual encoder without prompts has one for both sides, over both towers. A combined encoder's weights decide its questions' vectors
-    alone, so passages that were encoded with some weights are those of the same parts with any others.
+    A dual encoder without prompts has one for both sides, over both towers. A combined encoder's weights decide the
+    vectors of questions alone, so passages encoded with some weights are those of the same parts with any others.
     """
     if isinstance(encoder, CombinedEncoder):
         parts = [model_fingerprint(part, side) for part in encoder.parts]
@@ -39,15 +39,15 @@ def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "pass
         settings.pop(name)
     for field in dataclasses.fields(BertConfig) if isinstance(shape, BertConfig) else ():
         if field.name in _LATER and settings[field.name] == field.default:
-            settings.pop(field.name)  # Older stores' fingerprints know nothing of it.
+            settings.pop(field.name)  # The fingerprints of older stores lack it.
     if encoder.config.embedding_size == encoder.config.full_size:
-        config.pop("truncate_dim")  # Nothing is cut; nor do older ones know this.
-    config.pop("prompts")  # Of other tasks.
+        config.pop("truncate_dim")  # Nothing is cut; older fingerprints lack it.
+    config.pop("prompts")  # They belong to other tasks.
     if not encoder.config.inner_dense:
         config.pop("inner_dense")
     if encoder.config.projection_activation == "identity":
         config.pop("projection_activation")
-    # The other side's prompt decides nothing of this one's.
+    # The other side's prompt does not change this side's vectors.
     prompts: dict[Side, str] = {"question": config.pop("query_prompt"), "passage": config.pop("passage_prompt")}
     if prompts[side]:
         config["prompt"] = prompts[side]
@@ -62,7 +62,7 @@ def model_fingerprint(encoder: DualEncoder | CombinedEncoder, side: Side = "pass
 
 
 def texts_fingerprint(content: Corpus | CorpusStream | Sequence[Question]) -> str:
-    """A sha256 (hexadecimal) over ids and texts (and titles), in their order."""
+    """A sha256 (hexadecimal) over ids, titles and texts, in their order."""
     if isinstance(content, CorpusStream):
         return content.fingerprint
     if isinstance(content, Corpus):

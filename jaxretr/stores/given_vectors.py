@@ -23,12 +23,12 @@ def store_vectors(
 
     Args:
       folder: new or empty, or a store of the same vectors that was begun.
-      vectors: float32 [N, D].
+      vectors: the passages' vectors, float32 [N, D].
       ids: N ids.
-      model: what messages call the model.
-      model_fingerprint: of the model that made the vectors; programs that encode questions compare it with their own.
-      texts_fingerprint: of ids and texts; exports with texts compare it with the corpus.
-      shard_rows: rows a file; None: `default_shard_rows`.
+      model: the model's name in messages.
+      model_fingerprint: that of the model that made the vectors; programs that encode questions compare it with theirs.
+      texts_fingerprint: that of the ids and texts; exports with texts compare it with the corpus.
+      shard_rows: rows per file; None: `default_shard_rows`.
 
     Returns:
       The store.

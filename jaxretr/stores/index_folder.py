@@ -105,7 +105,7 @@ def read(directory: str | os.PathLike) -> tuple[np.ndarray, list[str] | None, di
 
 
 def describe(directory: str | os.PathLike) -> dict[str, Any]:
-    """What the folder says of itself: rows, dim, dtype, ids (whether it has them), metadata (its fields, if it has any).
+    """Reads an index's description: rows, dim, dtype, ids (whether it has them), metadata (its fields, if it has any).
 
     Raises:
       UserError: it is not an index.
@@ -154,9 +154,9 @@ def _read_metadata(path: Path, n: int, fields: list[str]) -> dict[str, list[Any]
 
 
 def read_ids(path: Path, n: int, remedy: str = "save the index again", wanted: np.ndarray | None = None) -> list[str]:
-    """Reads n ids, one JSON string a line; raises UserError with `remedy` where the file is not that.
+    """Reads n ids, one JSON string per line, or those of the rows that `wanted` (bool [n]) names.
 
-    Those of the rows that `wanted` (bool [n]) names, if it is given, are returned.
+    Raises UserError, with `remedy`, where the file holds anything else.
     """
     ids, number = [], 0
     for number, name in _json_lines(path, remedy):
@@ -170,7 +170,7 @@ def read_ids(path: Path, n: int, remedy: str = "save the index again", wanted: n
 
 
 def _json_lines(path: Path, remedy: str) -> Iterator[tuple[int, Any]]:
-    """Yields (line number, what it holds); None for a line that is not JSON."""
+    """Yields (line number, value) of each line; the value is None for a line that is not JSON."""
     try:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):

@@ -1,5 +1,7 @@
-"""manifest.json of an exported index or encoder: what it is, and the sha256 of every file, so that a changed byte is
-found, also one of its own."""
+"""The manifest.json of an exported index or encoder: its kind, its facts and the sha256 of every file.
+
+A changed byte of any file is found, also one of manifest.json itself.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -19,12 +21,12 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Manifest:
-    """What manifest.json says.
+    """The content of manifest.json.
 
     Attributes:
-      kind: of the export, for instance "scann" or "vertex".
-      facts: what that kind notes of itself, as JSON holds it.
-      files: sha256 (hexadecimal) of each file, by its path in the folder.
+      kind: the kind of export, for instance "scann" or "vertex".
+      facts: facts that the kind notes of itself, as JSON holds them.
+      files: the sha256 (hexadecimal) of each file, by its path in the folder.
       jaxretr: the version that wrote it.
     """
 
@@ -87,18 +89,18 @@ def finish(
     """Writes README.md and manifest.json, and verifies.
 
     Args:
-      partial: the hidden folder, all else in it.
-      out: what it will be called.
-      kind: of the export.
-      facts: for manifest.json.
+      partial: the hidden folder, which holds all other files.
+      out: the name that the folder will have.
+      kind: the kind of export.
+      facts: the facts for manifest.json.
       readme: the text of README.md.
-      verify: of the kind.
+      verify: the kind's check of a folder.
 
     Returns:
-      What `verify` says.
+      The summary that `verify` returns.
 
     Raises:
-      UserError: what was written is not what was to be exported.
+      UserError: the folder does not hold what was to be exported.
     """
     with atomic_write(partial / "README.md") as file:
         file.write(readme)

@@ -1,4 +1,4 @@
-"""Opening an embedding store: every byte is looked at before a number of it is used."""
+"""Opening an embedding store, whose every byte is checked before its numbers are used."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ def open_store(folder: str | Path, share: bool = False) -> EmbeddingStore:
 
     Args:
       folder: the store's.
-      share: look at the shards alone that are this process's share.
+      share: check only the shards of this process's share.
 
     Raises:
       UserError: there is none, it is incomplete, or a byte was changed.

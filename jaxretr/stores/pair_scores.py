@@ -29,19 +29,19 @@ log = logging.getLogger(__name__)
 CHUNK = 4096
 """Pairs that are scored, and kept, at a time."""
 
-# Changes when the same pairs of the same model would get other scores.
+# A version that changes when the same pairs of the same model would get other scores.
 _VERSION = 1
 
 
 class Pairs(NamedTuple):
-    """How many pairs there are, and a sha256 (hexadecimal) over all of them in their order."""
+    """The number of pairs, and a sha256 (hexadecimal) over all of them in their order."""
 
     count: int
     fingerprint: str
 
     @classmethod
     def of(cls, pairs: Iterable[Pair]) -> "Pairs":
-        """Reads all pairs once."""
+        """Counts and hashes pairs, which are read once."""
         digest, count = hashlib.sha256(), 0
         for count, pair in enumerate(pairs, start=1):  # noqa: B007
             digest.update(json.dumps(pair).encode() + b"\n")
@@ -53,7 +53,7 @@ class KeptScores:
     """The folder in which a call keeps the scores of finished chunks.
 
     Attributes:
-      folder: named by all that decides the scores, so that those of another model or of other pairs never mix.
+      folder: the folder, named by everything that decides the scores, so that those of other models or pairs never mix.
     """
 
     folder: Path
@@ -116,10 +116,10 @@ def score_pairs(
     Args:
       scorer: the model.
       pairs: read once, a chunk at a time.
-      count: how many there are, n.
+      count: the number of pairs, n.
       chunk: pairs at a time. The scores of a chunk do not depend on the other chunks.
-      batch_size: pairs a batch; None: what suits the device.
-      kept: where finished chunks are kept, and read if they are there; None: nowhere.
+      batch_size: pairs per batch; None: chosen for the device.
+      kept: the folder in which finished chunks are kept, and from which they are read; None: no folder.
       shown: whether progress and speed are shown.
 
     Returns:

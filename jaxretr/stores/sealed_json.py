@@ -17,7 +17,7 @@ _SEAL = "digest"
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Writes content, which JSON must hold as it is (lists, not tuples), and its seal."""
+    """Writes content, which JSON must hold unchanged (lists, not tuples), and its seal."""
     text = _text(content)
     write_whole(path, lambda file: file.write(text))
 
@@ -27,7 +27,7 @@ def read(path: Path, remedy: str) -> tuple[dict[str, Any], bool]:
 
     Args:
       path: the file.
-      remedy: for errors.
+      remedy: the remedy that errors state.
 
     Returns:
       The content without its seal, and whether not a byte of the file was changed.
@@ -47,7 +47,7 @@ def read(path: Path, remedy: str) -> tuple[dict[str, Any], bool]:
 
 
 def read_intact(path: Path, remedy: str) -> dict[str, Any]:
-    """Like `read`, but a changed byte is an error as well."""
+    """Reads the content as `read` does; a changed byte is an error as well."""
     content, intact = read(path, remedy)
     if not intact:
         raise UserError(f"{path}: was changed after it was written; {remedy}")

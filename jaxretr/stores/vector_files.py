@@ -22,7 +22,7 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 def bytes_a_row(dim: int, dtype: str) -> int:
-    """What a row takes on disk, its scale included."""
+    """The bytes of a row of D dimensions on disk, its scale included."""
     return dim * numpy_dtype(dtype).itemsize + (4 if dtype == "int8" else 0)
 
 
@@ -44,7 +44,7 @@ def quantise(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def dequantise(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """int8 [n, D] and float32 [n] -> float32 [n, D]."""
+    """Multiplies rows int8 [n, D] by their scales float32 [n]; returns float32 [n, D]."""
     return values.astype(np.float32) * np.asarray(scales, np.float32)[:, None]
 
 
@@ -53,13 +53,13 @@ def write_npy(file: IO[bytes], values: np.ndarray) -> None:
     values = np.ascontiguousarray(values)
     if values.dtype == ml_dtypes.bfloat16:
         values = values.view(np.uint16)
-    # Not np.save: on a full disk it raises an error that has lost the operating system's reason.
+    # np.save would raise an error without the operating system's reason on a full disk.
     np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
     file.write(values.data)
 
 
 def read_npy(path: str | Path, dtype: str) -> np.ndarray:
-    """Memory-maps what `write_npy` wrote.
+    """Memory-maps an array that `write_npy` wrote.
 
     Raises:
       ValueError: it holds another dtype, or is cut short.

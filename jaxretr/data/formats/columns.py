@@ -26,7 +26,7 @@ from jaxretr.notes import note
 
 _log = logging.getLogger(__name__)
 
-# The only columns that sentence-transformers knows by name; the others it takes in their order.
+# The only columns that sentence-transformers knows by name; it takes the others in their order.
 LABELS = ("label", "labels", "score", "scores")
 
 

@@ -30,7 +30,7 @@ class ExampleRows:
         self.lost: Counter[str] = Counter()
 
     def report(self, path: Path, format: str) -> None:
-        """Logs what was lost."""
+        """Logs what the format could not represent."""
         for what, count in self.lost.items():
             _log.warning("%s: %s cannot represent everything: %s in %d examples", path, format, what, count)
 
@@ -118,11 +118,11 @@ class ExampleRows:
         return row if candidate.score is None else row | {"score": candidate.score}
 
     def dpr(self, example: Example) -> dict[str, Any]:
-        """DPR's object."""
+        """Returns DPR's object."""
         return self._dpr_object(example, lambda candidate: self._passage(candidate, example, "passage_id"))
 
     def dpr_scale(self, example: Example) -> list[bytes]:
-        """dpr-scale's line: DPR's object, with rows of the corpus for the passages in it."""
+        """Returns dpr-scale's line: DPR's object, with rows of the corpus for the passages in it."""
 
         def passage(candidate: Candidate) -> dict[str, Any]:
             if self.corpus is None or candidate.id is None or candidate.id not in self.corpus:
@@ -144,7 +144,7 @@ class ExampleRows:
         }
 
     def tevatron(self, example: Example) -> list[bytes]:
-        """Tevatron's line with the passages."""
+        """Returns Tevatron's line with the passages."""
         row: dict[str, Any] = {"query_id": example.id, "query": example.question}
         if example.answers:
             row["answers"] = list(example.answers)
@@ -156,7 +156,7 @@ class ExampleRows:
         ]
 
     def tevatron2(self, example: Example) -> list[bytes]:
-        """Tevatron's line with the passages' ids; with scores where a passage has one, as `jaxretr.mine` writes them."""
+        """Returns Tevatron's line with the passages' ids, and scores where a passage has one (as `jaxretr.mine`)."""
         self.without_answers(example)
         kinds = {"positive": example.positives, "negative": self.negatives(example)}
         row: dict[str, Any] = {"query_id": example.id, "query_text": example.question, "query_image": None}
@@ -168,7 +168,7 @@ class ExampleRows:
     # ---- bare texts ------------------------------------------------------------------------------------------------
 
     def flag(self, example: Example) -> list[bytes]:
-        """FlagEmbedding's line; with scores where every passage has one."""
+        """Returns FlagEmbedding's line, with scores where every passage has one."""
         self.without_answers(example)
         row: dict[str, Any] = {"query": example.question}
         kinds = {"pos": example.positives, "neg": self.negatives(example)}
@@ -184,7 +184,7 @@ class ExampleRows:
         return [json_bytes(row)]
 
     def triples(self, example: Example) -> list[bytes]:
-        """Lines of question, positive and negative, as texts."""
+        """Returns lines of question, positive and negative, as texts."""
         self.without_scores(example)
         changed = False
 
@@ -200,7 +200,7 @@ class ExampleRows:
         return lines
 
     def triples_ids(self, example: Example) -> list[bytes]:
-        """Lines of question, positive and negative, as ids."""
+        """Returns lines of question, positive and negative, as ids."""
         self.without_scores(example)
         question = self._column(example.id, example)
         return self._triples(example, question, lambda each: self._column(self.id(each, example), example))
@@ -222,7 +222,7 @@ class ExampleRows:
     # ---- bare ids --------------------------------------------------------------------------------------------------
 
     def distillation(self, example: Example) -> list[bytes]:
-        """A line of passage ids and the teacher's scores."""
+        """Returns a line of passage ids and the teacher's scores."""
         found = (*example.positives, *self.negatives(example))
         if any(each.score is None for each in found):
             raise UserError(f"{self.where(example)}: a passage has no score; this format is for teachers' scores")
@@ -238,7 +238,7 @@ class ExampleRows:
         ]
 
     def judgements(self, example: Example, id: Callable[[Candidate], str] | None = None) -> list[bytes]:
-        """Lines of judgements: the grades; 1 for a positive without one, 0 for a negative without one."""
+        """Returns lines of judgements: the grades; 1 for a positive without one, 0 for a negative without one."""
         if all(each.grade is None for each in example.negatives) and not self.trainable(example):
             return []
         self.without_scores(example)

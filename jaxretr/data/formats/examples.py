@@ -17,7 +17,7 @@ class Candidate:
       title: its title; empty if there is none.
       text: its text; None: only the id is known.
       score: a teacher's score; None if the file gives none.
-      grade: how it is judged for the question; None if the file has no judgements.
+      grade: its grade for the question; None if the file has no judgements.
     """
 
     id: str | None
@@ -38,7 +38,7 @@ class Example:
       positives: passages that answer it.
       negatives: hard negatives.
       other_negatives: DPR's negative_ctxs, used if there is no hard negative.
-      line: of the file, counted from 1, for messages.
+      line: the line in the file, counted from 1, for messages.
     """
 
     id: str
@@ -50,7 +50,7 @@ class Example:
     line: int = 0
 
 
-# A row of a file: its line number, and the example or what is wrong with it.
+# A row of a file: its line number, and the example or the row's fault.
 Row = tuple[int, Example | RowError]
 
 

@@ -55,7 +55,7 @@ _OTHERWISE = {
     "run": "mine hard negatives from it, or evaluate it",
 }
 
-# Parts of named collections.
+# The kinds of the parts of named collections.
 _KIND_OF_ROLE = {"corpus": "corpus", "queries": "questions", "qrels": "qrels"}
 
 _ROWS_LOOKED_AT = 200
@@ -67,7 +67,7 @@ _IDS = ("_id", "id", "docid", "pid", "passage_id", "qid", "query_id")
 
 
 def file_kind(path: str | Path) -> str:
-    """Returns what a file or folder is, a key of KINDS.
+    """Returns the kind of a file or folder, a key of KINDS.
 
     Raises:
       UserError: it is not recognised.

@@ -35,7 +35,7 @@ from jaxretr.data.text_rows import (
 from jaxretr.errors import UsageError
 
 Questions = dict[str, Question] | None
-"""{question id: question}; None: not given, and every text is empty."""
+"""The questions by id; None: not given, and every text is empty."""
 
 # DPR's own files have passage_id (Natural Questions) and psg_id (TriviaQA).
 _IDS = ("passage_id", "psg_id", "id", "docid", "_id")
@@ -59,7 +59,7 @@ def examples_file(path: str | Path, split: str = "train") -> Path:
 
 
 def own_queries(path: str | Path, format: str) -> Path | None:
-    """Returns where the questions of a training set with their ids alone are, if its collection has them as well."""
+    """Returns the questions' table for a training set with their ids alone, if its collection has them as well."""
     place = data_path(path)
     return place.sibling(QUERIES) if format in NEED_QUERIES and isinstance(place, DataName) else None
 
@@ -112,7 +112,7 @@ def numbered_examples(
     queries: str | Path | None = None,
     split: str = "train",
 ) -> Iterator[Row]:
-    """Yields (line number, example or what is wrong with it) for every row; otherwise as `read_examples`.
+    """Yields (line number, example or the row's fault) for every row; see `read_examples` for the rest.
 
     If `queries` are needed and not given, the questions' texts are empty.
     """

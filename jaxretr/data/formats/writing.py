@@ -48,7 +48,7 @@ def write_examples(
       source: the file that the examples are from, for messages.
 
     Returns:
-      How many examples were written.
+      The number of examples that were written.
 
     Raises:
       UserError: a passage has only an id where its text is needed or the reverse, or the file cannot be written.
@@ -96,7 +96,7 @@ def write_examples(
 
 
 def _write_columns(rows: ExampleRows, path: Path, examples: Iterable[Example], negatives: int | None) -> None:
-    """sentence-transformers' columns."""
+    """Writes sentence-transformers' columns."""
     delimiter = TABLES.get(bare_suffix(path))
     with atomic_write(path, "w") as file:
         header: list[str] = []
@@ -107,7 +107,7 @@ def _write_columns(rows: ExampleRows, path: Path, examples: Iterable[Example], n
             if not header:
                 header = list(row)
                 file.write(csv_line(header, delimiter))
-            if "" in list(row.values())[2:]:  # Reads as if it were not there.
+            if "" in list(row.values())[2:]:  # An empty field reads as if it were missing.
                 rows.lost["empty negatives were left out"] += 1
             file.write(csv_line(row.values(), delimiter))
         rows.check_any(path)
@@ -151,7 +151,7 @@ def _column_rows(rows: ExampleRows, examples: Iterable[Example], negatives: int 
 
 
 def _write_beir(rows: ExampleRows, folder: Path, examples: Iterable[Example], split: str) -> None:
-    """A BEIR folder."""
+    """Writes a BEIR folder."""
     with ExitStack() as stack:
         passages, queries, qrels = (
             stack.enter_context(atomic_write(folder / name, "wb"))

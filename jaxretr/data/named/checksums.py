@@ -1,4 +1,4 @@
-"""sha256 of the files behind named data, compared once per process."""
+"""The check of the files behind named data: their sha256, compared once per process."""
 
 import os
 
@@ -13,9 +13,9 @@ def check_sha256(path: str | os.PathLike[str], expected: str, where: str, remedy
 
     Args:
       path: the file.
-      expected: its sha256 (hexadecimal).
+      expected: the file's sha256 (hexadecimal).
       where: the data set, for the error.
-      remedy: what to do about another content, for the error.
+      remedy: the remedy for another content, for the error.
 
     Raises:
       UserError: it has another content, or cannot be read.

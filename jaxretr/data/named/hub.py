@@ -16,14 +16,14 @@ PREFIX = "hf:"
 
 _SUFFIX = ".parquet"
 _CARD = "README.md"
-# Where the hub keeps what it has converted to parquet.
+# The branch in which the hub keeps the parquet files that it has converted.
 _CONVERTED = "refs/convert/parquet"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}.*$")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ROWS_AT_ONCE = 4096
 
 _Splits = dict[str, dict[str, list[str]]]
-"""{config: {split: its files, in their order}}"""
+"""The files of each split, in their order: {config: {split: files}}."""
 
 
 def open_collection(body: str, split: str | None) -> Collection:
@@ -31,7 +31,7 @@ def open_collection(body: str, split: str | None) -> Collection:
 
     Args:
       body: OWNER/NAME or OWNER/NAME/CONFIG; or a path that begins with "/", "~" or ".".
-      split: to read.
+      split: the split to read.
 
     Raises:
       UserError: it cannot be found, or has no parquet files.
@@ -80,7 +80,7 @@ def splits_of(files: Sequence[str], card: Mapping[str, Any] | None = None) -> _S
 
 
 def _by_name(file: PurePosixPath) -> tuple[str, str]:
-    """The config and split of CONFIG/SPLIT-00000-of-00001.parquet, data/SPLIT..., CONFIG/SPLIT/0000.parquet, SPLIT..."""
+    """The config and split in CONFIG/SPLIT-00000-of-00001.parquet, data/SPLIT..., CONFIG/SPLIT/0000.parquet, ..."""
     folders, stem = list(file.parts[:-1]), _SHARD.sub("", file.stem)
     if stem.isdigit() and folders:
         stem = folders.pop().removeprefix("partial-")
@@ -91,12 +91,12 @@ def _by_name(file: PurePosixPath) -> tuple[str, str]:
 
 
 def _card(path: Path) -> Mapping[str, Any] | None:
-    """The metadata at the top of a README.md; None if there are none that can be read."""
+    """Reads the metadata at the top of a README.md; None if there are none that can be read."""
     from huggingface_hub import repocard
 
     try:
         return repocard.metadata_load(path) if path.is_file() else None
-    except Exception:  # Of the parser of YAML: a card that is broken is like none.
+    except Exception:  # The YAML parser's: a broken card counts as none.
         return None
 
 
@@ -183,7 +183,7 @@ def _listed(repository: str) -> tuple[str, _Splits]:
 
 
 def _cached(repository: str) -> tuple[str, _Splits] | None:
-    """What an earlier download left in the hub's cache."""
+    """The revision and the splits of an earlier download in the hub's cache; None if there is none."""
     import huggingface_hub
 
     try:

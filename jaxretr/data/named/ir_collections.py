@@ -14,7 +14,7 @@ PREFIX = "ir_datasets:"
 DOCPAIRS = "docpairs"
 
 _SPLITS = ("train", "dev", "validation", "val", "test", "eval")
-# Judgements of an id that names no split: those that a collection is measured on.
+# The split of judgements for an id that names none: the one that a collection is measured on.
 _UNNAMED_SPLIT = "test"
 
 
@@ -22,11 +22,11 @@ class Download(NamedTuple):
     """A file that ir_datasets fetches, or reads where it is."""
 
     url: str
-    """Where it is fetched from; empty: it is local."""
+    """The address that it is fetched from; empty: it is local."""
     path: str
-    """Where ir_datasets looks for it."""
+    """The local path at which ir_datasets looks for it."""
     md5: str
-    """Expected; empty: not known."""
+    """The expected md5, hexadecimal; empty: not known."""
 
 
 def open_collection(id: str, split: str | None = None) -> Collection:
@@ -37,7 +37,7 @@ def open_collection(id: str, split: str | None = None) -> Collection:
 
     Args:
       id: for instance "beir/scifact/test".
-      split: none is taken, since ids contain their splits.
+      split: must be None, since ids contain their splits.
 
     Raises:
       UserError: the package is not installed, there is no such id, or a split is named.
@@ -118,7 +118,7 @@ def _rows(id: str, handler: Any, read: Callable[[], Iterator[Any]], row_of: Call
 
 
 def _documents(handler: Any) -> Callable[[], Iterator[Any]]:
-    """What reads the documents: from the download where a collection can, such as BEIR's.
+    """The function that reads the documents, directly from the download where a collection can, as BEIR's do.
 
     Its own reader goes through a compressed store that it makes first, for access by id; that takes twice the time. (The
     name is private, of the version that requirements-data.txt pins; without it, the collection's own reader is used.)
@@ -129,7 +129,7 @@ def _documents(handler: Any) -> Callable[[], Iterator[Any]]:
 
 def _passage(document: Any) -> Row:
     text = getattr(document, "text", None)
-    # Documents of other fields (abstract, body, ...): ir_datasets says what of them to search.
+    # Documents with other fields (abstract, body, ...): ir_datasets says which of these to search.
     text = document.default_text() if text is None else text
     return {"_id": document.doc_id, "title": getattr(document, "title", None), "text": text}
 
@@ -182,10 +182,10 @@ def _file_facts(file: Download) -> list[Any]:
 
 
 def _reason(handler: Any, error: Exception) -> str:
-    """What went wrong, and how to get the data by hand."""
+    """The message for an error of reading or fetching, with the way to get the data by hand."""
     files = downloads(handler)
     file = next((each for each in files if each.url), None)
-    # Of several places that it tried: RuntimeError(message, [(place, error), ...]).
+    # If it tried several places: RuntimeError(message, [(place, error), ...]).
     tried = error.args[1] if len(error.args) == 2 and isinstance(error.args[1], list) else [("", error)]
     problem = shortened(tried[-1][1])
     by_hand = "" if file is None else f", or download {file.url} by hand and save it as {file.path}"

@@ -49,12 +49,12 @@ class DataName(PosixPath):
 
     @property
     def body(self) -> str:
-        """What the source knows it by, without split and part."""
+        """The data set's name in its source, without split and part."""
         return self._match()["body"]
 
     @property
     def part(self) -> str | None:
-        """The part that is named with #."""
+        """The part that the name states behind #; None if it states none."""
         return self._match()["part"]
 
     def collection(self) -> Collection:
@@ -67,7 +67,7 @@ class DataName(PosixPath):
         return _OPEN[match["scheme"]](match["body"], match["split"])
 
     def with_part(self, part: str) -> "DataName":
-        """Returns the name of a part of its collection; of one that has no other part, the name itself."""
+        """Returns the name of a part of its collection, or the name itself if that has no other part."""
         if self.part is not None or len(self.collection().parts) == 1:
             return self
         return DataName(f"{self}#{part}")
@@ -77,7 +77,7 @@ class DataName(PosixPath):
         return DataName(f"{str(self).partition('#')[0]}#{part}") if part in self.collection().parts else None
 
     def table(self) -> Table:
-        """Returns the rows that it stands for.
+        """Returns the table that the name stands for.
 
         Raises:
           UserError: it is a collection of several, or has no such part.
@@ -95,7 +95,7 @@ class DataName(PosixPath):
         """Returns the name of the table that stands for a file of a BEIR folder.
 
         Args:
-          file: "corpus.jsonl" or "queries.jsonl"; empty: whatever it stands for.
+          file: "corpus.jsonl" or "queries.jsonl"; empty: the table that the name stands for.
 
         Raises:
           UserError: there is no such table.
@@ -142,15 +142,15 @@ class DataName(PosixPath):
     # ---- as a path
 
     def is_dir(self) -> bool:
-        """Whether it stands for a BEIR folder."""
+        """Whether the name stands for a BEIR folder."""
         return self.part is None and self.collection().is_folder
 
     def is_file(self) -> bool:
-        """Whether it stands for a file, which can be read more than once."""
+        """Whether the name stands for a file, which can be read more than once."""
         return not self.is_dir()
 
     def exists(self) -> bool:
-        """Whether its source knows it."""
+        """Whether the source knows the name."""
         try:
             self.collection()
         except UserError:
@@ -158,7 +158,7 @@ class DataName(PosixPath):
         return True
 
     def expanduser(self) -> "DataName":
-        """The name itself, as of a path without `~`."""
+        """The name itself, as for a path without `~`."""
         return self
 
     def absolute(self) -> "DataName":

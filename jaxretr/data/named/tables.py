@@ -1,4 +1,4 @@
-"""What every source of named data provides: tables of rows, and a collection of such tables."""
+"""The interface of every source of named data: tables of rows, and a collection of such tables."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ Row = dict[str, Any]
 
 CORPUS, QUERIES, QRELS, EXAMPLES = "corpus", "queries", "qrels", "examples"
 
-# Configs with judgements: that of the BEIR sets on the hub and of `jaxretr data build`, and that of MTEB's sets.
+# Names of the config with judgements: in the BEIR sets on the hub and of `jaxretr data build`, and in MTEB's sets.
 _QRELS_CONFIGS = (QRELS, "default")
 _EXAMPLES_CONFIGS = (EXAMPLES, "train")
-# Of a table with several splits and none named.
+# The split of a table with several splits, where none is named.
 _FIRST_CHOICE = "train"
 _LONGEST_REASON = 160
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows as a file of JSON lines has them, and what tells whether they have changed.
+    """Rows as a file of JSON lines has them, with facts that tell whether they have changed.
 
     Attributes:
       rows: yields the rows in their order, from the first one at every call.
@@ -38,7 +38,7 @@ class Collection:
     """The tables of one name.
 
     Attributes:
-      name: as the user writes it, without a part.
+      name: the name as the user writes it, without a part.
       parts: "corpus", "queries", "qrels/SPLIT", "examples", or the splits of a data set that has only one kind of rows.
       main: the part that is read where no part is named; None: the collection stands for a BEIR folder.
     """
@@ -54,7 +54,7 @@ class Collection:
 
     @property
     def is_folder(self) -> bool:
-        """Whether it stands for a BEIR folder: several parts, of which none is the main one."""
+        """Whether the collection stands for a BEIR folder: several parts, none of which is the main one."""
         return self.main is None and (CORPUS in self.parts or QUERIES in self.parts)
 
     def table(self, part: str | None) -> Table:
@@ -85,7 +85,7 @@ def of_configs(
     is named, or the only one, is a table.
 
     Args:
-      name: of the data set, for messages.
+      name: the data set's name, for messages.
       configs: config -> split -> table.
       config: the config that the user names.
       split: the split that the user names.

@@ -18,7 +18,7 @@ from jaxretr.errors import UserError, did_you_mean, import_extra
 PREFIX = "tfds:"
 
 CHECKSUMS = "checksums.json"
-"""Beside dataset_info.json: {"sha256": {file: hexadecimal}} of all other files of the folder."""
+"""The file beside dataset_info.json with {"sha256": {file: hexadecimal}} of all other files of the folder."""
 
 _INFO = "dataset_info.json"
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -35,7 +35,7 @@ def open_collection(body: str, split: str | None) -> Collection:
     Args:
       body: NAME, NAME/CONFIG or NAME/CONFIG:VERSION below one of TFDS's data folders; or the path of such a folder, which
         begins with "/", "~" or ".".
-      split: to read, also a part of one in TFDS's notation, such as "train[:10%]".
+      split: the split to read, also a part of one in TFDS's notation, such as "train[:10%]".
 
     Raises:
       UserError: a package is not installed, or there is no such data set, config or split.
@@ -101,7 +101,7 @@ def _folders_of_configs(name: str, folder: Path, config: str | None) -> dict[str
 
 
 def _newest(folder: Path) -> Path | None:
-    """The folder itself if it has a version's files, or that of its newest version."""
+    """The folder itself if it has a version's files, otherwise that of its newest version."""
     if (folder / _INFO).is_file():
         return folder
     if not folder.is_dir():
@@ -179,7 +179,7 @@ def _rows(name: str, builder: Any, split: str) -> Iterator[Row]:
         yield from map(parse, _records(builder.info.splits[split].file_instructions))
     except (GeneratorExit, UserError):
         raise
-    except Exception as error:  # Of TFDS, array_record or protobuf.
+    except Exception as error:  # TFDS, array_record and protobuf raise classes of their own.
         how = "" if builder.info.file_format.value != "tfrecord" else ", and TFRecord files need TensorFlow"
         raise UserError(f"{name}: {builder.data_dir} cannot be read ({shortened(error)}{how}); {_AGAIN}") from error
 
@@ -282,7 +282,7 @@ def _numbers(feature: Any) -> list[Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """What TFDS decoded, as JSON has it."""
+    """A value that TFDS decoded, in JSON's types; NaN becomes None."""
     import numpy as np
 
     if isinstance(value, Mapping):

@@ -50,7 +50,7 @@ class Typo(NamedTuple):
 
     Attributes:
       text: the text.
-      operations: what was done, for each change in the order of the text: "dictionary", "keyboard", "swap", "delete",
+      operations: the operation of each change, in the order of the text: "dictionary", "keyboard", "swap", "delete",
         "insert", "substitute", "join" or "split". Empty where nothing changed.
     """
 
@@ -103,7 +103,7 @@ class TypoGenerator:
         return f"TypoGenerator({self.profile!r}, keyboard={self.keyboard!r}{list_}, seed={self.seed})"
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
-        # What was found out about words stays behind when a worker process gets a copy.
+        # The facts found about words are not copied to a worker process.
         settings = {"keyboard": self.keyboard, "misspellings": self.misspellings, "seed": self.seed}
         return functools.partial(TypoGenerator, **settings), (self.profile,)
 
@@ -117,7 +117,7 @@ class TypoGenerator:
           variant: for several typos of one question at one step.
 
         Returns:
-          The text with typos and what was done; the text as it is where the profile can do nothing (no word of two
+          The text with typos and its operations; the text itself where the profile can do nothing (no word of two
           letters, say).
         """
         return self._typo(text, output(self._state(step, variant), operator.index(row)))
@@ -127,17 +127,17 @@ class TypoGenerator:
 
         Args:
           texts: any texts.
-          step: as of `typo`.
-          rows: of each text.
-          variant: as of `typo`.
+          step: see `typo`.
+          rows: the row of each text.
+          variant: see `typo`.
 
         Returns:
-          For each text what `typo` gives.
+          Each text with typos.
         """
         return [typo.text for typo in self.typos(texts, step, rows, variant)]
 
     def typos(self, texts: Iterable[str], step: int, rows: Iterable[int], variant: int = 0) -> list[Typo]:
-        """The same as `texts`, with what was done."""
+        """Makes a typo of each text as `texts` does, and returns the operations as well."""
         state = self._state(step, variant)
         return [self._typo(text, output(state, operator.index(row))) for text, row in zip(texts, rows, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Random numbers that are a function of what they are for."""
+"""Random numbers that are a function of the key by which they are asked for, and of nothing else."""
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -8,8 +8,8 @@ def output(state: int, number: int) -> int:
     """Returns an output of SplitMix64 (Steele, Lea and Flood 2014), by its number.
 
     Args:
-      state: seeds the generator; of any size and sign, taken modulo 2^64.
-      number: which of its outputs, counted from 0; likewise.
+      state: the seed of the generator, of any size and sign, taken modulo 2^64.
+      number: the number of the output, counted from 0, taken modulo 2^64.
 
     Returns:
       A number of 64 bits. As a state of its own it seeds another generator, so that a key of several numbers is hashed

@@ -36,7 +36,8 @@ KEYBOARDS: Mapping[str, tuple[_Row, ...]] = MappingProxyType(
     }
 )
 
-# Between the centres of two keys, in key widths: beyond the neighbours in the row and the two nearest above and below.
+# Distance between the centres of two keys, in key widths: it includes the neighbours in the row and the two nearest
+# keys above and below.
 _NEAR = 1.3
 
 

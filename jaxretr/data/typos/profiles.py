@@ -1,4 +1,4 @@
-"""What each profile of typos does to the words of a text; `jaxretr.data.typos` describes them.
+"""The changes that each profile of typos makes to the words of a text; `jaxretr.data.typos` describes them.
 
 A profile changes the list of words in place and names its operations in the order of the words. `gaps` is the white
 space before, between and behind the words, one more than there are words; None where it is one space between each two.
@@ -11,7 +11,7 @@ from jaxretr.data.typos.words import NO_LETTER, Word, Words
 
 Change = Callable[[list[str], list[str] | None, Draws, Words], tuple[str, ...]]
 
-# Of every so many words the dictionary profile changes one.
+# The dictionary profile changes one of this number of words.
 _WORDS_A_TYPO = 5
 
 
@@ -93,7 +93,7 @@ def _insert(word: Word, draws: Draws) -> tuple[str, str]:
 def _substitute(word: Word, draws: Draws) -> tuple[str, str]:
     begin, end = word.shape.characters[draws.below(len(word.shape.characters))]
     letter = word.letters[draws.below(len(word.letters))]
-    # Named by what it looks like: the released data that the shares are compared with do not tell how they were made.
+    # The name says how the change looks: the released data, whose shares are compared, do not tell how they were made.
     near = letter in word.keys.get(word.text[begin:end], "")
     return "keyboard" if near else "substitute", word.replaced(begin, end, letter)
 

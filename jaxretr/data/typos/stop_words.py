@@ -22,4 +22,4 @@ STOP_WORDS = frozenset(
     can't cannot couldn't mustn't mightn't needn't
     """.split()  # noqa: SIM905
 )
-"""Lower-case; contractions with the straight apostrophe (')."""
+"""English stop words in lower case; contractions have the straight apostrophe (')."""

@@ -1,4 +1,4 @@
-"""A word as typos see it: its letters and digits, whole with their marks, and what can be done to them."""
+"""A word as typos see it: its letters and digits, whole with their marks, and the changes that it allows."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from jaxretr.data.characters import look_alike, spans_of_characters
 from jaxretr.data.typos.stop_words import STOP_WORDS
 
-# Words that are remembered with all that was found out about them, half a kilobyte each; of longer ones the last.
+# Words that are remembered with the facts found about them, half a kilobyte each; of longer ones the last.
 _MOST_WORDS = 1 << 15
 _LONGEST_WORD = 64
 
@@ -21,7 +21,7 @@ _Value = TypeVar("_Value")
 
 
 class Sources(NamedTuple):
-    """What typos are made from.
+    """The lists that typos are made from.
 
     Attributes:
       keys: {letter: its neighbours on the keyboard}.
@@ -35,7 +35,7 @@ class Sources(NamedTuple):
 
 
 class Shape:
-    """Where the characters of a word are.
+    """The places of the characters in a word.
 
     Attributes:
       characters: begin and end of each letter or digit, with its combining marks.
@@ -56,7 +56,7 @@ class Shape:
 
     @cached_property
     def gaps(self) -> Sequence[int]:
-        """Where a character can be put in: before and behind each one."""
+        """The places where a character can be inserted: before and behind each one."""
         return sorted({place for span in self.characters for place in span})
 
 
@@ -71,7 +71,7 @@ class _ShapeOfLetters(Shape):
 
 
 class _Places(Sequence[Any]):
-    """(0, 1, ...), (1, 2, ...), ...: so many, each of so many numbers."""
+    """The sequence (0, 1, ...), (1, 2, ...), ... of `count` tuples of `width` numbers, without memory for them."""
 
     def __init__(self, count: int, width: int):
         self._count, self._width = count, width
@@ -86,7 +86,7 @@ class _Places(Sequence[Any]):
 
 @lru_cache(maxsize=_LONGEST_WORD)
 def _shape_of_letters(number: int) -> Shape:
-    """Most words are letters alone: they share what depends on their number, which saves time and memory."""
+    """The shape of a word of letters alone, which words of the same length share to save time and memory."""
     return Shape([(at, at + 1) for at in range(number)])
 
 
@@ -94,8 +94,8 @@ class Word:
     """A piece of text between white space.
 
     Attributes:
-      text: all of it, with the punctuation around it.
-      shape: where its characters are.
+      text: the whole text, with the punctuation around it.
+      shape: the places of its characters.
       keys: {letter: its neighbours on the keyboard}.
     """
 
@@ -103,8 +103,8 @@ class Word:
         """Takes a word apart.
 
         Args:
-          text: without white space.
-          sources: what typos are made from.
+          text: a text without white space.
+          sources: the lists that typos are made from.
         """
         self.text = text
         self.keys = sources.keys
@@ -136,14 +136,14 @@ class Word:
 
     @cached_property
     def plain(self) -> str:
-        """What a list has of it: in lower case, with the straight apostrophe, without the punctuation around it."""
+        """The word's form in lists: in lower case, with the straight apostrophe, without the punctuation around it."""
         if not self.shape.characters:
             return ""
         return self.text[self.shape.characters[0][0] : self.shape.characters[-1][1]].lower().replace("\u2019", "'")
 
     @cached_property
     def letter_count(self) -> int:
-        """How many of its characters are letters."""
+        """The number of the word's characters that are letters."""
         return sum(self.text[begin].isalpha() for begin, _ in self.shape.characters)
 
     @cached_property
@@ -166,29 +166,29 @@ class Word:
 
     @cached_property
     def can_be_misspelt(self) -> bool:
-        """Whether it has two characters and some operation of the dictionary profile does something to them."""
+        """Whether the word has two characters, and some operation of the dictionary profile changes them."""
         return len(self.shape.characters) > 1 and bool(self.misspelt or self.keyed or self.shape.pairs)
 
     @cached_property
     def letters(self) -> str | list[str]:
-        """What a random letter for this word is drawn from: the keyboard, or its own if none of them has a key."""
+        """The letters from which a random one is drawn: the keyboard's, or the word's own if none of them has a key."""
         if self.keyed:
             return self._sources.letters
         return [self.text[b:e] for b, e in self.shape.characters if self.text[b].isalpha()]
 
     @cached_property
     def can_be_split(self) -> bool:
-        """Whether it has four letters, and two characters side by side to part."""
+        """Whether the word has four letters, and two characters side by side to part."""
         return self.letter_count > 3 and bool(self.shape.pairs)
 
     @cached_property
     def begins_plain(self) -> bool:
-        """Whether it begins with a letter or digit."""
+        """Whether the word begins with a letter or digit."""
         return bool(self.shape.characters) and self.shape.characters[0][0] == 0
 
     @cached_property
     def ends_plain(self) -> bool:
-        """Whether it ends with a letter or digit."""
+        """Whether the word ends with a letter or digit."""
         return bool(self.shape.characters) and self.shape.characters[-1][1] == len(self.text)
 
     @cached_property
@@ -220,10 +220,10 @@ class Word:
 
 
 class Words(dict[str, Word]):
-    """Text -> Word, made when it is asked for and remembered for a while.
+    """The `Word` of each text, made on demand and remembered for a while.
 
     Attributes:
-      ranks: text -> how readily the single-word profile takes it: 0 first, `NO_LETTER` never.
+      ranks: text -> the order in which the single-word profile prefers it: 0 first, `NO_LETTER` never.
     """
 
     def __init__(self, sources: Sources):

@@ -25,8 +25,8 @@ class WrittenTypos:
 
     Attributes:
       paths: the file of each draw.
-      questions: how many each contains.
-      draws: for each draw how many questions are unchanged, the number of changes and the share of each operation.
+      questions: the number of questions in each.
+      draws: for each draw the number of unchanged questions, the number of changes and the share of each operation.
     """
 
     paths: list[Path]
@@ -34,7 +34,7 @@ class WrittenTypos:
     draws: list[dict[str, Any]]
 
     def table(self) -> str:
-        """What each draw contains, for people."""
+        """A table of the changes in each draw, for people."""
         names = sorted({name for draw in self.draws for name in draw["shares"]})
         heads = "".join(f"{name:>12}" for name in names)
         lines = [f"{'draw':<6}{'questions':>10}{'unchanged':>10}{'changes':>10}{heads}"]
@@ -59,9 +59,9 @@ def write_typos(
     Args:
       queries: a file of questions.
       out: folder for PROFILE-00.jsonl, PROFILE-01.jsonl, ... and typos.json; an interrupted call can be repeated.
-      profile: of `jaxretr.TypoGenerator`.
+      profile: a profile of `jaxretr.TypoGenerator`.
       draws: variants of each question.
-      seed: of the typos.
+      seed: the seed of the typos.
       keyboard: layout, for dictionary and single_word; "qwerty" by default.
       misspellings: a file for the profile dictionary; English by default.
 
@@ -105,7 +105,7 @@ def _draw_path(out: Path, profile: str, draw: int) -> Path:
 
 
 def _summary_to_extend(out: Path, profile: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns what typos.json says of a folder's files, {} where there are none.
+    """Returns the content of a folder's typos.json, {} where there are no files.
 
     Raises:
       UserError: the folder has typos of this profile that were made with other settings, or otherwise.
@@ -149,7 +149,7 @@ def write_draw(path: Path, questions: Sequence[Question], typos: Sequence[Typo])
 
 
 def _statistics(typos: Sequence[Typo]) -> dict[str, Any]:
-    """How many texts are unchanged, how many changes there are, and the share of each operation in them."""
+    """The number of unchanged texts, the number of changes, and the share of each operation in them."""
     counts = Counter(operation for typo in typos for operation in typo.operations)
     changes = counts.total()
     return {

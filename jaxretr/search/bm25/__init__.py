@@ -55,8 +55,8 @@ class Bm25Index:
 
         Args:
           corpus: passages; a row with empty title and text keeps its place and matches nothing.
-          k1: how fast repeated words saturate, at least 0.
-          b: how much long passages are held back, in [0, 1].
+          k1: the larger it is, the more repetitions of a word count; at least 0.
+          b: the degree to which long passages are penalised, in [0, 1].
           stemmer: "english" (Snowball) or None.
           method: the variant of the formula, as bm25s names them.
           quantise_lengths: round the passages' lengths as Lucene does, which keeps one byte of each.

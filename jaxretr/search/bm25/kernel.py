@@ -26,13 +26,13 @@ class Lists(NamedTuple):
     """The postings of V words, numbered from the rarest to the most common one, in a shard of N passages.
 
     Attributes:
-      starts: where each word's postings begin, int64 [V + 1].
-      rows: the passages that hold it, int32 [P], ascending within a word.
-      scores: what it adds to their scores, float32 [P], all above 0.
-      best: the largest of its scores, float32 [V].
+      starts: the place where each word's postings begin, int64 [V + 1].
+      rows: the passages that hold each word, int32 [P], ascending within a word.
+      scores: the scores that each word adds to these passages, float32 [P], all above 0.
+      best: the largest score of each word, float32 [V].
       first_common: the words from here on are common: a passage's posting is found at once, and bounds are closer.
-      blocks: of every common word and 32 passages, uint64 [V - first_common, ceil(N / 32)]: which of them hold it
-        (the lower bits), and how many passages before them do.
+      blocks: for every common word and 32 passages, uint64 [V - first_common, ceil(N / 32)]: a bit for each of them
+        that holds the word (the lower half), and the number of earlier passages that do.
       best_of_block: the largest of a common word's scores in 64 passages, float32 [V - first_common, ceil(N / 64)].
     """
 
@@ -46,14 +46,15 @@ class Lists(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What a search of N passages needs room for; every thread has its own.
+    """Working arrays of a search of N passages; every thread has its own.
 
     Attributes:
-      sums: float32 [N], zeros before and after.
-      rows, candidates: int32 [N + 1].
-      found: int32 [2, N + 1].
-      totals: float32 [N + 1].
-      rest_of_block: float32 [V - first_common + 1, ceil(N / 64)].
+      sums: the score so far of every passage, float32 [N]; zeros before and after each question.
+      rows: the passages that hold one of the words so far, int32 [N + 1].
+      candidates: the passages that may be among the k best, int32 [N + 1].
+      found: scratch of `_add`, int32 [2, N + 1].
+      totals: the scores so far of `candidates`, float32 [N + 1].
+      rest_of_block: see `_bound_rest`, float32 [V - first_common + 1, ceil(N / 64)].
     """
 
     sums: NDArray[np.float32]
@@ -112,13 +113,13 @@ def add_postings(words, lengths, first_row, order, last_row_of, ends, rows, coun
 def counts_to_scores(starts, rows, counts, idf, absent, norms, k1, method):
     """Replaces, in place, the counts of the words by what they add to the scores.
 
-    In float64, rounded at the end, in the order of operations of bm25s: the same numbers to the bit.
+    Computes in float64, rounds at the end, and keeps bm25s's order of operations: the numbers are bm25s's to the bit.
 
     Args:
-      starts, rows: as of `Lists`.
+      starts, rows: see `Lists`.
       counts: float32 [P].
-      idf: of every word, float32 [V].
-      absent: what a word adds where it is not, float32 [V].
+      idf: the inverse document frequency of every word, float32 [V].
+      absent: the score that a word adds to passages without it, float32 [V].
       norms: 1 - b + b length / average of every passage, float64 [N].
       k1: the parameter.
       method: 0 for Lucene and Robertson, 1 for ATIRE, 2 for BM25L, 3 for BM25+.
@@ -180,11 +181,11 @@ def _rare_posting(rows, row):
 
 @compiled()
 def _add(lists, word, times, candidates, totals, found):
-    """Adds a word, so many times, to the totals of candidates.
+    """Adds a word's scores, `times` times, to the totals of candidates.
 
     Args:
       lists: the postings.
-      word, times: what to add.
+      word, times: the word, and how often the question has it.
       candidates: rows, int32.
       totals: their scores so far, float32.
       found: scratch, int32 [2, at least as many].
@@ -302,7 +303,7 @@ def _key(score, row):
 
 @compiled()
 def _add_to_all(rows, scores, times, sums, seen_rows, seen):
-    """Adds a word's postings, so many times, to the sums; returns how many rows have been seen with it."""
+    """Adds a word's postings, `times` times, to the sums; returns the number of rows seen so far, with this word's."""
     for at in range(len(rows)):
         row, score = rows[at], scores[at]
         before = sums[row]
@@ -317,7 +318,7 @@ def _add_to_all(rows, scores, times, sums, seen_rows, seen):
 
 @compiled()
 def _collect(scratch, seen, least):
-    """Takes the sums of the rows seen, of those that reach `least`, as candidates; leaves zeros; returns how many."""
+    """Makes candidates of the seen rows whose sums reach `least`, zeroes all their sums, and returns their number."""
     sums, rows, candidates, totals = scratch.sums, scratch.rows, scratch.candidates, scratch.totals
     held = 0
     for i in range(seen):
@@ -348,8 +349,8 @@ def _bound_rest(lists, distinct, times, number, rest, rest_of_block):
     Args:
       lists: the postings.
       distinct, times: the different words, int32, ascending, and how often each occurs in the question.
-      number: of them.
-      rest: the bounds for any passage, float32 [number + 1].
+      number: the number of different words.
+      rest: the bounds for any passage, float32 [number + 1]; changed.
       rest_of_block: the bounds of the common words for each block, float32 [common words + 1, blocks]. Hardly a
         passage has the best score of several words, so they are much closer.
 
@@ -389,11 +390,11 @@ def search(lists, scratch, base, words, ends, first, last, least, k, keys):
     Args:
       lists: the postings.
       scratch: room.
-      base: what is added to every passage's score in the end, float32 [B].
-      words: of all questions, int32, ascending within a question.
-      ends: where each question's words begin, int64 [B + 1].
-      first, last: which questions.
-      least: of every question, a score below which no passage is wanted, float32 [B].
+      base: the number that is added to every passage's score in the end, float32 [B].
+      words: the words of all questions, int32, ascending within a question.
+      ends: the place where each question's words begin, int64 [B + 1].
+      first, last: the range of questions to search.
+      least: a score for every question below which no passage is wanted, float32 [B].
       k: hits per question.
       keys: the result, uint64 [B, k], descending: see `_key`; 0 behind the last hit.
     """
@@ -414,14 +415,14 @@ def search(lists, scratch, base, words, ends, first, last, least, k, keys):
             # Float32 sums of so many numbers, of the scores and of the rest, are off by less than this factor.
             slack = 1 + (length + 2) * 2.4e-7
             held = _score_best(
-                *(lists, scratch, distinct[:number], times[:number], rest, common, least[question], slack, k, room)
+                lists, scratch, distinct[:number], times[:number], rest, common, least[question], slack, k, room
             )
         _write_best(scratch.candidates[:held], scratch.totals[:held], keys[question])
 
 
 @compiled()
 def _count_words(words, distinct, times):
-    """Writes the different words of a question and how often each occurs; returns how many they are."""
+    """Writes the different words of a question and how often each occurs; returns the number of different words."""
     number = 0
     for word in words:
         if number and distinct[number - 1] == word:
@@ -435,7 +436,7 @@ def _count_words(words, distinct, times):
 
 @compiled()
 def _score_all(lists, scratch, distinct, times, base):
-    """Scores every passage that holds one of the words, as candidates of `scratch`; returns how many they are."""
+    """Makes every passage that holds one of the words a candidate, and scores it; returns the number of candidates."""
     sums, candidates, totals = scratch.sums, scratch.candidates, scratch.totals
     seen = 0
     for i in range(len(distinct)):
@@ -463,7 +464,7 @@ def _score_best(lists, scratch, distinct, times, rest, common, least, slack, k, 
       distinct, times: the different words, int32, ascending, and how often each occurs.
       rest, common: see `_bound_rest`.
       least: a score below which no passage is wanted.
-      slack: by which factor float32 sums may be off.
+      slack: the factor by which float32 sums may be off.
       k: hits.
       room: scratch, float32, longer than k + _MORE_LEADERS.
 
@@ -473,6 +474,7 @@ def _score_best(lists, scratch, distinct, times, rest, common, least, slack, k, 
     sums, rows, candidates, totals = scratch.sums, scratch.rows, scratch.candidates, scratch.totals
     number, threshold = len(distinct), least
     seen, i = 0, 0
+    # First part: add whole posting lists to `sums` while a passage without the first i words could still be a hit.
     while i < number and threshold / slack <= rest[i]:
         start, end = lists.starts[distinct[i]], lists.starts[distinct[i] + 1]
         seen = _add_to_all(lists.rows[start:end], lists.scores[start:end], times[i], sums, rows, seen)
@@ -492,11 +494,13 @@ def _score_best(lists, scratch, distinct, times, rest, common, least, slack, k, 
                 lists, distinct[i:], times[i:], rows[:some], totals[:some], k, threshold, room, scratch.found
             )
 
+    # `candidates` and `totals` [held]: the passages that the remaining words can lift to the threshold.
     held = _collect(scratch, seen, threshold / slack - rest[i])
     if i < number:
         threshold = _completed_kth_best(
-            *(lists, distinct[i:], times[i:], candidates[:held], totals[:held], k, threshold, room, scratch.found)
+            lists, distinct[i:], times[i:], candidates[:held], totals[:held], k, threshold, room, scratch.found
         )
+    # Second part: look each remaining word up in the candidates, of which each step leaves fewer.
     while i < number:
         rare_rest = rest[i] - rest[common] if i < common else np.float32(0)
         of_block = scratch.rest_of_block[number - max(i, common)]
@@ -527,8 +531,8 @@ def score(lists, base, words, wanted, scores):
 
     Args:
       lists: the postings.
-      base: what is added in the end.
-      words: of the question, int32, ascending.
+      base: a number that is added to every score in the end.
+      words: the question's words, int32, ascending.
       wanted: rows, int64.
       scores: the result, float32, as many.
     """

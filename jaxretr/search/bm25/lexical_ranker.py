@@ -43,7 +43,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress(Protocol):
-    """What is told how much is done; `jaxretr.progress.Progress` is one."""
+    """The interface of a progress display that is told how much is done; `jaxretr.progress.Progress` is one."""
 
     def skip(self, count: int) -> None: ...
     def advance(self, count: int) -> None: ...
@@ -100,7 +100,7 @@ def rank(
         questions, and 8 K bytes for every question, the latter for good.
       settings: BM25's parameters.
       depth: K, hits per question.
-      corpus_name: what messages call the corpus, usually its path.
+      corpus_name: the corpus's name in messages, usually its path.
       corpus_fingerprint: tells corpora apart: any string that changes when the passages do.
       queries_fingerprint: the same for the questions.
       shard_passages: passages whose postings are in memory at a time. Fewer, larger shards are faster.
@@ -194,7 +194,7 @@ class _Ranking:
         return Ranked(rows, scores, json.loads((self.folder / "finished.json").read_text())["passages"])
 
     def finish(self) -> None:
-        """Joins the blocks, with rows of the stream in place of the passages' places by id."""
+        """Joins the blocks, and replaces each passage's place in the order of ids by its row in the stream."""
         row_of_place = np.empty(self._num_passages(), np.int32)
         for shard in self._shards():
             row_of_place[np.load(shard / "places.npy")] = np.load(shard / "rows.npy")
@@ -355,7 +355,7 @@ class _Ranking:
 
 
 class _Lines:
-    """A line in the log now and then."""
+    """Progress as a line in the log every few seconds."""
 
     def __init__(self, text: str):
         self._text = text

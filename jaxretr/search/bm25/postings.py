@@ -25,12 +25,12 @@ Slab = tuple[NDArray[np.uint32], NDArray[np.int32]]
 
 @dataclass(frozen=True)
 class Statistics:
-    """What the scores depend on, of the whole corpus, also where only a shard of it is searched.
+    """The counts over the whole corpus that scores depend on, even where only a shard of it is searched.
 
     Attributes:
       holders: passages that hold each word, by its id, int64 [V].
       num_passages: N.
-      num_words: of all passages, repeated ones repeated.
+      num_words: words of all passages together, repeated ones counted each time.
     """
 
     holders: NDArray[np.int64]
@@ -39,7 +39,7 @@ class Statistics:
 
     @classmethod
     def count(cls, slabs: Iterable[Slab], num_ids: int) -> "Statistics":
-        """Counts them in passages' words with `num_ids` different ids."""
+        """Counts the words of passages, which have `num_ids` different ids."""
         from jaxretr.search.bm25 import kernel
 
         holders = np.zeros(num_ids, np.int64)
@@ -69,14 +69,15 @@ class Postings:
 
         Args:
           slabs: gives the passages; called twice.
-          statistics: of the whole corpus.
+          statistics: the counts over the whole corpus.
           settings: parameters of the formula.
         """
         from jaxretr.search.bm25 import kernel
 
         self._kernel = kernel
         order = statistics.order()
-        ids = np.argsort(order)  # of each word by its number
+        ids = np.argsort(order)  # the id of each word by its number
+        # First pass: `here`, the passages that hold each word, int64 [V], and every passage's length.
         here = np.zeros(len(order), np.int64)
         last_row_of = np.full(len(order), -1, np.int32)
         lengths_of_slabs = [np.empty(0, np.int32)]
@@ -85,6 +86,7 @@ class Postings:
             kernel.count_holders(words, lengths, row, last_row_of, here)
             lengths_of_slabs.append(lengths)
             row += len(lengths)
+        # Second pass: the postings [P] as rows and counts, word after word from the rarest on.
         starts = np.zeros(len(order) + 1, np.int64)
         np.cumsum(here[ids], out=starts[1:])
         del here
@@ -99,6 +101,7 @@ class Postings:
         del ends, last_row_of
         self.num_passages = row
 
+        # `scores` [P]: counts become scores, with idf [V] and the length norm of each passage [N].
         holders = statistics.holders[ids]
         idf, absent = _weights(holders, statistics.num_passages, settings)
         lengths = np.concatenate(lengths_of_slabs).astype(np.int64)
@@ -107,16 +110,18 @@ class Postings:
         norms = 1 - settings.b + settings.b * lengths / (statistics.num_words / statistics.num_passages)
         form = {"atire": 1, "bm25l": 2, "bm25+": 3}.get(settings.method, 0)
         kernel.counts_to_scores(starts, rows, scores, idf, absent, norms, settings.k1, form)
-        # What adds nothing (Robertson's idf is 0 for words of half the passages) is not a posting.
+        # An entry that adds nothing (Robertson's idf is 0 for words of half the passages) is not a posting.
         if len(scores) and scores.min() <= 0:
             kept = scores > 0
             starts = np.concatenate([[0], np.cumsum(kept)])[starts]
             rows, scores = rows[kept], scores[kept]
+        # `best` [V]: the highest score of each word that has postings left.
         best = np.zeros(len(order), np.float32)
         held = np.flatnonzero(np.diff(starts))
         if len(held):
             best[held] = np.maximum.reduceat(scores, starts[held])
 
+        # Bit maps and bounds of the common words, in blocks of 32 and of 64 passages; see `kernel.Lists`.
         first_common = int(np.searchsorted(holders, statistics.num_passages / _COMMON_SHARE, side="right"))
         blocks = np.zeros((len(order) - first_common, -(-self.num_passages // 32)), np.uint64)
         best_of_block = np.zeros((len(blocks), -(-self.num_passages // 64)), np.float32)
@@ -137,10 +142,10 @@ class Postings:
 
         Args:
           words: all questions' words, int32, ascending within a question.
-          ends: where each question's words begin, int64 [B + 1].
+          ends: the place where each question's words begin, int64 [B + 1].
           k: hits per question.
           threads: questions searched at a time.
-          least: of every question, a score below which hits are not wanted and may be missing, float32 [B].
+          least: a score for every question below which hits are not wanted and may be missing, float32 [B].
 
         Returns:
           Scores, float32 [B, k], descending, and rows, int64 [B, k]; 0 and -1 behind the last hit.
@@ -197,7 +202,7 @@ def quantised_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def hits_to_keys(scores: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Makes of every hit one integer, uint64: larger for a higher score, and with equal scores for a lower row.
+    """Packs every hit into one uint64 that is larger for a higher score and, among equal scores, for a lower row.
 
     Scores are not negative; row -1 means no hit and becomes 0.
     """
@@ -208,7 +213,7 @@ def hits_to_keys(scores: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArra
 
 
 def keys_to_hits(keys: NDArray[np.uint64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Returns scores, float32, and rows, int64, of what `hits_to_keys` made."""
+    """Unpacks the keys of `hits_to_keys` to scores, float32, and rows, int64."""
     scores = (keys >> np.uint64(32)).astype(np.uint32).view(np.float32)
     rows = np.where(keys == 0, -1, (_LOWEST_BITS - (keys & _LOWEST_BITS)).astype(np.int64))
     return scores, rows

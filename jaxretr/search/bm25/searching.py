@@ -36,8 +36,8 @@ def search_bm25(
       corpus: the passages, or their file or BEIR folder.
       queries: a file of questions, questions, or their texts, whose ids are then "0", "1", ...
       k: hits per question; a question has fewer if fewer passages share a word with it.
-      k1: how fast repeated words saturate, at least 0.
-      b: how much long passages are held back, in [0, 1].
+      k1: the larger it is, the more repetitions of a word count; at least 0.
+      b: the degree to which long passages are penalised, in [0, 1].
       stemmer: "english" (Snowball) or None.
 
     Returns:
@@ -57,7 +57,9 @@ def search_bm25(
     if without := [found.question_id for found in hits if not found.ids]:
         log.warning(
             "%d of %d questions share no word with any passage and have no hits (%s, ...): evaluate counts them as 0",
-            *(len(without), len(hits), without[0]),
+            len(without),
+            len(hits),
+            without[0],
         )
     return SearchRun(hits, questions)
 
@@ -72,8 +74,8 @@ def bm25_searcher(
       settings: those of `Bm25Index.build`.
 
     Returns:
-      What finds the k best passages of B questions: scores float32 [B, min(k, N)], and the ids of each question's
-      hits, which may be fewer.
+      A function that finds the k best passages of B questions: scores float32 [B, min(k, N)], and the ids of each
+      question's hits, which may be fewer.
     """
     log.info("indexing %d passages", len(corpus))
     index = Bm25Index.build(corpus, **settings)

@@ -41,7 +41,7 @@ _WESTERN = (
     "\0-\xac\xae-\xbb\xbf-\u02ff\u0370-\u0482\u048a-\u0557\u0559-\u058a\u10a0-\u10ff\u1e00-\u200b\u2010-\u203e\u2041-\u2053"
     "\u2055-\u205f\u2070-\u208e\u2090-\u209c\u20a0-\u20a7\u20a9-\u20bf\u2190-\u22ff"
 )
-# The same of Han, Hiragana, Katakana and Hangul, their punctuation, and full-width and half-width forms.
+# The same for Han, Hiragana, Katakana and Hangul, their punctuation, and full-width and half-width forms.
 _EASTERN = "\u3000-\u3029\u3030-\u3098\u309d-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uff01-\uff3e\uff40-\uff9d"
 _NOT_WESTERN = re.compile(f"[^{_WESTERN}]")
 _UNUSUAL = re.compile(f"[^{_WESTERN}{_EASTERN}]")
@@ -66,8 +66,8 @@ class Bm25Settings:
     """BM25's parameters; the defaults are Anserini's and Pyserini's for Lucene.
 
     Attributes:
-      k1: how fast repeated words saturate, finite and at least 0.
-      b: how much long passages are held back, in [0, 1].
+      k1: the larger it is, the more repetitions of a word count; finite and at least 0.
+      b: the degree to which long passages are penalised, in [0, 1].
       stemmer: "english" (Snowball) or None.
       method: the variant of the formula, as bm25s names them.
       quantise_lengths: whether the lengths of passages are rounded as Lucene does, which keeps one byte of each.
@@ -217,7 +217,7 @@ def questions_as_words(
     """Turns questions into the words that `Postings.search` takes.
 
     Args:
-      vocabulary: of the corpus.
+      vocabulary: the corpus's.
       order: the number of every id in the postings, int32 [V].
       questions: B questions.
 

@@ -71,7 +71,7 @@ class ExactIndex:
           block_rows: rows scored at a time on each device, at most, where it goes block by block; GPUs mostly do not.
           max_device_bytes: bytes of embeddings that one device may hold. A larger corpus stays where it is (so do not
             change the array) and every search streams it through the devices; results are the same.
-          source: what errors call the embeddings.
+          source: the embeddings' name in errors.
 
         Raises:
           UserError: wrong shapes or types, NaN or infinity, ids that repeat or do not match the rows, or metadata that
@@ -100,7 +100,7 @@ class ExactIndex:
         # Resident on the devices are all rows or none, as they are or rounded.
         self._rows: jax.Array | None = None
         self._rounded: rounding.FirstPass | None = None
-        # The host's array: streamed by every search, or read for the exact scores after a first pass.
+        # The host's array, which every search streams, or reads for the exact scores after a first pass.
         self._host: np.ndarray | None = None if fits and kind is None else embeddings
         self._slab_rows = _slab_rows(dim, self._dtype, self._mesh, 2 * _SLAB_BYTES)
         if kind is not None:
@@ -145,7 +145,7 @@ class ExactIndex:
 
     @property
     def metadata(self) -> Metadata:
-        """field -> N values."""
+        """The metadata: field -> N values."""
         return self._filters.metadata
 
     @property
@@ -186,19 +186,20 @@ class ExactIndex:
     def search_rows(
         self, queries: np.ndarray | jax.Array, k: int = 10, **filters: Unpack[FilterOptions]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Like `search`, but returns row numbers, int64 [B, k'], in place of ids."""
+        """Searches as `search` does, and returns row numbers, int64 [B, k'], in place of ids."""
         scores, rows, proven = self.search_proven(queries, k, **filters)
         if not proven.all():
             log.info(
                 "%d of %d questions are not proven exact after the first pass; first_pass_recall measures them",
-                *(np.count_nonzero(~proven), len(proven)),
+                np.count_nonzero(~proven),
+                len(proven),
             )
         return scores, rows
 
     def search_proven(
         self, queries: np.ndarray | jax.Array, k: int = 10, **filters: Unpack[FilterOptions]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Like `search_rows`, and whether each question's result is proven exact, bool [B]; always without a first pass."""
+        """Searches like `search_rows`, and tells which results are proven exact, bool [B]: all without a first pass."""
         queries = checked_matrix(queries, self.dim)
         mask = self._filters.mask(**filters)
         there = len(self) if mask is None else int(np.count_nonzero(mask))
@@ -219,7 +220,7 @@ class ExactIndex:
         else:
             assert self._host is not None
             slabs = cut_to_slabs(
-                *(self._mesh, [self._host], self._dtype, self._source), slab_rows=self._slab_rows, allowed=mask
+                self._mesh, [self._host], self._dtype, self._source, slab_rows=self._slab_rows, allowed=mask
             )
         return search_slabs(self._mesh, slabs, queries, k, self._block_rows)
 
@@ -336,7 +337,7 @@ def search_blocks(
       k: results per question; as many are returned as there are rows that may be found, if that is less.
       allowed: bool [N], the rows that may be found, see `filters.Filters.mask`; all by default.
       dtype, mesh, block_rows: see `ExactIndex`.
-      source: what errors call the blocks.
+      source: the blocks' name in errors.
 
     Returns:
       scores float32 [B, k'], descending, and rows int64 [B, k'] counted over all blocks; k' is the smaller one of k and

@@ -7,7 +7,7 @@ unrounded rows, which stay on the host.
 Is the result exact? With the error e of a rounded row, q.r differs from what the first pass computes by at most
 |q| max|e| + |q - q'| max|r'| (q' and r' rounded), plus the rounding of the sums. max|e| and max|r'| are measured when the
 rows are rounded. Where the k-th exact score is above the last candidate's first score by more than that, no row outside
-the candidates can belong to the top k: this question is proven exact. Elsewhere it most likely is, but nobody knows.
+the candidates can belong to the top k: this question is proven exact. Otherwise it most likely is, without a proof.
 """
 
 from collections.abc import Callable, Iterator
@@ -49,21 +49,21 @@ class FirstPass:
     longest: float
 
     def query_dtype(self, mesh: Mesh) -> str | None:
-        """What to round questions to: bfloat16 where that is the matrix unit's own; None on CPUs."""
+        """The dtype to round questions to: bfloat16 on accelerators, whose matrix units multiply it; None on CPUs."""
         return None if mesh.devices.flat[0].platform == "cpu" else "bfloat16"
 
     def slack(self, queries: np.ndarray, query_dtype: str | None) -> np.ndarray:
-        """How much the first pass and the exact score of one row may differ, float64 [B], for scaled ones [B, D]."""
+        """Bounds the difference of a row's first-pass and exact scores, float64 [B], for scaled questions [B, D]."""
         rounded = queries if query_dtype is None else queries.astype(jnp.dtype(query_dtype))
         return RoundedQueries.of(queries, rounded).slack(self.error, self.longest)
 
 
 class RoundedQueries(NamedTuple):
-    """What rounding does to questions, for the bound on what it does to their scores.
+    """The effect of rounding on B questions, from which the bound on their scores follows.
 
     Attributes:
-      lengths: float64 [B], of the questions.
-      shifts: float64 [B], the distances to the rounded ones.
+      lengths: the questions' lengths, float64 [B].
+      shifts: the distances of the questions to the rounded ones, float64 [B].
       dim: D.
     """
 
@@ -73,20 +73,20 @@ class RoundedQueries(NamedTuple):
 
     @classmethod
     def of(cls, queries: np.ndarray, rounded: np.ndarray) -> "RoundedQueries":
-        """From scaled questions [B, D] and what the rounded rows are multiplied with."""
+        """Measures scaled questions [B, D] against the rounded ones, with which the rounded rows are multiplied."""
         exact = queries.astype(np.float64)
         lengths, shifts = (np.linalg.norm(x, axis=1) for x in (exact, exact - rounded.astype(np.float64)))
         return cls(lengths, shifts, queries.shape[1])
 
     def slack(self, error: float, longest: float) -> np.ndarray:
-        """How much a rounded score and the float32 one may differ, float64 [B].
+        """Bounds the difference of a score of rounded vectors and the float32 score, float64 [B].
 
         Args:
           error: the largest distance of a row to its rounded one.
           longest: the largest length of a rounded row.
         """
-        # Of both sums of D float32 products, in any order, and of comparing with the result in float32; and denormal
-        # numbers may be taken for 0.
+        # The rounding of both sums of D float32 products, in any order, and of the comparison in float32; besides,
+        # denormal numbers may be taken for 0.
         sums = 2 * (self.dim + 2) * 2.0**-23 * (self.lengths + self.shifts) * (longest + error) + self.dim * 2.0**-125
         return self.lengths * error + self.shifts * longest + sums
 
@@ -111,7 +111,7 @@ def round_rows(mesh: Mesh, read: Callable[[int, int], np.ndarray], shape: tuple[
     dtype = np.dtype(jnp.dtype(kind))
     step = max(1, PIECE_BYTES // (8 * shape[1]))
     scales = np.zeros(shape[0], np.float32)
-    # As squares, float64; of the rows of this host's devices.
+    # The largest error and length as squares, float64, over the rows of this host's devices.
     worst = np.zeros(2)
 
     def rounded(start: int, stop: int) -> np.ndarray:
@@ -140,7 +140,7 @@ def round_rows(mesh: Mesh, read: Callable[[int, int], np.ndarray], shape: tuple[
 
 
 def candidates(k: int, there: int) -> int:
-    """How many rows the first pass finds for k results, where so many may be found."""
+    """The number of candidates of the first pass for k results, where `there` rows may be found."""
     return min(there, max(_CANDIDATES * k, k + 60))
 
 
@@ -154,7 +154,7 @@ def rescore(
       queries: scaled questions float64 [B, D].
       found: row numbers int64 [B, c].
       k: results per question, at most c.
-      dtype: of the index: the rows count as rounded to it.
+      dtype: the index's; the rows count as rounded to it.
 
     Returns:
       scores float64 [B, k], descending, ties by row, and their rows int64 [B, k].

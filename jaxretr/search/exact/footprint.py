@@ -26,9 +26,9 @@ class Footprint:
     """Bytes in addition to what the process already uses.
 
     Attributes:
-      rows: of the embeddings on all devices of this host together: for a stream two slabs.
-      search: while it searches, without the rows: of one device, of a CPU's all together.
-      host: of the host while it reads, and what it keeps: ids, programs.
+      rows: the embeddings on all devices of this host together; of a stream, two slabs.
+      search: the working memory of a search, without the rows, on one device; on a CPU, on all its devices together.
+      host: the host's memory while it reads, and for what it keeps: ids, programs.
       on_host: whether the devices' memory is the host's.
     """
 
@@ -39,7 +39,7 @@ class Footprint:
 
     @property
     def memory(self) -> int:
-        """Of the process: on CPUs all of it, elsewhere what is not on the devices."""
+        """Bytes of the process itself: everything on CPUs, elsewhere the part that is not on the devices."""
         return self.host + (self.rows + self.search if self.on_host else 0)
 
 
@@ -55,15 +55,15 @@ def estimate(
     slab_rows: int | None = None,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Footprint:
-    """Predicts what it takes to build an `ExactIndex` from a memory map and to search it, or to search blocks.
+    """Predicts the memory that building and searching an `ExactIndex` of a memory map, or searching blocks, takes.
 
     Args:
       rows, dim: N and D.
-      questions: of the largest search.
+      questions: questions of the largest search.
       k: results per question.
-      dtype, first_pass: of the index.
+      dtype, first_pass: the index's settings.
       ids: whether the rows have ids.
-      slab_rows: of a streamed search, rows of a block; None: all rows are resident.
+      slab_rows: rows of a block of a streamed search; None: all rows are resident.
       mesh: the devices; all local devices by default.
     """
     devices = mesh.shape[DATA] if mesh is not None else jax.local_device_count()
@@ -96,7 +96,7 @@ def estimate(
 
 
 def _search_bytes(rows: int, dim: int, batch: int, k: int, stored: int, platform: str) -> int:
-    """Of one program on one device; see `topk` for the arrays."""
+    """The working memory of one search program on one device, in bytes; see `topk` for its arrays."""
     k = min(k, rows)
     kind = TPU if platform == "tpu" else GPU
     if platform != "cpu" and can_narrow(rows, k, BLOCK_ROWS, kind):

@@ -36,7 +36,7 @@ _NEIGHBOURS, _FEW_NEIGHBOURS = 96, 24
 # With a longer row or one whose square is not between these, float32 may overflow or lose what counts.
 _LONGEST, _SQUARES = 2.0**110, (2.0**-60, 2.0**100)
 
-# What is outside of these is not a normal float32 and is rounded after a shift.
+# A number outside of these is not a normal float32 and is rounded after a shift.
 _LEAST, _MOST, _SHIFT = 2.0**-126, 2.0**127, 2.0**180
 
 # Scores of which the loop asks whether there is a candidate before it looks at each.
@@ -207,7 +207,7 @@ def pair_scores(query, rows, scores):
 
 @compiled()
 def _rounded_down(score):
-    """A float32 not above score."""
+    """A float32 that is close to `score` and not above it."""
     return np.float32(score - abs(score) * 2.0**-22)
 
 
@@ -224,7 +224,7 @@ def _largest_square(rows, start, stop):
 
 @compiled()
 def longest_of(rows, start, stop):
-    """Not less than the length of any of the rows [start, stop), and about that of the longest."""
+    """The length of the longest of the rows [start, stop), or slightly more; never less."""
     square = _largest_square(rows, start, stop)
     if not _SQUARES[0] < square < _SQUARES[1]:
         largest = np.float32(0)
@@ -237,7 +237,7 @@ def longest_of(rows, start, stop):
 
 @compiled()
 def _kth_largest(scores, k):
-    """By Hoare's selection; NumPy's would take Numba ten seconds to compile."""
+    """The k-th largest score, by Hoare's selection; NumPy's would take Numba ten seconds to compile."""
     scores = scores.copy()
     low, high = 0, len(scores) - 1
     while low < high:
@@ -295,26 +295,28 @@ _tile = _tile_of(_TILE_ROWS, _VECTORS)
 
 @compiled()
 def scan_rows(values, first, allowed, queries, panels, slopes, least, k, scores, rows, counts, bounds):
-    """Adds to the lists of candidates what may belong to the top k.
+    """Adds the rows that may belong to the top k to the lists of candidates.
 
     Args:
       values: rows float32 [n, D], which come after those that were scanned before.
       first: the number of values[0].
       allowed: bool [n], or empty: all.
       queries: scaled questions float64 [B, D].
-      panels: the same float32, see `panels_of`.
-      slopes: float32 [B], by how much a float32 score may be wrong with a row of length 1.
-      least: float32 [B], by how much it may be wrong besides.
+      panels: the same questions as float32, see `panels_of`.
+      slopes: the error bound of a float32 score per unit of the row's length, float32 [B].
+      least: the part of the error bound that does not depend on the row, float32 [B].
       k: results per question.
       scores, rows, counts: the candidates of each question in the order of rows, float64 [B, length], int32 [B, length],
         and how many, int64 [B]; changed.
       bounds: float64 [B], a lower bound of the k-th best score; changed.
     """
     dim = values.shape[1]
+    # `limits` and `slope` [panels, WIDTH]: a row is a candidate if its score is above limit - length * slope.
     limits = np.full((len(panels), WIDTH), np.float32(np.inf), np.float32)
     slope = np.zeros((len(panels), WIDTH), np.float32)
     for b in range(len(queries)):
         limits[b // WIDTH, b % WIDTH], slope[b // WIDTH, b % WIDTH] = _rounded_down(bounds[b]) - least[b], slopes[b]
+    # `products` [_TILE_ROWS, WIDTH]: the scores of one tile. `_tile` takes addresses in bytes, not arrays.
     products = np.empty((_TILE_ROWS, WIDTH), np.float32)
     in_rows, in_panels, in_limits = values.ctypes.data, panels.ctypes.data, limits.ctypes.data
     in_slope, in_products = slope.ctypes.data, products.ctypes.data
@@ -322,6 +324,7 @@ def scan_rows(values, first, allowed, queries, panels, slopes, least, k, scores,
         stop = min(start + _NEIGHBOURS, len(values))
         longest = longest_of(values, start, stop)
         if longest > _LONGEST:
+            # Float32 says nothing about such rows; the bounds may have risen afterwards.
             _scan_exactly(values, start, stop, first, allowed, queries, k, scores, rows, counts, bounds)
             for b in range(len(queries)):
                 limits[b // WIDTH, b % WIDTH] = _rounded_down(bounds[b]) - least[b]
@@ -334,6 +337,7 @@ def scan_rows(values, first, allowed, queries, panels, slopes, least, k, scores,
                 row, last = np.uintp(in_rows + 4 * at * dim), stop - at - 1
                 if not _tile(row, last, panel, dim, limit, slope_of_panel, long, np.uintp(in_products)):  # pyright: ignore[reportCallIssue]
                     continue
+                # A score of the tile is above its limit: compute the exact score of each such row.
                 for i in range(min(_TILE_ROWS, stop - at)):
                     if len(allowed) and not allowed[at + i]:
                         continue
@@ -347,7 +351,7 @@ def scan_rows(values, first, allowed, queries, panels, slopes, least, k, scores,
 
 @compiled()
 def scan_few(values, first, allowed, queries, single, slopes, least, k, scores, rows, counts, bounds):
-    """The same for a few questions, float32 `single` [B, D], at the speed at which rows are read."""
+    """Does what `scan_rows` does for a few questions, float32 `single` [B, D], as fast as rows can be read."""
     products = np.empty((len(queries), _FEW_NEIGHBOURS), np.float32)
     for start in range(0, len(values), _FEW_NEIGHBOURS):
         stop = min(start + _FEW_NEIGHBOURS, len(values))
@@ -367,7 +371,7 @@ def scan_few(values, first, allowed, queries, single, slopes, least, k, scores, 
 
 @compiled()
 def _scan_exactly(values, start, stop, first, allowed, queries, k, scores, rows, counts, bounds):
-    """The same for rows of which float32 scores say nothing."""
+    """Does what `scan_rows` does for rows [start, stop) of which float32 scores say nothing."""
     for i in range(start, stop):
         if not len(allowed) or allowed[i]:
             for b in range(len(queries)):
@@ -387,6 +391,7 @@ def _products_of_few(queries, rows, scores):
     for pair in range(0, len(rows), 2):
         i = min(pair, max(len(rows) - 2, 0))  # the last two rows, if one is left over
         for b in range(0, whole, 4):
+            # The products of row i with four questions, s0 to s3, and those of row i + 1, t0 to t3.
             s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = zero
             for d in range(dim):
                 x, y = rows[i, d], rows[i + 1, d]
@@ -400,6 +405,7 @@ def _products_of_few(queries, rows, scores):
                 t3 += y * queries[b + 3, d]
             scores[b, i], scores[b + 1, i], scores[b + 2, i], scores[b + 3, i] = s0, s1, s2, s3
             scores[b, i + 1], scores[b + 1, i + 1], scores[b + 2, i + 1], scores[b + 3, i + 1] = t0, t1, t2, t3
+        # The questions that are left, one by one.
         for b in range(whole, batch):
             for j in range(i, min(i + 2, len(rows))):
                 s0 = zero
@@ -410,8 +416,9 @@ def _products_of_few(queries, rows, scores):
 
 @compiled()
 def scan_scores(products, eps, values, first, allowed, queries, k, scores, rows, counts, bounds):
-    """The same for rows whose products [B, n] are known, and may be wrong by eps float32 [B]; returns how many were
-    scored again.
+    """Does what `scan_rows` does for rows whose products [B, n] are known to within eps, float32 [B].
+
+    Returns the number of products that were scored again.
     """
     again = 0
     for b in range(len(products)):

@@ -29,13 +29,13 @@ def read_rows(rows: np.ndarray, start: int, stop: int, *, dtype: np.dtype, sourc
 
     Args:
       rows: [n, D]; a memory map does not stay in memory.
-      start, stop: what is beyond n is filled with zeros.
-      dtype: of the copy.
-      source: what errors call the rows.
+      start, stop: the rows to copy; rows beyond n are filled with zeros.
+      dtype: the dtype of the copy.
+      source: the rows' name in errors.
       first: the corpus row of rows[0].
 
     Returns:
-      dtype [stop - start, D], which nobody else holds.
+      A copy, dtype [stop - start, D].
 
     Raises:
       UserError: a number is NaN, infinite, or too large for dtype.
@@ -84,7 +84,7 @@ def gather(rows: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 def put_matrix(
     mesh: Mesh, read: Callable[[int, int], np.ndarray], shape: tuple[int, int], dtype: np.dtype
 ) -> jax.Array:
-    """`put_rows`, of bfloat16 on CPUs as bits, as `topk.local_topk` wants them."""
+    """Puts rows on the devices as `put_rows` does; bfloat16 goes to CPUs as bits, as `topk.local_topk` expects it."""
     if dtype == jnp.bfloat16 and mesh.devices.flat[0].platform == "cpu":
         return put_rows(mesh, lambda start, stop: read(start, stop).view(np.uint16), shape, np.uint16)
     return put_rows(mesh, read, shape, dtype)
@@ -109,7 +109,7 @@ def release(rows: np.ndarray) -> None:
 
 
 def embedding_matrix(embeddings: np.ndarray | jax.Array, source: str) -> np.ndarray:
-    """Checks that it is numbers [rows, dimensions], and returns it as the host's array."""
+    """Checks that an array is numbers [rows, dimensions], and returns it as the host's array."""
     array = to_host(embeddings) if isinstance(embeddings, jax.Array) else np.asanyarray(embeddings)
     numeric = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
     if array.ndim != 2 or not array.shape[1] or not numeric:

@@ -42,7 +42,7 @@ _LEAST_ROWS = 1024
 # Threads that share their rows, where there are so many; and bytes of lists above which as many as possible do.
 _SHARING, _LISTS_BYTES = 4, 64 * 2**20
 
-# What Numba takes to read the loops that it has compiled, measured.
+# Bytes that Numba takes to read the loops that it has compiled, measured.
 _LOOPS_BYTES = 60 * 2**20
 
 # If more than this share of the scores have to be computed again, rounding does not pay.
@@ -96,7 +96,7 @@ class HostSearch:
         self._rows = np.empty((slices, batch, length), np.int32)
         self._counts = np.zeros((slices, batch), np.int64)
         self._bounds = np.full((slices, batch), -np.inf)
-        # How many more rows may be scored again: to begin with as many as the lists hold.
+        # The number of rows that may still be scored again: at first as many as the lists hold.
         self._worth = float(batch * length)
 
     def add(
@@ -137,8 +137,15 @@ class HostSearch:
             for start, values in _as_float32(rows[piece], None if scales is None else scales[piece]):
                 at = piece.start + start
                 loop(
-                    *(values, first + at, allowed[at : at + len(values)], self._queries[asked], questions),
-                    *(self._slopes[asked], self._least[asked], self._k, *lists),
+                    values,
+                    first + at,
+                    allowed[at : at + len(values)],
+                    self._queries[asked],
+                    questions,
+                    self._slopes[asked],
+                    self._least[asked],
+                    self._k,
+                    *lists,
                 )
 
         slices = min(len(self._scores), max(1, len(rows) // _LEAST_ROWS))
@@ -147,7 +154,7 @@ class HostSearch:
         list(run(scan, tasks) if len(tasks) > 1 else map(scan, tasks))
 
     def _add_rounded(self, run: Callable, rows: np.ndarray, first: int, allowed: np.ndarray) -> None:
-        """Scores a block by way of its bfloat16 rows."""
+        """Scores a block by its bfloat16 rows first."""
         [(_, values)] = _as_float32(rows, None)
         if rows.dtype == np.uint16:
             rounded = rows.view(jnp.bfloat16)
@@ -169,7 +176,7 @@ class HostSearch:
         def scan(asked: slice) -> int:
             lists = self._of_slice(0, asked)
             return host_loops.scan_scores(
-                *(products[asked], eps[asked], values, first, allowed, self._queries[asked], self._k, *lists)
+                products[asked], eps[asked], values, first, allowed, self._queries[asked], self._k, *lists
             )
 
         again = sum(run(scan, _cuts(len(self._queries), cpu_threads())))
@@ -202,7 +209,7 @@ def _rounds(batch: int) -> bool:
 
 
 def _slices(batch: int, k: int) -> int:
-    """Of the rows, that have lists of their own."""
+    """The number of slices that the rows are cut into, each of which has lists of candidates of its own."""
     threads, panels = cpu_threads(), -(-batch // WIDTH)
     sharing = threads if batch * list_length(k) * 12 * threads > _LISTS_BYTES else threads // _SHARING
     return -(-threads // max(1, min(panels, sharing)))
@@ -230,7 +237,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
 
 
 def _cuts(count: int, parts: int) -> list[slice]:
-    """Cuts `count` places to so many slices, none of them empty."""
+    """Cuts `count` places into at most so many slices, none of them empty."""
     cuts = np.linspace(0, count, max(1, min(parts, count)) + 1).astype(int).tolist()
     return [slice(*cut) for cut in itertools.pairwise(cuts)]
 

@@ -48,7 +48,7 @@ def merge_hits(
 def _merge(
     scores: np.ndarray, rows: np.ndarray, name: Callable[[int], str], k: int
 ) -> tuple[np.ndarray, list[list[str]]]:
-    """The same for some questions, with hits [b, k] of each process; where there are none they are -inf and NO_ROW."""
+    """Merges the processes' hits [b, k] of some questions; missing ones are -inf and NO_ROW."""
     all_scores, all_rows = (
         np.moveaxis(np.asarray(part), 0, 1).reshape(len(scores), -1)
         for part in multihost_utils.process_allgather((scores, rows))

@@ -25,7 +25,7 @@ class Slab:
 
     Attributes:
       rows: [n, D], padding included.
-      count: rows that are none.
+      count: the number of real rows; those after them are padding.
       allowed: bool [n], the rows that may be found; None: all.
       scales: float32 [n] of int8 rows, else None.
     """
@@ -68,7 +68,7 @@ def search_slabs(
       queries: float32 [B, D].
       k: results per question.
       block_rows: rows scored at a time.
-      query_dtype: what the questions are rounded to on the devices; None: they are not.
+      query_dtype: the dtype that the questions are rounded to on the devices; None: they are not rounded.
 
     Returns:
       scores float32 [B, k'] and rows int64 [B, k'] counted over all slabs; k' is k or the number of rows, if that is
@@ -132,7 +132,7 @@ class _CompiledSearch:
 
 
 class _HostSearch:
-    """The same by this process's processor; see `HostSearch`."""
+    """The k best rows of all slabs for a batch of questions, by this process's processor; see `HostSearch`."""
 
     def __init__(self, queries: np.ndarray, k: int):
         self._search = HostSearch(queries, k)
@@ -148,7 +148,7 @@ class _HostSearch:
                 self._search.add(rows, first + start, mask, scale)
 
     def wait(self) -> None:
-        """Nothing is under way."""
+        """Returns at once: nothing is under way."""
 
     def result(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns scores float32 [B, k] and rows int32 [B, k]; missing ones are -inf and NO_ROW."""
@@ -156,7 +156,7 @@ class _HostSearch:
 
 
 def _on_host(mesh: Mesh) -> bool:
-    """Whether the slabs' devices are this process's processor, which `HostSearch` makes more of than XLA."""
+    """Whether the slabs' devices are this process's processor, on which `HostSearch` is faster than XLA."""
     return mesh.devices.flat[0].platform == "cpu" and not mesh.is_multi_process
 
 
@@ -175,9 +175,9 @@ def cut_to_slabs(
     Args:
       mesh: the devices.
       blocks: [n, D], in the order of rows.
-      dtype: of the rows on the devices.
-      source: what errors call the blocks.
-      slab_rows: of every slab; None: those of the first block.
+      dtype: the dtype of the rows on the devices.
+      source: the blocks' name in errors.
+      slab_rows: rows of every slab; None: as many as the first block has.
       dim: the D that they must have; None: any.
       allowed: bool [N] over all blocks; None: all.
 

@@ -18,7 +18,7 @@ Normalise = Literal["none", "minmax"]
 Missing = Literal["lowest", "zero"]
 
 RRF_CONSTANT = 60
-"""Of Cormack, Clarke and Büttcher, 2009, who proposed reciprocal rank fusion."""
+"""The constant of Cormack, Clarke and Büttcher, 2009, who proposed reciprocal rank fusion."""
 
 
 def interpolate(
@@ -91,7 +91,7 @@ def reciprocal_rank(
       k: keep only the best so many; by default all that any run has.
 
     Returns:
-      As `interpolate`.
+      A run of all questions, as `interpolate` returns it.
 
     Raises:
       UserError: fewer than two runs, a constant below 0, or a score that is not finite.

@@ -31,8 +31,8 @@ class Choice:
     Attributes:
       weight: the best one; of several that are equally good, the one nearest the middle of their longest unbroken row.
       value: the metric at this weight, the highest of the grid.
-      tied: that row of equally good neighbours, ascending; the weight is among them.
-      at_edge: that row reaches the lowest or highest weight of the grid: a better one may lie outside.
+      tied: the longest unbroken row of equally good weights, ascending; the weight is among them.
+      at_edge: whether that row reaches the lowest or highest weight of the grid: a better one may lie outside.
     """
 
     weight: float

@@ -70,9 +70,11 @@ def search_weights(
         raise UserError(
             f"{count} questions by the first model, {len(questions[1])} by the second; encode the same ones"
         )
+    # `batches`: both models' questions, [b, D1] and [b, D2], on every device.
     starts = range(0, max(count, 1), _BATCH)
     batches = [tuple(replicate(mesh, _padded(side[i : i + _BATCH])) for side in questions) for i in starts]
     step = functools.partial(_step, mesh=mesh, k=k, block_rows=block_rows)
+    # `best`: the k best so far of each batch, scores and rows [devices, M, b, k].
     best: list[Any] = [_nothing(mesh, (len(weights), len(batch[0]), k)) for batch in batches]
     rows = 0
     sizes = questions[0].shape[1], questions[1].shape[1]
@@ -165,7 +167,7 @@ def _merge(best, *, mesh: Mesh):
     scores, rows = (lax.with_sharding_constraint(array, everywhere) for array in best)
     devices, *shape, k = scores.shape
     scores, rows = (jnp.moveaxis(array, 0, 2).reshape(*shape, devices * k) for array in (scores, rows))
-    # By both, since the rows of one device lie between those of others.
+    # Sort by score and by row, since the rows of one device lie between those of others.
     negated, rows = lax.sort((-scores, rows), num_keys=2)
     return -negated[..., :k], rows[..., :k]
 
@@ -177,7 +179,7 @@ def _nothing(mesh: Mesh, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
 
 
 def _factors(weights: Sequence[float]) -> np.ndarray:
-    """What to multiply s1 and s2 with, float32 [M, 2]."""
+    """The factors of s1 and s2 for each weight, float32 [M, 2]."""
     largest = float(np.finfo(np.float32).max)
     if not weights or not all(0 <= weight <= largest or weight == math.inf for weight in weights):
         raise UserError(f"the weights {list(weights)} must be float32 numbers from 0, at least one; correct them")
@@ -202,7 +204,7 @@ def _padded(questions: np.ndarray) -> np.ndarray:
 def _slabs(
     mesh: Mesh, streams: tuple[Iterable[np.ndarray], Iterable[np.ndarray]], sizes: tuple[int, int]
 ) -> Iterator[tuple[jax.Array, jax.Array, int]]:
-    """Yields the same rows of both streams on the devices, padded to one shape, and how many they are."""
+    """Yields the same rows of both streams on the devices, padded to one shape, and the number of real rows."""
     names = ("first passages", "second passages")
     first, second = (pieces(blocks, size, name) for blocks, size, name in zip(streams, sizes, names, strict=True))
     rows = shape = 0

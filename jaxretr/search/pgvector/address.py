@@ -26,10 +26,10 @@ class Address:
     """A table of a database.
 
     Attributes:
-      conninfo: for libpq, with the password, if there is one.
-      table: its name, in parts: (name) or (schema, name).
-      shown: for messages, without a password.
-      secrets: what must not be shown.
+      conninfo: the address for libpq, with the password, if there is one.
+      table: the table's name, in parts: (name) or (schema, name).
+      shown: the address for messages, without a password.
+      secrets: the texts that must not be shown.
     """
 
     conninfo: str = field(repr=False)
@@ -43,7 +43,7 @@ class Address:
 
         Args:
           text: may name the table: `?table=NAME` in a URI, `table=NAME` as the last keyword.
-          table: its name, where the text has none; "passages" by default.
+          table: the table's name, where the text has none; "passages" by default.
 
         Raises:
           UserError: it is no address, or the table's name is not of letters, digits and underscores.

@@ -20,7 +20,7 @@ sql = import_extra("psycopg.sql", "pgvector")
 pgvector = import_extra("pgvector.psycopg", "pgvector")
 
 Connection: TypeAlias = Any
-"""psycopg's, whose rows are tuples."""
+"""A psycopg connection whose rows are tuples."""
 
 # hnsw.iterative_scan, which filters need.
 _LEAST_PGVECTOR = (0, 8)
@@ -34,7 +34,7 @@ class Database:
     """Up to `size` connections to one database.
 
     Attributes:
-      address: of the database.
+      address: the database's address.
       timeout_s: the limit of a statement, and of the wait for a free connection.
     """
 
@@ -52,7 +52,7 @@ class Database:
         is replaced, and the work runs once more.
 
         Args:
-          work: is given the connection.
+          work: a function that gets the connection.
           one_state_of: a table, quoted, that nobody can exchange until the transaction ends; all of the work then sees the
             database as it is once that is so, whatever others commit. None: each statement sees what was committed before it.
 
@@ -162,8 +162,8 @@ def as_user_error(address: Address, error: Exception, timeout_s: float, commit_l
     """PostgreSQL's error as one of ours, in one line and without a password.
 
     Args:
-      address: whose database it is.
-      error: what psycopg raised.
+      address: the database's address.
+      error: the error that psycopg raised.
       timeout_s: the limit of a statement.
       commit_lost: the connection broke while a commit was under way.
     """

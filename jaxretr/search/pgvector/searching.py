@@ -29,12 +29,12 @@ _SCAN_MEMORY = 4
 
 @dataclass(frozen=True)
 class Found:
-    """What a question found, best first.
+    """The hits of one question, best first.
 
     Attributes:
-      rows: their numbers.
-      ids: theirs.
-      scores: inner products.
+      rows: row numbers.
+      ids: the rows' ids.
+      scores: inner products with the question.
     """
 
     rows: list[int]
@@ -44,12 +44,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Only:
-    """Which rows may be found; see `jaxretr.search.filters`.
+    """The filter of a search; see `jaxretr.search.filters`.
 
     Attributes:
-      where: field -> the value, or several.
-      allow: ids of the only ones; None: all.
-      deny: ids of others.
+      where: field -> the value that a row must have, or several of which it must have one.
+      allow: ids of the only rows that may be found; None: all.
+      deny: ids of rows that may not be found.
     """
 
     where: Where = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Only:
         return bool(self.where) or self.allow is not None or bool(self.deny)
 
     def condition(self, fields: Sequence[str]) -> tuple[Sql, dict[str, Any]]:
-        """The condition, and its parameters.
+        """The filter as a condition of SQL, and its parameters.
 
         Raises:
           UserError: an unknown field, or what is no value of a field.
@@ -102,13 +102,13 @@ def search(
     """Finds the rows with the highest inner products.
 
     Args:
-      connection: in a transaction that has read `state`.
-      names: of the tables.
-      state: what is known of them.
+      connection: a connection in the transaction that has read `state`.
+      names: the tables' names.
+      state: the known state of the tables.
       vectors: float32 [B, D].
       k: rows per question.
       width: candidates that the HNSW search holds; None: every row is scored.
-      only: which rows may be found.
+      only: the filter.
 
     Returns:
       B results. In exact ones, equal scores are in the order of rows.

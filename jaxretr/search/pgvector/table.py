@@ -22,36 +22,36 @@ from jaxretr.search.pgvector.connections import Connection
 sql = import_extra("psycopg.sql", "pgvector")
 
 Sql: TypeAlias = Any
-"""What psycopg.sql composes of literals and quoted names."""
+"""A statement or part of one that psycopg.sql composed of literals and quoted names."""
 
 FORMAT = 1
 
 # pgvector's limits: dimensions of an HNSW index of `vector` and of `halfvec`, and of a column.
 MOST_DIM, MOST_HALF_DIM, MOST_COLUMN_DIM = 2000, 4000, 16000
 
-# What the index holds: the vectors, the vectors rounded to float16, or nothing, since there is no index.
+# The content of the index: the vectors, the vectors rounded to float16, or "none" where there is no index.
 Indexed = Literal["vector", "halfvec", "none"]
 
 
 def indexed_as(dim: int) -> Indexed:
-    """What an index of vectors of D dimensions can hold."""
+    """The type in which an HNSW index can hold vectors of D dimensions; "none" if there are too many."""
     return "vector" if dim <= MOST_DIM else "halfvec" if dim <= MOST_HALF_DIM else "none"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableFacts:
-    """What an export states about a table.
+    """The facts that an export states about a table.
 
     Attributes:
       format: FORMAT.
       model, model_fingerprint, texts_fingerprint, compute: as in the embedding store.
-      rows, dim: of the export, N and D.
+      rows, dim: N and D of the export.
       vectors_sha256: over the vectors as float32, little endian, in the order of rows.
-      indexed: what the HNSW index holds.
-      m, ef_construction: of that index.
+      indexed: the type in which the HNSW index holds the vectors.
+      m, ef_construction: the parameters of that index.
       settings: one for each target; empty without an index.
-      certificate: what was measured; None for too few rows.
-      seed: of the samples.
+      certificate: the measured recall and speed; None for too few rows.
+      seed: the seed of the samples.
       jaxretr, postgresql, pgvector: versions.
     """
 
@@ -79,12 +79,12 @@ class State:
     """The current row of facts.
 
     Attributes:
-      generation: of the export; another one means another table.
+      generation: the generation of the export; another one means another table.
       sequence: the number of the last write; 0 after an export.
-      rows: how many passages there are.
+      rows: the number of passages.
       changed: rows that were added, replaced or deleted since the export.
-      fields: of the metadata, those that filters know.
-      facts: of the export.
+      fields: the fields of the metadata that filters know.
+      facts: the export's facts.
     """
 
     generation: str
@@ -111,9 +111,9 @@ def read_state(connection: Connection, address: Address, known: State | None = N
     """Reads the facts' row, and locks both tables against being exchanged until the transaction ends.
 
     Args:
-      connection: in a transaction.
-      address: of the table.
-      known: what was read before: the facts are read again only if something was written since.
+      connection: a connection in a transaction.
+      address: the table's address.
+      known: the state that was read before; the facts are read again only if something was written since.
 
     Raises:
       UserError: another program or another version wrote the table.
@@ -164,5 +164,5 @@ def holds(value: str) -> bool:
 
 
 def as_json(value: Any) -> str:
-    """JSON to be sent; callers check that floats are finite."""
+    """A value as JSON to be sent; callers check that floats are finite."""
     return json.dumps(dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False)

@@ -84,10 +84,10 @@ def copy_in(connection: Connection, names: Names, rows: Iterable[Row], pieces: I
     """Copies all passages in PostgreSQL's binary format.
 
     Args:
-      connection: in the transaction that made the tables.
-      names: of the tables.
+      connection: the connection, in the transaction that made the tables.
+      names: the tables' names.
       rows: N passages.
-      pieces: their vectors, float32 [n, D].
+      pieces: the passages' vectors, float32 [n, D].
 
     Returns:
       The fields of their metadata.
@@ -120,12 +120,12 @@ def build_indexes(
     """Builds the indexes: of ids, of rows, of metadata, and HNSW over inner products.
 
     Args:
-      connection: in the transaction that filled the table.
-      names: of the tables.
-      suffix: of the indexes' names.
-      indexed: what the HNSW index holds.
+      connection: the connection, in the transaction that filled the table.
+      names: the tables' names.
+      suffix: the suffix of the indexes' names.
+      indexed: the type in which the HNSW index holds the vectors.
       rows, dim: N and D.
-      m, ef_construction: of the HNSW index.
+      m, ef_construction: parameters of the HNSW index.
     """
     table = names.passages
     wanted = round(1.3 * rows * (dim * (4 if indexed == "vector" else 2) + 16 * m) / 2**20)
@@ -183,11 +183,11 @@ def upsert(
     """Adds passages; one with an existing id takes over that row.
 
     Args:
-      connection: in a transaction.
-      names: of the tables.
-      generation: of the export that the passages are for.
+      connection: a connection in a transaction.
+      names: the tables' names.
+      generation: the generation of the export that the passages are for.
       rows: n passages of different ids.
-      vectors: theirs, float32 [n, D].
+      vectors: the passages' vectors, float32 [n, D].
 
     Returns:
       The write's number, and how many passages were replaced; None if another export has replaced the table.

@@ -1,4 +1,4 @@
-"""What a certified index of a corpus shall be, what making it takes, and the file of its vectors."""
+"""The plan of a certified index of a corpus, the resources that making it takes, and the file of its vectors."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -31,8 +31,8 @@ _MOST_TRAIN_ROWS = 250_000
 _CODE_IN_MEMORY = 0.5
 _CODE_ON_DISK = 1
 
-# What measuring holds besides vectors and codes: loops that Numba reads, ScaNN, the questions' exact neighbours and their
-# candidates; and for each row its id and where it is.
+# Memory of measuring besides vectors and codes: loops that Numba reads, ScaNN, the questions' exact neighbours and
+# their candidates; and for each row its id and its place.
 _MEASURING_BYTES = 104 << 20
 _ROW_BYTES = 150
 
@@ -41,14 +41,14 @@ _CHECK_ROWS = 16_384
 
 @dataclass(frozen=True)
 class Plan:
-    """Of an index.
+    """The kind and the size of an index that is to be built.
 
     Attributes:
       rows, dim: N and D.
       kind: see `layout.Facts`.
-      leaves: of the tree; 1 without one.
-      train_rows: passages that are learnt from.
-      engine: that learns.
+      leaves: leaves of the tree; 1 without a tree.
+      train_rows: passages that tree and codes are learnt from.
+      engine: the engine that learns them.
     """
 
     rows: int
@@ -71,22 +71,22 @@ class Plan:
         return max(training, vectors + int(_CODE_IN_MEMORY * self.rows * self._codes()) + fixed)
 
     def disk(self) -> int:
-        """What its files take, in bytes."""
+        """The size of the index's files, in bytes."""
         return self.rows * (4 * self.dim + _CODE_ON_DISK * self._codes() + 4 + 16)
 
     def _codes(self) -> int:
-        """Of a row."""
+        """Codes of 4 bits that a row has."""
         return engine_of(self.engine).codes_a_row(self.dim)
 
 
 def plan_of(rows: int, dim: int, leaves: int | None, train_rows: int | None, engine: EngineName = "scann") -> Plan:
-    """Decides what an index shall be.
+    """Decides the kind and the size of an index.
 
     Args:
       rows, dim: N and D.
-      leaves: of the tree, if it is decided; 1 for none.
-      train_rows: that are learnt from, if it is decided.
-      engine: that learns.
+      leaves: leaves of the tree, 1 for no tree; None: the rows decide.
+      train_rows: passages to learn from; None: the rows decide.
+      engine: the engine that learns.
 
     Raises:
       UserError: a number that does not fit.
@@ -118,7 +118,7 @@ def write_vectors(path: Path, blocks: Iterable[np.ndarray], shape: tuple[int, in
     """Writes embeddings as one .npy file of float32, a block at a time.
 
     Args:
-      path: of the file.
+      path: the file to write.
       blocks: [n, D], in the order of rows, in any dtype.
       shape: N and D.
       source: named in errors.

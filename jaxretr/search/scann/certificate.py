@@ -1,4 +1,4 @@
-"""What the certificate of a `ScannIndex` says beyond the recall and the speed."""
+"""The parts of a `ScannIndex`'s certificate beyond the recall and the speed."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ from jaxretr.search.scann.engines import engine_of
 
 @dataclass(frozen=True, kw_only=True)
 class Line(certificate.Line):
-    """What a target's setting does.
+    """The recall and the speed of one target's setting.
 
     Attributes:
-      leaves: searched, 0 where there is no tree.
-      candidates: scored exactly for each question, at `tuned_k` results.
+      leaves: leaves that are searched, 0 where there is no tree.
+      candidates: passages that are scored exactly for each question, at `tuned_k` results.
     """
 
     leaves: int
@@ -26,14 +26,14 @@ class Line(certificate.Line):
 
 @dataclass(frozen=True, kw_only=True)
 class FilterLine:
-    """What a target's setting does where a filter allows a share of the rows; see filtering.py.
+    """The recall and the speed of one target's setting where a filter allows a share of the rows; see filtering.py.
 
     Attributes:
       target: see `Line`.
-      share: of the rows that are allowed.
-      leaves: that are searched.
+      share: the share of the rows that are allowed.
+      leaves: leaves that are searched.
       random, related, unrelated: the recall with each kind of filter.
-      ms, exact_ms: of a question by itself, one thread, and if every allowed row were scored.
+      ms, exact_ms: milliseconds of a single question with one thread, and if every allowed row were scored.
     """
 
     target: float
@@ -47,7 +47,7 @@ class FilterLine:
 
     @property
     def recalls(self) -> tuple[Recall, ...]:
-        """With each kind of filter."""
+        """The recalls with each kind of filter."""
         return self.random, self.related, self.unrelated
 
 
@@ -56,10 +56,10 @@ class Certificate(certificate.Certificate):
     """The contents of certificate.json.
 
     Attributes:
-      leaves: of the tree; 1 where there is none.
-      train_rows: that the tree and the codes were learnt from.
+      leaves: leaves of the tree; 1 where there is none.
+      train_rows: passages that the tree and the codes were learnt from.
       lines: one for each target.
-      engine: that proposes the candidates.
+      engine: the engine that proposes the candidates.
       filters: for each target the shares of allowed rows with which the engine is asked; with smaller ones every allowed
         row is scored.
     """

@@ -1,7 +1,7 @@
 """The codes and the leaves of rows, by the tree and the codebook that ScaNN has learnt.
 
-As ScaNN makes them, a few rows at a time. ScaNN itself makes them while it builds an index; when it saves one, it writes the
-codebook out once for each leaf, which takes more memory and more time than the codes of a block of rows.
+The codes are ScaNN's, made a few rows at a time. ScaNN itself makes them while it builds an index; when it saves one,
+it writes the codebook once for each leaf, which takes more memory and time than the codes of a block of rows.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ from jaxretr.search.scann.learnt import Learnt, nearest
 # Rows that a thread codes at a time.
 _ROWS = 1024
 
-# ScaNN's: rounds of coordinate descent, after which hardly a code changes.
+# Rounds of coordinate descent, as in ScaNN; after them hardly a code changes.
 _ROUNDS = 10
 
 
@@ -37,21 +37,22 @@ def codes_of(rows: NDArray[np.float32], learnt: Learnt) -> tuple[NDArray[np.uint
 
 @compiled(fastmath={"reassoc", "contract", "nsz"})
 def _encode(rows, centres, tokens, codebook, threshold, codes):
-    """Codes of rows by the score-aware loss of Guo et al. (2020), equations 5 and 9, with coordinate descent.
+    """Writes the codes of rows by the score-aware loss of Guo et al. (2020), equations 5 and 9, by coordinate descent.
 
     The error r of a row x, coded as its leaf's centre and the codes, costs eta |r along x|^2 + |r across x|^2, where eta
     = (D - 1) T^2 / (|x|^2 - T^2).
     """
     groups, count, width = codebook.shape
     dim = rows.shape[1]
-    squares = np.empty((groups, count), np.float32)  # of the group's error, for each centre
-    along = np.empty((groups, count), np.float32)  # its part along the row
-    nearest = np.empty(groups, np.float32)
+    squares = np.empty((groups, count), np.float32)  # the square of a group's error, for each of its centres
+    along = np.empty((groups, count), np.float32)  # the part of that error along the row
+    nearest = np.empty(groups, np.float32)  # the smallest square of each group
     for n in range(len(rows)):
         row, centre, code = rows[n], centres[tokens[n]], codes[n]
         square = np.float32(0)
         for d in range(dim):
             square += row[d] * row[d]
+        # Begin with the nearest centre of each group: `code` [S].
         scale = np.float32(1) / np.sqrt(square) if square > 0 else np.float32(0)
         for g in range(groups):
             for c in range(count):
@@ -66,10 +67,12 @@ def _encode(rows, centres, tokens, codebook, threshold, codes):
             nearest[g] = squares[g, code[g]]
         if not threshold * threshold < square:  # no threshold, or a row so short that no score reaches it
             continue
+        # `whole`: the part of the row's whole error along the row, with the codes so far.
         eta = np.float32((dim - 1) * threshold * threshold / (square - threshold * threshold))
         whole = np.float32(0)
         for g in range(groups):
             whole += along[g, code[g]]
+        # Change one group's code at a time, the groups with the largest errors first, while that lowers the loss.
         order = np.argsort(-nearest)
         for _ in range(_ROUNDS):
             changed = False

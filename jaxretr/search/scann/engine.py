@@ -1,4 +1,4 @@
-"""What an engine of the certified index does: it learns, makes codes of rows, and proposes candidates by them.
+"""The interface of the certified index's engines, which learn, make codes of rows, and propose candidates by them.
 
 Whatever it proposes is scored with the vectors themselves, tuned and certified in the same way: engines differ in the
 candidates that they find in some time. `engines` chooses among them.
@@ -15,7 +15,7 @@ from jaxretr.config import EngineName
 
 
 class Proposer(Protocol):
-    """An engine over the codes of N rows, in memory. May be asked from several threads at once."""
+    """An engine over the codes of N rows, in memory; several threads may ask it at once."""
 
     def propose(
         self,
@@ -30,8 +30,8 @@ class Proposer(Protocol):
         Args:
           queries: [B, D], finite, at least one.
           count: candidates of each question.
-          leaves: of the tree that are searched; 0 where there is none.
-          threads: to divide the questions among.
+          leaves: leaves of the tree to search; 0 where there is no tree.
+          threads: threads to divide the questions among.
           allowed: bool [N], the rows that may be proposed; other rows are proposed as well by an engine that does not
             know filters.
 
@@ -45,9 +45,9 @@ class Engine(Protocol):
     """One engine.
 
     Attributes:
-      name: as facts and options state it.
-      label: what people call it.
-      package: whose version the certificate states.
+      name: its name in facts and options.
+      label: its name for people.
+      package: the Python package whose version the certificate states.
       batch: questions of a thread that are proposed for at a time.
       knows_filters: whether only allowed rows are proposed; if not, as many more candidates are asked for.
     """
@@ -71,7 +71,7 @@ class Engine(Protocol):
         ...
 
     def codes_a_row(self, dim: int) -> int:
-        """How many codes of 4 bits a row of D dimensions has."""
+        """The number of 4-bit codes of a row of D dimensions."""
         ...
 
     def training_bytes(self, train_rows: int, dim: int, leaves: int) -> int:

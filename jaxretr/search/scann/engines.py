@@ -1,4 +1,4 @@
-"""The engines of the certified index, by name, and which of them is used where nobody chose."""
+"""The engines of the certified index, by name, and the default choice of one."""
 
 from typing import get_args
 
@@ -8,12 +8,12 @@ from jaxretr.search.scann.engine import Engine
 from jaxretr.search.scann.faiss_engine import FaissEngine
 from jaxretr.search.scann.scann_engine import ScannEngine
 
-# In the order in which they are tried.
+# The engines in the order in which they are tried.
 _ENGINES: dict[EngineName, Engine] = {"scann": ScannEngine(), "faiss": FaissEngine()}
 
 
 def engine_of(name: EngineName) -> Engine:
-    """The engine of a name.
+    """The engine with the given name.
 
     Raises:
       UsageError: there is none.
@@ -34,5 +34,5 @@ def working_engine(name: EngineName | None = None) -> Engine | None:
 
 
 def engine_problems() -> str:
-    """Why none can be used, in one line."""
+    """The reasons why no engine can be used, in one line."""
     return "; ".join(f"{engine.label}: {problem}" for engine in _ENGINES.values() if (problem := engine.problem()))

@@ -17,7 +17,7 @@ from jaxretr.parallel.numba_loops import compiled
 from jaxretr.search.scann.rows import Rows
 
 Rescored = tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]
-"""scores float32 [B, k], descending, rows int64 [B, k], and how many are real, int64 [B]."""
+"""Scores float32 [B, k], descending, rows int64 [B, k], and the number of real hits, int64 [B]."""
 
 
 class Reading(Protocol):
@@ -31,7 +31,7 @@ class Reading(Protocol):
         k: int,
         threads: int,
     ) -> Rescored:
-        """Scores candidates [B, R] and keeps the k best of each question; those without an approximate score are none."""
+        """Scores candidates [B, R], without those that lack an approximate score, and keeps each question's k best."""
         ...
 
     def exact(
@@ -45,8 +45,8 @@ class Anywhere:
     """A `Reading` of each vector where it is, which is the fastest.
 
     Args:
-      rows: whose vectors.
-      slots: where they are, if it shall be elsewhere than `Rows.slots` says.
+      rows: the rows whose vectors are read.
+      slots: the places to read them from, if other than `Rows.slots`.
     """
 
     def __init__(self, rows: Rows, slots: NDArray[np.int64] | None = None):
@@ -60,7 +60,7 @@ class Anywhere:
         k: int,
         threads: int,
     ) -> Rescored:
-        """See `Reading`."""
+        """Scores candidates; see `Reading.rescored`."""
         # A plain array: Numba does not know memory maps.
         base = np.asarray(self._rows.base.vectors)
         return rescored(queries, found, approximate, base, self._rows.added.vectors, self._slots, k, threads)
@@ -68,7 +68,7 @@ class Anywhere:
     def exact(
         self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """See `Reading`."""
+        """Scores all allowed rows; see `Reading.exact`."""
         from jaxretr.search.exact import search_blocks  # It imports JAX.
 
         rows = np.flatnonzero(allowed)
@@ -96,9 +96,9 @@ def rescored(
       found: candidate rows [B, R], no row twice.
       approximate: the engine's scores of them [B, R]; NaN where there is no candidate.
       base, added: vectors [M, D] and [A, D].
-      slots: where the vector of each row is, [N]: in `base`, or from M on in `added`.
+      slots: the place of each row's vector, [N]: in `base`, or from M on in `added`.
       k: at most R.
-      threads: to divide the questions among.
+      threads: threads to divide the questions among.
 
     Returns:
       scores float32 [B, k], descending, rows int64 [B, k], and how many are real, int64 [B].
@@ -111,8 +111,15 @@ def rescored(
     def piece(start: int, stop: int) -> None:
         each = slice(start, stop)
         _rescore_rows(
-            *(queries[each], found[each], approximate[each], base, added, slots),
-            *(scores[each], rows[each], counts[each]),
+            queries[each],
+            found[each],
+            approximate[each],
+            base,
+            added,
+            slots,
+            scores[each],
+            rows[each],
+            counts[each],
         )
 
     if threads < 2 or batch < 2 * threads:
@@ -165,12 +172,14 @@ def _rescore_rows(queries, found, approximate, base, added, slots, scores, rows,
     first, size = np.uintp(base.ctypes.data), np.uintp(base.itemsize * dim)
     lines = -(-base.itemsize * dim // _CACHE_LINE)
     for b in range(len(queries)):
+        # `names` and `places` [n]: the candidates' rows and the slots of their vectors, without the missing ones (NaN).
         n = 0
         for j in range(found.shape[1]):
             if approximate[b, j] == approximate[b, j]:
                 names[n] = found[b, j]
                 places[n] = slots[names[n]]
                 n += 1
+        # `scores` and `rows` [kept]: the best so far, in their order.
         query = queries[b]
         kept = 0
         for j in range(n):

@@ -35,7 +35,7 @@ _ITERATIONS = 10
 # Rows that are read, and that codes are made of, at a time.
 _ROWS_READ, _BLOCK_ROWS = 2048, 16_384
 
-# What FAISS and its loops hold besides arrays.
+# Bytes that FAISS and its loops hold besides arrays.
 _FAISS_BYTES = 64 << 20
 
 # Questions and centres whose products FAISS holds at a time, while it looks for the nearest centre.
@@ -43,12 +43,12 @@ _PRODUCTS = 4096 * 1024
 
 
 class FaissEngine:
-    """See `Engine`."""
+    """FAISS as an `Engine`."""
 
     name: EngineName = "faiss"
     label = "FAISS"
     package = "faiss-cpu"
-    batch = 2048  # Those that search the same leaf share the reading of it.
+    batch = 2048  # Questions that search the same leaf share reading it.
     knows_filters = True
 
     def problem(self) -> str | None:
@@ -117,7 +117,7 @@ class FaissEngine:
 
 
 class _Proposer:
-    """See `Proposer`."""
+    """FAISS's index in memory as a `Proposer`."""
 
     def __init__(self, faiss: Any, index: tuple[Any, Any], dim: int):
         self._faiss, self._dim = faiss, dim
@@ -144,7 +144,7 @@ class _Proposer:
 
 @contextlib.contextmanager
 def _threads(faiss: Any, count: int) -> Iterator[None]:
-    """Lets FAISS use so many threads for what this thread asks of it."""
+    """Sets the number of threads that FAISS uses for this thread's calls, within the block."""
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(count)
     try:
@@ -156,14 +156,18 @@ def _threads(faiss: Any, count: int) -> Iterator[None]:
 def _learnt(
     faiss: Any, rows: NDArray[np.float32], leaves: int, seed: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Centres [leaves, D] and codebook [ceil(D / 2), 16, 2], from a sample in a random order."""
+    """Learns centres [leaves, D] and a codebook [ceil(D / 2), 16, 2] from a sample in a random order."""
     dim = rows.shape[1]
     centres = np.zeros((leaves, dim), np.float32)
     if leaves > 1:
         means = faiss.Kmeans(
-            *(dim, leaves),
-            **{"niter": _ITERATIONS, "spherical": True, "seed": seed},
-            **{"min_points_per_centroid": 1, "max_points_per_centroid": len(rows)},  # of the whole sample, silently
+            dim,
+            leaves,
+            niter=_ITERATIONS,
+            spherical=True,
+            seed=seed,
+            min_points_per_centroid=1,  # no warning about small samples
+            max_points_per_centroid=len(rows),  # learn from the whole sample
         )
         means.train(rows)
         # Spherical k-means gives directions; as long as the rows are along them, the residuals are short.
@@ -192,7 +196,7 @@ def _sample(vectors: Path, count: int, seed: int) -> NDArray[np.float32]:
 def _nearest(
     faiss: Any, centres: NDArray[np.float32], rows: NDArray[np.float32]
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """The highest inner product of each row with a centre, and the centre's number."""
+    """Finds the highest inner product of each row with a centre, and the number of that centre."""
     flat = faiss.IndexFlatIP(centres.shape[1])
     flat.add(np.ascontiguousarray(centres))
     products, found = flat.search(np.ascontiguousarray(rows), 1)
@@ -200,7 +204,7 @@ def _nearest(
 
 
 def _padded(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """With a column of zeros where the number of dimensions is odd: inner products stay as they are."""
+    """Appends a column of zeros where the number of dimensions is odd, which changes no inner product."""
     return np.ascontiguousarray(np.pad(rows, ((0, 0), (0, 1))) if rows.shape[1] % _DIMENSIONS_A_CODE else rows)
 
 

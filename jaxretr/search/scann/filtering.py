@@ -48,14 +48,14 @@ _STEP = 1.6
 # Questions and rounds of a timing, which ends after so long if a few were timed.
 _TIMED, _LEAST_TIMED, _ROUNDS, _TIMING_SECONDS = 24, 4, 3, 0.5
 
-# Of the vectors' file, of which timed searches read one: filters and copies of what they allow are memory, too.
+# Parts of the vectors' file, of which timed searches read one: filters and copies of allowed rows take memory, too.
 _PARTS = 4
 
 Kind = Literal["random", "related", "unrelated"]
 
 
 class Filterable(Protocol):
-    """What is needed of an index, as `ScannIndex` has it."""
+    """The parts of a `ScannIndex` that tuning and certifying with filters needs."""
 
     facts: Facts
     rows: Rows
@@ -69,10 +69,10 @@ class Case:
     """Questions with the same filter.
 
     Attributes:
-      kind: of filter.
+      kind: the kind of filter.
       questions: float32 [B, D].
-      own: the row that each is itself, or -1, [B].
-      allowed: bool [N].
+      own: the row that each question is itself, or -1, [B].
+      allowed: the rows that pass the filter, bool [N].
       exact: the exact allowed neighbours, int64 [B, k].
     """
 
@@ -84,7 +84,7 @@ class Case:
 
 
 def tuned(index: Filterable, questions: Questions, settings: Sequence[Setting]) -> tuple[Setting, ...]:
-    """The settings with how they answer filtered searches; a target that is not reached without filters has none."""
+    """Adds to each setting how it answers filtered searches; nothing if its target is not reached without a filter."""
     filters: dict[float, list[FilterSetting]] = {setting.target: [] for setting in settings}
     left = [setting for setting in settings if setting.reached]
     for share in SHARES:
@@ -101,7 +101,7 @@ def tuned(index: Filterable, questions: Questions, settings: Sequence[Setting]) 
 
 
 def certified(index: Filterable, questions: Questions) -> tuple[FilterLine, ...]:
-    """What the settings find with filters, of questions that nothing was tuned on; for shares that are not exact."""
+    """Measures the settings with filters on the certification questions, for shares that are not searched exactly."""
     lines: list[FilterLine] = []
     k = index.facts.k
     for share in SHARES:
@@ -186,7 +186,7 @@ def _search(index: Filterable, setting: FilterSetting) -> Search:
 
 
 def _recalls(index: Filterable, cases: Sequence[Case], setting: FilterSetting) -> dict[Kind, NDArray[np.float64]]:
-    """The recall of each question, by the kind of filter."""
+    """Measures the recall of each question, by the kind of filter."""
     k = index.facts.k
     shares: dict[Kind, list[NDArray[np.float64]]] = {}
     for case in cases:
@@ -200,13 +200,13 @@ def _recalls(index: Filterable, cases: Sequence[Case], setting: FilterSetting) -
 
 
 def _exact_seconds(index: Filterable, cases: Sequence[Case]) -> float:
-    """As `_seconds`, if every allowed row is scored."""
+    """The seconds of a question if every allowed row is scored, measured as `_seconds` does."""
     reading = Anywhere(index.rows, index.rows.slots_of_timing(_PARTS))
     return _seconds(index, cases, lambda case, some: reading.exact(some, index.facts.k, case.allowed))
 
 
 def _seconds(index: Filterable, cases: Sequence[Case], search: Search) -> float:
-    """Of a question by itself, with one thread, on average over the kinds: the shortest of some rounds."""
+    """The seconds of a single question with one thread: the shortest of some rounds, averaged over the questions."""
     kinds = [case.kind for case in cases]
     timed = [
         (case, row)

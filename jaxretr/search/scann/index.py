@@ -43,10 +43,10 @@ class ScannIndex:
     products.
 
     Attributes:
-      facts: of the index, as it was built or loaded.
+      facts: the index's facts, as it was built or loaded.
       rows: vectors and ids.
-      questions: those of tuning and certificate, if there are any.
-      certificate: what was measured, if it was.
+      questions: the tuning and the certification questions, if there are any.
+      certificate: the measured recall and speed, if they were measured.
       searcher: the engine over the rows, to be asked with numbers in place of a target.
     """
 
@@ -63,8 +63,8 @@ class ScannIndex:
 
         Args:
           facts, rows, questions, certificate: see above.
-          folder: where the files are.
-          keeper: removes that folder when the index is gone.
+          folder: the folder of the files.
+          keeper: an object that removes that folder when the index is gone.
         """
         self.facts, self.rows, self.questions, self.certificate = facts, rows, questions, certificate
         self.searcher = Searcher(folder, facts, rows)
@@ -118,12 +118,12 @@ class ScannIndex:
           questions: question embeddings [Q, D]; one half, drawn by `seed`, tunes and the other certifies (at most
             2000 each). Without them passages of the index replace them, whose neighbours are easier to find:
             the certificate states it.
-          num_leaves: of the tree; by default the square root of N, and none below 20,000 passages. 1 for no tree.
+          num_leaves: leaves of the tree, 1 for no tree; by default the square root of N, and 1 below 20,000 passages.
           train_size: passages that tree and codes are learnt from; by default a third of them, at least 20,000.
-          engine: whose codes propose the candidates, "scann" (trained in another process) or "faiss".
-          seed: of that sample and of the split.
-          workdir: where the files are made; by default the system's folder for temporary files.
-          advance: told how many more passages are done.
+          engine: the engine that proposes the candidates, "scann" (trained in another process) or "faiss".
+          seed: seed of that sample and of the split.
+          workdir: the folder in which the files are made; by default the system's folder for temporary files.
+          advance: a function that is told how many more passages are done.
 
         Raises:
           UserError: the engine does not work here; wrong shapes, NaN or infinity, ids that repeat or do not match; a target
@@ -216,7 +216,7 @@ class ScannIndex:
           queries: question embeddings [B, D], cast to float32.
           k: results per question; as many are returned as there are passages that may be found, if that is less.
           target_recall: one of the targets of the build; the first one by default.
-          threads: to divide the questions among; all of the machine by default.
+          threads: threads to divide the questions among; all of the machine by default.
           allow: ids of the only passages that may be found; all by default.
           deny: ids of passages that may not be found.
 
@@ -240,12 +240,12 @@ class ScannIndex:
         threads: int | None = None,
         allowed: NDArray[np.bool_] | None = None,
     ) -> tuple[np.ndarray, NDArray[np.int64]]:
-        """Like `search`, but returns row numbers, int64 [B, min(k, N)], in place of ids.
+        """Searches as `search` does, and returns row numbers, int64 [B, min(k, N)], in place of ids.
 
         Args:
           queries, k, target_recall, threads: see `search`.
           allowed: bool [N], the rows that may be found; all by default. Where they are few all of them are scored, and
-            where they are many, the engine is asked: which it is was measured for the target, see filtering.py.
+            where they are many, the engine is asked; the limit was measured for the target, see filtering.py.
         """
         queries = checked_matrix(queries, self.facts.dim)
         if k < 1:
@@ -338,8 +338,8 @@ class ScannIndex:
         """Learns tree and codes from the passages as they are now, tunes again, and certifies.
 
         Args:
-          num_leaves: of the new tree; as for `build` by default.
-          workdir: as for `build`.
+          num_leaves: leaves of the new tree; the default is that of `build`.
+          workdir: see `build`.
         """
         self._can_change()
         facts, n = self.facts, len(self)
@@ -413,5 +413,5 @@ def _train(folder: Path, plan: Plan, seed: int, advance: Advance) -> None:
 
 
 def _article(plan: Plan) -> str:
-    """How messages call an index of this plan."""
+    """The name of an index of this plan in messages, with its article."""
     return "an exact" if plan.kind == "exact" else f"a {engine_of(plan.engine).label}"

@@ -44,14 +44,14 @@ class Facts:
     Attributes:
       rows, dim: N and D.
       kind: "tree" (leaves and codes), "flat" (codes alone) or "exact" (too few rows for either).
-      engine: that proposes the candidates, where kind is not "exact".
-      leaves: of the tree; 1 without one.
-      train_rows: that the tree and the codes were learnt from; 0 for "exact".
-      code_size: bytes a row in hashed_dataset.npy; 0 for "exact".
+      engine: the engine that proposes the candidates, where kind is not "exact".
+      leaves: leaves of the tree; 1 without a tree.
+      train_rows: passages that the tree and the codes were learnt from; 0 for "exact".
+      code_size: bytes of a row in hashed_dataset.npy; 0 for "exact".
       changed: rows added or deleted since the training.
-      k, seed: of the build.
+      k, seed: the depth of the targets and the seed of the build.
       settings: one for each target.
-      model, model_fingerprint: whose embeddings these are, where it is known.
+      model, model_fingerprint: the model that made the embeddings, where it is known.
     """
 
     rows: int
@@ -70,7 +70,7 @@ class Facts:
 
     @property
     def tree(self) -> bool:
-        """Whether there is one."""
+        """Whether the index has a tree."""
         return self.kind == "tree"
 
     def used_engine(self) -> Engine | None:
@@ -121,10 +121,10 @@ def write(
 
     Args:
       directory: the folder.
-      facts: of the index as it is now.
-      source: where the engine's files are, and those of the rows if they have not changed.
+      facts: the index's facts as they are now.
+      source: the folder with the engine's files, and those of the rows if they have not changed.
       rows: the rows as they are now.
-      questions, certificate: where there are any.
+      questions, certificate: the index's, where there are any.
     """
     with atomic_folder(check_target(directory)) as folder:
         linked = facts.model_files() + ([] if rows.changed else facts.row_files())
@@ -141,7 +141,7 @@ def write(
 
 
 def read_facts(folder: Path) -> tuple[Facts, Collection[str]]:
-    """What a folder's manifest says the index is, and which files it has.
+    """Reads the facts and the names of the files that a folder's manifest states.
 
     Raises:
       UserError: it is missing, damaged or of another kind.

@@ -1,4 +1,4 @@
-"""What ScaNN has learnt, read from its files: the centres of the leaves, and the codebook."""
+"""The centres of the leaves and the codebook that ScaNN has learnt, read from its files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ class Learnt:
     """A tree and a codebook.
 
     Attributes:
-      centres: of the leaves, float32 [L, D]; one row of zeros where there is no tree.
+      centres: the centres of the leaves, float32 [L, D]; one row of zeros where there is no tree.
       codebook: float32 [S, C, W]: the centres of S groups of W dimensions; the last group has zeros for those that
         there are not, and infinities are no centres.
       threshold: T of the score-aware loss, a length; NaN: the nearest centres are the codes.
@@ -53,22 +53,22 @@ def leaf_centres(folder: Path) -> NDArray[np.float32]:
 
 
 def nearest(rows: NDArray[np.float32], centres: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The leaf of each row [n]: that with the nearest centre."""
+    """The leaf of each row [n], which is the one with the nearest centre."""
     return (rows @ centres.T - np.einsum("ld,ld->l", centres, centres) / 2).argmax(axis=1)
 
 
 def _message(module: str, kind: str, path: Path) -> Any:
-    """A file of one of ScaNN's protocol buffers."""
+    """Reads a file that holds one of ScaNN's protocol buffers."""
     return getattr(import_extra(f"scann.{module}", "scann"), kind).FromString(path.read_bytes())
 
 
-# Of ScaNN's examples, which have 100 dimensions. With more dimensions the same number would weigh errors along a vector more
-# and more, until the codes find nothing.
+# The threshold of ScaNN's examples, which have 100 dimensions. With more dimensions the same number would weigh errors
+# along a vector more and more, until the codes find nothing.
 _SCORE, _DIMENSIONS = 0.2, 128
 
 
 def score_threshold(dim: int) -> float:
-    """Above this inner product with a vector of length 1 errors along it count for more than those across it.
+    """The inner product with a vector of length 1 above which errors along it count for more than those across it.
 
     It is in proportion to the length of vectors of another length. Training for such codes takes it, too.
 

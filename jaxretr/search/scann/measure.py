@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Measurable(Protocol):
-    """What measuring needs of an index, as `ScannIndex` has it."""
+    """The parts of a `ScannIndex` that measuring needs."""
 
     facts: Facts
     rows: Rows
@@ -37,7 +37,7 @@ class Measurable(Protocol):
 
 
 def tuned(index: Measurable, questions: Questions | None, targets: Sequence[float]) -> tuple[Setting, ...]:
-    """A setting for each target; a warning for one that is not reached for certain."""
+    """Finds a setting for each target, and warns of a target that is not reached for certain."""
     n, k = len(index), index.facts.k
     if index.facts.kind == "exact" or questions is None:
         everything = {"leaves": 0, "candidates": n, "tuning_recall": 1.0, "certain": 1.0, "reached": True}
@@ -61,8 +61,13 @@ def tuned(index: Measurable, questions: Questions | None, targets: Sequence[floa
             log.warning(
                 "recall@%d of %g is not reached for certain: the best setting (%s leaves, %d candidates) has %.4f on %d "
                 "tuning questions, of which %.4f is certain; give more questions, or a lower target",
-                *(k, setting.target, setting.leaves or "no", setting.candidates, setting.tuning_recall),
-                *(len(vectors), setting.certain),
+                k,
+                setting.target,
+                setting.leaves or "no",
+                setting.candidates,
+                setting.tuning_recall,
+                len(vectors),
+                setting.certain,
             )
     return filtering.tuned(index, questions, settings)
 
@@ -100,7 +105,7 @@ def certify(index: Measurable, questions: Questions) -> tuple[Questions, Certifi
 
 
 def recalls_again(index: Measurable, questions: Questions) -> list[tuple[Recall, ...]]:
-    """The recalls of a certificate that is not stale, against the neighbours that the questions note."""
+    """Measures again the recalls of a certificate that is not stale, against the neighbours that the questions note."""
     row_of = index.rows.row_of()
     exact = np.array([[row_of.get(name, -2) for name in names] for names in questions.neighbours], np.int64)
     own = questions.own_rows(row_of, questions.certify)

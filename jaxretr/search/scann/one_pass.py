@@ -1,4 +1,4 @@
-"""Searches of many questions in one pass over the vectors, for measuring what is found within little memory."""
+"""Searches of many questions in one pass over the vectors, for measuring recall with little memory."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ class OnePass:
     """
 
     def __init__(self, rows: Rows):
-        """Of the vectors of these rows."""
+        """Takes the rows whose vectors are read."""
         self._rows = rows
 
     def rescored(
@@ -27,7 +27,7 @@ class OnePass:
         k: int,
         threads: int,
     ) -> Rescored:
-        """See `Reading`."""
+        """Scores candidates; see `Reading.rescored`."""
         exact = np.full(found.shape, -np.inf, np.float32)
         first = 0
         for block in self._rows.vector_blocks():
@@ -45,7 +45,7 @@ class OnePass:
     def exact(
         self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """See `Reading`."""
+        """Scores all allowed rows; see `Reading.exact`."""
         from jaxretr.search.exact import search_blocks  # It imports JAX.
 
         return search_blocks(self._rows.vector_blocks(), queries, k, allowed=allowed)
@@ -72,7 +72,7 @@ def search_in_one_pass(
     """
     found, approximate = searcher.candidates(queries, leaves, searcher.wanted(k, candidates), threads)
     scores, names, counts = OnePass(rows).rescored(queries, found, approximate, k, threads)
-    # Too few candidates, as where the leaves hold fewer than k passages.
+    # The engine proposed too few candidates, for instance from leaves that hold fewer than k passages.
     if len(short := np.flatnonzero(counts < k)):
         scores[short], names[short] = searcher.search(queries[short], k, leaves, candidates, threads)
     return scores, names

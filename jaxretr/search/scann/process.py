@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 # Rows that are hashed at a time.
 BLOCK_ROWS = 4_096
 
-# What the worker holds besides arrays while it trains (Python, NumPy, ScaNN), and while it makes codes (Numba, too, which
-# compiles the loop where it finds none in its cache: 34 MB more than reading it).
+# Memory of the worker besides arrays while it trains (Python, NumPy, ScaNN), and while it makes codes (also Numba,
+# which compiles the loop where it finds none in its cache: 34 MB more than reading it).
 _TRAINING_BYTES, _CODING_BYTES = 48 << 20, 204 << 20
 
 
@@ -117,7 +117,7 @@ def encode(
 
 
 def open_searcher(folder: Path, tree: bool) -> Any:
-    """ScaNN's searcher over a folder; not through ScaNN's own loader, which would unpickle what lies there."""
+    """Opens ScaNN's searcher over a folder, without ScaNN's own loader, which would unpickle the folder's files."""
     module = load_scann()
     try:
         return module.scann_pybind.ScannNumpy(str(folder), worker.assets(worker.index_files(tree)))
@@ -138,8 +138,8 @@ def run_worker(job: str, advance: Callable[[int], None] = lambda rows: None, **f
     """Runs a job of worker.py.
 
     Args:
-      job: its name.
-      advance: told how many more rows are done.
+      job: the job's name.
+      advance: a function that is told how many more rows are done.
       facts: the job's arguments.
 
     Returns:
@@ -193,7 +193,7 @@ def _converse(process: subprocess.Popen[str], job: dict[str, Any], advance: Call
 
 
 def _environment() -> dict[str, str]:
-    """With the folders that this process imports from: they may not be in its environment.
+    """The worker's environment: this process's, with the folders that it imports from.
 
     One arena of glibc's for all threads: each further one would keep some 15 MB that it had freed.
     """

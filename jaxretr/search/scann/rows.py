@@ -15,7 +15,7 @@ from jaxretr.stores.index_folder import read_ids
 VECTORS = "vectors.npy"
 IDS = "ids.jsonl"
 
-# Of the pieces in which arrays are read and written.
+# Bytes of the pieces in which arrays are read and written.
 _PIECE_BYTES = 8 << 20
 
 # Bytes of vectors up to which all of them may be held while recall is measured.
@@ -44,9 +44,9 @@ class Rows:
     """N rows in their order.
 
     Attributes:
-      base: what is on disk.
-      added: what was added since, in memory.
-      slots: where each row is, int64 [N]: in `base`, or from its length on in `added`.
+      base: the rows on disk.
+      added: the rows that were added since, in memory.
+      slots: the place of each row, int64 [N]: in `base`, or from its length on in `added`.
       ids: N ids.
     """
 
@@ -77,7 +77,7 @@ class Rows:
 
     @property
     def changed(self) -> bool:
-        """Whether the files no longer say what the rows are."""
+        """Whether the rows differ from the files."""
         base = len(self.base.vectors)
         return len(self.slots) != base or not np.array_equal(self.slots, np.arange(base))
 
@@ -139,16 +139,16 @@ class Rows:
             yield self._taken(self.base.vectors, self.added.vectors, slots[rows[start : start + size]])
 
     def slots_of_timing(self, parts: int = 2) -> NDArray[np.int64] | None:
-        """Where searches that are timed read the vectors: as many different ones, of a part of the file.
+        """The slots from which timed searches read the vectors: all in one part of the file.
 
         The scores are wrong then, and the time is right: neighbours are no closer to each other in the file than before,
         and the part is larger than a processor's caches.
 
         Args:
-          parts: of the file, one of which is read.
+          parts: parts that the file is divided into, of which one is read.
 
         Returns:
-          int64 [N]; None where all may be held.
+          Slots, int64 [N]; None where all vectors may be held.
         """
         rows, dim = self.base.vectors.shape
         some = held(rows, dim, parts)
@@ -195,7 +195,7 @@ class Rows:
 
 
 def held(rows: int, dim: int, parts: int = 2) -> int:
-    """How many vectors measuring holds at most, whose pages count as this process's memory: a part, if they are many."""
+    """The most vectors that measuring holds, whose pages count as this process's memory: a part, if there are many."""
     return max(-(-rows // parts), min(rows, _LEAST_HELD // (4 * dim)))
 
 
@@ -210,7 +210,7 @@ def _release(array: np.ndarray) -> None:
 
 
 def _freeze(columns: Columns) -> None:
-    """Read only like the memory maps: one type for the compiled loops."""
+    """Makes arrays read-only like the memory maps, so that the compiled loops see one type."""
     for _, values in columns.named():
         values.flags.writeable = False
 

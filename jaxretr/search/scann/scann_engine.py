@@ -12,7 +12,7 @@ from jaxretr.search.scann import process, worker
 
 
 class ScannEngine:
-    """See `Engine`."""
+    """ScaNN as an `Engine`."""
 
     name: EngineName = "scann"
     label = "ScaNN"
@@ -51,7 +51,7 @@ class ScannEngine:
 
 
 class _Proposer:
-    """See `Proposer`."""
+    """ScaNN's searcher in memory as a `Proposer`."""
 
     def __init__(self, scann: Any):
         self._scann = scann

@@ -17,10 +17,10 @@ from jaxretr.search.scann.rows import VECTORS, Columns, Rows
 # Candidates for each result, where more results are asked for than the settings were tuned for.
 _CANDIDATES_A_RESULT = 3
 
-# With a filter so many times the candidates are asked for: how many of them are allowed varies.
+# Factor of the candidates that are asked for with a filter, because the number of allowed ones among them varies.
 _SPARE = 1.5
 
-# Where few candidates are allowed, so many times as many leaves and candidates are tried before every allowed row is scored.
+# Factors of the leaves and candidates of a second attempt where few candidates are allowed, before all rows are scored.
 _MORE_LEAVES, _MORE_CANDIDATES = 4, 8
 
 # Questions that a thread takes at a time where there is no engine, and candidates of all questions in any case.
@@ -32,11 +32,11 @@ class Searcher:
     """Searches rows that may change; the engine reads its files when it is first asked, and again after a change.
 
     Attributes:
-      folder: where the files are.
+      folder: the folder of the index's files.
     """
 
     def __init__(self, folder: Path, facts: Facts, rows: Rows):
-        """Of an index of these facts; `rows` may be changed later."""
+        """Takes the folder, the facts and the rows of an index; `rows` may be changed later."""
         self.folder = folder
         self._facts, self._rows = facts, rows
         self._stamp = _stamp(folder)
@@ -59,10 +59,10 @@ class Searcher:
         Args:
           queries: [B, D], finite.
           k: at most N.
-          leaves: of the tree that are searched, 0 where there is none.
-          candidates: that are scored exactly; three for each result where k is more than the index was tuned for.
-          threads: to divide the questions among.
-          reading: how vectors are read; by default wherever they are.
+          leaves: leaves of the tree to search, 0 where there is no tree.
+          candidates: rows to score exactly; three for each result where k is more than the index was tuned for.
+          threads: threads to divide the questions among.
+          reading: the way to read vectors; by default each where it is.
 
         Returns:
           scores float32 [B, k], descending, and rows int64 [B, k].
@@ -79,13 +79,13 @@ class Searcher:
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def wanted(self, k: int, candidates: int) -> int:
-        """How many candidates a search for k results scores, where so many are for the k of the index."""
+        """The number of candidates that a search for k results scores; `candidates` is that for the index's own k."""
         if k > self._facts.k:
             candidates = max(candidates, _CANDIDATES_A_RESULT * k)
         return min(max(candidates, k), len(self._rows))
 
     def _batch(self, count: int, threads: int) -> int:
-        """How many questions are proposed for at a time, with so many candidates each."""
+        """The number of questions that the engine is asked at a time, each for `count` candidates."""
         batch = _QUESTIONS if self._engine is None else self._engine.batch
         return max(1, min(batch * threads, _PROPOSED // count))
 
@@ -119,9 +119,9 @@ class Searcher:
         Args:
           queries: [B, D], finite.
           k: at most the number of allowed rows.
-          allowed: bool [N].
+          allowed: the rows that may be found, bool [N].
           leaves, threads, reading: see `search`.
-          candidates: allowed ones that are scored exactly, at least; see `search`.
+          candidates: the least number of allowed rows to score exactly; see `search`.
 
         Returns:
           scores float32 [B, k], descending, and rows int64 [B, k].
@@ -134,7 +134,7 @@ class Searcher:
         asked_for = min(round(_SPARE * candidates), there)
         count = asked_for if self._engine.knows_filters else min(n, -(-asked_for * n // there))
         scores, rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
-        left = np.arange(len(queries))
+        left = np.arange(len(queries))  # the questions that are not answered yet
         wider = min(_MORE_LEAVES * leaves, self._facts.leaves), min(_MORE_CANDIDATES * count, n)
         for some_leaves, some_count in ((leaves, count), wider):
             # The best rows, or the leaves that were searched, may hold few that are allowed, and better ones be elsewhere.
@@ -144,12 +144,14 @@ class Searcher:
                 asked = queries[some]
                 proposer = self._current(self._engine)
                 found, approximate = proposer.propose(asked, some_count, some_leaves, threads, allowed)
+                # `passing` [b, at most some_count]: the candidates that exist and that the filter allows.
                 passing = ~np.isnan(approximate)
                 passing[passing] = allowed[found[passing]]
                 proposed = np.where(passing, approximate, np.float32(np.nan))
                 scores[some], rows[some], _ = reading.rescored(asked, found, proposed, k, threads)
                 few.append(some[np.count_nonzero(passing, axis=1) < candidates])
             left = np.concatenate([left[:0], *few])
+        # Both attempts proposed too few: score all allowed rows.
         if len(left):
             scores[left], rows[left] = reading.exact(queries[left], k, allowed)
         return scores, rows
@@ -166,7 +168,7 @@ class Searcher:
             self._current(self._engine)
 
     def candidates(self, queries: np.ndarray, leaves: int, count: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
-        """What the engine proposes: rows uint32 [B, at most count] and its scores float32, NaN where there is none."""
+        """The engine's candidates: rows uint32 [B, at most count], and approximate scores float32, NaN for no row."""
         if self._engine is None or not len(queries):
             shape = len(queries), len(self._rows)
             return np.broadcast_to(np.arange(shape[1], dtype=np.uint32), shape).copy(), np.zeros(shape, np.float32)
@@ -190,7 +192,7 @@ class Searcher:
         return self._proposer
 
     def encoded(self, passages: NDArray[np.float32]) -> Columns:
-        """New rows [M, D] with codes and leaves, by the tree and the codebook that there are."""
+        """Makes codes and leaves of new rows [M, D], by the tree and the codebook of the index."""
         if self._engine is None:
             return Columns(passages, None, None)
         self.check_not_replaced()
@@ -206,13 +208,13 @@ class Searcher:
         return _stamp(self.folder) != self._stamp
 
     def check_not_replaced(self) -> None:
-        """Raises UserError if so: the engine's files, opened when they are needed, would not be those of the rows."""
+        """Raises UserError if another index was saved there, whose engine files would not fit these rows."""
         if self.was_replaced():
             raise UserError(f"{self.folder}: was replaced since it was loaded; load it again")
 
 
 def _stamp(folder: Path) -> tuple[int, int] | None:
-    """Tells a saved folder from its successor; None for one that is still being made."""
+    """A mark that tells a saved folder from its successor; None for a folder that is still being made."""
     path = folder / MANIFEST
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""Which leaves and how many candidates reach a recall: measured against exact search, the fastest choice that does."""
+"""The choice of leaves and candidates for a recall: the fastest that reaches it, measured against exact search."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ _STEP = 1.35
 # Parts into which the steps below and above a target's fastest rung of leaves are then divided.
 _PARTS = 3
 
-# How far the candidates go: this many, or this many times k.
+# The most candidates that are tried: this many, or this many times k.
 _MOST_CANDIDATES = 500
 _MOST_PER_K = 10
 
@@ -28,15 +28,15 @@ _ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class FilterSetting:
-    """How questions are answered where a filter allows a share of the rows; see filtering.py.
+    """The way to answer questions where a filter allows a share of the rows; see filtering.py.
 
     Attributes:
-      share: of the rows that are allowed, at least.
+      share: the least share of the rows that are allowed.
       approximate: whether the engine is asked; otherwise every allowed row is scored.
-      leaves: of the tree that are searched; 0 where there is none.
-      candidates: allowed ones that are scored exactly, at least; as many as without a filter.
+      leaves: leaves of the tree to search; 0 where there is no tree.
+      candidates: the least number of allowed rows to score exactly; as many as without a filter.
       certain: recall that is certain with every kind of filter; 0 where it was not found, or not in time.
-      seconds, exact_seconds: of a question, by this setting and with every allowed row scored.
+      seconds, exact_seconds: seconds of a question by this setting, and with every allowed row scored.
     """
 
     share: float
@@ -50,15 +50,15 @@ class FilterSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What reaches a target.
+    """The leaves and the candidates that reach a target.
 
     Attributes:
       target: recall@k asked for.
-      leaves: of the tree that are searched; 0 where there is none.
-      candidates: that are scored exactly, where k results are asked for.
+      leaves: leaves of the tree to search; 0 where there is no tree.
+      candidates: rows to score exactly, where k results are asked for.
       tuning_recall: the recall on the tuning questions.
-      certain: what it is on as many other questions, with 99% certainty.
-      reached: whether that is the target or more; if not, this is the setting of which most is certain.
+      certain: the recall that as many other questions would reach with 99% certainty.
+      reached: whether `certain` is the target or more; if not, this is the setting with the highest `certain`.
       filters: for filtered searches, of shares that become smaller; all but the last are approximate.
     """
 
@@ -71,7 +71,7 @@ class Setting:
     filters: tuple[FilterSetting, ...] = ()
 
     def with_share(self, share: float) -> FilterSetting | None:
-        """How to search where a share of the rows is allowed; None: every allowed row is scored."""
+        """The setting for a filter that allows a share of the rows; None: score every allowed row."""
         found = next((each for each in self.filters if each.share <= share), None)
         return found if found is not None and found.approximate else None
 
@@ -103,7 +103,7 @@ def tune(
       exact: the exact neighbours of the tuning questions [T, k].
       own: for each question the row that it is itself, which does not count, or -1, [T].
       targets: recalls@k.
-      leaves: of the tree; 1 where there is none.
+      leaves: leaves of the tree; 1 where there is none.
       rows: N.
       clock: seconds, for the timing.
 
@@ -166,7 +166,7 @@ def _fastest(
     questions: int,
     clock: Callable[[], float],
 ) -> list[Setting]:
-    """For each target the fastest of the measured settings that reach it; those of all targets are timed together."""
+    """Picks the fastest setting that reaches each target; the candidates of all targets are timed together."""
     fronts = [_front(measured, target) for target in targets]
     timed = min(questions, _TIMED_QUESTIONS)
     seconds = {setting: math.inf for front in fronts for setting in front}

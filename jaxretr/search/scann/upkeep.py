@@ -33,12 +33,12 @@ _SCORE_TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Updated:
-    """What an update did.
+    """The outcome of an update.
 
     Attributes:
       folder: the index.
-      added, replaced, deleted: numbers of passages.
-      passages: how many there are now.
+      added, replaced, deleted: the number of passages of each.
+      passages: the number of passages afterwards.
       certificate: the recall measured afterwards.
     """
 
@@ -67,7 +67,7 @@ def update(
     """Deletes, then adds, then measures the recall again; the old folder stays until the new one is complete.
 
     Args:
-      folder: what `ScannIndex.save` or `jaxretr.export(..., to="scann")` wrote.
+      folder: a folder that `ScannIndex.save` or `jaxretr.export(..., to="scann")` wrote.
       add: embeddings of the passages to add; a passage whose id exists replaces the old one.
       delete: ids, or a file with one id per line.
       rebalance: retrain tree and codes and tune again; automatic once 30 percent of the passages have changed.
@@ -102,7 +102,10 @@ def update(
         if least < line.target:
             log.warning(
                 "recall@%d with %.1f%% of the passages allowed is %.4f, below %g: rebalance the index",
-                *(line.random.k, 100 * line.share, least, line.target),
+                line.random.k,
+                100 * line.share,
+                least,
+                line.target,
             )
     return Updated(folder, added, replaced, len(ids), len(index), index.certificate)
 
@@ -128,10 +131,10 @@ def verify(folder: str | Path) -> str:
     """Compares every file with its sha256, and measures the certificate's recall again.
 
     Args:
-      folder: what `ScannIndex.save` wrote.
+      folder: a folder that `ScannIndex.save` wrote.
 
     Returns:
-      What agrees, in one line.
+      A line that says what agrees.
 
     Raises:
       UserError: something differs, or its engine does not work here, so that the recall cannot be measured.
@@ -173,7 +176,7 @@ def verify(folder: str | Path) -> str:
 
 
 def _changed_neighbours(index: ScannIndex, questions: Questions) -> list[str]:
-    """Whether exact search over the folder's vectors gives the neighbours that were noted."""
+    """Lists the fault if exact search over the folder's vectors finds other neighbours than the noted ones."""
     golden = slice(questions.tuning, questions.tuning + _GOLDEN)
     vectors = questions.vectors[golden]
     own = questions.own_rows(index.rows.row_of(), golden)

@@ -37,14 +37,14 @@ _KINDS = {
 # fastest loop for up to 256 codes a row.
 _DIMENSIONS_A_CODE, _MOST_CODES = 2, 256
 
-# How much more an error along a vector counts in the centre of its leaf: searching with it takes .8 times as long as with
-# means (195,388 x 384, recall .90 and .95), and as long at .99.
+# Weight of errors along a vector in the centre of its leaf: searching with it takes .8 times as long as with means
+# (195,388 x 384, recall .90 and .95), and as long at .99.
 _LEAF_ANISOTROPY = 2.5
 
-# At most so many rows of the sample teach the codebook.
+# The most rows of the sample that the codebook is learnt from.
 CODEBOOK_ROWS = 20_000
 
-# Of the sample, at a time.
+# Rows of the sample that are read at a time.
 _ROWS_READ = 2048
 
 # Leaves smaller than this are dissolved, in a sample of the whole corpus.
@@ -57,17 +57,17 @@ def assets(names: list[str]) -> str:
 
 
 def model_files(tree: bool) -> list[str]:
-    """What training writes, apart from the configuration."""
+    """The files that training writes, apart from the configuration."""
     return [CODEBOOK, TREE] if tree else [CODEBOOK]
 
 
 def index_files(tree: bool) -> list[str]:
-    """What an index is searched with, apart from the configuration."""
+    """The files that searching an index needs, apart from the configuration."""
     return [*model_files(tree), *([TOKENS] if tree else []), CODES]
 
 
 def dimensions_a_code(dim: int) -> int:
-    """How many of D dimensions share a code, of half a byte in ScaNN's memory."""
+    """The number of dimensions, of D, that share a code; a code takes half a byte in ScaNN's memory."""
     return max(_DIMENSIONS_A_CODE, -(-dim // _MOST_CODES))
 
 
@@ -109,7 +109,7 @@ def _rows_of(vectors: str) -> int:
 
 
 def _drawn(vectors: str, sample: int, seed: int) -> np.ndarray:
-    """Rows of a file of vectors, float32 [sample, D]."""
+    """Draws rows of a file of vectors, float32 [sample, D]."""
     n = _rows_of(vectors)
     drawn = np.sort(np.random.default_rng(seed).choice(n, sample, replace=False)) if sample < n else np.arange(n)
     rows = np.empty((sample, np.load(vectors, mmap_mode="r").shape[1]), np.float32)
@@ -167,7 +167,7 @@ def _append(file: Any, values: np.ndarray, start: int, n: int) -> None:
 
 
 def self_test() -> dict[str, Any]:
-    """Trains, hashes, loads and searches a tiny index; what it must find is known."""
+    """Trains, hashes, loads and searches a tiny index, whose right answers are known."""
     vectors = np.random.default_rng(0).standard_normal((256, 8), dtype=np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     with tempfile.TemporaryDirectory() as out:

@@ -46,15 +46,16 @@ AGAIN_BYTES = 256 * 2**20
 
 
 class Kind(NamedTuple):
-    """What suits a kind of accelerator.
+    """The sizes and the kernel that suit a kind of accelerator.
 
     Attributes:
-      rows: of a group, at least.
+      rows: the least number of rows of a group.
       fan: groups in a group of groups.
-      few: with so many questions all rows are multiplied element by element in one pass over them, which waits for the
-        memory alone. On GPUs XLA copies a block before the matrix unit reads it, which takes longer than to read it.
-      kernel: what computes the maxima of groups from all rows with more questions, see `gpu_kernel`; None: a loop over
-        blocks.
+      few: the most questions for which all rows are multiplied element by element in one pass over them, which waits
+        for the memory alone. On GPUs XLA copies a block before the matrix unit reads it, which takes longer than to
+        read it.
+      kernel: the function that computes the maxima of groups from all rows with more questions, see `gpu_kernel`;
+        None: a loop over blocks.
     """
 
     rows: int
@@ -69,13 +70,13 @@ TPU = Kind(rows=16, fan=128, few=0)
 
 
 class Layout(NamedTuple):
-    """How a search goes.
+    """The sizes of the steps of one search.
 
     Attributes:
       size: rows that are scored at a time.
       width: rows of a group.
       count: groups that are kept.
-      terms: into which a question is cut.
+      terms: bfloat16 terms that a question is cut into.
     """
 
     size: int
@@ -95,7 +96,7 @@ class Layout(NamedTuple):
         *,
         exact: bool = True,
     ) -> "Layout":
-        """Chooses it for a search.
+        """Chooses the layout of a search.
 
         Args:
           shape: [n, D] of the rows.
@@ -103,7 +104,7 @@ class Layout(NamedTuple):
           batch: questions.
           k: results a question.
           block_rows: rows scored at a time, at most.
-          kind: of the device.
+          kind: the kind of device.
           exact: whether the questions are float32.
         """
         n, dim = shape
@@ -121,7 +122,7 @@ class Layout(NamedTuple):
         return cls(size, width, count, terms)
 
     def working_bytes(self, rows: int, dim: int, batch: int, stored: int, kind: Kind) -> int:
-        """What a search of rows [n, D] of `stored` bytes each holds in addition to them."""
+        """The bytes that a search of rows [n, D] holds in addition to the rows, of `stored` bytes each."""
         scores = 4 * batch * self.size
         block = 0
         if self.size < rows:
@@ -180,7 +181,7 @@ def group_maxima(queries: jax.Array, shard: Shard, layout: Layout, kind: Kind) -
         block = shard.block(number, layout.size)
         rows = as_numbers(block.rows, terms)
         scores = inner_products(terms, rows)  # [terms * B, size]
-        # The smallest first.
+        # Add the products of the three terms, the smallest first.
         return maxima(functools.reduce(jnp.add, scores.reshape(layout.terms, batch, -1)[::-1]), block)
 
     blocks = -(-n // layout.size)
@@ -190,7 +191,7 @@ def group_maxima(queries: jax.Array, shard: Shard, layout: Layout, kind: Kind) -
 
 
 def exact_terms(queries: jax.Array) -> jax.Array:
-    """float32 [B, D] -> bfloat16 [3 * B, D], three matrices whose sum they are exactly, the largest first.
+    """Cuts float32 [B, D] into bfloat16 [3 * B, D]: three matrices whose sum is exactly the input, the largest first.
 
     Each term has the next 8 of a float32's 24 bits. Numbers below 2^-110 lose the bits that bfloat16 cannot hold.
     """

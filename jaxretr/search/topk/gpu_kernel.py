@@ -16,7 +16,7 @@ from jax.experimental.pallas import triton
 from jaxretr.parallel.mesh import varying_alike
 from jaxretr.search.topk.shard import Shard, as_numbers, unsigned_zero
 
-# Of a tile of scores: rows, and questions at most. Rows, questions and numbers of each are powers of two, as Triton wants.
+# Rows, and most questions, of a tile of scores. Rows, questions and the numbers of each are powers of two for Triton.
 TILE_ROWS = 128
 TILE_QUESTIONS = 128
 
@@ -39,8 +39,8 @@ def fused_maxima(terms: jax.Array, count: int, shard: Shard, width: int, *, inte
 
     Args:
       terms: bfloat16 [count * B, D], matrices whose sum are the questions, the largest first.
-      count: of these matrices.
-      shard: its rows are bfloat16 or int8, and `can_fuse`.
+      count: the number of these matrices.
+      shard: the rows, bfloat16 or int8, which `can_fuse` accepts.
       width: rows of a group, a power of two up to `TILE_ROWS`.
       interpret: run it as JAX operations on any device, for tests.
 

@@ -52,7 +52,7 @@ class Shard(NamedTuple):
         """Rows [number * size, (number + 1) * size), or the last `size` rows."""
         start = self.first_row(number, size)
         row = start + jnp.arange(size, dtype=jnp.int32)
-        # What the last block shares with the one before is masked.
+        # Mask the rows that the last block shares with the one before.
         valid = (row >= number * size) & (row < self.num_valid)
         arrays = self.rows, self.allowed, self.scales
         if size < self.rows.shape[0]:  # a slice copies the rows
@@ -62,7 +62,7 @@ class Shard(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Some rows of a shard: rows [size, D], their numbers [size], which may be found [size], and scales [size]."""
+    """A block of a shard: rows [size, D], their numbers, a mask of those that may be found, and scales, [size] each."""
 
     rows: jax.Array
     row: jax.Array

@@ -1,4 +1,4 @@
-"""What every database's index refuses: another model, and vectors that do not fit."""
+"""The checks that every database's index makes: of the model, and of the shape of vectors."""
 
 from collections.abc import Sequence
 
@@ -16,8 +16,8 @@ def check_model(where: str, dim: int, model: str, fingerprint: str, encoder: Enc
     """Refuses an index of another model than the one that encodes the questions.
 
     Args:
-      where: the index, for errors.
-      dim, model, fingerprint: of the index.
+      where: the name of the index in errors.
+      dim, model, fingerprint: the index's.
       encoder: the model; None: nothing is encoded, so there is nothing to compare.
     """
     if encoder is None:

@@ -25,7 +25,7 @@ def open(text: str, *, name: str, encoder: Encoder | None = None) -> "LanceIndex
 
     Args:
       text: the folder, with or without "lance:" before it.
-      name: what requests call the index.
+      name: the index's name in requests.
       encoder: the model of the service; None: the folder's model is not compared with it.
 
     Raises:
@@ -35,14 +35,14 @@ def open(text: str, *, name: str, encoder: Encoder | None = None) -> "LanceIndex
 
 
 class LanceIndex:
-    """A `ServedIndex`; see `jaxretr.serve.served`.
+    """A LanceDB table as a `ServedIndex`; see `jaxretr.serve.served`.
 
     Attributes:
-      name: what requests call it.
+      name: its name in requests.
     """
 
     def __init__(self, folder: Path, name: str, encoder: Encoder | None):
-        """See `open`."""
+        """Use `open`."""
         stated = manifest.read(folder)
         if stated.kind != KIND:
             raise UserError(f"{folder}: is an export --to {stated.kind}; give one --to lance")
@@ -58,20 +58,20 @@ class LanceIndex:
 
     @property
     def dim(self) -> int:
-        """D."""
+        """The vectors' dimensions, D."""
         return self._table.dim
 
     @property
     def standing(self) -> Standing:
-        """See `ServedIndex`."""
+        """The index's standing; see `ServedIndex`."""
         return Standing(self._facts["model"], self._facts["model_fingerprint"])
 
     def is_exact(self, options: SearchOptions) -> bool:
-        """See `ServedIndex.is_exact`."""
+        """Implements `ServedIndex.is_exact`."""
         return options.exact or not self._settings
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
-        """See `ServedIndex.search`."""
+        """Implements `ServedIndex.search`."""
         vectors = check_questions(vectors, self.dim, k)
         width = None
         if not options.exact and self._settings:
@@ -82,7 +82,7 @@ class LanceIndex:
     find = find_unchanging
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
-        """See `ServedIndex.documents`."""
+        """Implements `ServedIndex.documents`."""
         rows = self._table.rows(ids, ["title", "text", "metadata"])
         found = {
             name: Document(name, row["title"], row["text"], json.loads(row["metadata"])) for name, row in rows.items()
@@ -90,7 +90,7 @@ class LanceIndex:
         return [found.get(name) for name in ids]
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """See `ServedIndex.vectors`."""
+        """Implements `ServedIndex.vectors`."""
         rows = self._table.rows(ids, ["embedding"])
         missing = [name for name in ids if name not in rows]
         if missing:
@@ -98,7 +98,7 @@ class LanceIndex:
         return np.array([rows[name]["embedding"] for name in ids], np.float32).reshape(len(ids), self.dim)
 
     def facts(self) -> dict[str, Any]:
-        """See `ServedIndex.facts`; `bytes` is 0, since LanceDB reads what it needs from the disk."""
+        """Implements `ServedIndex.facts`; `bytes` is 0, since LanceDB reads what it needs from the disk."""
         facts = self._facts
         return {
             "engine": "lance",
@@ -116,4 +116,4 @@ class LanceIndex:
         }
 
     def close(self) -> None:
-        """See `ServedIndex.close`; LanceDB has nothing to close."""
+        """Implements `ServedIndex.close`; LanceDB has nothing to close."""

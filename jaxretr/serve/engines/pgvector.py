@@ -44,9 +44,9 @@ def open(
     Args:
       text: "pgvector:" and the address: postgresql://USER@HOST/DATABASE?table=NAME, or libpq's keywords. Keep the
         password in ~/.pgpass or PGPASSWORD.
-      name: what requests call the index.
+      name: the index's name in requests.
       encoder: the model of the service; None: the table's model is not compared with it.
-      connections: to the database, at most so many.
+      connections: the most connections to the database.
       timeout_s: seconds that a statement may take.
 
     Raises:
@@ -57,17 +57,17 @@ def open(
 
 
 class PgvectorIndex:
-    """A `WritableIndex`; see `jaxretr.serve.served`.
+    """A table in PostgreSQL as a `WritableIndex`; see `jaxretr.serve.served`.
 
     Each write is one transaction; writes are ordered, since each begins by incrementing the sequence number. If an export
     replaces the table, the next request notices.
 
     Attributes:
-      name: what requests call it.
+      name: its name in requests.
     """
 
     def __init__(self, address: Address, name: str, encoder: Encoder | None, connections: int, timeout_s: float):
-        """See `open`."""
+        """Use `open`."""
         self.name, self._address, self._encoder = name, address, encoder
         self._names = Names.of(address.table)
         self._database = Database(address, connections, timeout_s)
@@ -88,20 +88,20 @@ class PgvectorIndex:
 
     @property
     def dim(self) -> int:
-        """D."""
+        """The vectors' dimensions, D."""
         return self._known.facts.dim
 
     @property
     def standing(self) -> Standing:
-        """See `ServedIndex`; as the last request found the table."""
+        """The standing of the table that the last request found; see `ServedIndex`."""
         return _standing(self._known)
 
     def is_exact(self, options: SearchOptions) -> bool:
-        """See `ServedIndex.is_exact`."""
+        """Implements `ServedIndex.is_exact`."""
         return options.exact or not self._known.facts.settings
 
     def search(self, vectors: np.ndarray, k: int, options: SearchOptions) -> list[list[Hit]]:
-        """See `ServedIndex.search`. Exact scores are PostgreSQL's sums in float32."""
+        """Implements `ServedIndex.search`. Exact scores are PostgreSQL's sums in float32."""
         return self.find(vectors, k, options).hits
 
     def find(
@@ -113,7 +113,7 @@ class PgvectorIndex:
         with_documents: bool = False,
         with_vectors: bool = False,
     ) -> Findings:
-        """See `ServedIndex.find`; one transaction."""
+        """Implements `ServedIndex.find` in one transaction."""
         vectors = check_questions(vectors, self.dim, k)
         only = Only(options.where, options.allow, options.deny)
 
@@ -137,7 +137,7 @@ class PgvectorIndex:
         return self._run(ask)
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
-        """See `ServedIndex.documents`."""
+        """Implements `ServedIndex.documents`."""
         found = self._run(lambda connection, state: self._documents(connection, ids))
         return [found.get(name) for name in ids]
 
@@ -147,7 +147,7 @@ class PgvectorIndex:
         return {row[0]: Document(*row) for row in rows}
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """See `ServedIndex.vectors`."""
+        """Implements `ServedIndex.vectors`."""
         found = self._run(lambda connection, state: self._vectors(connection, ids))
         missing = [name for name in ids if name not in found]
         if missing:
@@ -161,7 +161,7 @@ class PgvectorIndex:
         return {row[0]: row[1].to_numpy() for row in rows}
 
     def upsert(self, documents: Sequence[Document], vectors: np.ndarray) -> Written:
-        """See `WritableIndex.upsert`."""
+        """Implements `WritableIndex.upsert`."""
         vectors = check_documents(documents, vectors, self.dim)
         rows = [writing.Row(each.id, each.title, each.text, dict(each.metadata)) for each in documents]
         for row in rows:
@@ -177,7 +177,7 @@ class PgvectorIndex:
         return Written(sequence, added=len(rows) - replaced, replaced=replaced)
 
     def delete(self, ids: Sequence[str]) -> Written:
-        """See `WritableIndex.delete`."""
+        """Implements `WritableIndex.delete`."""
         wanted = [name for name in ids if holds(name)]
         sequence, gone = self._write(
             lambda connection, state: writing.delete(connection, self._names, state.generation, wanted)
@@ -185,7 +185,7 @@ class PgvectorIndex:
         return Written(sequence, deleted=gone)
 
     def facts(self) -> dict[str, Any]:
-        """See `ServedIndex.facts`; `bytes` is 0, since the memory is PostgreSQL's, and `disk_bytes` is its size there."""
+        """Implements `ServedIndex.facts`; `bytes` is 0, for the memory is PostgreSQL's, `disk_bytes` its size there."""
         table = self._names.passages.as_string(None)
         state, size = self._run(
             lambda connection, state: (
@@ -216,7 +216,7 @@ class PgvectorIndex:
         }
 
     def close(self) -> None:
-        """See `ServedIndex.close`."""
+        """Implements `ServedIndex.close`."""
         self._database.close()
 
     @property

@@ -1,4 +1,4 @@
-"""The recall certificate of a live index in its current state: how much it finds of what exact search finds."""
+"""The recall certificate of a live index in its current state: the share of exact search's hits that it finds."""
 
 import threading
 from dataclasses import asdict, dataclass
@@ -22,11 +22,11 @@ class Certified:
     """A certificate, and when it was measured.
 
     Attributes:
-      measured: ISO 8601.
+      measured: the time of the measurement, in ISO 8601.
       snapshot: the sequence of the snapshot whose approximate index was measured.
-      sequence: of the last write before.
-      changes: rows added to or removed from the snapshot until then.
-      certificate: what was measured.
+      sequence: the number of the last write before the measurement.
+      changes: rows added to or removed from the snapshot before the measurement.
+      certificate: the measured recall and speed.
     """
 
     measured: str
@@ -36,20 +36,20 @@ class Certified:
     certificate: Certificate
 
     def to_json(self) -> dict[str, Any]:
-        """As `from_json` reads it."""
+        """The content in the form that `from_json` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Certified":
-        """Raises UserError if it is not what `to_json` gave."""
+        """Reads the content that `to_json` gave; raises UserError for any other."""
         return dataclass_from(cls, content, "the certificate in the database")
 
     def facts(self, changes: int, limit: float) -> dict[str, Any]:
         """The certificate as /info shows it.
 
         Args:
-          changes: of the snapshot's rows until now.
-          limit: with more changes than this since the measurement it is stale.
+          changes: changes of the snapshot's rows until now.
+          limit: the most changes since the measurement with which the certificate is not stale.
         """
         since = max(0, changes - self.changes)
         return {
@@ -63,7 +63,7 @@ class Certified:
 
 
 def of_snapshot(snapshot: Snapshot) -> Certified | None:
-    """What was measured when the snapshot was made."""
+    """The certificate that was measured when the snapshot was made; None without an approximate index."""
     if snapshot.scann is None or snapshot.scann.certificate is None:
         return None
     return Certified(
@@ -80,8 +80,8 @@ def measure(view: View, questions: NDArray[np.float32] | None, seed: int = 0) ->
 
     Args:
       view: the state.
-      questions: float32 [Q, D] that nothing was tuned on; by default passages stand in for them.
-      seed: of the draw of those passages.
+      questions: vectors of questions that nothing was tuned on, float32 [Q, D]; by default passages stand in for them.
+      seed: the seed of the draw of those passages.
     """
     scann = view.base.scann
     assert scann is not None
@@ -122,7 +122,7 @@ def measure(view: View, questions: NDArray[np.float32] | None, seed: int = 0) ->
         model=view.space.model,
         lines=tuple(lines),
         engine=scann.facts.engine,
-        # Of the snapshot: what was removed since is a filter as any other, and the tail is searched exactly.
+        # The snapshot's settings hold: rows removed since are a filter like any other; the tail is searched exactly.
         filters=() if scann.certificate is None else scann.certificate.filters,
         **certificates.machine_facts(engine_of(scann.facts.engine).package),
     )
@@ -157,7 +157,7 @@ class RecentQuestions:
         self._seen = 0
 
     def add(self, vectors: NDArray[np.float32]) -> None:
-        """Takes note of questions, float32 [B, D]."""
+        """Offers questions, float32 [B, D], to the sample."""
         with self._lock:
             for vector in vectors:
                 self._seen += 1
@@ -167,6 +167,6 @@ class RecentQuestions:
                     self._kept[place] = vector.copy()
 
     def sample(self, least: int) -> NDArray[np.float32] | None:
-        """Those that were kept, float32 [Q, D]; None if they are fewer than `least`."""
+        """The questions that were kept, float32 [Q, D]; None if they are fewer than `least`."""
         with self._lock:
             return np.stack(self._kept) if len(self._kept) >= least else None

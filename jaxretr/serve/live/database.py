@@ -58,9 +58,9 @@ class Space:
     """The vectors of one model.
 
     Attributes:
-      number: of the space, from 1.
-      model: its name or path, as the user gave it.
-      fingerprint: of all that decides its vectors.
+      number: the number of the space, from 1.
+      model: the model's name or path, as the user gave it.
+      fingerprint: the fingerprint of everything that decides the model's vectors.
       dim: D.
       was_active: whether it has been searched before; then only later writes can lack vectors in it.
     """
@@ -83,7 +83,7 @@ class State:
 
     Attributes:
       folder: an id that tells this folder's files from another's.
-      sequence: of the last write.
+      sequence: the number of the last write.
       next_row: the row of the next document.
       active: the space that is searched.
     """
@@ -133,7 +133,7 @@ class Database:
 
     @staticmethod
     def is_missing(folder: Path) -> bool:
-        """Whether there is none yet: no file, or `create` was killed before the tables were there."""
+        """Whether the folder has no database yet: no file, or `create` was killed before it made the tables."""
         path = folder / DATABASE
         if not path.exists() or not path.stat().st_size:
             return True
@@ -279,10 +279,10 @@ def missing(
     """Rows and documents that have no vector in a space, in the order of rows.
 
     Args:
-      connection: reading or writing.
-      space: to be filled.
+      connection: a connection, reading or writing.
+      space: the space to be filled.
       after: the row after which to look.
-      limit: how many at most; -1 for all.
+      limit: the most rows to return; -1 for all.
     """
     found = connection.execute(
         f"""SELECT d.row, d.id, t.title, t.text, d.metadata FROM documents d JOIN texts t USING (row)
@@ -309,7 +309,7 @@ def documents_in(connection: sqlite3.Connection, rows: Sequence[int]) -> dict[in
 def _documents(
     connection: sqlite3.Connection, column: str, values: Sequence[str] | Sequence[int]
 ) -> Iterator[tuple[int, Document]]:
-    """Yields row and document of those that have one of the values in a column."""
+    """Yields the row and the document for each document that has one of the values in a column."""
     for start in range(0, len(values), _AT_A_TIME):
         part = values[start : start + _AT_A_TIME]
         rows = connection.execute(
@@ -337,22 +337,22 @@ def vectors(connection: sqlite3.Connection, space: Space, after: int = 0) -> Ite
 
 
 def lacking(connection: sqlite3.Connection, space: Space) -> int:
-    """How many documents have no vector in a space."""
+    """The number of documents that have no vector in a space."""
     return count(connection, "documents") - count(connection, space.table)
 
 
 def count(connection: sqlite3.Connection, table: str) -> int:
-    """The rows of a table."""
+    """The number of a table's rows."""
     return connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
 
 
 def as_vector(content: bytes) -> np.ndarray:
-    """float32 [D], read-only."""
+    """A stored vector as an array, float32 [D], read-only."""
     return np.frombuffer(content, "<f4")
 
 
 def size(folder: Path) -> int:
-    """Bytes on disk, the write-ahead log included."""
+    """The size of the database on disk, in bytes, the write-ahead log included."""
     names = (DATABASE, f"{DATABASE}-wal")
     return sum((folder / name).stat().st_size for name in names if os.path.exists(folder / name))
 

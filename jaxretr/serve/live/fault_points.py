@@ -1,4 +1,4 @@
-"""Named places at which a crash would hurt the most, or a write would disturb a search. Otherwise nothing happens there."""
+"""Named places at which a crash would hurt the most, or a write would disturb a search; only tests act there."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ POINTS = (
 )
 
 SEARCH_POINTS = ("search.begun", "search.found", "search.read")
-"""Between the steps of a search; tests write there."""
+"""The places between the steps of a search, at which tests write."""
 
 
 def _nothing(name: str) -> None:

@@ -11,7 +11,7 @@ LOCK = "live.lock"
 
 
 class FolderLock:
-    """Held from `acquire` to `release`; the system releases it when the process ends, however it ends."""
+    """A lock from `acquire` to `release`; the system releases it when the process ends, however it ends."""
 
     def __init__(self, file: int):
         """Use `acquire`."""

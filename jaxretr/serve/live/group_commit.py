@@ -24,7 +24,7 @@ T = TypeVar("T")
 # Rows of a group, approximately, so that the first caller does not wait for too many others.
 _MOST_ROWS = 20_000
 
-# What a write does to the database; returns its caller's result and what it changed, for the index in memory.
+# A write to the database; returns its caller's result and the change, for the index in memory.
 Write = Callable[[sqlite3.Connection], tuple[T, Any]]
 
 
@@ -59,7 +59,7 @@ class GroupCommit:
 
         Args:
           write: called in a transaction; again if another write of the same transaction fails.
-          rows: how many it writes, approximately.
+          rows: the approximate number of rows that it writes.
 
         Raises:
           StorageFull: the disk is full; nothing was written.

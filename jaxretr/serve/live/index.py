@@ -32,21 +32,21 @@ log = logging.getLogger(__name__)
 # Documents -> float32 [n, D].
 Encode = Callable[[Sequence[Document]], np.ndarray]
 
-# How long `close` waits for the upkeep to finish what it is doing.
+# Seconds that `close` waits for the upkeep to finish its present work.
 _CLOSING_SECONDS = 5.0
 
-# How often a search that a write has overtaken looks for a moment between two commits, before it waits for one.
+# Attempts of a search that a write has overtaken to find a moment between two commits, before it waits for one.
 _TRIES = 20
 
 
 class LiveIndex:
-    """A `WritableIndex`. What `upsert` and `delete` have acknowledged is on disk, and every later search sees it.
+    """A `WritableIndex`: writes that `upsert` and `delete` acknowledge are on disk, and every later search sees them.
 
     Exact searches give what an `ExactIndex` of the passages gives, in the order in which they were last written.
 
     Attributes:
-      name: what requests call it.
-      folder: where it is.
+      name: its name in requests.
+      folder: the folder that holds it.
       database, settings, questions, writer, upkeep: its parts.
       certified: the last certificate.
       also: further models that encode every write, by their fingerprints; see `reindex`.
@@ -87,13 +87,13 @@ class LiveIndex:
         """Opens a live folder, or makes a new one where there is no folder or an empty one.
 
         Args:
-          folder: of the index.
-          name: what requests call it.
+          folder: the index's folder.
+          name: the index's name in requests.
           model: the encoder's name, for messages and /info.
-          model_fingerprint: of its passages' vectors, see `stores.fingerprints.model_fingerprint`; by default that
-            of an existing folder.
+          model_fingerprint: the fingerprint of its passages' vectors, see `stores.fingerprints.model_fingerprint`; by
+            default that of an existing folder.
           dim: D; by default the folder's.
-          settings: of the upkeep.
+          settings: the settings of the upkeep.
           background: whether a thread makes snapshots and certificates; otherwise only calls of `upkeep` do.
 
         Raises:
@@ -137,12 +137,12 @@ class LiveIndex:
 
     @property
     def dim(self) -> int:
-        """D."""
+        """The vectors' dimensions, D."""
         return self._view.space.dim
 
     @property
     def standing(self) -> Standing:
-        """See `ServedIndex`."""
+        """The index's standing; see `ServedIndex`."""
         return _standing(self._view)
 
     def __len__(self) -> int:
@@ -157,10 +157,10 @@ class LiveIndex:
           vectors: float32 [B, D].
           k: hits per question.
           options: filters, and how to search.
-          model_fingerprint: of the model that encoded the questions; by default assumed to be the index's.
+          model_fingerprint: the fingerprint of the model that encoded the questions; by default the index's.
 
         Raises:
-          UserError: see there.
+          UserError: see `ServedIndex.search`.
           ModelChanged: the index has moved to another model.
         """
         return self.find(vectors, k, options, model_fingerprint=model_fingerprint).hits
@@ -175,7 +175,7 @@ class LiveIndex:
         with_vectors: bool = False,
         model_fingerprint: str | None = None,
     ) -> Findings:
-        """See `ServedIndex.find`, and `search` for the fingerprint and the errors.
+        """Implements `ServedIndex.find`; see `search` for the fingerprint and the errors.
 
         A view has everything but the texts. Since the content of a row never changes, a row that is still in the database
         has the text that was searched. If a write has removed one of them meanwhile, the search is repeated inside a
@@ -211,8 +211,8 @@ class LiveIndex:
         """Searches a view; None if a hit's row is no longer in the database.
 
         Args:
-          view: what is searched.
-          connection: where documents are read; None: any, at the state of that moment.
+          view: the state to search.
+          connection: the connection that documents are read from; None: any, at the state of that moment.
           vectors, k, options, with_documents, with_vectors: see `find`.
         """
         fault_points.reached("search.begun")
@@ -254,7 +254,7 @@ class LiveIndex:
             yield self.writer.alone(begin), connection
 
     def is_exact(self, options: SearchOptions) -> bool:
-        """Whether a search with these options is exact: as requested, or with few passages."""
+        """Whether a search with these options is exact, because it was requested or the passages are few."""
         return not self._view.is_approximate(options)
 
     def documents(self, ids: Sequence[str]) -> list[Document | None]:
@@ -263,11 +263,11 @@ class LiveIndex:
             return database.documents(connection, ids)
 
     def vectors(self, ids: Sequence[str]) -> np.ndarray:
-        """float32 [n, D] of passages that are there; see `ServedIndex.vectors`."""
+        """The vectors of passages that are there, float32 [n, D]; see `ServedIndex.vectors`."""
         return self._view.vectors(ids)
 
     def facts(self) -> dict[str, Any]:
-        """What /info says, see `ServedIndex.facts`; sequences, the tail, and when the certificate was measured."""
+        """The facts for /info, see `ServedIndex.facts`, with sequences, the tail, and the certificate's time."""
         view, certified = self._view, self.certified
         facts = view.facts() | {"name": self.name, "disk_bytes": database.size(self.folder)}
         if certified is not None and view.base.scann is not None and certified.snapshot == view.base.sequence:
@@ -283,12 +283,12 @@ class LiveIndex:
         """Adds or replaces passages, all or none; see `WritableIndex.upsert`.
 
         Args:
-          documents: n, of different ids.
-          vectors: float32 [n, D].
-          model_fingerprint: of the model that encoded them; by default assumed to be the index's.
+          documents: n documents of different ids.
+          vectors: the documents' vectors, float32 [n, D].
+          model_fingerprint: the fingerprint of the model that encoded them; by default the index's.
 
         Raises:
-          UserError, StorageFull: see there.
+          UserError, StorageFull: see `WritableIndex.upsert`.
           ModelChanged: the index has moved to another model.
         """
         space, also = self._view.space, list(self.also.values())
@@ -349,8 +349,8 @@ class LiveIndex:
         """Finishes accepted writes, and releases the folder for other processes.
 
         Args:
-          seconds: how long to wait for a snapshot or a certificate that is being made. It is not needed: what is accepted is
-            in the database.
+          seconds: the time to wait for a snapshot or a certificate that is being made. Neither is needed: accepted
+            writes are in the database.
 
         Returns:
           Whether the folder is released. Otherwise this process keeps it to its end.

@@ -19,12 +19,12 @@ from jaxretr.stores.fingerprints import model_fingerprint
 
 @contextlib.contextmanager
 def encoding_model(encoder: Encoder, name: str, batch_size: int | None) -> Iterator[Model]:
-    """An encoder as a live index needs it; says at the end how many of all texts it cut.
+    """Yields an encoder as a live index needs it; says at the end how many of all texts it cut.
 
     Args:
       encoder: the encoder.
-      name: to load it by.
-      batch_size: passages a batch; None: what suits the device.
+      name: the path or hub name to load it by.
+      batch_size: passages per batch; None: chosen for the device.
     """
     encode = PassageSide(encoder, batch_size)
     yield Model(name, model_fingerprint(encoder, "passage"), encoder.config.embedding_size, encode)
@@ -35,13 +35,13 @@ def reindex(folder: str | Path, to: str | Path, *, dtype: EncodeDtype = "auto", 
     """Moves a folder to another model; resumes where an earlier call was interrupted.
 
     Args:
-      folder: of a live index.
-      to: what `load_encoder` takes.
-      dtype: of the matmuls.
-      batch_size: passages a batch; None: what suits the device.
+      folder: the live index's folder.
+      to: the new model: a folder or name that `load_encoder` takes.
+      dtype: the dtype of the matmuls.
+      batch_size: passages per batch; None: chosen for the device.
 
     Returns:
-      What was done, in one line.
+      A line that says what was done.
 
     Raises:
       UserError: the folder has this model, or keeps another one's vectors; or another process has it.
@@ -66,7 +66,7 @@ def reindex(folder: str | Path, to: str | Path, *, dtype: EncodeDtype = "auto", 
 
 
 def rollback(folder: str | Path, *, dtype: EncodeDtype = "auto", batch_size: int | None = None) -> str:
-    """Switches a folder back to its previous model; encodes what was written since.
+    """Switches a folder back to its previous model; encodes the documents that were written since.
 
     Raises:
       UserError: there is none; or it is needed, and its name now stands for another model.

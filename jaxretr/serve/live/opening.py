@@ -26,9 +26,9 @@ def open_newest(connection: sqlite3.Connection, folder: Path, space: Space) -> t
     """Reads the current state and its last certificate, with the newest intact snapshot.
 
     Args:
-      connection: in a transaction.
-      folder: of the snapshots; damaged ones are removed with a warning, older ones silently.
-      space: of the vectors; every document has one.
+      connection: a connection in a transaction.
+      folder: the folder of the snapshots; damaged ones are removed with a warning, older ones silently.
+      space: the space of the vectors; every document has one in it.
     """
     for path in snapshots.found(folder, space):
         try:
@@ -47,12 +47,12 @@ def open_newest(connection: sqlite3.Connection, folder: Path, space: Space) -> t
 
 
 def open_view(connection: sqlite3.Connection, space: Space, snapshot: Snapshot | None) -> View:
-    """Reads the current state: what the snapshot holds, and from the database what came after it.
+    """Reads the current state: the snapshot's rows, and from the database the rows after them.
 
     Args:
-      connection: in a transaction.
-      space: of the vectors; every document has one.
-      snapshot: of the space, or None.
+      connection: a connection in a transaction.
+      space: the space of the vectors; every document has one in it.
+      snapshot: a snapshot of the space, or None.
 
     Raises:
       UserError: the snapshot is not of this database.
@@ -80,7 +80,7 @@ def _base(
     ids: Sequence[str],
     metadata: Sequence[Mapping[str, Value]],
 ) -> tuple[Base, NDArray[np.bool_]]:
-    """The rows of a snapshot, and which of them are there: those that the database still has."""
+    """The rows of a snapshot, and a mask of those that the database still has."""
     if snapshot is None:
         return Base(rows, [], np.empty((0, space.dim), np.float32), {}, space), np.empty(0, bool)
     places = np.searchsorted(snapshot.rows, rows)

@@ -1,9 +1,9 @@
 """Moving a live index to another model while it is searched and written, and back.
 
-The new model's vectors are a space of their own. It is filled from the texts, batch by batch; what is written meanwhile
-goes to both spaces. When no document lacks a vector, its snapshot is made and its recall certified, and one transaction
-makes it the space that is searched. The old one stays until `forget`, for `rollback`. All of this is in the folder: a
-killed process resumes where it was, and no search ever sees vectors of two models.
+The new model's vectors are a space of their own. It is filled from the texts, batch by batch; documents that are
+written meanwhile go to both spaces. When no document lacks a vector, its snapshot is made and its recall certified, and
+one transaction makes it the space that is searched. The old one stays until `forget`, for `rollback`. All of this is in
+the folder: a killed process resumes where it was, and no search ever sees vectors of two models.
 """
 
 import functools
@@ -47,7 +47,7 @@ class Model:
 
     Attributes:
       name: the path or hub name that it is loaded from.
-      fingerprint: of its passages' vectors.
+      fingerprint: the fingerprint of its passages' vectors.
       dim: D.
       encode: documents -> float32 [n, D]; called from several threads.
     """
@@ -92,7 +92,7 @@ class Reindexing:
             _check_free(index, database.spaces(connection), database.state(connection).active, to)
 
     def state(self) -> dict[str, Any]:
-        """Its progress, as JSON: `to`, `phase` (waiting, filling, snapshot, switched), `filled`, `lacking`."""
+        """The move's progress, as JSON: `to`, `phase` (waiting, filling, snapshot, switched), `filled`, `lacking`."""
         with self._index.database.reading() as connection:
             found = [each for each in database.spaces(connection) if each.fingerprint == self._to.fingerprint]
             lacking = database.lacking(connection, found[0]) if found else len(self._index)
@@ -106,7 +106,7 @@ class Reindexing:
         """Fills, makes the snapshot, certifies, and switches.
 
         Returns:
-          How many documents were encoded.
+          The number of documents that were encoded.
 
         Raises:
           Stopped: see `stop`.
@@ -169,7 +169,7 @@ def rollback(index: LiveIndex, encode: Encode | None = None, switched: Callable[
 
     Args:
       index: the live index.
-      encode: that space's model, for documents that were written since without it.
+      encode: the encoder of that space, for documents that were written since without it.
       switched: called at the moment of the switch.
 
     Returns:

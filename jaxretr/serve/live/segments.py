@@ -1,4 +1,4 @@
-"""The rows of a live index in memory: a base, which a snapshot holds, and a tail of what was written since.
+"""The rows of a live index in memory: a base, which a snapshot holds, and a tail of the rows written since.
 
 Rows never change. Which of them are still there is recorded in masks, and each `View` has its own.
 """
@@ -20,12 +20,12 @@ T = TypeVar("T")
 # A Python string of a typical id and its places in a list and in a dictionary; a value's places in a field's column.
 _ID_BYTES, _VALUE_BYTES = 60 + 8 + 100, 2 * 8 + 4
 
-# Of an engine in memory: bytes per dimension of the codes, its program, and a row's number, leaf and norm.
+# Bytes of an engine in memory: per dimension of the codes, its program, and a row's number, leaf and norm.
 _CODE_BYTES, _ENGINE_BYTES, _ENTRY_BYTES = 0.25, 32 << 20, 12
 
 
 def estimate(rows: int, dim: int, columns: int = 0, *, approximate: bool) -> int:
-    """Approximate bytes of memory of some rows; all of the vectors, even if they are a memory map.
+    """Approximate bytes of memory of some rows; vectors count in full, even if they are a memory map.
 
     Args:
       rows, dim: N and D.
@@ -38,11 +38,11 @@ def estimate(rows: int, dim: int, columns: int = 0, *, approximate: bool) -> int
 
 @dataclass(frozen=True)
 class Segment:
-    """n rows in their order.
+    """A segment of n rows in their order.
 
     Attributes:
-      rows: their numbers in the database, ascending, int64 [n].
-      ids: n; empty for a row that was already gone when the segment was read.
+      rows: the rows' numbers in the database, ascending, int64 [n].
+      ids: n ids; empty for a row that was already gone when the segment was read.
       vectors: float32 [n, D]; a plain array, which may be a view of a memory map.
       columns: field -> the value of each row, None where it has none; at least n.
     """
@@ -65,12 +65,12 @@ class Segment:
         return {self.ids[place]: place for place in range(len(self))}
 
     def places(self, ids: Sequence[str]) -> NDArray[np.int64]:
-        """Where the rows of these ids are, without ids that are not here."""
+        """The places of the rows with these ids, int64; ids that are not here are left out."""
         found = (self._places.get(name) for name in ids)
         return np.array([place for place in found if place is not None], np.int64)
 
     def positions(self, rows: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the rows of these numbers are, without numbers that are not here."""
+        """The places of the rows with these numbers, int64; numbers that are not here are left out."""
         wanted = np.asarray(rows, np.int64)
         places = np.searchsorted(self.rows, wanted)
         inside = places < len(self)
@@ -78,7 +78,7 @@ class Segment:
         return places[inside]
 
     def passing(self, where: Where) -> NDArray[np.bool_]:
-        """Which rows have the values, bool [n]."""
+        """A mask of the rows that have the values, bool [n]."""
         mask = np.ones(len(self), bool)
         for name, wanted in where.items():
             if name in self.columns:
@@ -91,7 +91,7 @@ class Segment:
 
     @property
     def bytes(self) -> int:
-        """Of memory; see `estimate`."""
+        """Approximate bytes of memory; see `estimate`."""
         return estimate(len(self), self.vectors.shape[1], len(self.columns), approximate=False)
 
 
@@ -100,8 +100,8 @@ class Base(Segment):
     """The rows of a snapshot.
 
     Attributes:
-      space: whose vectors these are.
-      sequence: of the last write that the snapshot knows.
+      space: the space of the vectors.
+      sequence: the number of the last write that the snapshot knows.
       scann: an approximate index over the rows; None if they are few.
     """
 
@@ -111,7 +111,7 @@ class Base(Segment):
 
     @property
     def bytes(self) -> int:
-        """Of memory, including the approximate index's; see `estimate`."""
+        """Approximate bytes of memory, including the approximate index's; see `estimate`."""
         return estimate(len(self), self.vectors.shape[1], len(self.columns), approximate=self.scann is not None)
 
 
@@ -119,7 +119,7 @@ class TailRows:
     """Storage for a tail, which only grows: segments of its beginning stay valid."""
 
     def __init__(self, dim: int):
-        """Empty, for vectors of `dim` dimensions."""
+        """Makes an empty storage for vectors of `dim` dimensions."""
         self._count = 0
         self._ids: list[str] = []
         self._columns: dict[str, list[Value]] = {}
@@ -174,7 +174,7 @@ def _moved(array: np.ndarray, count: int, room: int) -> np.ndarray:
 
 
 class _Beginning(Sequence[T]):
-    """The first n of a list that grows."""
+    """The first n items of a list that grows."""
 
     def __init__(self, items: list[T], count: int):
         self._items, self._count = items, count

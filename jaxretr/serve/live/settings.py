@@ -1,4 +1,4 @@
-"""When a live index renews its snapshot and its certificate, and how."""
+"""The settings by which a live index renews its snapshot and its certificate."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ class LiveSettings:
     """The settings of a live index's upkeep.
 
     Attributes:
-      compact_share: of the snapshot's rows; once more than this share were added or removed, a new snapshot is written.
-      compact_rows: but not before so many rows were added or removed.
-      certify_share: of the snapshot's rows; after so many more changes the certificate is measured again.
-      scann_from: a snapshot of so many rows or more has an approximate index.
-      engine: of that index; None: ScaNN where it works, otherwise FAISS where it is installed.
+      compact_share: share of the snapshot's rows; once more rows were added or removed, a new snapshot is written.
+      compact_rows: the least number of rows that were added or removed before a new snapshot is written.
+      certify_share: share of the snapshot's rows; after so many more changes the certificate is measured again.
+      scann_from: the least number of rows with which a snapshot has an approximate index.
+      engine: the engine of that index; None: ScaNN where it works, otherwise FAISS where it is installed.
       target_recall: one or several that the approximate index is tuned for.
       certify_questions: the most questions that are kept for tuning and for the certificate.
       least_questions: with fewer of them, passages stand in for questions.

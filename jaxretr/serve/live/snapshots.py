@@ -48,9 +48,9 @@ class Snapshot:
 
     Attributes:
       path: its folder.
-      sequence: of the last write that it knows.
-      made: when, in ISO 8601.
-      rows: int64 [N].
+      sequence: the number of the last write that it knows.
+      made: the time it was made, in ISO 8601.
+      rows: the database's numbers of the rows, int64 [N].
       vectors: float32 [N, D], a plain array over a memory map.
       scann: the index over them, or None.
     """
@@ -64,7 +64,7 @@ class Snapshot:
 
 
 class Incomplete(Exception):
-    """Documents lack vectors of the space, so there can be no snapshot of it yet."""
+    """An error: documents lack vectors of the space, so there can be no snapshot of it yet."""
 
 
 def write(
@@ -74,9 +74,9 @@ def write(
 
     Args:
       base: the database.
-      space: whose vectors.
-      settings: how many rows need an approximate index, of which engine, and for what recall it is tuned.
-      questions: float32 [Q, D] to tune and certify the index with; by default passages stand in for them.
+      space: the space whose vectors are written.
+      settings: the rows from which on there is an approximate index, its engine, and the recall it is tuned for.
+      questions: questions to tune and certify the index with, float32 [Q, D]; by default passages stand in for them.
 
     Returns:
       Its folder; None if there are no documents.
@@ -99,7 +99,7 @@ def write(
         fault_points.reached("snapshot.begun")
         with atomic_folder(path) as partial:
             ids = _write_rows(connection, space, partial, n)
-            reading.close()  # SQLite's log would grow as long as somebody reads this state.
+            reading.close()  # SQLite's log would grow as long as this state is read.
             fault_points.reached("snapshot.rows")
             indexed = n >= settings.scann_from and _index(partial, ids, space, settings, questions)
             fault_points.reached("snapshot.indexed")
@@ -168,8 +168,8 @@ def load(path: Path, space: Space, state: State, *, compare: bool = True) -> Sna
 
     Args:
       path: its folder.
-      space, state: of the database that it must be of.
-      compare: whether every file is compared with its hash.
+      space, state: those of the database that the snapshot must belong to.
+      compare: whether to compare every file with its hash.
 
     Raises:
       UserError: it is damaged, or not of this database.

@@ -21,7 +21,7 @@ _PAUSE = 60.0
 
 
 class Kept(Protocol):
-    """What upkeep needs of a live index."""
+    """The parts of a live index that its upkeep needs."""
 
     database: Database
     settings: LiveSettings
@@ -44,7 +44,7 @@ class Upkeep:
     """Compaction and certificates, in a thread of their own or on request."""
 
     def __init__(self, index: Kept):
-        """For an index; `start` starts the thread."""
+        """Takes the index; `start` starts the thread."""
         self._index = index
         self._busy = threading.Lock()
         self._wanted, self._stopping = threading.Event(), threading.Event()
@@ -58,7 +58,7 @@ class Upkeep:
         self.look()
 
     def ask_to_stop(self) -> None:
-        """Asks the thread to end after what it is doing."""
+        """Asks the thread to end after its present work."""
         self._stopping.set()
         self._wanted.set()
 

@@ -1,4 +1,4 @@
-"""Whether a live folder is intact: the database, its counts, and the snapshots."""
+"""The check that a live folder is intact: the database, its counts, and the snapshots."""
 
 import sqlite3
 from pathlib import Path
@@ -21,10 +21,10 @@ def verify(folder: str | Path) -> str:
     """Checks a live folder, which another process may be writing.
 
     Args:
-      folder: of the index.
+      folder: the index's folder.
 
     Returns:
-      What agrees, in one line.
+      A line that says what agrees.
 
     Raises:
       UserError: something does not agree; one line names all of it.

@@ -27,15 +27,15 @@ Found = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class View:
-    """A state. It never changes, so that a search sees one state, however long it takes.
+    """One state, which never changes, so that a search sees one state, however long it takes.
 
     Attributes:
-      space: whose vectors these are.
-      sequence: of the last write that it includes.
+      space: the space of the vectors.
+      sequence: the number of the last write that it includes.
       base, tail: the rows.
-      base_there, tail_there: which of them still exist, bool [n].
+      base_there, tail_there: masks of the rows that still exist, bool [n].
       room: the storage of the tail's rows, for the next state.
-      count: rows that still exist.
+      count: the number of rows that still exist.
     """
 
     space: Space
@@ -76,7 +76,7 @@ class View:
         )
 
     def on(self, base: Base) -> "View":
-        """The same state on a newer snapshot, which holds all rows up to its last and none that is unknown here."""
+        """Puts the state on a newer snapshot, which holds all rows up to its last one and none that is unknown here."""
         there = np.concatenate([self.base.rows[self.base_there], self.tail.rows[self.tail_there]])
         room = TailRows(self.space.dim)
         kept = np.flatnonzero(self.tail_there & (self.tail.rows > (base.rows[-1] if len(base) else 0)))
@@ -102,7 +102,7 @@ class View:
         return self.hits(*self.found(vectors, k, options))
 
     def hits(self, scores: NDArray[np.float32], positions: NDArray[np.int64]) -> list[list[Hit]]:
-        """What `found` returned, as hits."""
+        """The hits of each question, made of the scores and positions that `found` returned."""
         return [
             [Hit(self.id(place), score) for score, place in zip(found, places, strict=True)]
             for found, places in zip(scores.tolist(), positions.tolist(), strict=True)
@@ -172,7 +172,7 @@ class View:
         threads: int | None = None,
         allowed: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None = None,
     ) -> Found:
-        """The best of what the approximate index finds in the base and of the whole tail, with exact scores."""
+        """The best of the approximate index's rows of the base and of all rows of the tail, with exact scores."""
         of_base, of_tail = (self.base_there, self.tail_there) if allowed is None else allowed
         in_base = int(np.count_nonzero(of_base))
         if not in_base or not len(vectors):
@@ -185,10 +185,12 @@ class View:
             _, found = self.base.scann.search_rows(vectors, min(k, in_base), allowed=of_base, **options)
         if found is None:
             return self.exact(vectors, k)
+        # The base's rows [B, k'] with exact scores, best first.
         queries, exponents = scaled_questions(vectors)
         scaled, places = first_pass.rescore(self.base.vectors, queries, found, found.shape[1], np.dtype(np.float32))
         scores = unscaled(scaled, exponents)
         if len(self.tail):
+            # Add the tail's best, searched exactly, and keep the k best of both [B, k]; equal scores by position.
             none = np.zeros(len(self.base), bool)
             new, new_places = self.exact(vectors, k, (none, of_tail))
             scores = np.concatenate([scores, new], axis=1)
@@ -210,7 +212,7 @@ class View:
         found = np.empty((len(vectors), k), np.int64)
         left = np.arange(len(vectors))
         n = len(self.base)
-        # As many more as are removed on average, and a few.
+        # Ask for as many more rows as are removed on average, and for a few besides.
         asked = k if self.base_there.all() else k + 8 + k * (n - int(np.count_nonzero(self.base_there))) // n
         while True:
             asked = min(asked, n)
@@ -241,7 +243,7 @@ class View:
         return list(dict.fromkeys((*self.base.columns, *self.tail.columns)))
 
     def _allowed(self, options: SearchOptions) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | None:
-        """Which rows of base and tail may be found; None: all that exist."""
+        """Masks of the rows of base and tail that may be found; None: all that exist."""
         if not options.where and options.allow is None and not options.deny:
             return None
         for name in options.where:
@@ -276,7 +278,7 @@ class View:
         return found
 
     def facts(self) -> dict[str, Any]:
-        """What /info shows."""
+        """The state's facts for /info."""
         base, scann = self.base, self.base.scann
         return {
             "engine": "live",

@@ -1,4 +1,4 @@
-"""What a write does to the database, and what it reports to the index in memory."""
+"""Writes to the database, and the changes that they report to the index in memory."""
 
 import json
 import math
@@ -20,19 +20,19 @@ _AT_A_TIME = 900
 
 
 class ModelChanged(UserError):
-    """A write or a search came with vectors of a model that the index has left; encode again with the new one."""
+    """An error: a write or a search came with vectors of a model that the index has left; encode with the new one."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a write changed.
+    """The change that one write made to the index.
 
     Attributes:
-      sequence: of the write.
+      sequence: the number of the write.
       removed: rows that are no longer there.
       rows: the new rows, ascending.
-      ids, metadata: of the new rows.
-      vectors: of the new rows in the active space, float32 [n, D].
+      ids, metadata: the ids and the metadata of the new rows.
+      vectors: the vectors of the new rows in the active space, float32 [n, D].
     """
 
     sequence: int
@@ -48,9 +48,9 @@ class Upsert:
     """Checked documents, to be written.
 
     Attributes:
-      documents: n.
-      metadata: of each, as JSON.
-      vectors: by the fingerprint of their model, float32 [n, D].
+      documents: n documents.
+      metadata: the metadata of each document, as JSON.
+      vectors: float32 [n, D] by the fingerprint of the model that made them.
       model: the model of the caller's vectors, for messages.
     """
 
@@ -60,7 +60,7 @@ class Upsert:
     model: str
 
     def __call__(self, connection: sqlite3.Connection) -> tuple[Written, Change]:
-        """Writes them, in a transaction.
+        """Writes the documents, in a transaction.
 
         Raises:
           ModelChanged: the active space is not among those of the vectors.
@@ -109,7 +109,7 @@ class Delete:
     ids: Sequence[str]
 
     def __call__(self, connection: sqlite3.Connection) -> tuple[Written, Change]:
-        """Removes those that are there, in a transaction."""
+        """Removes the documents that are there, in a transaction."""
         state = database.state(connection)
         removed = _remove(connection, self.ids)
         fault_points.reached("commit.removed")
@@ -119,7 +119,7 @@ class Delete:
 
 
 def write_vectors(connection: sqlite3.Connection, space: Space, rows: Sequence[int], vectors: np.ndarray) -> None:
-    """Writes the vectors, float32 [n, D], of rows that have none there."""
+    """Writes the vectors, float32 [n, D], of rows that have none in the space."""
     content = np.ascontiguousarray(vectors, "<f4")
     connection.executemany(
         f"INSERT INTO {space.table} VALUES (?, ?)",
@@ -128,7 +128,7 @@ def write_vectors(connection: sqlite3.Connection, space: Space, rows: Sequence[i
 
 
 def fill(connection: sqlite3.Connection, space: Space, rows: Sequence[int], vectors: np.ndarray) -> tuple[int, Change]:
-    """Writes the vectors of rows that are still there and have none; returns how many."""
+    """Writes the vectors of rows that are still there and have none; returns the number written."""
     before = connection.total_changes
     content = np.ascontiguousarray(vectors, "<f4")
     connection.executemany(
