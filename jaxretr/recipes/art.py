@@ -169,7 +169,8 @@ class ArtRun(ArtPrograms):
                 log.info,
                 "art.teacher_temperature=%g divides the scores of %s, which is no T5; their spread decides what suits it: "
                 "compare a few values on held-out questions",
-                *(config.art.teacher_temperature, config.scorer.path),
+                config.art.teacher_temperature,
+                config.scorer.path,
             )
         self.scorer_params, self._scorer_print = self.scorer.params, placed.fingerprint
         stores = Path(config.data.token_cache) if config.data.token_cache else workdir / "tokens"
